@@ -1,7 +1,9 @@
 # make run   set up, compile the digits example, train it, print the test accuracy and where the plan lies
-# make test  set up and run every check and test (some 17 minutes on two cores)
-# make test ORACLE=1  the same with PyTorch (CPU) installed as an independent reference: without it the tests that
+# make test  set up and run every check, and all tests but those marked exhaustive (under 9 minutes on two cores)
+# make test-all  the same with the exhaustive ones, as continuous integration does (some 20 minutes)
+# make test ORACLE=1  with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
+# make test-all SHARES=1  prints the processor seconds of each suite of tests as well (tests/README.md)
 # make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
 # make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
 #
@@ -33,7 +35,7 @@ run: setup cuda $(BUILD)/digits.train.npz
 
 test: lint types pytest
 
-# Beside that what takes longer and shows less often: the digests of all plans.
+# With the tests marked exhaustive: whole matrices of kernels, long searches, the digests of all plans.
 test-all: export MBC_ALL_TESTS = 1
 test-all: test
 
@@ -66,7 +68,7 @@ types: setup
 
 # Tests of one plan go to one worker, which then makes the plan once.
 pytest: setup $(if $(ORACLE),oracle)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(if $(SHARES),--shares)
 
 oracle: setup
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)

@@ -1,4 +1,4 @@
-"""Steps with a concurrent stream and without (`--without beside`), and whether the bits are the same.
+"""Steps with and without a concurrent stream (`--without concurrent_stream`), and whether the bits are the same.
 
 python benchmarks/beside.py [--profile FILE] [--only NAME ...] [--runs 2] [--steps 60]
 """
@@ -25,7 +25,7 @@ NETWORKS = {
     "densenet121 128": ("densenet121", (("batch", "128"), BF16)),
     "googlenet 256": ("googlenet", (("batch", "256"), BF16)),
 }
-WAYS = {"plain": frozenset({"beside"}), "beside": frozenset[str]()}
+WAYS = {"plain": frozenset({"concurrent_stream"}), "beside": frozenset[str]()}
 DIGEST_AFTER = 5  # steps
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="timed, in each run")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="plans made and built side by side")
     arguments = parser.parse_args()
-    need_gpu("mbc show --without beside predicts without running")
+    need_gpu("mbc show --without concurrent_stream predicts without running")
     wanted = [name for name in NETWORKS if not arguments.only or any(word in name for word in arguments.only)]
     jobs = {
         (name, way): example(NETWORKS[name][0], *NETWORKS[name][1]).with_options(

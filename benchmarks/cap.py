@@ -25,7 +25,7 @@ MIB = 1 << 20
 UNLIMITED_BYTES = 1 << 60
 # Of one H200, as `memory.py` measured it. What a cap leaves free is measured where steps run.
 BARE_CONTEXT_BYTES = 552_402_944
-PLAIN = frozenset({"offload", "recompute", "split"})
+PLAIN = frozenset({"offload", "recompute", "micro_batches"})
 PLAIN_WORKSPACE_BYTES = 512 * MIB
 BATCHES = 8  # a smaller batch is a multiple of so many rows
 
@@ -105,7 +105,7 @@ def figures(card: Card, plan: Plan) -> dict[str, Any]:
         "arena_bytes": p.arena_bytes,
         "host_gb": p.host_bytes / GB,
         "over_bound": p.train_us / plan.bounds.least_us - 1,
-        "beside": plan.bounds.beside_us > 0,  # which bound it is
+        "beside": plan.bounds.critical_path_us > 0,  # which bound it is
         "over_fastest": p.train_us / plan.bounds.fastest_us - 1,
         "measured_share": p.measured_share,
         "launches": len(plan.train.launches),

@@ -14,7 +14,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -46,30 +45,30 @@ def job_of(name: str, settings: list[list[str]], gpu: str) -> Job:
 
 def compile_here(name: str, settings: list[list[str]], gpu: str, build: bool) -> dict[str, Any]:
     """Plan and perhaps build one network in this process."""
-    from mbc.compiler import Stages, compile_plan
+    from mbc.compiler import compile_plan, compile_source
     from mbc.options import Options
+    from mbc.stages import Stages
 
     job = job_of(name, settings, gpu)
+    asked = Options(gpu=gpu, settings=job.settings, network=job.network)
     stages = Stages()
-    started = time.perf_counter()
-    plan = compile_plan(job.source, Options(gpu=gpu, settings=job.settings, network=job.network), stages)
+    built: dict[str, Any] = {}
+    if build:
+        with tempfile.TemporaryDirectory() as folder:
+            made = compile_source(job.source, asked, Path(folder) / "package", stages=stages)
+        plan = made.plan
+        built = {"build_s": stages.building_seconds, "missing": [m.name for m in made.package.missing]}
+    else:
+        plan = compile_plan(job.source, asked, stages)
     found: dict[str, Any] = {
-        "plan_s": time.perf_counter() - started,
+        "plan_s": stages.planning_seconds,
         "stages_s": stages.seconds,
+        **built,
         "arena_bytes": plan.predictions.arena_bytes,
         "live_bytes": plan.bounds.live_bytes,
         "packing": plan.predictions.arena_bytes / plan.bounds.live_bytes,
         "launches": len(plan.train.launches) + len(plan.infer.launches),
     }
-    if build:
-        from mbc.codegen.build import write_package
-        from mbc.codegen.toolchain import find_toolchain
-
-        with tempfile.TemporaryDirectory() as folder:
-            started = time.perf_counter()
-            package = write_package(plan, Path(folder) / "package", find_toolchain())
-            found["build_s"] = time.perf_counter() - started
-            found["missing"] = [m.name for m in package.missing]
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tools = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     found["peak_bytes"] = max(own, tools) * 1024

@@ -27,6 +27,7 @@ from typing import Any
 from modules import Job, example
 from record import need_gpu, show, start, write
 
+from mbc import aliases
 from mbc.analysis.roofline import Ceilings, ceilings_of, limits
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.types import Layout, TensorType
@@ -80,12 +81,12 @@ def places(plan: Plan) -> list[Place]:
 
 
 def places_of(path: Path) -> list[Place]:
-    """Those of an earlier result."""
+    """Those of an earlier result, whose names may be others."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return [
         Place(
-            read_signature(row["request"]),
-            row["kernel"],
+            read_signature(aliases.signature(row["request"])),
+            aliases.kernel(row["kernel"]),
             tuple(map(Layout, row["layouts"])),
             row["bytes"],
             row["time_us"],

@@ -24,12 +24,13 @@ import numpy as np
 from modules import example
 from record import attempt, show, start, write
 
-from mbc.compiler import Stages, compile_plan
+from mbc.compiler import compile_plan
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.optimize.candidates.pareto import menu
 from mbc.options import Policy
 from mbc.plan.summary import summarise
+from mbc.stages import Stages
 
 TIMEOUT_S = 300.0
 LIMITS_S = {Policy.UNDIVIDED: 5.0, Policy.POWER_OF_TWO: 5.0, Policy.ALL: 30.0}

@@ -21,7 +21,7 @@ from superneurons import MODES, PUBLISHED_MIB, chain
 from mbc.errors import BudgetError
 from mbc.ops import KINDS
 from mbc.plan.live import Kind
-from mbc.plan.memory import taken_at
+from mbc.plan.memory import live_values_at
 from mbc.plan.model import Plan
 from mbc.units import parse_size
 
@@ -61,7 +61,7 @@ def counted_bytes(plan: Plan) -> tuple[int, int]:
     }
     most = with_workspace = 0
     for launch in range(len(plan.train.launches)):
-        taken = taken_at(plan, plan.train, launch)
+        taken = live_values_at(plan, plan.train, launch)
         counted = sum(
             t.size_bytes for t in taken if t.kind in (Kind.ACTIVATIONS, Kind.GRADIENTS) and t.value not in of_updates
         )
@@ -116,7 +116,7 @@ def main() -> None:
     job = Job(network.name, network.source, network.settings, network.network, arguments.gpu)
     job = job.with_options(profile=arguments.profile).with_settings(("memory.device", f"{1 << 60} B"))
     rows = paper_rows()
-    plain = job.with_options(without=frozenset({"offload", "recompute", "split"}))
+    plain = job.with_options(without=frozenset({"offload", "recompute", "micro_batches"}))
     rows.append(attempt(lambda: plan_row(plain.plan()), "mbc: liveness and placement"))
     rows.append(attempt(lambda: plan_row(job.plan()), "mbc: no limit"))
     full = attempt(lambda: within_target(job, arguments.target), f"mbc: {arguments.target / MIB:.0f} MiB")

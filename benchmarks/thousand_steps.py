@@ -44,8 +44,8 @@ from mbc.plan.summary import summarise
 BATCHES = 8  # mini-batches that steps go through in turn
 RESNET = ("resnet", (("batch", "32"),))
 NARROW = ("resnet", (("batch", "32"), ("width", "16"), ("size", "64")))
-OFFLOAD_ONLY = frozenset({"recompute", "split"})
-NOT_DIVIDED = frozenset({"split"})
+OFFLOAD_ONLY = frozenset({"recompute", "micro_batches"})
+NOT_DIVIDED = frozenset({"micro_batches"})
 
 
 @dataclass(frozen=True)

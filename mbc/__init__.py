@@ -8,6 +8,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `units`: sizes as people write and read them
 * `resources`: where templates, grammar and data lie, in a checkout and in a wheel
 * `options`: everything that a compilation can be told beside its source
+* `aliases`: names in data that were renamed since
 * `collection`: planning without searches for cyclic garbage
 * `provenance`: digests of the code that a result vouches for
 * `ir`: graphs of operations, and the passes over them
@@ -23,9 +24,11 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `analysis`: a plan beside the limits of the hardware
 * `optimize`: a training graph as a plan
 * `measuring`: the stage that measures what a plan needs before it is made
-* `compiler`: the driver: all stages from source to plan
+* `constraints`: which kernels, divisions and bytes a search may use
+* `stages`: runs stages by name, and adds up their seconds
+* `compiler`: the driver: all stages from source to package
 * `fit`: the largest mini-batch, and the time of a step, within budgets
-* `staircase`: what each technique contributes to a plan
+* `ablation`: what each technique contributes to a plan
 * `train`: the training loop: data, learning rate, checkpoints
 * `equivalence`: whether divided and fused steps compute what they must
 * `bench`: training steps of mbc, PyTorch and JAX in one run

@@ -23,9 +23,9 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
-# Techniques that save memory and can be left out; the order is that of the staircase, the slowest first.
-STAIRCASE = ("offload", "recompute", "split", "workspace")
-TECHNIQUES = (*STAIRCASE, "beside")
+# Techniques that save memory and can be left out; the order is that of the ablation, the slowest first.
+ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
+TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
 MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
@@ -39,8 +39,8 @@ class Options:
     when it runs; with `workspace_total_bytes` so many bytes are divided among all operations of the step instead.
     `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every convolution into
     calls of so many rows instead of choosing (0: choose). `without` names techniques (of TECHNIQUES) that the plan must
-    do without: offload, recompute, split (no operation is divided), workspace (each takes the least it can) and beside
-    (no concurrent stream: kernels run serially).
+    do without: offload, recompute, micro_batches (no operation is divided), workspace (each takes the least it can) and
+    concurrent_stream (none: kernels run serially).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200

@@ -15,7 +15,7 @@ LEFT_OUT = "..."
 # Seconds and speed; what training comes to, and how far sums are off, whose last digits are those of a BLAS. The rest
 # is the same on every machine.
 MACHINE = re.compile(
-    r"(?<=planned in )[\d.]+(?= s)|, built in [\d.]+ s|[\d,]+(?= images/s)"
+    r"(?<=planned in )[\d.]+(?= s)|, (?:built|written) in [\d.]+ s|[\d,]+(?= images/s)"
     r"|(?<=loss )[\d.]+|(?<=accuracy )[\d.]+(?=%)|\d\.\de-\d\d"
 )
 
@@ -56,7 +56,7 @@ def shown(text: str) -> list[Shown]:
 
 def steady(line: str) -> str:
     """The line with `#` for what hangs on the machine."""
-    return MACHINE.sub(lambda match: "" if match[0].startswith(",") and "built" in match[0] else "#", line.rstrip())
+    return MACHINE.sub(lambda match: "" if match[0].startswith(", ") else "#", line.rstrip())
 
 
 def first_difference(wanted: Sequence[str], printed: Sequence[str]) -> str:

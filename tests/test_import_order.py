@@ -23,6 +23,7 @@ ORDER = (
     "mbc.units",
     "mbc.resources",  # where templates, grammar and data lie
     "mbc.options",  # all that a compilation can be told
+    "mbc.aliases",  # old names in data
     "mbc.collection",  # of garbage
     "mbc.provenance",  # digests of the code
     # Meaning.
@@ -55,9 +56,11 @@ ORDER = (
     "mbc.optimize",  # nothing but its index
     # Entry points.
     "mbc.measuring",  # measures what a search will ask for
-    "mbc.compiler",  # all stages
+    "mbc.constraints",  # what a search may use
+    "mbc.stages",  # named and timed
+    "mbc.compiler",  # all of them
     "mbc.fit",  # many compilations
-    "mbc.staircase",
+    "mbc.ablation",
     "mbc.train",  # many steps
     "mbc.equivalence",  # steps compared
     "mbc.bench",  # steps raced

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mbc import measuring
-from mbc.compiler import Stages, compile_plan
+from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.measure.fleet import Outcome, Progress, Task
@@ -28,6 +28,7 @@ from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from mbc.source import Source
+from mbc.stages import Stages
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 
 ASKED = Options(gpu="h200", measure=Measure.MISSING)
@@ -227,7 +228,7 @@ def test_sizes_that_cannot_gain_are_not_missed():
 def test_what_was_measured_as_a_part_is_missed_as_a_whole():
     need = Need((request(4), request(2)), 1.0)
     found = {request(4): [measurement(1, 8.0)], request(2): [measurement(1, 4.0)]}
-    parts = Extent(1 << 30, for_parts=True)
+    parts = Extent(1 << 30, micro_batches_only=True)
     known = profile(found, {request(4): parts, request(2): parts})
     assert missing([need], known, 1) == (Need((request(4),), 1.0),)
     assert missing([Need(need.requests, 1.0, whole=False)], known, 1) == ()

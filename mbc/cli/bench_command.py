@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import measuring_options
-from mbc.cli.places import Planned, build_package, plan_file, plan_source, read_text
+from mbc.cli.places import Planned, build_package, plan_source, read_source
 from mbc.cli.terminal import busy, notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
 from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.provenance import digests
-from mbc.source import Source
 
 if TYPE_CHECKING:
     from mbc.bench.job import Job
@@ -34,23 +33,22 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.bench.job import Job
     from mbc.report.bench import bench_document, bench_text
 
-    if plan_file(arguments.source) is not None:
-        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
+    source = read_source(arguments.source)
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None:
-        if output.exists() and Path(arguments.source).exists() and output.samefile(arguments.source):
+        if output.exists() and output.samefile(source.name):
             raise MbcError("MBC222", f"cannot write '{output}': it is the source", "choose another -o")
         _check_writable(output)
     _check_peers(arguments.against)
     _check_device(arguments.device)
     asked = measuring_options(arguments)
-    planned = plan_source(arguments.source, asked)
+    planned = plan_source(source, asked)
     on_gpu = _on_gpu(arguments.device, planned)
     with tempfile.TemporaryDirectory(prefix="mbc-bench-") as folder:
         began_s = time.monotonic()
         package = _package(planned, Path(folder), on_gpu)
         job = Job(
-            Source(arguments.source, read_text(Path(arguments.source))),
+            source,
             asked.settings,
             asked.network,
             str(package),

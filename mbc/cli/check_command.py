@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import build_package, plan_file, plan_source
+from mbc.cli.places import build_package, plan_source, read_source
 from mbc.cli.terminal import busy, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import local_gpus
@@ -44,12 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         from mbc.cli import check_launches
 
         return check_launches.run(arguments)
-    if plan_file(arguments.source) is not None:
-        raise MbcError(
-            "MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc); --launches takes plans, too"
-        )
+    source = read_source(arguments.source, "give its source (.mbc); --launches takes plans, too")
     asked = options(arguments)
-    plan = plan_source(arguments.source, variants.divided(asked)).plan
+    plan = plan_source(source, variants.divided(asked)).plan
     divided = variants.divisions(plan)
     graph = plan.graph
     head = f"{graph.name}: batch {graph.batch}, {graph.precision}"
@@ -62,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(f"{head}: no operation is divided, so there is nothing to compare ({_wanted(asked, graph.batch)})")
         return 0
-    whole = plan_source(arguments.source, variants.undivided(asked)).plan
+    whole = plan_source(source, variants.undivided(asked)).plan
     gpu = on_gpu(arguments.device, plan)
     work = _operations if arguments.operations else _steps
     result = work(arguments, plan, whole, gpu)
@@ -184,7 +181,7 @@ def _reference(arguments: argparse.Namespace, whole: Plan) -> tuple[Reference, P
         wanted = Reference.FLOAT64 if cheap else Reference.PERTURBED
     if Reference(wanted) is Reference.PERTURBED:
         return Reference.PERTURBED, None
-    return Reference.FLOAT64, plan_source(arguments.source, variants.in_float64(options(arguments))).plan
+    return Reference.FLOAT64, plan_source(read_source(arguments.source), variants.in_float64(options(arguments))).plan
 
 
 def _drawing(

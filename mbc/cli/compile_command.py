@@ -5,50 +5,44 @@ from __future__ import annotations
 import argparse
 import json
 import keyword
-import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import measuring_options
-from mbc.cli.places import Planned, build_package, check_asked, output_folder, plan_file, plan_source
-from mbc.errors import MbcError
+from mbc.cli.places import read_source
+from mbc.cli.terminal import busy, notes
 from mbc.ir.types import Precision
 from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
+from mbc.plan.summary import emulated_share
 from mbc.report.tables import profile_of
+from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
 
 if TYPE_CHECKING:
-    from mbc.codegen.build import Package
+    from mbc.compiler import Compilation
     from mbc.plan.model import Plan
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan a source, write and build its package, say what was decided."""
-    from mbc.codegen.build import check_output
+    from mbc.compiler import compile_source
 
-    if plan_file(arguments.source) is not None:
-        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
-    folder = output_folder(arguments.source, arguments.network, arguments.output)
+    source = read_source(arguments.source)
     asked = measuring_options(arguments)
-    try:
-        check_output(folder, arguments.force)
-    except MbcError:
-        check_asked(arguments.source, asked)  # what --force would not mend is said first
-        raise
-    planned = plan_source(arguments.source, asked)
-    plan = planned.plan
-    began_s = time.monotonic()
-    built = build_package(plan, folder, arguments.force)
-    build_seconds = time.monotonic() - began_s
+    output = None if arguments.output is None else Path(arguments.output)
+    with notes(), busy(f"compiling {source.name}") as say:
+        stages = Stages(asked.dump_stages, say)
+        compilation = compile_source(source, asked, output, arguments.force, stages)
     if arguments.json:
-        print(json.dumps(_figures(planned, built, build_seconds), indent=2))
+        print(json.dumps(_figures(compilation, stages), indent=2))
         return 0
-    for line in summary(plan):
+    for line in summary(compilation.plan):
         print(line)
-    measured = f"measured in {planned.measure_seconds:.1f} s, " if planned.measure_seconds > 1.0 else ""
-    took = f"{measured}planned in {planned.seconds:.1f} s"
-    if built.library is not None:
-        took += f", built in {build_seconds:.1f} s"
+    built = compilation.package
+    measured = f"measured in {stages.measuring_seconds:.1f} s, " if stages.measuring_seconds > 1.0 else ""
+    made = "written" if built.library is None else "built"
+    took = f"{measured}planned in {stages.planning_seconds:.1f} s, {made} in {stages.building_seconds:.1f} s"
     print(f"  package    {built.folder} ({took})")
     if not built.folder.name.isidentifier() or keyword.iskeyword(built.folder.name):
         print(f"             note: Python cannot import a folder called '{built.folder.name}'; name it like a variable")
@@ -70,7 +64,7 @@ def summary(plan: Plan) -> list[str]:
     known = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
         f"{p.measured_share:.0%} of the step measured, the rest estimated"
     )  # fmt: skip
-    concurrent = sum(launch.stream is Stream.BESIDE for launch in plan.train.launches)
+    concurrent = sum(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
     placed = f"{p.arena_bytes / b.live_bytes - 1:.1%} above" if b.live_bytes > 0 else "no more than"
     arena = f"  arena      {show_size(p.arena_bytes)} ({placed} peak live bytes, {show_size(b.live_bytes)})"
     overhead = "measured" if p.overhead_measured else "reserved: never measured on this GPU"
@@ -83,6 +77,7 @@ def summary(plan: Plan) -> list[str]:
             _launches(plan),
             arena,
         ]
+    emulated, products = emulated_share(plan, plan.train)
     lines = [
         f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
@@ -90,6 +85,7 @@ def summary(plan: Plan) -> list[str]:
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
         _launches(plan, concurrent),
+        *([f"  emulated   {emulated} of {products} convolutions and linear layers in fp32"] if emulated else []),
         f"  profile    {profile_of(plan.target)}",
         arena,
         f"  least      {show_size(b.floor_bytes)} (lower bound of the arena, set by {b.floor_operation})",
@@ -116,8 +112,8 @@ def _against_bounds(plan: Plan) -> list[str]:
     """How the step compares with each bound of its time, one a line."""
     step_us, bounds = plan.predictions.train_us, plan.bounds
     lines: list[str] = []
-    if bounds.beside_us > 0:
-        lines.append(f"  bound      {step_us / bounds.beside_us - 1:.1%} above the critical-path lower bound")
+    if bounds.critical_path_us > 0:
+        lines.append(f"  bound      {step_us / bounds.critical_path_us - 1:.1%} above the critical-path lower bound")
     if bounds.fastest_us > 0:
         slower = step_us / bounds.fastest_us - 1
         compared = f"{-slower:.1%} faster" if slower < 0 else f"{slower:.1%} slower"
@@ -128,8 +124,8 @@ def _against_bounds(plan: Plan) -> list[str]:
     return lines
 
 
-def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str, Any]:
-    plan = planned.plan
+def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
+    plan, built = compilation.plan, compilation.package
     p, b = plan.predictions, plan.bounds
     return {
         "network": plan.graph.name,
@@ -147,6 +143,7 @@ def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str
         "measured_share": p.measured_share,
         "train_launches": len(plan.train.launches),
         "infer_launches": len(plan.infer.launches),
+        "emulated_fp32_operations": emulated_share(plan, plan.train)[0],
         "arena_bytes": p.arena_bytes,
         "overhead_bytes": p.overhead_bytes,
         "overhead_measured": p.overhead_measured,
@@ -159,14 +156,15 @@ def _figures(planned: Planned, built: Package, build_seconds: float) -> dict[str
         "floor_operation": b.floor_operation,
         "fastest_us": b.fastest_us,
         "nondeterministic_us": b.nondeterministic_us,
-        "within_us": b.within_us,
-        "beside_us": b.beside_us,
+        "within_budget_us": b.within_budget_us,
+        "critical_path_us": b.critical_path_us,
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [
             {"name": missing.name, "purpose": missing.purpose, "remedy": missing.remedy} for missing in built.missing
         ],
-        "measure_seconds": round(planned.measure_seconds, 3),
-        "plan_seconds": round(planned.seconds, 3),
-        "build_seconds": round(build_seconds, 3),
+        "measure_seconds": round(stages.measuring_seconds, 3),
+        "plan_seconds": round(stages.planning_seconds, 3),
+        "build_seconds": round(stages.building_seconds, 3),
+        "stage_seconds": {name: round(took, 3) for name, took in stages.seconds.items()},
     }

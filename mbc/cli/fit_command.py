@@ -7,13 +7,11 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import plan_file, read_text
+from mbc.cli.places import read_source
 from mbc.cli.terminal import busy, notes, output_width
-from mbc.errors import MbcError
 from mbc.options import Options
 from mbc.source import Source
 
@@ -35,9 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     from mbc.units import show_size
 
-    if plan_file(arguments.source) is not None:
-        raise MbcError("MBC188", f"'{arguments.source}' is planned already", "give its source (.mbc)")
-    source = Source(arguments.source, read_text(Path(arguments.source)))
+    source = read_source(arguments.source)
     asked = _asked(arguments)
     with notes(), busy(f"fitting {arguments.source}") as at:
         if arguments.curve:
@@ -80,6 +76,7 @@ def _asked(arguments: argparse.Namespace) -> Options:
 
 
 def _plan(source: Source, asked: Options, which: str, say: Callable[[str], None]) -> Plan:
-    from mbc.compiler import Stages, compile_plan
+    from mbc.compiler import compile_plan
+    from mbc.stages import Stages
 
     return compile_plan(source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))

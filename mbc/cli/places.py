@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan made from a source, and how long planning took; measuring kernels for it apart."""
+    """A plan made from a source, and how long planning took, without measuring kernels for it."""
 
     plan: Plan
     seconds: float
-    measure_seconds: float
 
 
 def read_text(path: Path) -> str:
@@ -35,6 +34,13 @@ def read_text(path: Path) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
     raise MbcError("MBC183", f"cannot read '{path}': {reason}", "give a source (.mbc), a plan (.json) or a package")
+
+
+def read_source(place: str, remedy: str = "give its source (.mbc)") -> Source:
+    """A file in the language; MBC183 where it cannot be read, MBC188 with `remedy` for a plan or package."""
+    if plan_file(place) is not None:
+        raise MbcError("MBC188", f"'{place}' is planned already", remedy)
+    return Source(place, read_text(Path(place)))
 
 
 def plan_file(place: str) -> Path | None:
@@ -56,32 +62,21 @@ def read_plan(path: Path) -> Plan:
     return load_plan(read_text(path), str(path))
 
 
-def plan_source(place: str, options: Options) -> Planned:
+def plan_source(source: Source, options: Options) -> Planned:
     """Plan a source."""
-    from mbc.compiler import Stages, compile_plan
+    from mbc.compiler import compile_plan
+    from mbc.stages import Stages
 
-    source = Source(place, read_text(Path(place)))
-    with notes(), busy(f"planning {place}") as say:
-        stages = Stages(options.dump_stages, say)
+    with notes(), busy(f"planning {source.name}") as say:
+        stages = Stages(announce=say)
         plan = compile_plan(source, options, stages)
-    measuring_seconds = stages.measuring_seconds
-    return Planned(plan, sum(stages.seconds.values()) - measuring_seconds, measuring_seconds)
-
-
-def output_folder(place: str, network: str | None, output: str | None) -> Path:
-    """Where the package of a source goes: `output`, else a folder here that is named as the network."""
-    if output is not None:
-        return Path(output)
-    from mbc.frontend.lower import choose_network
-    from mbc.frontend.parse import parse
-
-    return Path(choose_network(parse(Source(place, read_text(Path(place)))), network).name)
+    return Planned(plan, stages.planning_seconds)
 
 
 def find_plan(place: str, options: Options) -> Plan:
     """The plan that `place` names, planned now where it is a source."""
     file = plan_file(place)
-    return plan_source(place, options).plan if file is None else read_plan(file)
+    return plan_source(read_source(place), options).plan if file is None else read_plan(file)
 
 
 def sound_plan(place: str, options: Options) -> Plan:
@@ -102,17 +97,6 @@ def check_plannable(place: str, options: Options) -> None:
             "MBC188", f"'{place}' is planned already: --gpu, --set and the like change nothing of it",
             "give its source instead, or leave them out",
         )  # fmt: skip
-
-
-def check_asked(place: str, options: Options) -> None:
-    """Raises what planning would raise of the source, its settings and the GPU's name; quick, since nothing is
-    planned."""
-    from mbc.frontend.lower import lower
-    from mbc.frontend.parse import parse
-    from mbc.hardware.target import find_device
-
-    lower(parse(Source(place, read_text(Path(place)))), options.settings, options.network)
-    find_device(options.gpu)
 
 
 def build_package(plan: Plan, folder: Path, overwrite: bool) -> Package:
@@ -138,10 +122,13 @@ def package_for_training(place: str, options: Options, device: str, output: str 
     if output is None and (device == "cpu" or (device == "auto" and not local_gpus())):
         return sound_plan(place, options)
     from mbc.codegen.build import check_output
+    from mbc.frontend.lower import choose_network
+    from mbc.frontend.parse import parse
     from mbc.plan.file import dump_plan
 
     if plan_file(place) is None:
-        check_output(output_folder(place, options.network, output), overwrite=True)
+        network = choose_network(parse(read_source(place)), options.network)
+        check_output(Path(output or network.name), overwrite=True)
     plan = sound_plan(place, options)
     folder = Path(output or plan.graph.name)
     there = folder / PLAN_FILE

@@ -9,12 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.places import plan_file, read_text
+from mbc.cli.places import read_source
 from mbc.cli.terminal import StatusLine, bar, busy, notes, output_width
 from mbc.errors import MbcError
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
-from mbc.source import Source
 from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
@@ -76,9 +75,7 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
 
     found: dict[object, Need] = {}
     for place in arguments.networks:
-        if plan_file(place) is not None:
-            raise MbcError("MBC188", f"'{place}' is planned already", "give its source (.mbc)")
-        program = parse(Source(place, read_text(Path(place))))
+        program = parse(read_source(place))
         for precision in arguments.precision or (None,):
             chosen = () if precision is None else (("train.precision", precision),)
             lowered = lower(program, (*arguments.settings, *chosen), arguments.network)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import check_plannable, find_plan, plan_file, read_text
+from mbc.cli.places import check_plannable, find_plan, read_source
 from mbc.cli.terminal import busy, notes, output_width
-from mbc.errors import MbcError
-from mbc.source import Source
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -20,8 +17,8 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a plan as tables, or as JSON with the memory at every launch; or what each technique contributes."""
-    if arguments.staircase:
-        return _staircase(arguments)
+    if arguments.ablation:
+        return _ablation(arguments)
     check_plannable(arguments.plan, options(arguments))
     plan = find_plan(arguments.plan, options(arguments))
     if arguments.roofline:
@@ -39,15 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _staircase(arguments: argparse.Namespace) -> int:
-    from mbc.compiler import Stages, compile_plan
+def _ablation(arguments: argparse.Namespace) -> int:
+    from mbc.ablation import ablation
+    from mbc.compiler import compile_plan
     from mbc.fit import with_budget
-    from mbc.report.staircase import staircase_document, staircase_text
-    from mbc.staircase import staircase
+    from mbc.report.ablation import ablation_document, ablation_text
+    from mbc.stages import Stages
 
-    if plan_file(arguments.plan) is not None:
-        raise MbcError("MBC188", f"'{arguments.plan}' is planned already", "give its source (.mbc) to --staircase")
-    source = Source(arguments.plan, read_text(Path(arguments.plan)))
+    source = read_source(arguments.plan, "give its source (.mbc) to --ablation")
     asked = options(arguments)
     with notes(), busy(f"planning {arguments.plan}") as say:
 
@@ -57,10 +53,9 @@ def _staircase(arguments: argparse.Namespace) -> int:
             which = f"without {', '.join(sorted(without))}" if without else "with all techniques"
             return compile_plan(source, told, Stages(announce=lambda stage: say(f"{which}: {stage}")))
 
-        stairs = staircase(plan_with, asked.without)
-    print(
-        json.dumps(staircase_document(stairs), indent=2) if arguments.json else staircase_text(stairs, output_width())
-    )
+        ablations = ablation(plan_with, asked.without)
+    shown = json.dumps(ablation_document(ablations), indent=2) if arguments.json else None
+    print(shown or ablation_text(ablations, output_width()))
     return 0
 
 

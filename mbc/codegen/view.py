@@ -17,7 +17,7 @@ from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
 
 # As the streams of mbc_create (mbc_module.h).
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.BESIDE)
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT)
 COPY = "copy"  # the name of the launcher of copies
 
 

@@ -43,11 +43,11 @@ SURE = 16.0
 # Kinds that move, choose or compare numbers, and compute none.
 MOVES = frozenset(
     (
-        "relu", "relu_backward", "relu_signs", "relu_backward_signs", "concat", "channel_slice", "upsample", "max_pool",
-        "flatten", "unflatten", "cast", "join_statistics", "guard",
+        "relu", "relu_backward", "relu_mask", "relu_backward_masked", "concat", "channel_slice", "upsample", "max_pool",
+        "flatten", "unflatten", "cast", "concat_statistics", "guard",
     )
 )  # fmt: skip
-_SIGN_OF_FIRST = frozenset(("relu", "leaky_relu", "relu_signs", "relu_backward", "leaky_relu_backward"))
+_SIGN_OF_FIRST = frozenset(("relu", "leaky_relu", "relu_mask", "relu_backward", "leaky_relu_backward"))
 _STORED = "stored"  # made inside the launch, which stores it, too
 _FEW_ELEMENTS = 16  # of an output: one random draw of roundings may nearly cancel
 _DRAWS_OF_FEW = 4

@@ -20,8 +20,8 @@ from mbc.ops.base import Call
 from mbc.ops.control import control_record
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
+from mbc.ops.relu_mask import CHANNELS
 from mbc.ops.response import Lrn
-from mbc.ops.signs import CHANNELS
 from mbc.ops.update import AdamW, Sgd
 
 
@@ -228,7 +228,7 @@ FORMS: dict[str, Form] = {
     "channel_sum": _unary(lambda a, dy: _sums(dy)),
     "batch_statistics": _statistics,
     "batch_normalize": _normalize,
-    "batch_normalize_sums": _normalize_sums,
+    "batch_normalize_backward_reduce": _normalize_sums,
     "batch_normalize_backward": _normalize_backward,
     "relu": _unary(lambda a, x: torch.where(x <= 0, 0.0, x)),
     "relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, 0.0)),
@@ -245,8 +245,8 @@ FORMS: dict[str, Form] = {
     "add": _binary(lambda a, x, y: x + y),
     "mul": _binary(lambda a, x, y: x * y),
     "scale": _unary(lambda a, x: x * a.factor + a.offset),
-    "relu_signs": _unary(lambda a, y: _pack(y)),
-    "relu_backward_signs": _binary(lambda a, dy, signs: _let_through(dy, signs)),
+    "relu_mask": _unary(lambda a, y: _pack(y)),
+    "relu_backward_masked": _binary(lambda a, dy, signs: _let_through(dy, signs)),
     "max_pool": _max_pool,
     "max_pool_backward": _max_pool_backward,
     "avg_pool": _average_pool,

@@ -33,6 +33,7 @@ class Lowered:
     optimizer: Optimizer
     precision: Precision
     deterministic: bool
+    allow_emulated_fp32: bool
     device_bytes: int | None
     host_bytes: int | None
     settings: tuple[tuple[str, str], ...]
@@ -66,6 +67,7 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
         sections.optimizer,
         sections.precision,
         sections.deterministic,
+        sections.allow_emulated_fp32,
         sections.device_bytes,
         sections.host_bytes,
         parameters,

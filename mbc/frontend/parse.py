@@ -19,11 +19,14 @@ from mbc.resources import folder
 from mbc.source import Source
 
 LARGEST_SOURCE = 1_000_000  # characters
+KEPT_SOURCES = 8  # of which the trees stay
 DEEPEST_SOURCE = 60  # levels of the syntax tree; every level costs a few frames of Python's stack
 
 
+@lru_cache(maxsize=KEPT_SOURCES)
 def parse(source: Source) -> ast.Program:
-    """The syntax tree of a whole source. Raises MbcError (MBC001 to MBC004) with the place of the mistake."""
+    """The syntax tree of a whole source, which is read once however often it is compiled. Raises MbcError (MBC001 to
+    MBC004) with the place of the mistake."""
     places = Places(source)
     return TreeReader(places).program(_tree(source, places, "program"))
 

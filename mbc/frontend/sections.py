@@ -44,6 +44,7 @@ class Sections:
     optimizer: Optimizer = field(default_factory=Optimizer)
     precision: Precision = Precision.FP32
     deterministic: bool = False
+    allow_emulated_fp32: bool = True
     device_bytes: int | None = None
     host_bytes: int | None = None
 
@@ -89,11 +90,20 @@ def _precision(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
 
 
 def _deterministic(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, deterministic=_flag("deterministic", value, evaluator, frame))
+
+
+def _emulated_fp32(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    # In any precision, so that `--set train.precision` needs no other change: elsewhere nothing is emulated.
+    return replace(sections, allow_emulated_fp32=_flag("allow_emulated_fp32", value, evaluator, frame))
+
+
+def _flag(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> bool:
     worth = evaluator.worth(value, frame)
     if not isinstance(worth, bool):
-        message = f"`deterministic` is true or false, but this is {describe(worth)}"
+        message = f"`{name}` is true or false, but this is {describe(worth)}"
         raise MbcError("MBC025", message, "write true or false", value.span)
-    return replace(sections, deterministic=worth)
+    return worth
 
 
 def _device(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
@@ -126,7 +136,14 @@ def _bytes(name: str, least: int, value: ast.Expression, evaluator: Evaluator, f
 
 ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
     {
-        "train": MappingProxyType({"optimizer": _optimizer, "precision": _precision, "deterministic": _deterministic}),
+        "train": MappingProxyType(
+            {
+                "optimizer": _optimizer,
+                "precision": _precision,
+                "deterministic": _deterministic,
+                "allow_emulated_fp32": _emulated_fp32,
+            }
+        ),
         "memory": MappingProxyType({"device": _device, "host": _host}),
     }
 )

@@ -1,4 +1,4 @@
-"""GPUs without a kernel running: what is known of them, and what this machine has.
+"""GPUs as planning sees them: specifications, and those of this machine.
 
 * `spec`: datasheets and measured ceilings of GPUs
 * `target`: which GPU a plan is for, and how much of its memory is free

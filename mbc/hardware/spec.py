@@ -1,4 +1,4 @@
-"""What is known of a GPU without having it: the datasheet and, where it was measured, the ceilings."""
+"""Specifications of GPUs: the datasheet and, where measured, attainable peaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of operations: a network as it is written, and the training step that is made of it.
+"""Graphs of operations: a network as written, and its training step.
 
 * `types`: element types, layouts and tensor types
 * `graph`: the whole intermediate representation, on one page

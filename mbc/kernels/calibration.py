@@ -32,7 +32,7 @@ _TILE = 64  # rows and columns of the GEMM tile that one multiprocessor computes
 _DEPTH = 1024  # K under which it is not split
 _LEAST_BUSY = 0.02  # small GEMMs still spread over the machine by smaller tiles
 
-WITHOUT_WORKSPACE = "bare"  # the variant of candidates that take none
+WITHOUT_WORKSPACE = "no_workspace"  # the variant of candidates that take none
 ALL = "all"  # the spread over every group of candidates that have the workspace they want
 INTERPOLATED = "interpolated"  # between two measured sizes of a profile
 SCALED = "scaled"  # from a larger one (`mbc.profile.scale`)
@@ -96,7 +96,7 @@ UNCOMPARED = Spread(0, 1.0, 0.5, 2.0, 0.5, 1.0)  # by judgement, for work that n
 
 @dataclass(frozen=True)
 class Calibration:
-    """`shares` by `Effort.key`, `spreads` by group (with ` bare` for candidates without workspace) and by
+    """`shares` by `Effort.key`, `spreads` by group (with ` no_workspace` for candidates without workspace) and by
     `scaled_group`.
 
     `gpu`, `driver`, `cudnn` and `measured` are those of the profile, `fitted` is the date of fitting.
@@ -194,7 +194,7 @@ def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
 
 
 def busy(height: int, width: int, depth: int, device: DeviceSpec) -> float:
-    """Share of the multiprocessors that a product of this size keeps busy, its sum of `depth` terms split (0: not): its
+    """Share of the multiprocessors that a GEMM of this size keeps busy, with split-K (`depth` is K; 0: not split): its
     tiles run in waves, and the last wave is not full."""
     tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * max(1, math.ceil(depth / _DEPTH))
     waves = math.ceil(tiles / device.multiprocessors)

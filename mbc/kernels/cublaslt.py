@@ -35,8 +35,8 @@ ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs",
 ALGORITHMS = 4  # of the heuristics' list; as in templates/host/matmul.cpp
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
-_SUMS = 16  # partial results of split-K that the workspace holds
-_IMAGE_SUMS = 128  # of a pointwise filter gradient besides: few tiles, each a reduction over every pixel
+_SPLIT_K = 16  # partial results of split-K that the workspace holds
+_IMAGE_SPLIT_K = 128  # of a pointwise filter gradient besides: few tiles, each a reduction over every pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _workspaces(request: Request, sizes: _Sizes) -> dict[int, int]:
     of_image = request.kind == "convolution_backward_filter"
     result_bytes = math.prod(sizes.result(PASSES[request.kind])) * 4
     found: dict[int, int] = {}
-    for sums in (0, _SUMS, _IMAGE_SUMS if of_image else _SUMS):
-        found.setdefault(min(-(-sums * result_bytes // 256) * 256, _MOST_WORKSPACE_BYTES), sums)
+    for splits in (0, _SPLIT_K, _IMAGE_SPLIT_K if of_image else _SPLIT_K):
+        found.setdefault(min(-(-splits * result_bytes // 256) * 256, _MOST_WORKSPACE_BYTES), splits)
     return found
 
 
@@ -124,12 +124,12 @@ class CublasLt:
             return
         number = PASSES[request.kind]
         rooms = _workspaces(request, sizes).items()
-        for algorithm, (workspace_bytes, sums) in itertools.product(range(ALGORITHMS), rooms):
+        for algorithm, (workspace_bytes, splits) in itertools.product(range(ALGORITHMS), rooms):
             effort = _effort(request, sizes, number, device, workspace_bytes)
             candidate = Candidate(
                 provider=self.name,
                 name=request.kind,
-                settings=(("algorithm", algorithm), ("sums", sums)),
+                settings=(("algorithm", algorithm), ("split_k", splits)),
                 layouts=(_layout(request),) * 3,
                 workspace_bytes=workspace_bytes,
                 time_us=estimate_us(effort),
@@ -146,9 +146,9 @@ class CublasLt:
             return Acceptance(f"cuBLASLt runs no {request.kind} of these operands as '{call.name}'")
         if request.precision is Precision.BF16 and not device.has_bf16:
             return Acceptance(f"{device.architecture} does not compute in bf16")
-        rooms = {sums: size_bytes for size_bytes, sums in _workspaces(request, sizes).items()}
-        known = given.keys() <= {"algorithm", "sums"} and len(given) == len(call.settings)
-        if not known or given.get("algorithm") not in range(ALGORITHMS) or given.get("sums", 0) not in rooms:
+        rooms = {splits: size_bytes for size_bytes, splits in _workspaces(request, sizes).items()}
+        known = given.keys() <= {"algorithm", "split_k"} and len(given) == len(call.settings)
+        if not known or given.get("algorithm") not in range(ALGORITHMS) or given.get("split_k", 0) not in rooms:
             return Acceptance(f"its list of algorithms has no {given}")
         gradient = PASSES[request.kind] == 2
         working, master = request.precision.working, request.precision.master
@@ -158,7 +158,7 @@ class CublasLt:
             return Acceptance(f"it does not take operands that lie in {', '.join(call.layouts)}")
         if call.accumulate and not gradient:
             return Acceptance("it cannot add to its output")
-        needed_bytes = rooms[given.get("sums", 0)]
+        needed_bytes = rooms[given.get("split_k", 0)]
         if call.workspace_bytes < needed_bytes:
             return Acceptance(workspace_refusal=f"its algorithm is listed for {needed_bytes} bytes")
         return Acceptance(proved=given["algorithm"] == 0, aligned=True)

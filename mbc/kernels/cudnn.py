@@ -1,4 +1,4 @@
-"""The provider `cudnn`: convolutions through cuDNN's graph API, by themselves and with what their epilogues do."""
+"""The provider `cudnn`: convolutions through cuDNN's graph API, alone and with batch statistics in the epilogue."""
 
 from __future__ import annotations
 

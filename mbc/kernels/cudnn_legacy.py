@@ -157,7 +157,7 @@ class CudnnLegacy:
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """None: which algorithms take a shape, and with how much workspace, depends on the GPU and the version of
-        cuDNN in ways that are documented nowhere, and the legacy API answers only where the GPU is. A workspace that
+        cuDNN, undocumented, and the legacy API answers only where the GPU is. A workspace that
         is guessed too small would make a plan that cannot run. Candidates come from profiles."""
         return ()
 

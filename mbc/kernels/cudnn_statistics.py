@@ -7,8 +7,8 @@ need not be read for that. The two sums of every channel lie in fp32 at the star
 cuDNN 9.19 has such engines ready for fp16, channels last, whole vectors of channels; for bf16 it compiles them at run
 time, which no package does. In a survey for an H200 every layer that `_offered` takes had one within `_parts_bytes`.
 
-Without a measurement no group is taken: what the engine that a plan gets takes nobody can tell, so that it is estimated
-to take as long as its operations one by one. That is enough for `mbc profile` to measure it, where fp16 is asked for.
+Without a measurement no group is taken: the time of the engine that a plan gets is unknown, and is estimated at that of
+its operations one after the other. That is enough for `mbc profile` to measure it, where fp16 is asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mbc.ops.fused import Fused
 LAYOUTS = (*(Layout.CHANNELS_LAST,) * 3, *(Layout.CHANNELS_FIRST,) * 2)  # of image, filter, result; mean, variance
 
 _VECTOR = 8  # channels of fp16 that are loaded together
-_MOST_POSITIONS = 32  # of a filter
+_MOST_TAPS = 32  # of a filter
 _TILE = 128  # pixels per pair of partial sums, at most, to be reduced at the end
 _SLACK_BYTES = 4096
 
@@ -60,7 +60,7 @@ def _offered(shapes: Shapes) -> bool:
     a = shapes.attributes
     top, bottom, left, right = a.pad
     aligned = all(channels % _VECTOR == 0 for channels in shapes.filter.shape[:2])
-    small = math.prod(a.kernel) <= _MOST_POSITIONS
+    small = math.prod(a.kernel) <= _MOST_TAPS
     return aligned and small and a.groups == 1 and (top, left) == (bottom, right)
 
 

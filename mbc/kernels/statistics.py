@@ -1,4 +1,4 @@
-"""Launches of a convolution that leave the batch statistics of what they make, whoever runs them."""
+"""Convolutions with batch statistics in the epilogue, of any provider."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ WITH_STATISTICS = "convolution+batch_statistics"
 
 
 def convolution_of(request: Request) -> Request:
-    """The convolution of a launch that makes statistics of its result, too. Any other request is itself."""
+    """The convolution of such a launch. Any other request is itself."""
     if request.kind != WITH_STATISTICS:
         return request
     return _member(request, 0, request.inputs, request.outputs[:1])
 
 
 def statistics_of(request: Request) -> Request:
-    """What such a launch makes beside."""
+    """The statistics of such a launch."""
     return _member(request, 1, request.outputs[:1], request.outputs[1:])
 
 

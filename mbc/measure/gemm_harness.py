@@ -1,4 +1,4 @@
-"""Convolutions and linear layers on a GPU, compared with float64 there."""
+"""The benchmark harness of convolutions and linear layers: results are compared with float64 on the GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mbc.measure.operand_buffers import Pointers
 from mbc.ops.base import Array
 from mbc.runtime.formats import stored_bytes
 
-RESULT = 2  # place of a product behind its two operands
+RESULT = 2  # index of a GEMM's result, after its two operands
 GRADIENT = 1  # place of dy among the inputs of a filter gradient
 ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
 

@@ -1,4 +1,4 @@
-"""Convolutions and linear layers made ready to be tried on a GPU: random operands and what they must give.
+"""Random operands and reference results of convolutions and linear layers, for their harness.
 
 Rows repeat with a short period, so that a float64 reference of a few rows tells the result of all of them: rows of a
 forward pass or a data gradient repeat alike, and a filter gradient is the period's, as many times as it fits, plus

@@ -116,7 +116,7 @@ class Gpu:
         return self._used_bytes
 
     def reset(self, mark: int = 0) -> None:
-        """Take back everything handed out since `mark`."""
+        """Free everything allocated since `mark`."""
         self._used_bytes = mark
 
     def upload(self, address: int, data: NDArray[np.uint8]) -> None:

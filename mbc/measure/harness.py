@@ -1,6 +1,6 @@
 """The benchmark harness: runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
 
-Every candidate runs on garbage in its output and its workspace, and must not write behind the latter.
+Every candidate runs with garbage in its output and its workspace, and must not write past the latter.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from mbc.profile.signature import asked_kind
 
 GUARD_BYTES = 256
 GUARD = 0x5A
-PROBED_PARTS = 32  # of the rows, one of which tells what is far too slow
-POISON = 0xFF  # every element of it is no number
+PROBED_PARTS = 32  # of the rows, one of which is run first, to skip what is far too slow
+POISON = 0xFF  # bytes of NaN
 WORKSPACE_SHARE = 0.8  # of the memory that is left; comparing needs some too
 
 

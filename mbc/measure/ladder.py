@@ -1,4 +1,4 @@
-"""What the sizes of an operation that are measured already say about smaller ones."""
+"""The ladder of micro-batch sizes: which smaller sizes of a measured operation need no measurement of their own."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class _Run:
         extent = self.held.extents.get(key)
         whole = key in self.wholes
         # What was passed over for a part lies within any limit.
-        measured_bytes = extent.workspace_limit_bytes if extent and not (whole and extent.for_parts) else -1
+        measured_bytes = extent.workspace_limit_bytes if extent and not (whole and extent.micro_batches_only) else -1
         offered = self.bench.offers(request, self.limit_bytes)
         passed = {key_of(m) for m in before if m.refused == GPU_FAILED or measured_bytes < 0}
         wanted, notes = (Ladder() if whole else ladder).worth(_in_turn(_new(offered, measured_bytes, passed)))
@@ -258,7 +258,7 @@ class _Run:
             left_out.append(f"sizes under {rows_of(request)}: nothing here is faster per row than a larger size")
         # Where the GPU failed, the rest of this request is for the next run.
         reached_bytes = measured_bytes if failure else self.limit_bytes
-        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out), for_parts=bool(notes)))
+        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out), micro_batches_only=bool(notes)))
         new = session.new()
         self.summary = replace(
             self.summary,

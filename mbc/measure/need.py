@@ -1,4 +1,4 @@
-"""What a plan would like to know of a GPU: the requests that profiling has to measure."""
+"""Profiling requests: what a plan needs measured on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is worth trying on a GPU for one request: the candidates of every provider, and in words what was left out."""
+"""The candidates of every provider that are worth measuring for one request, and notes on what was left out."""
 
 from __future__ import annotations
 

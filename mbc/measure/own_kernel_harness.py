@@ -1,4 +1,4 @@
-"""mbc's own kernels on a GPU: random operands that they may meet, and few rows compared with what that means."""
+"""The benchmark harness of mbc's own kernels: random operands, results compared with the NumPy meaning on few rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mbc.measure.operand_buffers import Pointers, operand_types
 from mbc.measure.random_operands import BLOCK_ELEMENTS, few, values
 from mbc.ops.base import Array
 from mbc.ops.base import Call as Evaluation
-from mbc.ops.fused import Fused, evaluate_behind, gives_product, rounds_inside, sums
+from mbc.ops.fused import Fused, evaluate_epilogue, gives_product, rounds_inside, sums
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import loaded, stored_bytes
 
@@ -138,7 +138,7 @@ def meaning(request: Request, inputs: Sequence[Array], product: Array | None = N
     call = Evaluation(request.outputs, 0, request.inputs[0].shape[0], request.precision)
     with np.errstate(all="ignore"):
         if product is not None and isinstance(request.attributes, Fused):
-            return list(evaluate_behind(request.attributes, exact, product.astype(np.float64), call))
+            return list(evaluate_epilogue(request.attributes, exact, product.astype(np.float64), call))
         return list(kind.evaluate(request.attributes, exact, call))
 
 

@@ -1,4 +1,4 @@
-"""Measuring one request: every offer is run once, those that are not dominated are timed, the best of them again."""
+"""Measures one request: runs every offered candidate once, times those that are not dominated, and the best twice."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Session:
         ran = [(a.once_us, number) for number, a in enumerate(self._attempts) if not a.refused]
         for _, number in sorted(ran):
             self._time(place, number)
-        self._settle(place)
+        self._retime_best(place)
 
     def _attempt(self, place: Place, offer: Offer) -> None:
         self._trying = offer
@@ -91,7 +91,7 @@ class Session:
             self._measured[len(self._attempts) - 1] = _measurement(attempt)
 
     def _runs(self) -> Iterator[_Ran]:
-        """Everything that ran, now or in an earlier run."""
+        """All runs, of this and earlier sessions."""
         for attempt in self._attempts:
             if not attempt.refused:
                 c = attempt.offer.candidate
@@ -101,12 +101,12 @@ class Session:
                 yield _Ran(m.time_us, m.workspace_bytes, m.deterministic)
 
     def _bar_us(self, workspace_bytes: int) -> float:
-        """What takes longer is dominated: by something that needs no more workspace."""
+        """The time beyond which a candidate is dominated by one that needs no more workspace."""
         runs = (run.time_us for run in self._runs() if run.workspace_bytes <= workspace_bytes)
         return max(NOISE_US, HOPELESS * min(runs, default=math.inf))
 
     def _skip_us(self, offer: Offer) -> float:
-        """What is sure to take longer is not run: its like takes a tenth, with hardly more workspace."""
+        """The estimated time beyond which a candidate is not run: far slower than one with hardly more workspace."""
         c = offer.candidate
         most_bytes = c.workspace_bytes + SLACK_BYTES
         alike = (r for r in self._runs() if r.workspace_bytes <= most_bytes and r.deterministic >= c.deterministic)
@@ -116,21 +116,21 @@ class Session:
         attempt = self._attempts[number]
         candidate = attempt.offer.candidate
         if attempt.hopeless or attempt.once_us > self._bar_us(candidate.workspace_bytes):
-            # Whether it adds is not tried either.
+            # Whether it accumulates is not tried either.
             once = replace(_measurement(attempt), time_us=attempt.once_us, dominated=True, accumulates=False)
             self._measured[number] = once
             return
-        behind = self._behind(attempt)
+        worse = self._is_worse(attempt)
         self._trying = attempt.offer
         adds = candidate.accumulates and place.adds(attempt)
-        self._replay(place, number, 0.0 if behind else TIMED_US)
+        self._replay(place, number, 0.0 if worse else TIMED_US)
         if adds and not self._measured[number].refused:
-            adding_us = 0.0 if behind else self._adding_us(place, attempt)
-            self._measured[number] = replace(self._measured[number], accumulates=True, accumulate_us=adding_us)
+            accumulating_us = 0.0 if worse else self._adding_us(place, attempt)
+            self._measured[number] = replace(self._measured[number], accumulates=True, accumulate_us=accumulating_us)
         self._trying = None
 
-    def _behind(self, attempt: Attempt) -> bool:
-        """Whether something that was timed is better in every respect, so that few replays will do."""
+    def _is_worse(self, attempt: Attempt) -> bool:
+        """Whether a timed candidate is better in every respect, so that few replays suffice."""
         c = attempt.offer.candidate
         return any(
             attempt.once_us > BEHIND * m.time_us
@@ -161,8 +161,8 @@ class Session:
         except MbcError:
             return 0.0
 
-    def _settle(self, place: Place) -> None:
-        """Time the best again until two times agree."""
+    def _retime_best(self, place: Place) -> None:
+        """Times the best again until two times agree."""
         timed = [(m.time_us, i) for i, m in self._measured.items() if not m.refused and not m.dominated]
         for _, number in sorted(timed)[:BEST]:
             for _ in range(MOST_RETIMINGS):

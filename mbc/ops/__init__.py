@@ -15,10 +15,10 @@
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
 * `random`: dropout from a counter-based generator
+* `relu_mask`: relu's gradient by ReLU bit masks
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
-* `signs`: relu's gradient by ReLU bit masks
 * `update`: whether a step counts, and the new parameters
 * `window`: geometry of sliding windows
 """
@@ -37,9 +37,9 @@ from mbc.ops import (
     normalization,
     pooling,
     random,
+    relu_mask,
     response,
     shape,
-    signs,
     update,
 )
 from mbc.ops.base import Layer, OpKind
@@ -50,7 +50,7 @@ _FAMILIES = (
     matrix,
     normalization,
     activation,
-    signs,
+    relu_mask,
     random,
     pooling,
     response,

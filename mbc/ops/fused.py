@@ -1,8 +1,8 @@
-"""Several operations as one: what a launch that covers a group of them reads, writes and means.
+"""Fusion groups: several operations as one, with its inputs, outputs and meaning.
 
-A group is written as an `Operation` of its own, whose attributes hold its members and how the outputs of one feed
-another. Whatever takes an operation apart from its graph (requests, profiles, the interpreter) then takes a group as
-well. Graphs hold no groups: what is fused is a choice of the plan.
+A group is an `Operation` of its own, whose attributes hold its members and their wiring. Whatever handles an operation
+without its graph (requests, profiles, the interpreter) handles a group as well. Graphs hold no groups: what is fused is
+a choice of the plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mbc.ops.base import Array, Call, OpKind
 from mbc.ops.rounding import stored
 
 SEPARATOR = "+"  # in no name of an operation or kind
-SEVERAL = "*"  # after a kind that comes several times in a row
+SEVERAL = "*"  # after a kind that is repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Fused(Attributes):
-    """`members` in an order that can be executed; `given`: values that leave the group, in order."""
+    """`members` in an order that can be executed; `given`: the values that are the group's outputs, in order."""
 
     members: tuple[Member, ...]
     given: tuple[int, ...]
 
 
 def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:
-    """A group as one operation: it reads what comes from outside, each value once, and writes `outputs` only."""
+    """A group as one operation: its inputs are the values of other operations, each once, its outputs are `outputs`."""
     made = {name for operation in operations for name in operation.outputs}
     outside = dict.fromkeys(name for o in operations for name in o.inputs if name not in made)
     inside = [name for operation in operations for name in operation.outputs]
@@ -67,7 +67,7 @@ def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:
 
 
 def joined_kind(kinds: Sequence[str]) -> str:
-    """What a group is called by: the kinds of its members, equal ones in a row once."""
+    """The kind of a group: the kinds of its members, repeated ones once."""
     runs = ((kind, len(list(run))) for kind, run in groupby(kinds))
     return SEPARATOR.join(kind + SEVERAL if count > 1 else kind for kind, count in runs)
 
@@ -83,7 +83,7 @@ def kind_of(operation: Operation) -> OpKind:
 
 
 def launch_kind(kind: str, attributes: Attributes) -> OpKind:
-    """What `kind` is, be it of one operation or of a group. Raises KeyError for one that is neither."""
+    """The `OpKind` of an operation or a group. Raises KeyError for a kind that is neither."""
     return _composed(kind, attributes) if isinstance(attributes, Fused) else KINDS[kind]
 
 
@@ -116,16 +116,16 @@ def _frozen(value: object) -> object:
 def _composed(kind: str, attributes: Fused) -> OpKind:
     members = [KINDS[member.kind] for member in attributes.members]
     in_place, updates = _sharing(attributes)
-    # What is summed over the whole mini-batch must be there before a member reads it.
+    # A reduction over the whole mini-batch must be complete before a member reads it.
     summed = {value for m in attributes.members if KINDS[m.kind].accumulates for value in m.outputs}
-    apart = summed.isdisjoint(value for member in attributes.members for value in member.inputs)
+    independent = summed.isdisjoint(value for member in attributes.members for value in member.inputs)
     return OpKind(
         kind,
         Fused,
         _shape,
         _evaluate,
-        divisible=apart and all(member.divisible for member in members),
-        accumulates=apart and any(member.accumulates for member in members),
+        divisible=independent and all(member.divisible for member in members),
+        accumulates=independent and any(member.accumulates for member in members),
         in_place=in_place,
         updates=updates,
         reduces=all(member.reduces for member in members),
@@ -134,9 +134,9 @@ def _composed(kind: str, attributes: Fused) -> OpKind:
 
 
 def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-    """(output, input) pairs of the group that may share bytes, and those that must.
+    """(output, input) pairs of the group that may share bytes (in place), and those that must.
 
-    What may lie on a value that stays inside may lie on whatever that value may lie on.
+    In place is transitive: through a value inside the group to the input that this may share bytes with.
     """
     may: dict[int, set[int]] = {}  # value -> inputs of the group
     must: dict[int, int] = {}
@@ -155,7 +155,7 @@ def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, in
 
 
 def _reads(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
-    """Of each input what the member reads that reads most of it."""
+    """Of each input the largest share that a member reads."""
     shares = [0.0] * len(inputs)
     known = list(inputs)
     for member in a.members:
@@ -176,15 +176,15 @@ def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 
 def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """One member after another. What stays inside is not rounded to the type that it would be stored in, but for what
-    is pooled: of elements that are stored as equal ones the first wins. Results of convolutions and GEMMs are rounded,
-    too: kernels round them as they would be stored before their epilogue reduces them, and may store them."""
+    """One member after another. Values inside the group are not rounded to the type in which they would be stored, but
+    for the input of a pool, where the first of equal stored elements wins, and results of convolutions and GEMMs, which
+    kernels round as they would be stored before the epilogue."""
     return _continue(a, list(inputs), a.members, call)
 
 
 def leading_products(attributes: Attributes) -> int:
-    """With how many convolutions or GEMMs a group begins, which its other members may read. Each takes the next two
-    operands of the group, the second of which are weights."""
+    """The number of convolutions or GEMMs that a group begins with. Each takes the next two operands of the group, the
+    second of which are weights."""
     if not isinstance(attributes, Fused):
         return 0
     return sum(1 for _ in takewhile(lambda member: KINDS[member.kind].flops is not None, attributes.members))
@@ -196,22 +196,22 @@ def has_product(attributes: Attributes) -> bool:
 
 
 def gives_product(attributes: Attributes) -> bool:
-    """Whether that is its first result, too."""
+    """Whether the result of that is its first output, too."""
     if not isinstance(attributes, Fused) or not has_product(attributes):
         return False
     return attributes.members[0].outputs == attributes.given[:1]
 
 
 def rounds_inside(attributes: Attributes) -> bool:
-    """Whether it is a group that reduces over a convolution's result that it does not store: some elements of that may
-    be rounded differently, which shows in the reductions only."""
+    """Whether it is a group that reduces over a convolution's result and does not store that: elements that are rounded
+    differently show in the reductions only."""
     if not isinstance(attributes, Fused) or not has_product(attributes) or gives_product(attributes):
         return False
     return any(KINDS[member.kind].accumulates for member in attributes.members)
 
 
-def evaluate_behind(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
-    """The outputs of a group by the stored result of its first member, a convolution or GEMM."""
+def evaluate_epilogue(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
+    """The outputs of a group, given the stored result of its first member, a convolution or GEMM."""
     return _continue(a, [*inputs, product], a.members[1:], call)
 
 
@@ -221,7 +221,7 @@ def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Cal
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
         taken = [known[n] for n in member.inputs]
-        if member.kind == "max_pool":  # with which a group ends
+        if member.kind == "max_pool":  # the last member
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
         made = kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))

@@ -1,4 +1,4 @@
-"""How the language names the start of a weight."""
+"""Names of weight initialisers in the language."""
 
 from __future__ import annotations
 

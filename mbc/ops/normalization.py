@@ -228,7 +228,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
         return (None,) * len(op.inputs)
     # Both reductions are needed for the gradient of x, whether or not there are parameters to train.
     names = tuple(affine) or (f"{op.outputs[0]}.scale", f"{op.outputs[0]}.shift")
-    dgamma, dbeta = g.emit("batch_normalize_sums", a, (x, dy, mean, variance), *names)
+    dgamma, dbeta = g.emit("batch_normalize_backward_reduce", a, (x, dy, mean, variance), *names)
     dx = None
     if g.needs(x):
         inputs = (x, dy, mean, variance, dgamma, dbeta, *affine[:1])
@@ -239,7 +239,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 OPS = (
     OpKind("batch_norm", BatchNorm, _norm_shape, expand=_expand),
     OpKind("batch_statistics", NoAttributes, _statistics_shape, _statistics, reduces=True),
-    OpKind("join_statistics", NoAttributes, _join_shape, _join, reduces=True),
+    OpKind("concat_statistics", NoAttributes, _join_shape, _join, reduces=True),
     OpKind("update_running", UpdateRunning, _update_shape, _update, updates=((0, 0), (1, 1)), reduces=True),
     OpKind(
         "batch_normalize",
@@ -251,7 +251,7 @@ OPS = (
         in_place=((0, 0),),
     ),
     OpKind(
-        "batch_normalize_sums",
+        "batch_normalize_backward_reduce",
         BatchNormalize,
         _sums_shape,
         _sums,

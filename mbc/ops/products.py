@@ -1,4 +1,4 @@
-"""Matrix products whose rounding errors stay small."""
+"""Matrix products with blocked summation over K, so that rounding errors stay small."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import numpy as np
 
 from mbc.ops.base import Array
 
-_SHORTEST_PIECE = 64  # shorter ones cost more in passes over the result than they gain
+_LEAST_BLOCK = 64  # smaller ones cost more in passes over the result than they gain
 
 
 def product(a: Array, b: Array) -> Array:
-    """a @ b for [..., M, K] and [..., K, N], summed over K in parts.
+    """a @ b for [..., M, K] and [..., K, N], by blocks of K.
 
-    BLAS adds some hundreds of float32 products sequentially. Parts of about sqrt(K), added up at the end, keep the
-    error near that of sqrt(K) additions: blocked summation, as in Higham, "Accuracy and Stability of Numerical
-    Algorithms", 2002, section 4.2. In float64 nobody needs that.
+    BLAS accumulates some hundreds of float32 products sequentially. Blocks of about sqrt(K) keep the error near that of
+    sqrt(K) additions: blocked summation, as in Higham, "Accuracy and Stability of Numerical
+    Algorithms", 2002, section 4.2. Not needed in float64.
     """
     depth = a.shape[-1]
-    piece = max(_SHORTEST_PIECE, math.isqrt(depth))
-    if a.dtype != np.float32 or depth <= piece:
+    block = max(_LEAST_BLOCK, math.isqrt(depth))
+    if a.dtype != np.float32 or depth <= block:
         return np.matmul(a, b)
-    total = np.matmul(a[..., :piece], b[..., :piece, :])
+    total = np.matmul(a[..., :block], b[..., :block, :])
     part = np.empty_like(total)
-    for start in range(piece, depth, piece):
-        np.matmul(a[..., start : start + piece], b[..., start : start + piece, :], out=part)
+    for start in range(block, depth, block):
+        np.matmul(a[..., start : start + block], b[..., start : start + block, :], out=part)
         total += part
     return total

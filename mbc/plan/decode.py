@@ -44,6 +44,7 @@ from mbc.plan.records import (
 from mbc.plan.schema import (
     BUFFER_COLUMNS,
     CHECKSUM,
+    DEFAULTS,
     LAUNCH_COLUMNS,
     MODE_LETTERS,
     OPERATION_COLUMNS,
@@ -94,7 +95,7 @@ _GRAPH_FIELDS = (
 
 def decode_plan(document: Mapping[str, Any]) -> Plan:
     """The plan of a document whose format, schema and checksum are right. Raises BadField."""
-    keyed(document, _FIELDS)
+    document = keyed(document, _FIELDS, DEFAULTS)
     graph = at("graph", _graph, document["graph"])
     predictions = at("predictions", record, Predictions, document["predictions"], 0)
     at("predictions", _check_ranges, predictions)
@@ -102,7 +103,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
     train_operations = frozenset(op.name for op in graph.train)
     infer_operations = frozenset(op.name for op in graph.infer)
     at("bounds.floor_operation", member, bounds.floor_operation, train_operations | infer_operations, "operation")
-    placed = at("buffers", table, document["buffers"], BUFFER_COLUMNS, _BufferReader(graph, predictions).read)
+    placed = at("buffers", table, document["buffers"], BUFFER_COLUMNS, _BufferReader(graph, predictions).read, DEFAULTS)
     buffers = tuple(buffer for buffer, _ in placed)
     for i, buffer in enumerate(buffers):
         if buffer.alias is not None and buffer.alias >= len(buffers):
@@ -141,7 +142,7 @@ def _graph(value: Any) -> TrainingGraph:
             raise BadField(f"there are two values '{found.name}'", "name")
         values[found.name] = found
 
-    at("values", table, fields["values"], VALUE_COLUMNS, read_value)
+    at("values", table, fields["values"], VALUE_COLUMNS, read_value, DEFAULTS)
 
     def operations(key: str) -> tuple[Operation, ...]:
         taken: set[str] = set()
@@ -153,7 +154,7 @@ def _graph(value: Any) -> TrainingGraph:
             taken.add(found.name)
             return found
 
-        return at(key, table, fields[key], OPERATION_COLUMNS, read)
+        return at(key, table, fields[key], OPERATION_COLUMNS, read, DEFAULTS)
 
     def named(key: str) -> tuple[str, ...]:
         return at(key, each, fields[key], member, values, "value")
@@ -268,7 +269,9 @@ def _rows(start: Any, stop: Any, batch: int) -> Rows:
 
 def _program(value: Any, buffers: int, operations: frozenset[str]) -> Program:
     fields = keyed(value, ("entry", "exit", "waits", "launches"))
-    launches = at("launches", table, fields["launches"], LAUNCH_COLUMNS, _LaunchReader(buffers, operations).read)
+    launches = at(
+        "launches", table, fields["launches"], LAUNCH_COLUMNS, _LaunchReader(buffers, operations).read, DEFAULTS
+    )
     return Program(
         launches,
         at("waits", each, fields["waits"], _wait, len(launches)),

@@ -11,13 +11,13 @@ from typing import Any, NoReturn, cast
 from mbc.errors import MbcError
 from mbc.plan.decode import decode_plan
 from mbc.plan.encode import encode_plan
-from mbc.plan.model import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Plan
-from mbc.plan.records import BadField, short
+from mbc.plan.model import SCHEMA_VERSION, Plan
+from mbc.plan.records import MISSING_OR_UNKNOWN, BadField, short
 from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
 
 PLAN_FILE = "plan.json"  # in a package
 
-_AGAIN = "make the plan again with 'mbc compile'"
+_AGAIN = "compile the network again with 'mbc compile'"
 
 
 @contextmanager
@@ -56,12 +56,12 @@ def load_plan(text: str, name: str) -> Plan:
     document = _parse(text, name)
     if document.get("format") != FORMAT:
         raise MbcError("MBC111", f"{name} is not a plan file: its format is {short(document.get('format'))}", _AGAIN)
-    if document.get("schema") not in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION + 1):
+    elsewhere = f"use the version of mbc that wrote it ({short(document.get('mbc'))}), or {_AGAIN}"
+    if document.get("schema") != SCHEMA_VERSION:
         raise MbcError(
             "MBC112",
-            f"{name} is a plan of schema version {short(document.get('schema'))}, this mbc reads "
-            f"{OLDEST_SCHEMA_VERSION} to {SCHEMA_VERSION}",
-            f"use the version of mbc that wrote it ({short(document.get('mbc'))}), or {_AGAIN}",
+            f"{name} is a plan of schema version {short(document.get('schema'))}, this mbc reads {SCHEMA_VERSION}",
+            elsewhere,
         )
     if document.get(CHECKSUM) != content_checksum(document):
         raise MbcError(
@@ -73,7 +73,8 @@ def load_plan(text: str, name: str) -> Plan:
         return decode_plan(document)
     except BadField as bad:
         place = f"at {bad.path}: " if bad.path else ""
-        raise MbcError(bad.code, f"{name} is not a valid plan: {place}{bad.message}", _AGAIN) from None
+        remedy = elsewhere if bad.code == MISSING_OR_UNKNOWN else _AGAIN
+        raise MbcError(bad.code, f"{name} is not a valid plan: {place}{bad.message}", remedy) from None
 
 
 def _parse(text: str, name: str) -> dict[str, Any]:

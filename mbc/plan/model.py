@@ -12,8 +12,7 @@ from enum import StrEnum
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, Layout
 
-SCHEMA_VERSION = 4
-OLDEST_SCHEMA_VERSION = 3  # that can be read: it has no concurrent stream
+SCHEMA_VERSION = 5
 ALIGNMENT_BYTES = 256
 
 
@@ -38,13 +37,13 @@ class Mode(StrEnum):
 
 
 class Stream(StrEnum):
-    """Launches of one stream run in order. BESIDE: the concurrent stream, of kernels that run concurrently with those
-    of COMPUTE."""
+    """Launches of one stream run in order. CONCURRENT: the concurrent stream, of kernels that run concurrently with
+    those of COMPUTE."""
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
     TO_DEVICE = "to_device"
-    BESIDE = "beside"
+    CONCURRENT = "concurrent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One stay of some rows of one value, in one layout, in one space. `value` None: workspace.
+    """One live range of some rows of one value, in one layout, in one space. `value` None: workspace.
 
-    `alias` names the buffer whose bytes this one takes over (in-place operations, updates of states).
+    `alias` names the buffer whose bytes this one reuses (in-place operations, updates of states).
     Values that are views of one another (`flatten`) have one buffer, of the viewed value.
     """
 
@@ -174,10 +173,10 @@ class Bounds:
     bound of all plans. `live_bytes`: the peak live bytes of this plan, the lower bound of its placement. `fastest_us`:
     the best serial schedule: the fastest choice of kernels, divisions and layouts together, whatever workspace it
     takes, for the same candidates and fused groups. `nondeterministic_us`: the same with kernels that give other bits
-    in each run; 0 where these are admitted anyway. `within_us`: with the operations in this order no plan within the
-    budget is faster; 0 where this was not computed. All three are of serial schedules: a plan with a concurrent stream
-    may be faster. `beside_us`: the critical-path lower bound of plans with a concurrent stream, the same candidates and
-    fused groups, undivided where this one is; 0 where all kernels run serially.
+    in each run; 0 where these are admitted anyway. `within_budget_us`: with the operations in this order no plan within
+    the budget is faster; 0 where this was not computed. All three are of serial schedules: a plan with a concurrent
+    stream may be faster. `critical_path_us`: the critical-path lower bound of plans with a concurrent stream, the same
+    candidates and fused groups, undivided where this one is; 0 where all kernels run serially.
     """
 
     floor_bytes: int
@@ -185,13 +184,13 @@ class Bounds:
     live_bytes: int
     fastest_us: float
     nondeterministic_us: float = 0.0
-    within_us: float = 0.0
-    beside_us: float = 0.0
+    within_budget_us: float = 0.0
+    critical_path_us: float = 0.0
 
     @property
     def least_us(self) -> float:
         """The lower bound of plans whose kernels run as this one's do, concurrently or serially."""
-        return self.beside_us or max(self.fastest_us, self.within_us)
+        return self.critical_path_us or max(self.fastest_us, self.within_budget_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 _NAME = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 _NAMES = re.compile(rf"{_NAME.pattern}(\+{_NAME.pattern})*", re.ASCII)
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 MISSING_OR_UNKNOWN = "MBC114"
 WRONG_VALUE = "MBC115"
@@ -115,46 +118,66 @@ def choice(value: Any, enum: type[E]) -> E:
         raise BadField(f"{short(value)} is none of {known}") from None
 
 
-def keyed(value: Any, names: Sequence[str]) -> dict[str, Any]:
-    """An object with exactly these fields."""
+def keyed(value: Any, names: Sequence[str], defaults: Mapping[str, Any] = _NONE) -> dict[str, Any]:
+    """An object with exactly these fields; of those that have a default that is taken where it is missing."""
     if type(value) is not dict:
         raise BadField(f"expected an object, found {short(value)}")
     found = cast(dict[str, Any], value)
-    for key in names:
-        if key not in found:
+    missing = [key for key in names if key not in found]
+    for key in missing:
+        if key not in defaults:
             raise BadField(f"the field '{key}' is missing", code=MISSING_OR_UNKNOWN)
+    if missing:
+        found = found | {key: defaults[key] for key in missing}
     for key in found:
         if key not in names:
             raise BadField(f"unknown field '{key}'", code=MISSING_OR_UNKNOWN)
     return found
 
 
-def table(value: Any, columns: Sequence[str], read: Callable[[list[Any]], T]) -> tuple[T, ...]:
-    """The rows of a table, each read by `read`."""
+def table(
+    value: Any, columns: Sequence[str], read: Callable[[list[Any]], T], defaults: Mapping[str, Any] = _NONE
+) -> tuple[T, ...]:
+    """The rows of a table, each read by `read`, which gets all columns: those that have a default may be missing."""
     document = keyed(value, ("columns", "rows"))
-    if document["columns"] != list(columns):
-        raise BadField(f"expected the columns {', '.join(columns)}", "columns", MISSING_OR_UNKNOWN)
+    there = at("columns", each, document["columns"], string)
+    _check_columns(there, columns, defaults)
+    places = None if there == tuple(columns) else [there.index(c) if c in there else None for c in columns]
     found: list[T] = []
     row: Any
     for i, row in enumerate(at("rows", array, document["rows"])):
         try:
-            found.append(read(array(row, len(columns))))
+            cells = array(row, len(there))
+            if places is not None:
+                cells = [defaults[c] if p is None else cells[p] for c, p in zip(columns, places, strict=True)]
+            found.append(read(cells))
         except BadField as bad:
             raise bad.inside(f"rows[{i}]") from None
     return tuple(found)
 
 
+def _check_columns(there: Sequence[str], columns: Sequence[str], defaults: Mapping[str, Any]) -> None:
+    for column in there:
+        if column not in columns:
+            raise BadField(f"unknown column {short(column)}", "columns", MISSING_OR_UNKNOWN)
+    if list(there) != [c for c in columns if c in there or c not in defaults]:
+        raise BadField(f"expected the columns {', '.join(columns)}", "columns", MISSING_OR_UNKNOWN)
+
+
 def record(cls: type[T], value: Any, low: float = -math.inf) -> T:
-    """A dataclass from its fields by name. Numbers may not be below `low`."""
-    hints = _fields(cls)
-    document = keyed(value, tuple(hints))
-    return cls(**{key: at(key, _typed, document[key], hint, low) for key, hint in hints.items()})
+    """A dataclass from its fields by name, which may be missing where they have a default. Numbers may not be below
+    `low`."""
+    hints, defaults = _fields(cls)
+    keyed(value, tuple(hints), defaults)
+    return cls(**{key: at(key, _typed, value[key], hint, low) for key, hint in hints.items() if key in value})
 
 
 @cache
-def _fields(cls: type[Any]) -> dict[str, Any]:
+def _fields(cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Types and defaults by name."""
     hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls) if f.init or f.default is MISSING}
+    known = [f for f in fields(cls) if f.init or f.default is MISSING]
+    return {f.name: hints[f.name] for f in known}, {f.name: f.default for f in known if f.default is not MISSING}
 
 
 def _typed(value: Any, hint: Any, low: float) -> Any:

@@ -4,6 +4,12 @@ The file is one JSON object. Long lists are tables, `{"columns": [...], "rows": 
 dataclasses are objects with their fields by name. A span is `[source, line, column, length]`, `source` an index into
 `graph.sources`. An access is `[buffer, first row, row after the last, "r" | "w" | "a"]`. The last field is a checksum
 of the content, so that spaces and line ends may change but nothing else.
+
+The form grows without a new schema version: a later section, column or field comes with a default, which says what all
+files before it meant. A reader takes the default where a file lacks it: of columns and sections those in DEFAULTS, of
+fields of small dataclasses those of the dataclass. A writer writes all that it knows, in the order given here. What a
+reader does not know it refuses by its name (MBC114). The schema version rises where a file that is read so would mean
+something else; plans of another one are refused (MBC112).
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from mbc.plan.model import Mode
@@ -23,6 +30,11 @@ OPERATION_COLUMNS = ("name", "kind", "inputs", "outputs", "attributes", "span")
 STATE_COLUMNS = ("value", "initializer")
 BUFFER_COLUMNS = ("value", "start", "stop", "layout", "dtype", "size_bytes", "space", "alias", "offset")
 LAUNCH_COLUMNS = ("operations", "kernel", "settings", "time_us", "measured", "stream", "accesses")
+
+# What a file may lack, and what that means.
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {"host_limit_bytes": None, "span": None, "space": "arena", "alias": None, "stream": "compute"}
+)
 
 MODE_LETTERS = {Mode.READ: "r", Mode.WRITE: "w", Mode.ACCUMULATE: "a"}
 

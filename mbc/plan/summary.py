@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mbc.kernels.cuda import emulates_fp32
+from mbc.ops import KINDS
 from mbc.ops.fused import joined_kind
 from mbc.plan.group import title
 from mbc.plan.live import lifetimes
-from mbc.plan.model import Buffer, Copy, Launch, Mode, Plan, Program, Space
+from mbc.plan.model import Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +18,16 @@ class OperationSummary:
     """All launches of one operation, one fused group, or one conversion or copy of a value.
 
     `name`: of the operation, or the title of a fused group; for a conversion `value -> layout` (with the number
-    of the occurrence from the second on). `kernels`: each distinct one, with its settings. `micro_batches`: rows of
-    each launch, in order. `layouts`: of inputs and outputs, as in the accesses. `workspace_bytes`: the most that one
-    launch takes. `output_bytes`: what it writes, workspace excluded. `lifetime`: [first write, last read + 1) of what
-    it writes, in launches of its program.
+    of the occurrence from the second on). `kernels`: each distinct one, with its settings. `emulated_fp32`: whether one
+    of them emulates fp32. `micro_batches`: rows of each launch, in order. `layouts`: of inputs and outputs, as in the
+    accesses. `workspace_bytes`: the most that one launch takes. `output_bytes`: what it writes, workspace excluded.
+    `lifetime`: [first write, last read + 1) of what it writes, in launches of its program.
     """
 
     name: str
     kind: str
     kernels: tuple[str, ...]
+    emulated_fp32: bool
     micro_batches: tuple[int, ...]
     layouts: tuple[str, ...]
     time_us: float
@@ -83,6 +86,7 @@ def _summary(
         name=name,
         kind=kind or ("copy" if isinstance(first.work, Copy) else "convert"),
         kernels=tuple(dict.fromkeys(map(kernel_name, launches))),
+        emulated_fp32=any(_emulates(plan, launch) for launch in launches),
         micro_batches=tuple(_rows(plan, launch) for launch in launches),
         layouts=tuple(str(buffer.layout) for buffer in operands),
         time_us=sum(launch.work.time_us for launch in launches),
@@ -104,6 +108,20 @@ def kernel_name(launch: Launch) -> str:
     work = launch.work
     settings = " ".join(f"{key}={value}" for key, value in work.settings)
     return f"{work.provider}/{work.name}" + (f" {settings}" if settings else "")
+
+
+def _emulates(plan: Plan, launch: Launch) -> bool:
+    work = launch.work
+    return isinstance(work, Kernel) and emulates_fp32(work.provider, work.name, plan.graph.precision)
+
+
+def emulated_share(plan: Plan, program: Program) -> tuple[int, int]:
+    """How many convolutions and linear layers of a program, gradients included, run in emulated fp32, and how many
+    there are."""
+    products = {op.name for op in (*plan.graph.train, *plan.graph.infer) if KINDS[op.kind].flops is not None}
+    run = {name for launch in program.launches for name in launch.operations}
+    emulated = {name for launch in program.launches if _emulates(plan, launch) for name in launch.operations}
+    return len(products & emulated), len(products & run)
 
 
 def _rows(plan: Plan, launch: Launch) -> int:

@@ -3,6 +3,7 @@
 * `model`: a profile as planning sees it
 * `signature`: a request as text
 * `schema`: the tables of a profile's file
+* `migrate`: profiles of earlier schema versions brought up to date
 * `read`: a profile from its file
 * `writer`: adding to a profile's file
 * `locate`: where profiles lie, the bundled ones too, and which of them is good for a GPU
@@ -10,6 +11,6 @@
 * `diff`: what differs between two profiles
 * `interpolate`: times between measured micro-batch sizes
 * `scale`: times of fewer rows from a larger size
-* `kernel_editions`: measurements of earlier editions of mbc's own kernels
+* `kernel_versions`: measurements of earlier versions of mbc's own kernels
 * `measured_workspace`: workspaces that kernels were measured with
 """

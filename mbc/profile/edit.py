@@ -1,4 +1,4 @@
-"""New profiles out of those that are there: several merged, and the part of one that a planner can use."""
+"""Merges profiles, and extracts the part of one that a planner can use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.kernels.cuda import emulates_fp32
 from mbc.profile.model import Extent, Measurement, Profile
 from mbc.profile.schema import COMPRESSED
 from mbc.profile.signature import read_signature, rows_of
@@ -23,7 +24,7 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
     `first`, which wins also where both are of one time. MBC076 where the machines are not alike.
 
     A request's extent is the wider one; where both were limited in words, both are said. Constants and overheads are
-    those of `first`, where it has them. Times of earlier editions are kept for planning, but in no file.
+    those of `first`, where it has them. Times of earlier versions are kept for planning, but in no file.
     """
     if not first.identity.alike(second.identity):
         raise MbcError(
@@ -77,9 +78,9 @@ def _union(best_first: list[dict[CandidateKey, Measurement]]) -> Mapping[Candida
 def _wider(best_first: list[Extent]) -> Extent:
     limit = max(e.workspace_limit_bytes for e in best_first)
     widest = [e for e in best_first if e.workspace_limit_bytes == limit]
-    widest = [e for e in widest if not e.for_parts] or widest
+    widest = [e for e in widest if not e.micro_batches_only] or widest
     words = dict.fromkeys(e.left_out for e in widest if e.left_out)
-    return Extent(limit, "; ".join(words), best_first[0].date, widest[0].for_parts)
+    return Extent(limit, "; ".join(words), best_first[0].date, widest[0].micro_batches_only)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -111,7 +112,8 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 def shippable(profile: Profile) -> Profile:
     """What a planner can use of a profile: of each request and layouts the candidates that no other beats in time,
-    time when adding and workspace together (deterministic ones among themselves). Those run once only stay out."""
+    time when adding and workspace together (deterministic ones among themselves, and those that do not emulate fp32).
+    Those run once only stay out."""
     fronts = {key: _front(found) for key, found in profile.measurements.items()}
     return replace(profile, measurements={key: front for key, front in fronts.items() if front})
 
@@ -147,6 +149,7 @@ def _beats(a: Measurement, b: Measurement) -> bool:
         a.layouts == b.layouts
         and a.workspace_bytes <= b.workspace_bytes
         and a.deterministic >= b.deterministic
+        and emulates_fp32(a.provider, a.name) <= emulates_fp32(b.provider, b.name)
         and adds
     )
 

@@ -1,4 +1,4 @@
-"""Where profiles lie, and which of them is good for planning for a GPU."""
+"""Where profiles are stored, and which of them applies to a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With how much workspace a profile's kernels were run: what the workspaces of a plan are held against."""
+"""The workspaces with which a profile's kernels were run, against which those of a plan are checked."""
 
 from __future__ import annotations
 

@@ -105,18 +105,18 @@ class Extent:
 
     `workspace_limit_bytes`: candidates that need more were not measured. `left_out` says in words what else was not:
     engines after the best eight, sizes that no division can use. `date` of the last measurement, in UTC as
-    `2026-11-21T10:55:03`; the writer of a file fills it in. `for_parts`: what a micro-batch of so many rows gains
-    nothing by was left out, so that a batch of as many rows has still to be measured.
+    `2026-11-21T10:55:03`; the writer of a file fills it in. `micro_batches_only`: what a micro-batch of so many rows
+    gains nothing by was left out, so that a batch of as many rows has still to be measured.
     """
 
     workspace_limit_bytes: int
     left_out: str = ""
     date: str = ""
-    for_parts: bool = False
+    micro_batches_only: bool = False
 
     def covers(self, workspace_limit_bytes: int, whole: bool) -> bool:
         """Whether nothing is missed up to a limit of workspace, for a whole batch or a part of one."""
-        return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.for_parts)
+        return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Profile:
     `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
     those of `mbc.hardware.transfers.link_constants`. `stale`: of another machine than the one planned for, and used all
     the same: its times count as estimates. `earlier`: likewise times of today's own kernels, measured before they were
-    rewritten (`mbc.profile.kernel_editions`).
+    rewritten (`mbc.profile.kernel_versions`).
     """
 
     identity: Identity

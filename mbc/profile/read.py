@@ -11,13 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.profile.kernel_editions import current
+from mbc.profile.kernel_versions import current
+from mbc.profile.migrate import migrate
 from mbc.profile.model import Extent, Measurement, Overhead, Profile
 from mbc.profile.schema import (
     COLUMNS,
     COMPRESSED,
-    DATED_VERSION,
-    SAYS_FOR_PARTS,
+    SCHEMA_VERSION,
     check_version,
     explained,
     identity_of,
@@ -56,9 +56,6 @@ def _read_once(path: Path, state: tuple[int | bytes, ...]) -> Profile:
 
 def _read(path: Path) -> Profile:
     with explained(path), closing(_opened(path)) as connection:
-        version = check_version(connection, path)
-        date = "date" if version >= DATED_VERSION else "''"
-        for_parts = "for_parts" if version > DATED_VERSION else f"({SAYS_FOR_PARTS})"
         identity = identity_of(connection, path)
         measurements: dict[str, list[Measurement]] = {}
         query = f"SELECT signature, {COLUMNS} FROM candidate JOIN request ON request = id ORDER BY id"
@@ -68,9 +65,9 @@ def _read(path: Path) -> Profile:
             overheads = tuple(
                 Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
             )
-            columns = f"signature, workspace_limit_bytes, left_out, {date}, {for_parts}"
+            columns = "signature, workspace_limit_bytes, left_out, date, micro_batches_only"
             rows = connection.execute(f"SELECT {columns} FROM request")
-            extents = {key: Extent(*row, for_parts=bool(parts)) for key, *row, parts in rows}
+            extents = {key: Extent(*row, micro_batches_only=bool(only)) for key, *row, only in rows}
             constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
         except (ValueError, TypeError) as error:
             raise MbcError(
@@ -81,6 +78,23 @@ def _read(path: Path) -> Profile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    """The profile as one of today's schema version: where the file is of an earlier one, a copy in memory."""
+    connection = _file(path)
+    try:
+        version = check_version(connection, path)
+        if version == SCHEMA_VERSION:
+            return connection
+        copy = sqlite3.connect(":memory:")
+        connection.backup(copy)
+        migrate(copy, version)
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return copy
+
+
+def _file(path: Path) -> sqlite3.Connection:
     if path.suffix != COMPRESSED:
         return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_S)
     try:

@@ -1,4 +1,4 @@
-"""How a profile is stored in an SQLite file: its tables, what a row says, and what may be wrong with it."""
+"""The SQLite schema of a profile: tables, rows, and validation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from mbc.ir.types import Layout
 from mbc.profile.model import Identity, Measurement
 
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
-SCHEMA_VERSION = 4
-OLDEST_VERSION = 2  # that is still read; it lacks the dates of requests
-DATED_VERSION = 3  # it lacks `for_parts`, and says it in words
+SCHEMA_VERSION = 5
+OLDEST_VERSION = 2  # that is still read (`mbc.profile.migrate`)
 COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
 
 SCHEMA = """
@@ -29,7 +28,7 @@ CREATE TABLE request (
   row_count INTEGER NOT NULL,
   workspace_limit_bytes INTEGER NOT NULL,  -- candidates that need more were not measured
   left_out TEXT NOT NULL,       -- what else was not, in words
-  for_parts INTEGER NOT NULL DEFAULT 0,  -- what a micro-batch gains nothing by was left out, too
+  micro_batches_only INTEGER NOT NULL DEFAULT 0,  -- what a micro-batch gains nothing by was left out, too
   date TEXT NOT NULL DEFAULT '' -- of the measurement, UTC, YYYY-MM-DDTHH:MM:SS
 );
 CREATE TABLE candidate (
@@ -54,7 +53,6 @@ CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INT
   PRIMARY KEY (what, subject)) WITHOUT ROWID;
 CREATE TABLE constant (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
-SAYS_FOR_PARTS = "left_out LIKE '%were dominated at%' OR left_out LIKE '%gain nothing from sizes below%'"
 COLUMNS = (
     "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
     "error, refused, accumulate_us, dominated"
@@ -100,7 +98,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> int:
     if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         raise MbcError(
             "MBC075",
-            f"the profile '{path}' has schema version {version}, this mbc reads version {SCHEMA_VERSION}",
+            f"the profile '{path}' has schema version {version}, this mbc reads version {OLDEST_VERSION} to "
+            f"{SCHEMA_VERSION}",
             "measure again, or use the mbc that wrote it",
         )
     return version
@@ -129,7 +128,7 @@ def _layouts(text: str) -> tuple[Layout, ...]:
 
 def measurement_of(row: tuple[Any, ...]) -> Measurement:
     provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
-    adding_us, once = more
+    accumulating_us, once = more
     return Measurement(
         provider,
         name,
@@ -143,7 +142,7 @@ def measurement_of(row: tuple[Any, ...]) -> Measurement:
         tuple(notes.split(",")) if notes else (),
         error,
         refused,
-        adding_us,
+        accumulating_us,
         bool(once),
     )
 

@@ -13,13 +13,12 @@ from types import TracebackType
 
 from mbc.errors import MbcError
 from mbc.kernels.base import Request
+from mbc.profile.migrate import migrate
 from mbc.profile.model import Extent, Identity, Measurement, Overhead
 from mbc.profile.schema import (
     APPLICATION_ID,
     COLUMNS,
     COMPRESSED,
-    DATED_VERSION,
-    SAYS_FOR_PARTS,
     SCHEMA,
     SCHEMA_VERSION,
     check_version,
@@ -52,7 +51,8 @@ def _fold_log(connection: sqlite3.Connection) -> None:
 
 
 class ProfileWriter:
-    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file.
+    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file. One of
+    an earlier schema version is brought up to date first.
 
     Raises MBC076 when the file is of another GPU or another cuDNN, and what `read_profile` raises.
     """
@@ -98,12 +98,8 @@ class ProfileWriter:
                     f"the profile '{self.path}' was measured on {found}, this is {identity}",
                     "write to another file: times of two machines are never mixed",
                 )
-            if version < DATED_VERSION:
-                self._connection.execute("ALTER TABLE request ADD COLUMN date TEXT NOT NULL DEFAULT ''")
             if version < SCHEMA_VERSION:
-                self._connection.execute("ALTER TABLE request ADD COLUMN for_parts INTEGER NOT NULL DEFAULT 0")
-                self._connection.execute(f"UPDATE request SET for_parts = 1 WHERE {SAYS_FOR_PARTS}")
-                self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                migrate(self._connection, version)
 
     def _follow_log(self) -> None:
         """Write through a log: readers are never kept waiting while measurements trickle in, and what a kill leaves is
@@ -153,17 +149,17 @@ class ProfileWriter:
         with explained(self.path), self._transaction():
             connection = self._connection
             connection.execute(
-                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out, date, for_parts) "
+                "INSERT INTO request (signature, row_count, workspace_limit_bytes, left_out, date, micro_batches_only) "
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET workspace_limit_bytes = "
                 "excluded.workspace_limit_bytes, left_out = excluded.left_out, date = excluded.date, "
-                "for_parts = excluded.for_parts",
+                "micro_batches_only = excluded.micro_batches_only",
                 (
                     key,
                     rows,
                     extent.workspace_limit_bytes,
                     extent.left_out,
                     extent.date or _now(),
-                    int(extent.for_parts),
+                    int(extent.micro_batches_only),
                 ),
             )
             identity = connection.execute("SELECT id FROM request WHERE signature = ?", (key,)).fetchone()[0]

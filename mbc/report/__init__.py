@@ -7,7 +7,7 @@
 * `memory`: memory of a program as a curve in text
 * `techniques`: what a plan recomputes, offloads and divides
 * `roofline`: `mbc show --roofline`
-* `staircase`: `mbc show --staircase`
+* `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
 * `equivalence`: `mbc check`

@@ -12,7 +12,7 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, Floor
 from mbc.plan.model import Plan, Program
 from mbc.report.columns import Column, render
-from mbc.report.tables import heading, time_cell
+from mbc.report.tables import heading, kernels_cell, time_cell
 from mbc.units import show_size, show_time
 
 _OPERATIONS = (
@@ -126,7 +126,7 @@ def _operations_table(found: Sequence[Limit], width: int, limit: int | None) -> 
     if limit is not None and limit < len(shown):
         worst = sorted(shown, key=lambda one: (-one.lost_us, one.summary.first_launch))[:limit]
         shown = sorted(worst, key=lambda one: one.summary.first_launch)
-    rows = [(one.summary.name, one.summary.kind, " | ".join(one.summary.kernels), *_figures([one])) for one in shown]
+    rows = [(one.summary.name, one.summary.kind, kernels_cell(one.summary), *_figures([one])) for one in shown]
     lines = [render(_OPERATIONS, rows, width)]
     if len(shown) < len(found):
         lost_us = sum(one.lost_us for one in found) - sum(one.lost_us for one in shown)

@@ -1,4 +1,4 @@
-"""The tables of a plan. Times that are estimates, not measurements, are marked `~`."""
+"""The tables of a plan. Times that are estimates, not measurements, are marked `~`; kernels of emulated fp32 `*`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from itertools import groupby
 
 from mbc.plan.group import title
 from mbc.plan.live import rounded
-from mbc.plan.memory import memory_curve, taken_at
+from mbc.plan.memory import live_values_at, memory_curve
 from mbc.plan.model import Plan, Program, Target
 from mbc.plan.prefetch import prefetch_bytes
-from mbc.plan.summary import OperationSummary
+from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
+EMULATED = " *"  # behind kernels of emulated fp32
 NO_PROFILE = "none of this GPU, times are estimated"
 
 _OPERATIONS = (
@@ -71,7 +72,7 @@ def operations_table(summaries: Sequence[OperationSummary], width: int | None, l
         (
             s.name,
             s.kind,
-            " | ".join(s.kernels),
+            kernels_cell(s),
             micro_batches(s.micro_batches),
             layouts(s.layouts),
             time_cell(s.time_us, s.estimated),
@@ -115,7 +116,7 @@ def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str
 
 
 def peak_table(plan: Plan, program: Program, width: int | None = None) -> str:
-    """What takes the arena when most of it is taken: by kind, and the largest values."""
+    """Live bytes at the peak: by kind, and the largest values."""
     curve = memory_curve(plan, program)
     peak = curve.peak_launch
     total = curve.total_bytes[peak]
@@ -127,7 +128,7 @@ def peak_table(plan: Plan, program: Program, width: int | None = None) -> str:
 
 
 def _largest(plan: Plan, program: Program, launch: int, width: int | None) -> str:
-    taken = [t for t in taken_at(plan, program, launch) if t.size_bytes]
+    taken = [t for t in live_values_at(plan, program, launch) if t.size_bytes]
     rows = [(t.value or "-", str(t.kind), show_size(t.size_bytes), f"{t.start}..{t.stop}") for t in taken[:LARGEST]]
     columns = (
         Column("largest then", shrinks=True, least=18), Column("kind"), Column("memory", right=True),
@@ -168,6 +169,7 @@ def totals_text(plan: Plan) -> str:
             time_cell(predictions.infer_us, predictions.infer_low_us < predictions.infer_high_us),
             within(predictions.infer_low_us, predictions.infer_high_us).rstrip("; "),
         ),
+        *_emulated_rows(plan),
         ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),
         ("overhead", show_size(predictions.overhead_bytes), overhead),
@@ -195,14 +197,14 @@ def totals_text(plan: Plan) -> str:
             over(predictions.arena_bytes, bounds.floor_bytes),
         ),
     ]
-    if bounds.within_us > bounds.fastest_us:
-        least = time_cell(bounds.within_us, guess), over(predictions.train_us, bounds.within_us)
+    if bounds.within_budget_us > bounds.fastest_us:
+        least = time_cell(bounds.within_budget_us, guess), over(predictions.train_us, bounds.within_budget_us)
         limits.insert(1, ("best serial schedule within the budget (knapsack)", *least))
     if bounds.nondeterministic_us:
         price = time_cell(bounds.nondeterministic_us, guess), over(predictions.train_us, bounds.nondeterministic_us)
         limits.insert(1, ("best serial schedule without deterministic = true", *price))
-    if bounds.beside_us:
-        least = time_cell(bounds.beside_us, guess), over(predictions.train_us, bounds.beside_us)
+    if bounds.critical_path_us:
+        least = time_cell(bounds.critical_path_us, guess), over(predictions.train_us, bounds.critical_path_us)
         limits.insert(0, ("critical-path lower bound", *least))
     totals = render((Column("in all"), Column("", right=True), Column("")), rows)
     return (
@@ -212,12 +214,23 @@ def totals_text(plan: Plan) -> str:
     )
 
 
+def _emulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """None where nothing is emulated."""
+    emulated, products = emulated_share(plan, plan.train)
+    what = "convolutions and linear layers of the step, marked * above"
+    return [("emulated fp32", f"{emulated} of {products}", what)] if emulated else []
+
+
 def over(figure: float, bound: float) -> str:
     """How far a figure is above its bound."""
     if bound <= 0:
         return "-"
     percent = 100 * (figure / bound - 1)
     return f"{0.0 if abs(percent) < 0.005 else percent:.2f} %"
+
+
+def kernels_cell(summary: OperationSummary) -> str:
+    return " | ".join(summary.kernels) + (EMULATED if summary.emulated_fp32 else "")
 
 
 def time_cell(time_us: float, estimated: bool) -> str:

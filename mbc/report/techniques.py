@@ -56,7 +56,7 @@ def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
 def techniques_text(plan: Plan, program: Program, width: int | None, limit: int = LONGEST) -> str:
     """Tables of what was done and of stalls; nothing for a plan that needs no technique."""
     found = techniques(plan, program)
-    if not (found.recomputed or found.offloaded or found.divided or found.handed_on):
+    if not (found.recomputed or found.offloaded or found.divided or found.depth_first):
         return ""
     waits = stalls(program, predicted_timeline(plan, program))
     parts = [_overview(plan, program, found, waits)]
@@ -66,7 +66,7 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
         parts.append(_offloaded_table(found, waits, width, limit))
     if found.divided:
         parts.append(_divided_table(found, width, limit))
-    if found.handed_on:
+    if found.depth_first:
         parts.append(_depth_first_table(found, width, limit))
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
@@ -78,13 +78,13 @@ def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
         "recomputed": [asdict(r) for r in found.recomputed],
         "offloaded": [asdict(o) for o in found.offloaded],
         "divided": [asdict(d) for d in found.divided],
-        "handed_on": [asdict(h) for h in found.handed_on],
+        "depth_first": [asdict(h) for h in found.depth_first],
         "stalls": [asdict(s) for s in stalls(program, predicted_timeline(plan, program))],
     }
 
 
 def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[Stall]) -> str:
-    recomputed_away, offloaded_away = found.away_bytes(memory_curve(plan, program).peak_launch)
+    recomputed_away, offloaded_away = found.absent_bytes(memory_curve(plan, program).peak_launch)
     recompute_us = sum(r.time_us for r in found.recomputed)
     copies_us, stall_us = sum(o.time_us for o in found.offloaded), sum(s.time_us for s in waits)
     # A share of the kernels' time, which is what the step would take without them.
@@ -97,8 +97,8 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
         ("offloaded", _count(len(found.offloaded), "stay"),
          f"{show_time(copies_us)} of copies, {show_time(stall_us)} of it not hidden", show_size(offloaded_away)),
         ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
-        ("depth-first", _count(len(found.handed_on), "value"),
-         f"{show_size(sum(h.saved_bytes for h in found.handed_on))} never live as a whole", "-"),
+        ("depth-first", _count(len(found.depth_first), "value"),
+         f"{show_size(sum(h.saved_bytes for h in found.depth_first))} never live as a whole", "-"),
     ]  # fmt: skip
     used = [row for row in rows if not row[1].startswith("0 ")]
     columns = (Column("technique"), Column(""), Column("cost"), Column("saved at the peak", right=True))
@@ -154,7 +154,7 @@ def _divided_table(found: Techniques, width: int | None, limit: int) -> str:
 
 
 def _depth_first_table(found: Techniques, width: int | None, limit: int) -> str:
-    ordered = sorted(found.handed_on, key=lambda h: (-h.saved_bytes, h.value))
+    ordered = sorted(found.depth_first, key=lambda h: (-h.saved_bytes, h.value))
     rows = [(h.value, str(h.rows), show_size(h.saved_bytes)) for h in ordered[:limit]]
     columns = (
         Column("depth-first micro-batches", shrinks=True, least=18), Column("rows", right=True),

@@ -1,7 +1,7 @@
-// Products of matrices through cuBLASLt: one algorithm per distinct row, taken once from the list that its heuristics
+// GEMMs through cuBLASLt: one algorithm per distinct row, taken once from the list that its heuristics
 // give within the planned workspace. All matrices are row-major: x [rows, inputs], w [outputs, inputs], y [rows,
-// outputs]; to cuBLASLt, which counts by column, each is its own transpose. A linear layer is such a product, and so is a
-// 1 x 1 convolution of images whose channels lie last: a row is a pixel.
+// outputs]; to cuBLASLt, which counts by column, each is its own transpose. A linear layer is such a GEMM, and so is a
+// 1 x 1 convolution, channels last: a row is a pixel.
 //
 // Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
 
@@ -84,7 +84,7 @@ class Preference {
   cublasLtMatmulPreference_t raw_ = nullptr;
 };
 
-// One prepared product: d = a * b, plus what d held where the row accumulates.
+// One prepared GEMM: d = a * b, added to d where the row accumulates.
 class Product {
  public:
   Product(cublasLtHandle_t handle, const MatmulRow& row, const int64_t* offsets)

@@ -57,10 +57,12 @@ def made_up(noise: float = 0.0, rows: tuple[int, ...] = (8, 16, 32, 64), bare: b
     requests += [relu(n, c) for n in rows for c in (64, 96, 128, 160, 192, 224, 256, 512)]
     for request in requests:
         found = [
-            measurement(c, e.time_us(BARE if "bare" in e.variant else TRUE) * float(np.exp(random.normal(0, noise))), 1)
+            measurement(
+                c, e.time_us(BARE if "no_workspace" in e.variant else TRUE) * float(np.exp(random.normal(0, noise))), 1
+            )
             for p in ESTIMATING
             for c, e in p.estimated(request, calibrated(H200, None))
-            if bare or "bare" not in e.variant
+            if bare or "no_workspace" not in e.variant
         ]
         measurements[signature(request)] = tuple(found)
     return Profile(Identity(H200.name, "sm_90", 132, "1", 91900, "2026-01-01"), measurements)
@@ -74,13 +76,15 @@ def exact() -> Profile:
 def test_shares_come_back(exact: Profile) -> None:
     found, _ = calibrate(exact)
     for key, shares in found.shares.items():
-        wanted = BARE if "bare" in key else TRUE
-        if "bare" not in key and "converted" not in key:  # there the rest is lost beside the arithmetic
+        wanted = BARE if "no_workspace" in key else TRUE
+        if "no_workspace" not in key and "converted" not in key:  # there the rest is lost beside the arithmetic
             assert shares.starts == pytest.approx(wanted.starts, rel=0.15), key
             assert shares.memory == pytest.approx(wanted.memory, rel=0.1), key
         if not key.startswith("mbc"):
             assert shares.arithmetic == pytest.approx(wanted.arithmetic, rel=0.1), key
-    assert {"cudnn convolution half straight", "cudnn convolution half bare converted", "mbc relu"} <= set(found.shares)
+    assert {"cudnn convolution half straight", "cudnn convolution half no_workspace converted", "mbc relu"} <= set(
+        found.shares
+    )
     assert found.spreads[ALL].error < 0.03
     assert found.gpu == H200.name and found.requests == len(exact.measurements)
 
@@ -110,7 +114,7 @@ def test_noise_is_reported() -> None:
 
 def test_what_was_seldom_found_is_not_fitted() -> None:
     found, _ = calibrate(made_up(bare=False))
-    assert not [key for key in found.shares if "bare" in key]
+    assert not [key for key in found.shares if "no_workspace" in key]
     assert "cudnn convolution half straight" in found.shares
 
 

@@ -82,7 +82,7 @@ def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
     assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["failed"]
     assert cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["needed_gb"] > 0
     plain = CARD.plain(small()).options
-    assert plain.without == {"offload", "recompute", "split"} and plain.workspace_limit_bytes == 512 << 20
+    assert plain.without == {"offload", "recompute", "micro_batches"} and plain.workspace_limit_bytes == 512 << 20
 
 
 def row(**changes: Any) -> dict[str, Any]:

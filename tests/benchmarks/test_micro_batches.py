@@ -39,7 +39,7 @@ MIB = 1 << 20
 
 
 def operation(name: str, time_us: float, rows: tuple[int, ...] = (256,)) -> OperationSummary:
-    return OperationSummary(name, "convolution", ("k",), rows, (), time_us, False, 0, 0, 0, (0, 1))
+    return OperationSummary(name, "convolution", ("k",), False, rows, (), time_us, False, 0, 0, 0, (0, 1))
 
 
 def asked(**more: Any) -> argparse.Namespace:

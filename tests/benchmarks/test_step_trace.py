@@ -80,7 +80,7 @@ def test_the_nth_run_of_a_kernel_is_that_of_the_nth_launch() -> None:
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     job = example("alexnet", ("batch", "8"), ("size", "64"), ("width", "8"), ("classes", "10"))
-    return Card("h200", None).unlimited(job.with_options(without=frozenset({"beside"}))).plan()
+    return Card("h200", None).unlimited(job.with_options(without=frozenset({"concurrent_stream"}))).plan()
 
 
 def twice_as_long(plan: Plan, gap_us: float) -> tuple[list[list[str]], list[tuple[str, float, float]]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mbc import compiler
 from mbc.codegen import toolchain
 from mbc.codegen.toolchain import Places
 from mbc.units import show_range
@@ -48,7 +47,7 @@ def test_compile_says_what_was_decided(mbc):
 
 def test_compile_as_json(mbc):
     done = mbc("compile", "tiny.mbc", "-o", "out/net", "--gpu", "t4", "--set", "batch=16", "--json",
-               "--without", "beside")  # fmt: skip
+               "--without", "concurrent_stream")  # fmt: skip
     assert done.code == 0, done.err
     figures = done.json
     assert figures["batch"] == 16 and figures["architecture"] == "sm_75" and figures["package"] == "out/net"
@@ -69,10 +68,7 @@ def test_compile_twice_needs_force(mbc):
 
 
 def test_an_output_that_exists_is_refused_before_planning(mbc, monkeypatch):
-    def plan(*_):
-        raise AssertionError("planned")
-
-    monkeypatch.setattr(compiler, "compile_plan", plan)
+    monkeypatch.setattr("mbc.compiler.search", None)
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/own").write_text("")
@@ -100,7 +96,26 @@ def test_errors_of_the_source_are_shown_with_their_place(mbc):
 
 def test_dumped_stages(mbc):
     assert mbc("compile", "tiny.mbc", *FP64, "--dump-stages", "stages").code == 0
-    assert len(list(Path("stages").glob("*.txt"))) >= 3
+    dumped = [path.stem.partition("_")[2] for path in sorted(Path("stages").glob("*.txt"))]
+    assert dumped == ["parse", "verify_network", "find_device", "differentiate", "search"]
+
+
+def test_the_seconds_that_are_printed_are_those_of_all_stages(mbc, monkeypatch):
+    """By a clock that counts how often it is read, twice a stage: each takes a second."""
+    reads: list[float] = []
+
+    def clock() -> float:
+        reads.append(float(len(reads)))
+        return reads[-1]
+
+    monkeypatch.setattr("mbc.stages.perf_counter", clock)
+    figures = mbc("compile", "tiny.mbc", *FP64, "--json").json
+    stages = figures["stage_seconds"]
+    first, *_, last = stages
+    assert (first, last) == ("parse", "build package")
+    assert sum(stages.values()) == len(reads) / 2
+    named = [figures[f"{what}_seconds"] for what in ("measure", "plan", "build")]
+    assert named == [1.0 + 1.0, sum(stages.values()) - 3.0, 1.0] and sum(named) == sum(stages.values())
 
 
 def test_stages_that_cannot_be_written(mbc):

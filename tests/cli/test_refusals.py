@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mbc import compiler
+from mbc import constraints
 from mbc.hardware import target
 from mbc.hardware.target import LocalGpu
 from mbc.kernels import PROVIDERS
@@ -36,7 +36,7 @@ def test_unknown_gpu_of_this_machine(mbc, monkeypatch):
 
 
 def test_no_kernel(mbc, monkeypatch):
-    monkeypatch.setattr(compiler, "PROVIDERS", ())
+    monkeypatch.setattr(constraints, "PROVIDERS", ())
     error = refused(mbc, *H200)
     assert "error MBC200: no kernel can run '" in error and " in fp32\n" in error
     assert "tiny.mbc:" in error and "^" in error
@@ -46,7 +46,8 @@ def test_a_provider_that_lacks_kernels_names_one_that_has_them(mbc):
     error = refused(mbc, *H200, "--provider", "cublaslt")
     assert "error MBC200: no kernel among cublaslt can run '" in error
     remedy = error.split("help: add one that can: ")[1].split()
-    assert remedy[:2] == ["--provider", "cublaslt"] and remedy[2] in PROVIDER_NAMES
+    assert remedy[:3] == ["--provider", "cublaslt", "--provider"] and remedy[3] in PROVIDER_NAMES
+    assert "error MBC200" not in mbc("show", "tiny.mbc", *H200, *remedy).err
 
 
 def test_workspace_limit_too_small(mbc):
@@ -69,7 +70,7 @@ def test_no_deterministic_kernel(mbc, monkeypatch):
         def candidates(self, request, device):
             return [dataclasses.replace(c, deterministic=False) for c in self._provider.candidates(request, device)]
 
-    monkeypatch.setattr(compiler, "PROVIDERS", tuple(map(Unsteady, PROVIDERS)))
+    monkeypatch.setattr(constraints, "PROVIDERS", tuple(map(Unsteady, PROVIDERS)))
     error = refused(mbc, *H200, "--set", "train.deterministic=true")
     assert "error MBC202: '" in error and "has no deterministic kernel\n" in error
     assert "set deterministic = false" in error

@@ -116,10 +116,10 @@ def test_unknown_gpu(mbc, capsys):
     assert main(["gpus", "--json"]) == 0
 
 
-def test_the_staircase(mbc, package):
-    stairs = mbc("show", "tiny.mbc", "--gpu", "h200", "--staircase", "--json").json
-    assert [len(s["without"]) for s in stairs] == [0, 1, 2, 3, 4]
-    assert all(s["fits"] and s["figures"]["arena_bytes"] > 0 for s in stairs)
-    assert "over the first" in mbc("show", "tiny.mbc", "--gpu", "h200", "--staircase", "--without", "split").out
-    refused = mbc("show", package, "--staircase")
+def test_the_ablation(mbc, package):
+    ablations = mbc("show", "tiny.mbc", "--gpu", "h200", "--ablation", "--json").json
+    assert [len(s["without"]) for s in ablations] == [0, 1, 2, 3, 4]
+    assert all(s["fits"] and s["figures"]["arena_bytes"] > 0 for s in ablations)
+    assert "over the first" in mbc("show", "tiny.mbc", "--gpu", "h200", "--ablation", "--without", "micro_batches").out
+    refused = mbc("show", package, "--ablation")
     assert refused.code == 1 and "error MBC188" in refused.err

@@ -36,7 +36,7 @@ train { optimizer = sgd(momentum=0.9) }
 def test_without_split_nothing_is_divided(mbc):
     divided, _ = worked(mbc, "--workspace-limit", "64MiB")
     assert any(len(rows) > 1 for rows in divided.values())
-    whole, _ = worked(mbc, "--workspace-limit", "64MiB", "--without", "split")
+    whole, _ = worked(mbc, "--workspace-limit", "64MiB", "--without", "micro_batches")
     assert all(len(rows) == 1 for rows in whole.values())
 
 
@@ -51,10 +51,20 @@ def test_techniques_are_named_together_or_one_by_one():
         return options(parse(["show", "net.mbc", *words])).without
 
     assert of() == frozenset()
-    assert of("--without", "offload, split") == of("--without", "offload", "--without", "split") == {"offload", "split"}
+    assert (
+        of("--without", "offload, micro_batches")
+        == of("--without", "offload", "--without", "micro_batches")
+        == {"offload", "micro_batches"}
+    )
 
 
 def test_an_unknown_technique(capsys):
     with pytest.raises(SystemExit):
         parse(["show", "net.mbc", "--without", "magic"])
-    assert "'magic' is none of offload, recompute, split, workspace" in capsys.readouterr().err
+    assert "'magic' is none of offload, recompute, micro_batches, workspace" in capsys.readouterr().err
+
+
+def test_a_technique_by_its_former_name(capsys):
+    with pytest.raises(SystemExit):
+        parse(["show", "net.mbc", "--without", "beside"])
+    assert "concurrent_stream, it is concurrent_stream now" in capsys.readouterr().err

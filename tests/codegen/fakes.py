@@ -29,7 +29,7 @@ from mbc.resources import folder
 FAKE = Path(__file__).parent / "fake"
 ARENA = 1 << 40  # an address; nothing is ever read there
 HOST = 1 << 44
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.BESIDE)
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT)
 PROGRAMS = ("train", "infer")
 
 

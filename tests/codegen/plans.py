@@ -209,7 +209,7 @@ def pointwise_plan(precision: Precision, algorithm: int = 0) -> Plan:
             kernel = _kernel("cublaslt", kind, ("algorithm", algorithm))
             launches.append(Launch(kernel, (kind,), Stream.COMPUTE, (*accesses, Access(space, Rows(0, 1), Mode.WRITE))))
     graph = TrainingGraph(
-        "pointwise", BATCH, precision, Optimizer(), make.values, operations, operations[:1], (), ("x",), ("x",), (), (),
+        "conv1x1", BATCH, precision, Optimizer(), make.values, operations, operations[:1], (), ("x",), ("x",), (), (),
         "dw", (), (),
     )  # fmt: skip
     return Plan(

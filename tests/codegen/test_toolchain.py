@@ -70,4 +70,8 @@ def test_system_folders(tmp_path: Path) -> None:
 
 
 def test_this_machine_is_looked_at() -> None:
-    find_toolchain()  # whatever is here, it does not fail
+    found = find_toolchain()  # whatever is here, it does not fail, and finds files or says what is missing
+    assert all(path.exists() for path in (found.nvcc, found.gxx) if path is not None)
+    assert {missing.name for missing in found.missing} >= {
+        name for name, path in (("nvcc", found.nvcc), ("g++", found.gxx)) if path is None
+    }

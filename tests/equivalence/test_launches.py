@@ -92,7 +92,7 @@ def test_masks_and_copies_pass(make: Callable[[], Plan]):
     assert checked.passed
     kinds = {launch.kind for launch in checked.launches}
     if make is masked_plan:
-        assert any("relu_signs" in kind for kind in kinds)
+        assert any("relu_mask" in kind for kind in kinds)
     if make is offloading_plan:
         copies = sum(isinstance(launch.work, Copy) for p in (plan.train, plan.infer) for launch in p.launches)
         assert copies and copies == sum(launch.kernel == "copy" for launch in checked.launches)
@@ -124,8 +124,8 @@ MUTANTS: list[tuple[str, str, str, Spoil]] = [
     ("bf16", "convolution", "second", swapped),
     ("fp32", "batch_statistics", "bn0.variance", one_statistic),
     ("bf16", "batch_statistics", "bn0.variance", one_statistic),
-    ("fp32", "batch_normalize_sums", "d.bn0.bias", one_element),
-    ("bf16", "batch_normalize_sums", "d.bn0.bias", one_element),
+    ("fp32", "batch_normalize_backward_reduce", "d.bn0.bias", one_element),
+    ("bf16", "batch_normalize_backward_reduce", "d.bn0.bias", one_element),
     ("bf16", "max_pool", "maxpool0.index", one_bit),
     ("bf16", "dropout", "dropout0", one_element),
     ("fp32", "convolution_backward_filter", "d.first.weight", one_element),
@@ -161,8 +161,8 @@ def written_by(plan: Plan, index: int) -> list[str | None]:
 
 def test_one_bit_of_a_mask_is_found(monkeypatch: pytest.MonkeyPatch):
     plan = masked_plan()
-    for index in launches_of(plan, "relu_signs"):
-        value = next(v for v in written_by(plan, index) if v is not None and v.endswith(".signs"))
+    for index in launches_of(plan, "relu_mask"):
+        value = next(v for v in written_by(plan, index) if v is not None and v.endswith(".mask"))
         checked = spoiled(monkeypatch, plan, index, output(plan, index, value), one_bit)
         monkeypatch.undo()
         assert failing(checked) == [("train", index)]

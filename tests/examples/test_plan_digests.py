@@ -1,8 +1,6 @@
 """Plans stay what they are, byte by byte, where a change is not meant to change any: 31 networks, precisions and
-budgets on the bundled profile. `--update-digests` writes down those of today (`plan_digests.json`), for a change that
-is.
-
-Quick ones are planned in every run, all of them with MBC_ALL_TESTS=1 (`make test-all`).
+budgets on the bundled profile. `--update-expected` writes down those of today (`plan_digests.json`), for a change
+that is.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,15 +66,14 @@ def digest_of(case: str) -> Digest:
     return Digest(digest, plan.predictions.measured_share)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_plan_is_the_same_as_before(case: str, request: pytest.FixtureRequest) -> None:
-    updating = request.config.getoption("--update-digests")
-    if not (updating or case in QUICK or os.environ.get("MBC_ALL_TESTS")):
-        pytest.skip("planned in make test-all")
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.exhaustive) for case in CASES]
+)
+def test_the_plan_is_the_same_as_before(case: str, update_expected: bool) -> None:
     known = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {"ortools": "", "plans": {}}
     solver = importlib.metadata.version("ortools")
     found = digest_of(case)
-    if updating:
+    if update_expected:
         known["ortools"] = solver
         known["plans"][case] = [found.plan, found.measured_share]
         KNOWN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")

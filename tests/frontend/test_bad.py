@@ -1,11 +1,10 @@
 """Every source of tests/cases/bad is refused with the message beside it, word for word.
 
-`MBC_UPDATE_EXPECTED=1 pytest tests/frontend` writes the messages anew: read the difference before committing.
+`pytest tests/frontend --update-expected` writes the messages anew: read the difference before committing.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ BAD = sorted((CASES / "bad").glob("*.mbc"))
 
 
 @pytest.mark.parametrize("path", BAD, ids=[p.stem for p in BAD])
-def test_message(path: Path):
+def test_message(path: Path, update_expected: bool):
     with pytest.raises(MbcError) as caught:
         lower_file(path)
     expected = path.with_suffix(".txt")
     message = f"{caught.value}\n"
-    if os.environ.get("MBC_UPDATE_EXPECTED"):
+    if update_expected:
         expected.write_text(message, encoding="utf-8")
     assert message == expected.read_text(encoding="utf-8")
     # Every message says where, unless the mistake stands on the command line, and what to do.

@@ -291,6 +291,7 @@ def lower_sections(sections: str, *settings: str) -> Lowered:
 def test_defaults_of_sections():
     found = lower_sections("")
     assert (found.optimizer, found.precision, found.deterministic) == (Optimizer(), Precision.FP32, False)
+    assert found.allow_emulated_fp32
     assert (found.device_bytes, found.host_bytes) == (None, None)
 
 
@@ -301,6 +302,13 @@ def test_sections():
     assert found.optimizer == Optimizer("sgd", momentum=0.9, nesterov=True, weight_decay=1e-4)
     assert (found.precision, found.deterministic) == (Precision.BF16, True)
     assert (found.device_bytes, found.host_bytes) == (12 * 10**9, 3 << 29)
+
+
+def test_emulated_fp32_can_be_turned_off():
+    section = "train { allow_emulated_fp32 = false }"
+    assert not lower_sections(section).allow_emulated_fp32
+    assert not lower_sections(section, "train.precision=bf16").allow_emulated_fp32  # where it changes nothing
+    assert lower_sections(section, "train.allow_emulated_fp32=true").allow_emulated_fp32
 
 
 def test_adamw():

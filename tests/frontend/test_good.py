@@ -1,11 +1,10 @@
 """Sources of tests/cases/ok become the networks that stand beside them.
 
-`MBC_UPDATE_EXPECTED=1 pytest tests/frontend` writes them anew: read the difference before committing.
+`pytest tests/frontend --update-expected` writes them anew: read the difference before committing.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,10 @@ def _summary(lowered: Lowered) -> str:
 
 
 @pytest.mark.parametrize("path", GOOD, ids=[p.stem for p in GOOD])
-def test_network(path: Path):
+def test_network(path: Path, update_expected: bool):
     lowered = lower_file(path)
     verify_network(lowered.network)
     expected = path.with_suffix(".txt")
-    if os.environ.get("MBC_UPDATE_EXPECTED"):
+    if update_expected:
         expected.write_text(_summary(lowered), encoding="utf-8")
     assert _summary(lowered) == expected.read_text(encoding="utf-8")

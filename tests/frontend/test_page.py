@@ -1,11 +1,10 @@
 """grammar/LANGUAGE.md is true: its examples compile, and its tables are those of the code.
 
-`MBC_UPDATE_EXPECTED=1 pytest tests/frontend` writes the tables anew.
+`pytest tests/frontend --update-expected` writes the tables anew.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 
@@ -62,11 +61,11 @@ def _functions() -> str:
 @pytest.mark.parametrize(
     ("table", "content"), [("operations", _operations), ("optimizers", _optimizers), ("functions", _functions)]
 )
-def test_tables(table: str, content):
+def test_tables(table: str, content, update_expected: bool):
     text = PAGE.read_text(encoding="utf-8")
     pattern = re.compile(rf"(<!-- {table} -->\n).*?(<!-- end -->)", re.DOTALL)
     expected = pattern.sub(lambda m: f"{m[1]}{content()}\n{m[2]}", text)
-    if os.environ.get("MBC_UPDATE_EXPECTED"):
+    if update_expected:
         PAGE.write_text(expected, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == expected
 

@@ -36,7 +36,7 @@ def test_the_same_bits(tmp_path: Path) -> None:
     source = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text())
     settings = (("depth", "18"), ("batch", "8"), ("train.precision", "bf16"), ("train.deterministic", "true"))
     found: list[dict[str, bytes]] = []
-    for without in (frozenset[str](), frozenset({"beside"})):
+    for without in (frozenset[str](), frozenset({"concurrent_stream"})):
         plan = compile_plan(source, Options(settings=settings, without=without))
         if not without and all(launch.stream is Stream.COMPUTE for launch in plan.train.launches):
             pytest.skip("for this GPU nothing was put on a concurrent stream")

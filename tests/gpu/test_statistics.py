@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc import compiler
+from mbc import constraints
 from mbc.compiler import compile_plan
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import Precision
@@ -52,7 +52,7 @@ REQUESTS = (
     with_statistics((18, 32, 14, 14), 64, 3, stride=2),
     with_statistics((5, 8, 9, 9), 24, 3),  # no whole tile of anything
 )
-IDS = ("pointwise", "square", "strided", "small")
+IDS = ("conv1x1", "square", "strided", "small")
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=IDS)
@@ -114,7 +114,7 @@ def test_what_heuristics_give_is_captured_and_right(gpu: Gpu, asked: Request, ce
 
 def test_a_step_is_that_of_the_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     need_gpu()
-    monkeypatch.setattr(compiler, "PROVIDERS", tuple(Only(provider, WITH_STATISTICS, 0.1) for provider in PROVIDERS))
+    monkeypatch.setattr(constraints, "PROVIDERS", tuple(Only(provider, WITH_STATISTICS, 0.1) for provider in PROVIDERS))
     plan = compile_plan(Source("small.mbc", SOURCE), Options())
     kernels = [launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)]
     assert kernels.count(WITH_STATISTICS) == 3

@@ -121,7 +121,7 @@ def test_no_layouts_are_accepted_but_those_offered() -> None:
             offered.setdefault(c.name, set()).add(tuple(c.layouts[i] for i in ordered))
         for name, known in offered.items():
             kernel = KERNELS[name]
-            if kernel.lies is not None:
+            if kernel.accepts_layouts is not None:
                 continue
             base = [Layout.CHANNELS_FIRST] * len(operands)
             for combination in itertools.islice(itertools.product(Layout, repeat=len(ordered)), 1 << MOST_COMBINED):

@@ -128,7 +128,7 @@ def test_work_that_no_profile_has_is_told_so() -> None:
     assert shares_of({"mbc": pooled, "mbc relu": fitted}, own) == fitted
     assert shares_of({"mbc": pooled}, effort) == unfitted(effort)
     assert empty.spread("cudnn convolution half", bare=False) is UNCOMPARED
-    direct = replace(effort, variant="bare converted")
+    direct = replace(effort, variant="no_workspace converted")
     assert empty.estimate_us(direct) > empty.estimate_us(effort)
 
 
@@ -160,7 +160,7 @@ def test_peaks() -> None:
 def test_how_engines_come_at_operands(request_: Request, first: str, last: str) -> None:
     found = variants(request_)
     assert found[Layout.CHANNELS_FIRST, False] == first and found[Layout.CHANNELS_LAST, False] == last
-    assert found[Layout.CHANNELS_FIRST, True] == f"bare {first}"
+    assert found[Layout.CHANNELS_FIRST, True] == f"no_workspace {first}"
 
 
 def test_a_stride_leaves_pixels_unread() -> None:

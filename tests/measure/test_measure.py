@@ -333,11 +333,11 @@ def test_what_was_passed_over_in_a_part_is_measured_in_a_whole(path: Path) -> No
     table = Table([FAST, LEAN, last])
     parts, whole = need([8, 4, 2]), need([2])
     run(table, path, parts)
-    assert "last 2" not in table.tried() and read_profile(path).extents[signature(whole.undivided)].for_parts
+    assert "last 2" not in table.tried() and read_profile(path).extents[signature(whole.undivided)].micro_batches_only
     table.log.clear()
     assert run(table, path, whole).measured == 1
     assert table.tried() == ["last 2"]  # what the part had measured is kept
-    assert not read_profile(path).extents[signature(whole.undivided)].for_parts
+    assert not read_profile(path).extents[signature(whole.undivided)].micro_batches_only
     assert len(found(path, whole)) == 3
     assert run(table, path, whole, parts).measured == 0
     # In one run the order does not matter.

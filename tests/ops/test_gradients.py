@@ -95,7 +95,7 @@ def test_divisible_operations_may_be_divided(case: str, data: st.DataObject) -> 
 def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], cut: int) -> None:
     kind, types = KINDS[op.kind], types_of(graph)
     # Here operands are parameters, so what has rows is told by the kinds: vectors over channels come with these.
-    whole = {"batch_normalize": 1, "batch_normalize_sums": 2, "batch_normalize_backward": 2}.get(op.kind)
+    whole = {"batch_normalize": 1, "batch_normalize_backward_reduce": 2, "batch_normalize_backward": 2}.get(op.kind)
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
         whole = 1 if op.kind in ("bias_add", "dropout", "dropout_backward") else whole
@@ -123,4 +123,4 @@ def test_the_cases_cover_every_operation() -> None:
 
     collect()
     # batch_norm exists in networks only; casts, adamw, guard and signs have tests of their own.
-    assert KINDS.keys() - seen == {"batch_norm", "cast", "adamw_update", "relu_signs", "relu_backward_signs"}
+    assert KINDS.keys() - seen == {"batch_norm", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}

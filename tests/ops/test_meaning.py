@@ -158,7 +158,7 @@ def test_a_convolution_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyP
 def test_bit_masks_have_bytes_of_eight_channels() -> None:
     y = np.zeros((1, 16, 2, 1), np.float32)
     y[0, (0, 3, 9), 1] = 1.0
-    (signs,) = call("relu_signs", NoAttributes(), y)
+    (signs,) = call("relu_mask", NoAttributes(), y)
     assert signs.dtype == np.uint8
     assert signs[0, :, :, 0].tolist() == [[0, 0b1001], [0, 0b10]]
 
@@ -169,8 +169,8 @@ def test_gradients_from_bit_masks_are_those_from_the_output_to_the_bit() -> None
     for values in (y, dy):
         for value in (NAN, math.inf, -math.inf, 0.0, -0.0):
             values[rng.random(values.shape) < 0.05] = value
-    (signs,) = call("relu_signs", NoAttributes(), y)
-    (found,) = call("relu_backward_signs", NoAttributes(), dy, signs)
+    (signs,) = call("relu_mask", NoAttributes(), y)
+    (found,) = call("relu_backward_masked", NoAttributes(), dy, signs)
     (wanted,) = call("relu_backward", NoAttributes(), y, dy)
     assert found.tobytes() == wanted.tobytes()
 
@@ -178,9 +178,9 @@ def test_gradients_from_bit_masks_are_those_from_the_output_to_the_bit() -> None
 @pytest.mark.parametrize("shape", [(2, 12, 3, 3), (16,)])
 def test_bit_masks_need_whole_bytes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="multiple of 8"):
-        call("relu_signs", NoAttributes(), np.zeros(shape))
+        call("relu_mask", NoAttributes(), np.zeros(shape))
 
 
-def test_bit_masks_of_another_image_are_refused() -> None:
-    with pytest.raises(ShapeError, match="are no signs of"):
-        call("relu_backward_signs", NoAttributes(), np.zeros((2, 16, 3, 3)), np.zeros((2, 1, 3, 3), np.uint8))
+def test_signs_of_another_image_are_refused() -> None:
+    with pytest.raises(ShapeError, match="is no bit mask of"):
+        call("relu_backward_masked", NoAttributes(), np.zeros((2, 16, 3, 3)), np.zeros((2, 1, 3, 3), np.uint8))

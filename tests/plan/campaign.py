@@ -76,8 +76,8 @@ def _measured() -> Plan:
 
 PLANS: Mapping[str, Callable[[], Plan]] = {
     "fused": _fused,
-    "offloading": lambda: _within("residual", 0.7, "recompute", "split"),
-    "recomputing": lambda: _within("residual", 0.85, "offload", "split"),
+    "offloading": lambda: _within("residual", 0.7, "recompute", "micro_batches"),
+    "recomputing": lambda: _within("residual", 0.85, "offload", "micro_batches"),
     "divided": lambda: kept_plan("residual", "fp32", 2),
     "measured": _measured,
     "concurrent": lambda: test_concurrent_stream.plans("residual", "fp32")[1],

@@ -314,7 +314,7 @@ def change_settings(plan: Plan, program: Program, rng: random.Random) -> Program
             if way == 1:
                 settings.insert(i, (key, value + rng.choice([-7, -1, 1, 7])))
         else:
-            settings.append(rng.choice([("layout", 1), ("edition", 2), ("speed", 1), ("knob7", 1)]))
+            settings.append(rng.choice([("layout", 1), ("version", 2), ("speed", 1), ("knob7", 1)]))
         return replace(work, settings=tuple(settings))
 
     return _change_kernel(program, rng, change)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from mbc.errors import MbcError
 from mbc.ops import KINDS
 from mbc.plan.encode import encode_plan
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import OLDEST_SCHEMA_VERSION, SCHEMA_VERSION, Plan
+from mbc.plan.model import SCHEMA_VERSION, Plan, Space, Stream
 from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
 from tests.plan.chains import random_plan
@@ -144,14 +144,56 @@ def test_no_plan(text):
 def test_another_schema_version():
     refused(changed(put("schema", SCHEMA_VERSION + 1), seal=False), "MBC112", f"version {SCHEMA_VERSION + 1}")
     assert "0.1.0" in error_of(changed(put("schema", 99), seal=False)).remedy
-    refused(changed(put("schema", OLDEST_SCHEMA_VERSION - 1)), "MBC112", f"reads {OLDEST_SCHEMA_VERSION} to")
-    for text in ("4", None, [4]):
+    refused(changed(put("schema", SCHEMA_VERSION - 1)), "MBC112", f"reads {SCHEMA_VERSION}")
+    for text in (str(SCHEMA_VERSION), None, [SCHEMA_VERSION]):
         refused(changed(put("schema", text)), "MBC112")
 
 
-def test_older_schema_versions():
-    for version in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION):
-        assert load_plan(changed(put("schema", version)), "plan.json") == PLAN
+def without(table: dict[str, Any], column: str) -> list[Any]:
+    """Takes a column out of a table, and gives what stood in it."""
+    place = table["columns"].index(column)
+    del table["columns"][place]
+    return [row.pop(place) for row in table["rows"]]
+
+
+def test_what_a_later_form_added_may_be_missing():
+    plan = replace(
+        PLAN,
+        host_limit_bytes=None,
+        buffers=tuple(replace(b, space=Space.ARENA, alias=None) for b in PLAN.buffers),
+        train=replace(PLAN.train, launches=tuple(replace(x, stream=Stream.COMPUTE) for x in PLAN.train.launches)),
+        bounds=replace(PLAN.bounds, critical_path_us=0.0),
+        predictions=replace(PLAN.predictions, arena_bytes=1 << 40),
+    )
+    document = json.loads(dump_plan(plan))
+    del document["host_limit_bytes"], document["bounds"]["critical_path_us"]
+    assert {*without(document["buffers"], "space")} == {"arena"} and {*without(document["buffers"], "alias")} == {None}
+    assert {*without(document["train"]["launches"], "stream")} == {"compute"}
+    document["checksum"] = content_checksum(document)
+    assert load_plan(json.dumps(document), "plan.json") == plan
+
+
+def test_what_a_later_form_added_is_refused_by_its_name():
+    def section(document: dict[str, Any]) -> None:
+        document["ranks"] = 8
+
+    def column(document: dict[str, Any]) -> None:
+        table = document["train"]["launches"]
+        table["columns"].append("rank")
+        for row in table["rows"]:
+            row.append(0)
+
+    def field(document: dict[str, Any]) -> None:
+        document["bounds"]["network_us"] = 1.0
+
+    for change, name in ((section, "ranks"), (column, "rank"), (field, "network_us")):
+        refused(changed(change), "MBC114", f"unknown {change.__name__.replace('section', 'field')} '{name}'")
+        assert "the version of mbc that wrote it ('0.1.0')" in error_of(changed(change)).remedy
+
+
+def test_columns_without_a_default_are_needed_and_all_are_in_their_order():
+    refused(changed(lambda document: without(document["buffers"], "value")), "MBC114", "expected the columns value,")
+    refused(changed(lambda document: document["buffers"]["columns"].reverse()), "MBC114", "expected the columns value,")
 
 
 @given(st.data())

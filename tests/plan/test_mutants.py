@@ -24,5 +24,5 @@ def test_plans_are_what_they_are_tried_as() -> None:
     names = [launch.operations for launch in launches["recomputing"] if launch.operations]
     assert len(names) > len(set(names)), "some operation runs twice"
     assert sum(launch.operations == launches["divided"][0].operations for launch in launches["divided"]) > 1
-    assert sum(launch.stream == "beside" for launch in launches["concurrent"]) > 5
+    assert sum(launch.stream == "concurrent" for launch in launches["concurrent"]) > 5
     assert any(getattr(launch.work, "measured", False) for launch in launches["measured"])

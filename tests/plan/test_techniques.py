@@ -9,7 +9,7 @@ import pytest
 
 from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.live import rounded
-from mbc.plan.memory import host_curve, memory_curve, taken_at
+from mbc.plan.memory import host_curve, live_values_at, memory_curve
 from mbc.plan.model import Copy, Mode, Space, Stream
 from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
@@ -97,7 +97,7 @@ def test_what_was_saved_is_not_in_the_arena_meanwhile():
             if shared(plan, made.outputs):
                 continue  # other values have the bytes meanwhile
             for launch in range(*made.absent):
-                there = {t.value for t in taken_at(plan, plan.train, launch)}
+                there = {t.value for t in live_values_at(plan, plan.train, launch)}
                 assert not there & set(made.outputs)
                 checked += 1
     assert checked > 10
@@ -114,7 +114,7 @@ def test_what_is_taken_adds_up(seed):
     plan = offloaded_plan(seed)
     curve = memory_curve(plan, plan.train)
     for launch in (0, curve.peak_launch, len(plan.train.launches) - 1):
-        taken = taken_at(plan, plan.train, launch)
+        taken = live_values_at(plan, plan.train, launch)
         by_kind = {kind: sum(t.size_bytes for t in taken if t.kind is kind) for kind in {t.kind for t in taken}}
         assert {kind: size for kind, size in by_kind.items() if size} == curve.at(launch)
         assert [t.size_bytes for t in taken] == sorted((t.size_bytes for t in taken), reverse=True)
@@ -150,7 +150,7 @@ def test_stalls_are_blamed_on_what_ends_last():
 def test_waiting_for_a_concurrent_kernel_is_no_stall():
     others = 0
     for seed in SEEDS:
-        plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.BESIDE))
+        plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.CONCURRENT))
         launches, times = plan.train.launches, timeline(plan.train)
         found = {stall.launch for stall in stalls(plan.train, times)}
         for i, launch in enumerate(launches):
@@ -191,8 +191,8 @@ def test_the_scale_is_the_budget_where_that_is_near():
 def test_values_between_micro_batches_never_exist_as_a_whole(large_bytes):
     plan = plan_of_draft("residual", "fp32", drafts_of("residual", "fp32", 2, large_bytes)[1])
     found = techniques(plan, plan.train)
-    assert found.handed_on and all(h.rows == 2 for h in found.handed_on)
-    for handed in found.handed_on:
+    assert found.depth_first and all(h.rows == 2 for h in found.depth_first)
+    for handed in found.depth_first:
         held = {access.buffer for launch in plan.train.launches for access in launch.accesses}
         buffers = [plan.buffers[b] for b in held if plan.buffers[b].value == handed.value]
         size_bytes = plan.graph.values[handed.value].type.size_bytes
@@ -200,6 +200,6 @@ def test_values_between_micro_batches_never_exist_as_a_whole(large_bytes):
         assert abs(handed.saved_bytes - size_bytes * 4 // 6) <= 512
     text = techniques_text(plan, plan.train, 120)
     assert re.search(r"^depth-first +\d+ values +\S+ \S+ never live as a whole", text, re.MULTILINE)
-    assert re.search(rf"^{re.escape(found.handed_on[0].value)} +2 ", text, re.MULTILINE)
+    assert re.search(rf"^{re.escape(found.depth_first[0].value)} +2 ", text, re.MULTILINE)
     document = plan_document(plan)["train"]["techniques"]
-    assert len(document["handed_on"]) == len(found.handed_on)
+    assert len(document["depth_first"]) == len(found.depth_first)

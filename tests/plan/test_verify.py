@@ -502,7 +502,7 @@ def with_kernel(plan: Plan, operation: str, **changes) -> Plan:
         ({"provider": "nobody"}, "no provider of kernels called 'nobody'"),
         ({"name": "no_such_kernel"}, "mbc has no kernel of this name"),
         ({"name": "max_pool"}, "'mbc/max_pool' cannot run it: it runs max_pool, not linear"),
-        ({"settings": (("edition", 9),)}, "its settings are"),
+        ({"settings": (("version", 9),)}, "its settings are"),
         ({"provider": "cudnn"}, "cuDNN runs no linear"),
         ({"provider": "cudnn_legacy"}, "cuDNN's legacy API runs no linear"),
         ({"provider": "cublaslt"}, "its list of algorithms has no {}"),
@@ -525,7 +525,7 @@ def test_a_kernel_with_too_little_workspace():
     plan = next(p for p in map(valid, range(30)) if any(x.operations == ("l0.filter",) for x in p.train.launches))
     index = launch_of(plan, "l0.filter")
     launch = plan.train.launches[index]
-    kernel = Kernel("cublaslt", "linear_backward_filter", (("algorithm", 0), ("sums", 16)), 1.0, False)
+    kernel = Kernel("cublaslt", "linear_backward_filter", (("algorithm", 0), ("split_k", 16)), 1.0, False)
     operands = tuple(a for a in launch.accesses if plan.buffers[a.buffer].value is not None)
     refused(with_launch(plan, index, work=kernel, accesses=operands), "MBC134", "0 bytes of workspace", "listed for")
 
@@ -574,7 +574,7 @@ def test_members_of_a_group_in_an_order_that_cannot_be_executed():
 def test_a_group_that_adds_to_one_of_its_sums_and_overwrites_the_other():
     plan = plan_of_kind("fused")
     kernels = {i: x.work.name for i, x in enumerate(plan.train.launches) if isinstance(x.work, Kernel)}
-    index = next(i for i, name in kernels.items() if name.endswith("_sums"))
+    index = next(i for i, name in kernels.items() if name.endswith("_bn_reduce"))
     launch = plan.train.launches[index]
     accesses = list(launch.accesses)
     at = max(i for i, a in enumerate(accesses) if a.mode is Mode.WRITE and plan.buffers[a.buffer].value is not None)

@@ -58,7 +58,7 @@ def test_what_was_left_out_is_said_as_far_as_it_still_was():
     both = merged(profile({A: []}, {A: wide}), profile({A: []}, {A: wider}))
     assert both.extents[signature(A)].left_out == "engines after the best 8; engines compiled at run time"
     assert merged(profile({A: []}, {A: wide}), profile({A: []}, {A: narrow})).extents[signature(A)] == wide
-    parts = Extent(64, "candidates in layouts that gain nothing", for_parts=True)
+    parts = Extent(64, "candidates in layouts that gain nothing", micro_batches_only=True)
     assert merged(profile({A: []}, {A: wide}), profile({A: []}, {A: parts})).extents[signature(A)] == wide
     assert merged(profile({A: []}, {A: narrow}), profile({A: []}, {A: parts})).extents[signature(A)] == parts
 
@@ -112,6 +112,13 @@ def test_what_is_faster_when_adding_is_shipped_too():
     assert set(engines(part.measurements[signature(A)])) == {1, 2}
     only_overwrites_faster = [measurement(4, 9.0), adds]
     assert set(engines(shippable(profile({A: only_overwrites_faster})).measurements[signature(A)])) == {1, 4}
+
+
+def test_what_does_not_emulate_fp32_is_shipped_too():
+    emulated = replace(measurement(1, 10.0), provider="mbc", name="fp32_emulated_conv")
+    strict, slower = measurement(2, 20.0), measurement(3, 30.0)
+    assert set(engines(shippable(profile({A: [emulated, strict, slower]})).measurements[signature(A)])) == {1, 2}
+    assert set(engines(shippable(profile({A: [measurement(2, 9.0), emulated]})).measurements[signature(A)])) == {2}
 
 
 def test_a_profile_is_written_in_one_stroke(tmp_path: Path):

@@ -198,18 +198,18 @@ def test_a_file_of_before_says_in_words_what_was_measured_for_parts(path: Path) 
         for rows, extent in enumerate(extents, start=20):
             writer.record(request(rows), [], extent)
     with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE request DROP COLUMN for_parts")
+        connection.execute("ALTER TABLE request DROP COLUMN micro_batches_only")
         connection.execute("PRAGMA user_version = 3")
     connection.close()
 
-    def for_parts() -> list[bool]:
+    def only() -> list[bool]:
         known = read_profile(path).extents
-        return [known[signature(request(rows))].for_parts for rows in (20, 21)]
+        return [known[signature(request(rows))].micro_batches_only for rows in (20, 21)]
 
-    assert for_parts() == [False, True]
+    assert only() == [False, True]
     with ProfileWriter(path, IDENTITY) as writer:  # brings the file up to date
-        writer.record(request(20), [], replace(extents[0], for_parts=True))
-    assert for_parts() == [True, True]
+        writer.record(request(20), [], replace(extents[0], micro_batches_only=True))
+    assert only() == [True, True]
 
 
 def test_reading_takes_no_lock_from_a_writer_of_the_same_process(path: Path):

@@ -179,6 +179,7 @@ def test_a_folder_that_is_named_like_a_package_hides_none(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     check_place("uses_for_test:batches")
+    assert sys.modules["colorsys"].__file__ != str(tmp_path / "colorsys.py")
 
 
 @pytest.mark.parametrize("place", [None, 3, b"x", "x" * 5000, "a\0b", "", ".", ".:f", "..x:f"])

@@ -65,7 +65,7 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )  # fmt: skip
     group.add_argument(
         "--without", type=techniques, action="extend", default=[], metavar="T,T",
-        help=f"leave techniques out, of {', '.join(TECHNIQUES)} (see mbc show --staircase)",
+        help=f"leave techniques out, of {', '.join(TECHNIQUES)} (see mbc show --ablation)",
     )  # fmt: skip
     group.add_argument(
         "--workspace-limit", type=size, metavar="SIZE",

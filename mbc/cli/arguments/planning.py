@@ -28,7 +28,7 @@ def add_show(commands: Commands) -> None:
         "  mbc show resnet50               a package\n"
         "  mbc show resnet50/plan.json     a plan\n"
         "  mbc show net.mbc --gpu t4       a source, planned now\n"
-        "  mbc show net.mbc --staircase    what offloading, recomputing, dividing and workspace contribute\n"
+        "  mbc show net.mbc --ablation     what offloading, recomputing, dividing and workspace contribute\n"
         "  mbc show resnet50 --roofline --limit 20   where the time goes beyond what the GPU needs",
     )  # fmt: skip
     made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
@@ -40,7 +40,7 @@ def add_show(commands: Commands) -> None:
         help="each operation's time against its limit (bytes over bandwidth, flops over peak), and the network's floor",
     )  # fmt: skip
     made.add_argument(
-        "--staircase", action="store_true", help="memory and time of a source with techniques left out one by one"
+        "--ablation", action="store_true", help="memory and time of a source with techniques left out one by one"
     )
     add_planning(made)
     add_json(made)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
+from mbc import aliases
 from mbc.ir.types import Precision
 from mbc.options import MODES, PEERS, TECHNIQUES
 from mbc.units import parse_duration, parse_size
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -66,14 +70,15 @@ def blocks(text: str) -> int:
     return number
 
 
-def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of a list of known words, each once and in the order given."""
+def some_of(known: Sequence[str], renamed: Mapping[str, str] = _NONE) -> Callable[[str], tuple[str, ...]]:
+    """The type of a list of known words, each once and in the order given. `renamed`: new words by old ones, to say."""
 
     def words(text: str) -> tuple[str, ...]:
         asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         wrong = [part for part in asked if part not in known]
         if wrong:
-            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}")
+            now = f", it is {renamed[wrong[0]]} now" if wrong[0] in renamed else ""
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}{now}")
         return asked
 
     return words
@@ -81,5 +86,5 @@ def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 peers = some_of(PEERS)
 modes = some_of(MODES)
-techniques = some_of(TECHNIQUES)
+techniques = some_of(TECHNIQUES, aliases.TECHNIQUES)
 precisions = some_of([precision for precision in Precision if precision is not Precision.FP64])  # measured on a GPU

@@ -1,4 +1,4 @@
-"""Commutes the gradients of relu and of a maximum pool behind it, so that fewer bytes move.
+"""Commutes the gradients of relu and of a maximum pool after it, so that fewer bytes move.
 
 relu and maximum pooling can change places: relu lets the larger of two pass at least as much. So the gradient may go
 through relu first, by the pooled image p, and then to where the maxima were. To the bit it is the same: an index points

@@ -17,8 +17,8 @@ Pair = tuple[str, str]  # mean and variance
 
 
 def statistics_by_part(operations: Sequence[Operation], values: dict[str, Value]) -> list[Operation]:
-    """`operations` with no `batch_statistics` of what another one has read, and with `join_statistics` in the place of
-    those of a concatenation of which at most one part is new: that one is read where it is made. With two new parts
+    """`operations` with no `batch_statistics` of what another one has read, and with `concat_statistics` in the place
+    of those of a concatenation of which at most one part is new: that one is read where it is made. With two new parts
     there would be more launches than before, so nothing is changed.
 
     `values` gets `mean.<part>` and `variance.<part>`.
@@ -63,7 +63,7 @@ class _Sharing:
         for part in new:
             self._read(part, op)
         pieces = tuple(name for part in parts for name in self.known[part])
-        return replace(op, kind="join_statistics", inputs=pieces)
+        return replace(op, kind="concat_statistics", inputs=pieces)
 
     def _parts(self, x: str) -> tuple[str, ...]:
         """What is concatenated to x, taken apart no further than statistics are wanted."""

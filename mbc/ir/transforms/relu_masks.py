@@ -13,7 +13,7 @@ from dataclasses import replace
 from mbc.ir.graph import Operation, TrainingGraph, Value
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
-from mbc.ops.signs import CHANNELS
+from mbc.ops.relu_mask import CHANNELS
 
 
 def relus_behind_sums(graph: TrainingGraph) -> tuple[str, ...]:
@@ -32,23 +32,23 @@ def relus_behind_sums(graph: TrainingGraph) -> tuple[str, ...]:
 
 
 def with_signs(graph: TrainingGraph, relus: Collection[str]) -> TrainingGraph:
-    """The graph with `relu_signs` behind each of these, and `relu_backward_signs` for their gradients, which keep their
-    names. The bit mask of `y` is `y.signs`."""
+    """The graph with `relu_mask` behind each of these, and `relu_backward_masked` for their gradients, which keep their
+    names. The bit mask of `y` is `y.mask`."""
     values = dict(graph.values)
     signs: dict[str, str] = {}  # by the value that they are the mask of
     train: list[Operation] = []
     for op in graph.train:
         if op.name in relus:
             (y,) = op.outputs
-            name = signs[y] = f"{y}.signs"
+            name = signs[y] = f"{y}.mask"
             assert name not in values
-            kind = KINDS["relu_signs"]
+            kind = KINDS["relu_mask"]
             (type_,) = kind.shape(NoAttributes(), (values[y].type,))
             values[name] = replace(values[y], name=name, type=type_)
-            train += [op, Operation(f"{op.name}.signs", kind.name, (y,), (name,), NoAttributes(), op.span)]
+            train += [op, Operation(f"{op.name}.mask", kind.name, (y,), (name,), NoAttributes(), op.span)]
         elif op.kind == "relu_backward" and op.inputs[0] in signs:
             y, dy = op.inputs
-            train.append(replace(op, kind="relu_backward_signs", inputs=(dy, signs[y])))
+            train.append(replace(op, kind="relu_backward_masked", inputs=(dy, signs[y])))
         else:
             train.append(op)
     return replace(graph, values=values, train=tuple(train))

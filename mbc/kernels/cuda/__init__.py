@@ -121,19 +121,25 @@ class Own:
             raise MbcError("MBC082", f"kernel '{name}' cannot add to its output", "compile the source again")
         at = Slice(request, layout, first_row, accumulate)
         struct = conversion(request, layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
-        return Arguments(struct.integers() + kernel.more(at), kernel.reals(at))
+        return Arguments(struct.integers() + kernel.trailing(at), kernel.reals(at))
 
 
-def repeats(name: str, other: str) -> bool:
-    """Whether what the kernel `name` makes again is to the bit what kernel `other` has made."""
+def bitwise_equal_to(name: str, other: str) -> bool:
+    """Whether what the kernel `name` recomputes is, to the bit, the result of kernel `other`."""
     known = KERNELS.get(name)
-    return known is None or not known.repeats or other in known.repeats
+    return known is None or not known.bitwise_equal_to or other in known.bitwise_equal_to
 
 
-def bare(name: str) -> str:
-    """The kernel that makes without statistics what the kernel `name` makes with them, to the bit; empty: none."""
+def without_statistics(name: str) -> str:
+    """The kernel that computes the result of `name` to the bit, but no statistics of it; empty: none."""
     known = KERNELS.get(name)
-    return known.bare if known else ""
+    return known.without_statistics if known else ""
+
+
+def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP32) -> bool:
+    """Whether the kernel makes a product of fp32 of several of a shorter type. In tf32 the same kernel makes one."""
+    known = KERNELS.get(name) if provider == PROVIDER and precision is Precision.FP32 else None
+    return known is not None and known.emulates_fp32
 
 
 def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:

@@ -79,7 +79,7 @@ def no_reals(_: Slice) -> tuple[float, ...]:
     return ()
 
 
-def no_more(_: Slice) -> tuple[int, ...]:
+def no_trailing(_: Slice) -> tuple[int, ...]:
     return ()
 
 
@@ -89,8 +89,8 @@ def moved_us(request: Request, device: DeviceSpec) -> float:
     return moved_bytes / (device.copy_gb_s * 1e3)
 
 
-def product_us(request: Request, device: DeviceSpec, operations: int, peak_tflops: float, share: float) -> float:
-    """How long a product takes at this share of the peak, or what it moves, whichever is longer."""
+def gemm_us(request: Request, device: DeviceSpec, operations: int, peak_tflops: float, share: float) -> float:
+    """Time of a GEMM at this share of the peak, or of the bytes that it moves, whichever is longer."""
     return max(operations / (peak_tflops * 1e6 * share), moved_us(request, device))
 
 
@@ -150,24 +150,25 @@ def layout_code(layout: Layout) -> int:
 class OwnKernel:
     """One way to run the operation `kind`, by a launcher in `file` of templates/kernels.
 
-    launcher    its name, `kind` where that is empty; `mbc_` stands before it in the source
-    takes       which requests of the kind it can run
-    offered     which of those it is worth being estimated for; what was measured counts all the same
-    struct      the integers that the launcher reads, made by `integers`
-    more        integers that follow the structure, as many as the structure says
-    layouts     combinations of layouts that the search may choose from; the kernel takes no others but where `lies`
-    lies        says more: whether the operands of a call lie in an order that it takes
-    workspace   exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
-    time_us     estimated time of the kernels, launch not included
-    launches    how many kernels run one after another
-    shared      bytes of shared memory of a block, where not all GPUs may have so much
-    tensor_cores whether it needs tensor cores that compute in bf16 and tf32
-    clusters    whether its blocks read each other's shared memory
-    warpgroups  whether it needs tensor cores that warpgroups start
-    aligned     whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
-    repeats     of a group that makes again what was made: by which kernels, where not all give the same bits
-    bare        of a group that leaves statistics of what it makes: the kernel that makes only that, to the bit
-    edition     one more when the kernel was rewritten: what was measured of another edition does not count
+    launcher            its name, `kind` where that is empty; `mbc_` stands before it in the source
+    takes               which requests of the kind it can run
+    offered             which of those get an estimated candidate; measured ones count all the same
+    struct              the integers that the launcher reads, made by `integers`
+    trailing            integers that follow the structure, as many as the structure says
+    layouts             combinations of layouts that the search may choose from; the kernel takes no others, unless
+    accepts_layouts     is given, which then decides whether it takes the layouts of a call's operands
+    workspace           exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
+    time_us             estimated time of the kernels, launch not included
+    launches            how many kernels run one after another
+    shared              bytes of shared memory of a block, where not all GPUs may have so much
+    tensor_cores        whether it needs tensor cores that compute in bf16 and tf32
+    clusters            whether its blocks read each other's shared memory
+    warpgroups          whether it needs tensor cores that warpgroups start (wgmma)
+    emulates_fp32       whether in fp32 it computes one product by several of fp16 or tf32 (`allow_emulated_fp32`)
+    aligned             whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
+    bitwise_equal_to    for fused rematerialization: the kernels whose result it recomputes to the bit; empty: any
+    without_statistics  for statistics in the epilogue: the kernel that computes the same bits without them
+    version             one more when the kernel was rewritten: measurements of another version do not count
     """
 
     kind: str
@@ -175,9 +176,9 @@ class OwnKernel:
     struct: type[Struct]
     integers: Callable[[Slice], Struct]
     reals: Callable[[Slice], tuple[float, ...]] = no_reals
-    more: Callable[[Slice], tuple[int, ...]] = no_more
+    trailing: Callable[[Slice], tuple[int, ...]] = no_trailing
     layouts: Callable[[Request], Iterable[Layouts]] = same_layout
-    lies: Callable[[Call], bool] | None = None
+    accepts_layouts: Callable[[Call], bool] | None = None
     workspace: Callable[[Request, Layout], int] = no_workspace
     time_us: Callable[[Request, DeviceSpec], float] = moved_us
     launches: int = 1
@@ -189,10 +190,11 @@ class OwnKernel:
     tensor_cores: bool = False
     clusters: bool = False
     warpgroups: bool = False
+    emulates_fp32: bool = False
     aligned: bool = False
-    repeats: tuple[str, ...] = ()
-    bare: str = ""
-    edition: int = 1
+    bitwise_equal_to: tuple[str, ...] = ()
+    without_statistics: str = ""
+    version: int = 1
 
     @property
     def name(self) -> str:
@@ -211,7 +213,7 @@ class OwnKernel:
             return f"its operands may not be of types {', '.join(dict.fromkeys(t.dtype for t in call.operands))}"
         if not self.takes(request):
             return f"it does not take operands of {', '.join(map(str, call.operands))} with these settings"
-        if not (self.lies(call) if self.lies else call.lies_in(*self.layouts(request))):
+        if not (self.accepts_layouts(call) if self.accepts_layouts else call.lies_in(*self.layouts(request))):
             return f"it does not take operands that lie in {', '.join(call.layouts)}"
         if call.accumulate and not self.accumulates:
             return "it cannot add to its output"
@@ -219,8 +221,8 @@ class OwnKernel:
 
     @property
     def settings(self) -> tuple[tuple[str, int], ...]:
-        """What tells its candidates from those of its earlier editions."""
-        return (("edition", self.edition),) if self.edition > 1 else ()
+        """What tells its candidates from those of its earlier versions."""
+        return (("version", self.version),) if self.version > 1 else ()
 
 
 def _stored_types(precision: Precision) -> frozenset[DType]:

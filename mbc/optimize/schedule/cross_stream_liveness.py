@@ -14,17 +14,17 @@ from mbc.plan.model import Buffer, Program, Stream
 
 
 def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
-    """With waits as if no byte were used twice."""
+    """The program with the waits for data alone, as if no bytes were reused."""
     starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
     return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
 
 
 def serial_program(program: Program) -> Program:
     """All launches on one stream, in the order in which they are listed."""
-    if all(launch.stream is not Stream.BESIDE for launch in program.launches):
+    if all(launch.stream is not Stream.CONCURRENT for launch in program.launches):
         return program
     launches = (
-        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.BESIDE else launch
+        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.CONCURRENT else launch
         for launch in program.launches
     )
     return replace(program, launches=tuple(launches))
@@ -33,18 +33,18 @@ def serial_program(program: Program) -> Program:
 def last_concurrent(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
     """For each launch the last one that runs at the same time: itself, except on the concurrent stream.
 
-    Bytes that are taken again before that make streams wait for each other, which costs time and is right all the same.
-    `owner`: for each buffer the one whose bytes it has.
+    Bytes that are reused before that make the streams wait for each other, which costs time but is correct. `owner`:
+    for each buffer the one whose bytes it has.
     """
     launches = program.launches
     found = list(range(len(launches)))
-    if all(launch.stream is not Stream.BESIDE for launch in launches):
+    if all(launch.stream is not Stream.CONCURRENT for launch in launches):
         return found
     times = timeline(data_waits_only(program, buffers, owner))
     compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
     starts_us = [times.starts_us[i] for i in compute]
     for i, launch in enumerate(launches):
-        if launch.stream is Stream.BESIDE:
+        if launch.stream is Stream.CONCURRENT:
             before = bisect_left(starts_us, times.ends_us[i])
             found[i] = max(i, compute[before - 1]) if before else i
     return found

@@ -1,48 +1,48 @@
-// Reductions of batch normalisation's backward pass over what ReLU lets through of the gradient of an image, which a
-// 1x1 convolution computes in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or it is
-// recomputed by a second GEMM of the same launch (BOTH).
+// Reductions of batch normalisation's backward pass over the gradient through ReLU, which comes from the data gradient
+// of a 1x1 convolution in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or recomputed
+// by a second GEMM of the launch (X_AND_GRADIENT).
 #pragma once
 
 #include "conv1x1.cuh"
 
 namespace mbc {
 
-// Image and weights of x if it is recomputed, then gradient and weights.
-template <Makes M>
+// Image and weights of x if it is recomputed; gradient and weights.
+template <GemmResult M>
 constexpr int GEMM_OPERANDS = 2 * GEMMS<M>;
 
-// Accesses behind those: what is added to the gradient if anything is (ADD), ReLU's output or its bit mask (BITMASK), x
-// if it is read, mean, variance; the gradient through relu, dgamma, dbeta, workspace.
-template <Makes M, bool ADD, bool BITMASK>
-const char* gradient_relu_sums(const MbcCall& call) {
+// Accesses after those: a gradient that is added (ADD), ReLU's output or its bit mask (BITMASK), x if it is read, mean,
+// variance; the gradient through ReLU, dgamma, dbeta, workspace.
+template <GemmResult M, bool ADD, bool BITMASK>
+const char* run_gradient_relu_reduction(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    constexpr int MORE = GEMM_OPERANDS<M>, RELU = MORE + ADD, X = RELU + 1, MEAN = MAKES_X<M> ? X : X + 1;
+    constexpr int MORE = GEMM_OPERANDS<M>, RELU = MORE + ADD, X = RELU + 1, MEAN = COMPUTES_X<M> ? X : X + 1;
     constexpr int D = MEAN + 2;
-    using Relu = std::conditional_t<BITMASK, ByMask, ByOutput<T>>;
-    using Told = std::conditional_t<BITMASK, uint8_t, T>;
-    const T *more = ADD ? in<T>(call, MORE) : nullptr, *x = MAKES_X<M> ? nullptr : in<T>(call, X);
-    const Behind<T, ADD, true, Relu> source{{in<Told>(call, RELU)}, nullptr, more, x, out<T>(call, D)};
-    const Sums sums = sums_of(call, MEAN, D + 1, eps(call, 0));
-    run_conv1x1<M, T>(call, nullptr, source, sums, out<Sums::State>(call, D + 3));
+    using Relu = std::conditional_t<BITMASK, ReluByMask, ReluByOutput<T>>;
+    using ReluOperand = std::conditional_t<BITMASK, uint8_t, T>;
+    const T *addend = ADD ? in<T>(call, MORE) : nullptr, *x = COMPUTES_X<M> ? nullptr : in<T>(call, X);
+    const ReluBackwardSource<T, ADD, true, Relu> source{{in<ReluOperand>(call, RELU)}, nullptr, addend, x, out<T>(call, D)};
+    const BnBackwardReduction sums = sums_of(call, MEAN, D + 1, eps(call, 0));
+    run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, D + 3));
   });
 }
 
-// Accesses behind those: x if it is read, mean, variance, scale and shift if there are, r, what is added to the
-// gradient if anything is; ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
-template <Makes M, bool ADD>
-const char* gradient_add_relu_and_sums(const MbcCall& call) {
+// Accesses after those: x if it is read, mean, variance, scale and shift if there are, r, a gradient that is added
+// (ADD); ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
+template <GemmResult M, bool ADD>
+const char* run_gradient_add_relu_remat(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    constexpr int X = GEMM_OPERANDS<M>, MEAN = MAKES_X<M> ? X : X + 1;
+    constexpr int X = GEMM_OPERANDS<M>, MEAN = COMPUTES_X<M> ? X : X + 1;
     const bool affine = arguments<Conv1x1RematArguments>(call).affine;
     const int r = MEAN + (affine ? 4 : 2), y = r + (ADD ? 2 : 1);
-    const T *more = ADD ? in<T>(call, r + 1) : nullptr, *x = MAKES_X<M> ? nullptr : in<T>(call, X);
+    const T *addend = ADD ? in<T>(call, r + 1) : nullptr, *x = COMPUTES_X<M> ? nullptr : in<T>(call, X);
     const NormalizeAddRelu f{normalize(call, MEAN, affine, eps(call, 0))};
-    const RematBehind<T, ADD, NormalizeAddRelu> source(in<T>(call, r), nullptr, more, x, out<T>(call, y + 1),
+    const RematAddReluSource<T, ADD, NormalizeAddRelu> source(in<T>(call, r), nullptr, addend, x, out<T>(call, y + 1),
                                                        out<T>(call, y), f);
-    const SumsBeside<NormalizeAddRelu> sums(sums_of(call, MEAN, y + 2, eps(call, 1)), f);
-    run_conv1x1<M, T>(call, nullptr, source, sums, out<Sums::State>(call, y + 4));
+    const RematReduction<NormalizeAddRelu> sums(sums_of(call, MEAN, y + 2, eps(call, 1)), f);
+    run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, y + 4));
   });
 }
 

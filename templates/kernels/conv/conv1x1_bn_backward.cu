@@ -1,17 +1,18 @@
-// Backward pass of batch normalisation over what a 1x1 convolution made, which is recomputed inside, in the same order
-// of additions, and neither read nor written (fused rematerialization): its reductions, and the gradient of x.
+// Backward pass of batch normalisation over the result x of a 1x1 convolution: its reductions, and the gradient of x. x
+// is recomputed in the same order of additions, and neither read nor written (fused rematerialization).
 //
 // The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five
-// warpgroups (producer, two consumers, two that write and reduce), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
+// warpgroups (producer, two consumers, two for the epilogue), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
 // tensor cores.
 //
-// Bytes      image, weights and the gradient behind are read; the reductions write two sums a channel, the other pass
-//            the gradient of x.
+// Bytes      image, weights and the gradient of the normalised x (or of ReLU's output) in; two sums a channel, or the
+//            gradient of x, out.
 #include "conv1x1.cuh"
 
 namespace mbc {
 
-// Of accesses that have mean and variance of x at `mean`, its scale at `gamma` if `affine`, and the sums at `dgamma`.
+// Mean and variance of x are accesses `mean` and the next, its scale is `gamma` if `affine`, the reductions are
+// `dgamma` and the next.
 inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool affine, int gamma, int dgamma,
                                             float eps) {
   const auto& a = arguments<Conv1x1BnBackwardArguments>(call);
@@ -21,28 +22,28 @@ inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool 
 
 template <typename T, typename F>
 void apply_backward(const MbcCall& call, int gradient, int dx, const F& f) {
-  const Applied<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
-  run_conv1x1<Makes::X_INSIDE, T>(call, nullptr, source, OfChannels<F>{f}, nullptr);
+  const MapSource<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
+  run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, ChannelMap<F>{f}, nullptr);
 }
 
 template <typename T, typename R>
-void sum_up(const MbcCall& call, int gradient, int workspace, const R& sums) {
-  const InMemory<T, true, false> source{{nullptr, in<T>(call, gradient)}};
-  run_conv1x1<Makes::X_INSIDE, T>(call, nullptr, source, sums, out<Sums::State>(call, workspace));
+void run_reduction(const MbcCall& call, int gradient, int workspace, const R& sums) {
+  const TensorSource<T, true, false> source{{nullptr, in<T>(call, gradient)}};
+  run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, workspace));
 }
 
 }  // namespace mbc
 
 // Accesses: image, weights, gradient, mean, variance, dgamma, dbeta, gamma if there is one; dx.
-extern "C" const char* mbc_pointwise_normalize_backward(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_bn_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
     const bool affine = arguments<Conv1x1BnBackwardArguments>(call).affine;
     apply_backward<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
   });
 }
-// Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu, dgamma, dbeta; dx.
-extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call) {
+// Accesses: image, weights, mean, variance, scale and shift if there are, ReLU's gradient, dgamma, dbeta; dx.
+extern "C" const char* mbc_conv1x1_unstored_bn_relu_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
     using T = decltype(of);
@@ -53,22 +54,21 @@ extern "C" const char* mbc_pointwise_normalize_relu_backward(const MbcCall& call
     apply_backward<T>(call, dy, dy + 3, NormalizeReluBackward<T>{forward, backward});
   });
 }
-// Accesses: image, weights, mean, variance, scale and shift if there are, the gradient behind relu; dgamma, dbeta,
-// workspace.
-extern "C" const char* mbc_pointwise_normalize_relu_sums(const MbcCall& call) {
+// Accesses: image, weights, mean, variance, scale and shift if there are, ReLU's gradient; dgamma, dbeta, workspace.
+extern "C" const char* mbc_conv1x1_unstored_bn_relu_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1RematArguments>(call, [&](auto of) {
     using T = decltype(of);
     const bool affine = arguments<Conv1x1RematArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
-    sum_up<T>(call, dy, dy + 3, ReluSums<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
+    run_reduction<T>(call, dy, dy + 3, BnReluBackwardReduction<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
   });
 }
 // Accesses: image, weights, gradient, mean, variance; dgamma, dbeta, workspace.
-extern "C" const char* mbc_pointwise_normalize_sums(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_unstored_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    sum_up<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
+    run_reduction<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
   });
 }

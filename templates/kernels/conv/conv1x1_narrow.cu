@@ -1,11 +1,11 @@
-// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward,
-// gradient of the image and of the filters. No tensor cores: so few filters keep up with memory without them.
+// 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward, data
+// gradient and filter gradient. FMA instead of tensor cores: with so few filters memory is the limit either way.
 //
-// Bytes      forward: image in, result out. Data: gradient in, gradient of the image out. Filter: image and gradient
-//            in, one partial sum a block out, which `add_parts` adds up in order.
+// Bytes      forward: image in, result out. Data: gradient in, data gradient out. Filter: image and gradient in, a
+//            partial filter gradient a block out (split-K), which `add_parts` adds in order.
 // Threads    256. Forward: four threads share a pixel, each takes every fourth 16 bytes of its channels; shuffles leave
 //            each with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down the
-//            pixels. Four pixels of a thread are on their way at once.
+//            pixels. A thread has four pixels in flight.
 // Shared     forward: weights in fp32, [filters, channels]. Filter: one float a thread for each of its channels.
 // Registers  launch bounds: 4 blocks a multiprocessor up to two filters (3 in the filter pass), 2 above.
 // Limit      memory bandwidth.
@@ -17,7 +17,7 @@ struct Conv1x1NarrowArguments {
   int64_t pixels;  // of all images
   int64_t channels;
   int64_t filters;
-  int64_t parts;  // of the filter pass: blocks that share out the pixels
+  int64_t parts;  // of the filter pass: blocks among which pixels are divided (split-K)
   int64_t accumulate;
 };
 
@@ -31,7 +31,7 @@ struct Conv1x1Narrow {
   int32_t channels;
 };
 
-// What the filters have of one pixel.
+// A pixel of the output or its gradient: all filters.
 template <typename T, int FILTERS>
 struct OfPixel {
   static constexpr int WHOLE = FILTERS & -FILTERS;  // that are aligned together, whichever the pixel
@@ -45,7 +45,7 @@ struct OfPixel {
   __device__ float operator[](int k) const { return to_float(pieces[k / PIECE][k % PIECE]); }
 };
 
-// The pixels of a thread that keeps to a vector of channels: from one on, each `step` behind the one before.
+// The pixels of a thread that keeps a vector of channels: every `step`-th.
 struct PixelsDown {
   int64_t pixel;
   int32_t channel, step, left;
@@ -62,8 +62,8 @@ struct PixelsDown {
   }
 };
 
-// Four threads share a pixel, each takes every fourth vector of it; a warp makes 32 pixels, each thread a part of four.
-// They then give each other what they have of three, so that each ends with one.
+// Four threads share a pixel, each takes every fourth vector of it; a warp computes 32 pixels, each thread partial sums
+// of four. Shuffles transpose and add these, so that each thread ends with one pixel.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
     conv1x1_narrow(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, Conv1x1Narrow f) {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
         }
     }
     const int64_t pixel = first + 8 * t + g;
-    float made[FILTERS];
+    float result[FILTERS];
 #pragma unroll
     for (int k = 0; k < FILTERS; ++k) {
       float pair[2];
@@ -107,17 +107,17 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
         const float low = sums[h][k], high = sums[2 + h][k];
         pair[h] = (t / 2 != 0 ? high : low) + __shfl_xor_sync(0xffffffffu, t / 2 != 0 ? low : high, 2);
       }
-      made[k] = (t % 2 != 0 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, t % 2 != 0 ? pair[0] : pair[1], 1);
+      result[k] = (t % 2 != 0 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, t % 2 != 0 ? pair[0] : pair[1], 1);
     }
     if (pixel >= f.pixels) continue;
     constexpr int PIECE = OfPixel<T, FILTERS>::PIECE;
 #pragma unroll
     for (int k = 0; k < FILTERS; k += PIECE)
-      store_floats(y + pixel * FILTERS + k, reinterpret_cast<const float(&)[PIECE]>(made[k]));
+      store_floats(y + pixel * FILTERS + k, reinterpret_cast<const float(&)[PIECE]>(result[k]));
   }
 }
 
-// A thread keeps the weights of its channels and goes down the pixels.
+// A thread keeps the weights of its channels in registers and walks down the pixels.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
     conv1x1_narrow_data(const T* __restrict__ dy, const T* __restrict__ weight, T* __restrict__ dx, Conv1x1Narrow f) {
@@ -137,17 +137,17 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
 #pragma unroll
     for (int i = 0; i < NARROW_PIXELS; ++i)
       if (i < at.left) {
-        float made[N] = {};
+        float result[N] = {};
 #pragma unroll
         for (int k = 0; k < FILTERS; ++k)
 #pragma unroll
-          for (int j = 0; j < N; ++j) made[j] += gradient[i][k] * to_float(w[k][j]);
-        store_floats(to + i * at.step * f.channels, made);
+          for (int j = 0; j < N; ++j) result[j] += gradient[i][k] * to_float(w[k][j]);
+        store_floats(to + i * at.step * f.channels, result);
       }
   }
 }
 
-// A thread keeps the sums of its channels and goes down the pixels; those of a block are then added in order.
+// A thread accumulates its channels and walks down the pixels; the sums of a block are then added in order.
 template <typename T, int FILTERS>
 __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
     conv1x1_narrow_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial,
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
   const unsigned threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
   for (int k = 0; k < FILTERS; ++k) {
-    __syncthreads();  // those of the filter before this one are done with
+    __syncthreads();  // the filter before this one is read
 #pragma unroll
     for (int j = 0; j < N; ++j) shared[j][thread] = sums[k][j];
     __syncthreads();
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
       float sum = 0.0f;
 #pragma unroll 4
       for (unsigned down = 0; down < blockDim.y; ++down) sum += shared[j][down * blockDim.x + across];
-      const int64_t term = static_cast<int64_t>(blockIdx.y) * f.channels + first + i;
-      if (first + static_cast<int32_t>(i) < f.channels) partial[term * FILTERS + k] = sum;
+      const int64_t part_row = static_cast<int64_t>(blockIdx.y) * f.channels + first + i;
+      if (first + static_cast<int32_t>(i) < f.channels) partial[part_row * FILTERS + k] = sum;
     }
   }
 }
@@ -217,7 +217,7 @@ const char* for_type_and_filters(const MbcCall& call, const Run& run) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_few_filters(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_narrow(const MbcCall& call) {
   using namespace mbc;
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
@@ -230,20 +230,20 @@ extern "C" const char* mbc_few_filters(const MbcCall& call) {
   });
 }
 
-extern "C" const char* mbc_few_filters_backward_data(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_narrow_backward_data(const MbcCall& call) {
   using namespace mbc;
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
     using T = decltype(element);
     const ChannelTiling tiling(f.channels / WIDTH<T>);
-    const int64_t wanted = divide_up(f.pixels, tiling.down() * NARROW_PIXELS);
+    const int64_t wanted = divide_up(f.pixels, tiling.threads_y() * NARROW_PIXELS);
     const int64_t most = multiprocessors() * 4 * MAP_WAVES / tiling.columns;
     const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-    MBC_LAUNCH((conv1x1_narrow_data<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+    MBC_LAUNCH((conv1x1_narrow_data<T, decltype(count)::value>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream,
                in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), f);
   });
 }
 
-extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
+extern "C" const char* mbc_conv1x1_narrow_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Conv1x1NarrowArguments>(call);
   return for_type_and_filters(call, [&](auto element, auto count, const Conv1x1Narrow& f) {
@@ -251,7 +251,7 @@ extern "C" const char* mbc_few_filters_backward_filter(const MbcCall& call) {
     float* partial = out<float>(call, 3);
     const ChannelTiling tiling(f.channels / WIDTH<T>);
     const dim3 grid(tiling.columns, static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((conv1x1_narrow_filter<T, decltype(count)::value>), grid, dim3(tiling.along, tiling.down()), call.stream,
+    MBC_LAUNCH((conv1x1_narrow_filter<T, decltype(count)::value>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream,
                in<T>(call, 0), in<T>(call, 1), partial, f);
     const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
     add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);

@@ -1,5 +1,5 @@
-// Which GEMMs a launch of 1x1 convolutions computes (see conv1x1.cuh), which tiles of them a block, and where it keeps
-// what in shared memory.
+// The 1x1 convolutions of conv1x1.cuh: arguments, which GEMMs a launch computes, which tiles a block takes, and the
+// layout of its shared memory.
 #pragma once
 
 #include "smem_operands.cuh"
@@ -10,13 +10,13 @@ struct Conv1x1Arguments {
   int64_t pixels;
   int64_t channels;
   int64_t filters;
-  int64_t blocks;  // no more than tiles, and not those that a GPU has room for, so that reductions are the same on all
-  int64_t stages;  // of 64 channels of a tile's pixels, that there is room for; even
-  int64_t beside;  // tiles of staged operands, likewise
+  int64_t blocks;  // at most one a tile; not by the GPU's size, so that reductions are the same on all
+  int64_t stages;  // of K = 64 of a tile's pixels, as many as fit; even
+  int64_t staged_tiles;  // of staged operands, as many as fit
 };
 
 struct Conv1x1RematArguments : Conv1x1Arguments {
-  int64_t affine;  // whether what is normalised again has scale and shift
+  int64_t affine;  // whether the recomputed normalisation has scale and shift
 };
 
 struct DualConv1x1Arguments : Conv1x1RematArguments {
@@ -36,20 +36,19 @@ constexpr int CONV1X1_THREADS = (1 + CONV1X1_CONSUMERS + CONV1X1_WRITERS) * WARP
 constexpr int STAGING_THREADS = WARPGROUP / 2;  // threads that copy staged operands, if there are any
 // 480 for a thread of each warpgroup, of which each starts with 96.
 constexpr int CONV1X1_PRODUCER_REGISTERS = 64, CONV1X1_CONSUMER_REGISTERS = 104, CONV1X1_WRITER_REGISTERS = 104;
-constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters, one a thread that writes
-constexpr int CONV1X1_ROWS = CONV1X1_WRITERS * WARPGROUP / CONV1X1_EIGHTS;  // pixels that are written at once
+constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters, one for each epilogue thread
+constexpr int CONV1X1_ROWS = CONV1X1_WRITERS * WARPGROUP / CONV1X1_EIGHTS;  // pixels that are stored at once
 constexpr int RESULT_ROW = CONV1X1_FILTERS * 2;                         // bytes of a pixel's results
 
 struct Conv1x1Pipelines {
   static constexpr int MOST_STAGES = 12, RESULTS = CONV1X1_CONSUMERS, MOST_STAGED = 6;
-  Barrier kept;  // until all weights are there
-  // Each consumer has every other stage for its own, so that none waits for one that the other has not been through,
-  // and a tile of results.
+  Barrier kept;  // all weights have arrived
+  // Each consumer has every other stage and one tile of results for itself, so that neither waits for the other.
   Pipeline<MOST_STAGES> pixels;
   Pipeline<RESULTS> results;
-  Pipeline<MOST_STAGED> beside;
+  Pipeline<MOST_STAGED> staged;
 };
-// Where results of a pixel lie: the same eight filters of neighbouring ones in different banks.
+// Offset of eight filters of a pixel's results, swizzled: no bank conflicts between neighbouring pixels.
 __device__ inline int32_t result_offset(int32_t row, int32_t eight) {
   return row * RESULT_ROW + ((eight ^ row % 8) * 16);
 }
@@ -57,9 +56,9 @@ __device__ inline int32_t result_offset(int32_t row, int32_t eight) {
 constexpr int KEPT_BYTES = CONV1X1_FILTERS * SWIZZLE_ROW;  // of weights of 64 channels
 constexpr int STAGE_BYTES = CONV1X1_PIXELS * SWIZZLE_ROW;
 constexpr int RESULT_BYTES = CONV1X1_PIXELS * RESULT_ROW;
-template <Makes M, typename S>
+template <GemmResult M, typename S>
 constexpr int STAGED_BYTES = CONV1X1_PIXELS * CONV1X1_FILTERS / 8 * (16 * STAGED_TILES<M, S> + STAGED_MASK<S>);
-template <Makes M, typename S>
+template <GemmResult M, typename S>
 constexpr int CONV1X1_PRODUCERS =  // threads, for each consumer
     (HAS_STAGED<M, S> ? WARPGROUP - STAGING_THREADS : WARPGROUP) / CONV1X1_CONSUMERS;
 
@@ -73,22 +72,23 @@ struct Gemm {
   __host__ __device__ int32_t chunks() const { return (channels + CONV1X1_CHANNELS - 1) / CONV1X1_CHANNELS; }
 };
 
-// The same for a whole warp, which compilers see so only: barriers are reached by uniform registers.
-__device__ inline int32_t warps_own(int32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
+// `number` is the same in a whole warp; the shuffle tells the compiler, which then addresses barriers by uniform
+// registers.
+__device__ inline int32_t warp_uniform(int32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// The GEMMs of a launch. `of` calls `run` with the one that a consumer computes, and how many chunks of weights lie
-// before those of it. Each of the SHARES in a GEMM takes every so many-th tile.
-template <Makes M, typename T>
+// The GEMMs of a launch. `of` calls `run` with the GEMM of a consumer, and the number of chunks of weights before its
+// own. SHARES consumers divide the tiles of one GEMM.
+template <GemmResult M, typename T>
 struct Gemms {
   static constexpr int SHARES = CONV1X1_CONSUMERS;
-  Gemm<MAKES_GRADIENT<M>, T> one;
+  Gemm<COMPUTES_GRADIENT<M>, T> one;
 
   __host__ __device__ int32_t chunks() const { return one.chunks(); }
   template <typename Run>
   __device__ void of(int32_t, const Run& run) const { run(one, 0); }
 };
 template <typename T>
-struct Gemms<Makes::BOTH, T> {
+struct Gemms<GemmResult::X_AND_GRADIENT, T> {
   static constexpr int SHARES = 1;
   Gemm<false, T> x;
   Gemm<true, T> gradient;
@@ -103,45 +103,45 @@ struct Gemms<Makes::BOTH, T> {
   }
 };
 
-template <Makes M, typename S, typename R>
+template <GemmResult M, typename S, typename R>
 struct Conv1x1 {
   int32_t pixels, filters, across, tiles;  // blocks of filters; tiles of pixels
-  int32_t chunks, stages, besides;         // of weights that are kept; of the pipelines
+  int32_t chunks, stages, staged_tiles;         // of weights that are kept; of the pipelines
 
   Conv1x1(const Conv1x1Arguments& a, int32_t chunks_)
       : pixels(static_cast<int32_t>(a.pixels)), filters(static_cast<int32_t>(a.filters)),
         across(static_cast<int32_t>(divide_up(a.filters, CONV1X1_FILTERS))),
         tiles(static_cast<int32_t>(divide_up(a.pixels, CONV1X1_PIXELS))), chunks(chunks_),
-        stages(static_cast<int32_t>(a.stages)), besides(static_cast<int32_t>(a.beside)) {}
+        stages(static_cast<int32_t>(a.stages)), staged_tiles(static_cast<int32_t>(a.staged_tiles)) {}
   int shared_bytes() const {
     return chunks * KEPT_BYTES + stages * STAGE_BYTES + Conv1x1Pipelines::RESULTS * RESULT_BYTES +
-           besides * STAGED_BYTES<M, S> + 1008;
+           staged_tiles * STAGED_BYTES<M, S> + 1008;
   }
-  // A block makes the same filters of one tile after another.
+  // A block computes the same filters of one tile of pixels after another.
   __device__ int32_t first_filter() const { return static_cast<int32_t>(blockIdx.x) % across * CONV1X1_FILTERS; }
-  __device__ int32_t place() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
+  __device__ int32_t block_index() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
-  __device__ int32_t count() const { return (tiles - place() - 1) / step() + 1; }
+  __device__ int32_t count() const { return (tiles - block_index() - 1) / step() + 1; }
   // The first pixel of one of a block's tiles. Reductions go from the last one to the first, as in channel_reduce.cuh:
-  // the launch before may have left them in the cache, and the one behind begins with those.
+  // the launch before may have left the last ones in the cache, and the next launch begins with the first ones.
   __device__ int32_t first_pixel(int32_t number) const {
-    const int32_t tile = place() + number * step();
-    return (SUMMING<R> ? tiles - 1 - tile : tile) * CONV1X1_PIXELS;
+    const int32_t tile = block_index() + number * step();
+    return (REDUCES<R> ? tiles - 1 - tile : tile) * CONV1X1_PIXELS;
   }
 };
 
-// What a block has in shared memory, from a multiple of 1,024 bytes on.
-template <Makes M, typename S>
+// The shared memory of a block, from a multiple of 1,024 bytes on: weights, stages of pixels, results, staged operands.
+template <GemmResult M, typename S>
 struct Conv1x1Stages {
-  char *kept, *pixels, *results, *beside;
+  char *kept, *pixels, *results, *staged;
 
   template <typename R>
   __device__ Conv1x1Stages(char* first, const Conv1x1<M, S, R>& f)
       : kept(first), pixels(kept + f.chunks * KEPT_BYTES), results(pixels + f.stages * STAGE_BYTES),
-        beside(results + Conv1x1Pipelines::RESULTS * RESULT_BYTES) {}
+        staged(results + Conv1x1Pipelines::RESULTS * RESULT_BYTES) {}
   __device__ char* of_pixels(const PipelineState& state) const { return pixels + state.stage * STAGE_BYTES; }
   __device__ char* of_results(const PipelineState& state) const { return results + state.stage * RESULT_BYTES; }
-  __device__ char* of_staged(const PipelineState& state) const { return beside + state.stage * STAGED_BYTES<M, S>; }
+  __device__ char* of_staged(const PipelineState& state) const { return staged + state.stage * STAGED_BYTES<M, S>; }
 };
 
 }  // namespace mbc

@@ -1,6 +1,5 @@
-// Transposed convolution whose windows do not overlap (stride = filter size), in bf16 and fp16, which is also the
-// gradient of the image of such a convolution; optionally with a bias and into its part of a concatenation. Channels
-// last.
+// Non-overlapping transposed convolution (stride = filter size), in bf16 and fp16, which is also the data gradient of
+// such a convolution; optionally with a bias and into its part of a concatenation. Channels last.
 //
 // GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it
 //            is written: each pixel becomes as many pixels of the larger image as a filter has taps.
@@ -12,7 +11,7 @@
 //            shared memory.
 // Epilogue   rounded as the convolution alone rounds, then the bias; four threads exchange words, so that each writes
 //            16 bytes.
-// Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for what is on its way.
+// Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for copies in flight.
 // Registers  80 a thread of warpgroup 0, 208 a consumer thread (setmaxnreg).
 // Limit      the bytes that are written.
 //
@@ -47,7 +46,7 @@ struct ConvTransposeStage {
 struct ConvTranspose : ConvolutionShape {
   int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
   int64_t columns, all, start;     // of the GEMM; of the tensor that is written
-  bool kept;                       // each stage gets the same weights again and again, so that they stay in it
+  bool kept;                       // a stage always has the same weights, which are copied once
 
   explicit ConvTranspose(const ConvTransposeArguments& a)
       : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
@@ -59,28 +58,28 @@ struct ConvTranspose : ConvolutionShape {
   __host__ __device__ int32_t tiles() const { return (pixels + TRANSPOSE_PIXELS - 1) / TRANSPOSE_PIXELS; }
   int64_t image_pixels() const { return int64_t{pixels} * kernel_height * kernel_width; }
 
-  // A block makes the same columns of one tile of pixels after another.
+  // A block computes the same columns of one tile of pixels after another.
   __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * TRANSPOSE_COLUMNS; }
   __device__ int32_t first_tile() const { return static_cast<int32_t>(blockIdx.x) / across; }
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
 
   // The element of the larger image where the window of a pixel begins.
   __device__ int64_t window(int32_t pixel) const {
-    const GridPixel at = PixelGrid{out_height, out_width}.place(pixel);
+    const GridPixel at = PixelGrid{out_height, out_width}.locate(pixel);
     const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
-  // How far behind it the element of a column of the GEMM is.
+  // The offset from there to the element of a column of the GEMM.
   __device__ int64_t of_column(int32_t column) const {
-    const int32_t place = column / channels, down = place / kernel_width;
-    return static_cast<int64_t>(down * width + place - down * kernel_width) * all + column - place * channels;
+    const int32_t tap = column / channels, down = tap / kernel_width;
+    return static_cast<int64_t>(down * width + tap - down * kernel_width) * all + column - tap * channels;
   }
 };
 
 template <typename T>
 __device__ inline void produce_operands(const T* __restrict__ dy, const T* __restrict__ weight, char* stages,
                                       Pipeline<ConvTransposeStage::COUNT>& pipeline, const ConvTranspose& f) {
-  constexpr int APART = PRODUCERS / 8;  // rows between a thread's
+  constexpr int ROW_STRIDE = PRODUCERS / 8;  // rows between a thread's
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
   const T* columns = weight + mine * f.columns + f.first_column() + sixteen * 8;
   int32_t iteration = 0;
@@ -91,59 +90,59 @@ __device__ inline void produce_operands(const T* __restrict__ dy, const T* __res
       char* stage = stages + iteration % ConvTransposeStage::COUNT * ConvTransposeStage::BYTES;
       pipeline.producer_acquire(iteration);
 #pragma unroll
-      for (int i = 0; i < TRANSPOSE_PIXELS; i += APART) {
+      for (int i = 0; i < TRANSPOSE_PIXELS; i += ROW_STRIDE) {
         const bool there = first + i < f.pixels;
         cp_async_16(reinterpret_cast<uint4*>(stage + swizzled_offset(mine + i, sixteen)),
                       there ? pixels + i * f.filters + chunk * TRANSPOSE_K : dy, there);
       }
       if (iteration < ConvTransposeStage::COUNT || !f.kept) {
-        const T* terms = columns + chunk * TRANSPOSE_K * f.columns;
+        const T* k_rows = columns + chunk * TRANSPOSE_K * f.columns;
 #pragma unroll
-        for (int i = 0; i < TRANSPOSE_K; i += APART)
+        for (int i = 0; i < TRANSPOSE_K; i += ROW_STRIDE)
 #pragma unroll
           for (int b = 0; b < ConvTransposeStage::BLOCKS; ++b)
             cp_async_16(reinterpret_cast<uint4*>(stage + ConvTransposeStage::WEIGHTS + b * SWIZZLE_BLOCK +
                                                    swizzled_offset(mine + i, sixteen)),
-                          terms + i * f.columns + b * 64, true);
+                          k_rows + i * f.columns + b * 64, true);
       }
       pipeline.full[iteration % ConvTransposeStage::COUNT].cp_async_arrive();
     }
   }
 }
 
-// The other part of a concatenation, shared out among all blocks. What is on its way waits in `room`, where a thread
-// has addresses of its own: registers would not last for as much.
+// Copies the other part of a concatenation, divided among all blocks. Copies in flight go through a `buffer` in shared
+// memory, in which a thread has addresses of its own: registers would not suffice.
 struct ConcatCopy {
-  static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, TURNS = 6;
-  static constexpr int BYTES = THREADS * AT_ONCE * TURNS * 16;
+  static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, STAGES = 6;
+  static constexpr int BYTES = THREADS * AT_ONCE * STAGES * 16;
 };
 
 template <typename T>
 __device__ inline void copy_concat_part(const T* __restrict__ from, T* __restrict__ to, int64_t elements,
-                                        const Slice& slice, uint4* room) {
+                                        const Slice& slice, uint4* buffer) {
   constexpr int N = WIDTH<T>;
   const int32_t thread = threadIdx.x - PRODUCERS;
   const int64_t step = static_cast<int64_t>(gridDim.x) * ConcatCopy::THREADS * N, iterations = ConcatCopy::AT_ONCE * step;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * ConcatCopy::THREADS + thread) * N;
-  const auto place = [&](int32_t iteration, int k) {
-    return room + (iteration % ConcatCopy::TURNS * ConcatCopy::AT_ONCE + k) * ConcatCopy::THREADS + thread;
+  const auto slot = [&](int32_t iteration, int k) {
+    return buffer + (iteration % ConcatCopy::STAGES * ConcatCopy::AT_ONCE + k) * ConcatCopy::THREADS + thread;
   };
   const auto fetch = [&](int64_t i, int32_t iteration) {
 #pragma unroll
     for (int k = 0; k < ConcatCopy::AT_ONCE; ++k, i += step)
-      cp_async_16(place(iteration, k), i < elements ? from + i : from, i < elements);
+      cp_async_16(slot(iteration, k), i < elements ? from + i : from, i < elements);
     cp_async_commit();
   };
-  for (int32_t iteration = 0; iteration < ConcatCopy::TURNS; ++iteration)
+  for (int32_t iteration = 0; iteration < ConcatCopy::STAGES; ++iteration)
     fetch(first + iteration * iterations, iteration);
   int32_t iteration = 0;
   for (int64_t i = first; i < elements; i += iterations, ++iteration) {
-    cp_async_wait<ConcatCopy::TURNS - 1>();
+    cp_async_wait<ConcatCopy::STAGES - 1>();
 #pragma unroll
     for (int k = 0; k < ConcatCopy::AT_ONCE; ++k)
       if (i + k * step < elements)
-        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(place(iteration, k))));
-    fetch(i + ConcatCopy::TURNS * iterations, iteration);
+        store_held(to + slice(i + k * step), hold<N>(reinterpret_cast<const T*>(slot(iteration, k))));
+    fetch(i + ConcatCopy::STAGES * iterations, iteration);
   }
   cp_async_wait<0>();
 }
@@ -163,13 +162,13 @@ __device__ inline void exchange(uint32_t (&words)[4], int t) {
   }
 }
 
-// What the columns of a block have, which it writes again and again.
+// Constants of the columns of a block.
 struct ConvTransposeColumns {
   int64_t offset[ConvTransposeStage::BLOCKS];  // of 64 columns, from where a window begins
   alignas(32) float bias[TRANSPOSE_COLUMNS];
 };
 
-// Rounded as a convolution by itself is, and then with the bias.
+// Rounds as the convolution alone does, then adds the bias.
 template <typename T, bool BIAS>
 __device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4], const ConvTransposeColumns& columns,
                                   T* __restrict__ y, int32_t first, const ConvTranspose& f) {
@@ -180,18 +179,18 @@ __device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4],
     const int64_t offset = columns.offset[j / 8] + j % 8 * 8;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      Held<T, 8> made;
+      Held<T, 8> packed;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) made.words[k] = rounded_word<T>(sums[j + k] + 2 * h);
-      exchange(made.words, t);
+      for (int k = 0; k < 4; ++k) packed.words[k] = rounded_word<T>(sums[j + k] + 2 * h);
+      exchange(packed.words, t);
       if (first + 8 * h >= f.pixels) continue;
       if constexpr (BIAS) {
         auto biased = load<8>(columns.bias + (j + t) * 8);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) biased.v[e] += to_float(made[e]);
+        for (int e = 0; e < 8; ++e) biased.v[e] += to_float(packed[e]);
         store_floats(window[h] + offset, biased.v);
       } else {
-        store_held(window[h] + offset, made);
+        store_held(window[h] + offset, packed);
       }
     }
   }
@@ -250,27 +249,27 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-// Operands are those of the GEMM, and of a concatenation a bias and its other part.
+// Operands: those of the GEMM; with a concatenation, a bias and the other part.
 template <bool CONCAT, typename T>
 void run_conv_transpose(const MbcCall& call) {
   const ConvTranspose f(arguments<ConvTransposeArguments>(call));
-  const int64_t beside = f.all - f.channels;
-  const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, beside, f.all, 1) : Slice();
+  const int64_t other_channels = f.all - f.channels;
+  const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, other_channels, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
   const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
   constexpr int SHARED = ConvTransposeStage::COUNT * ConvTransposeStage::BYTES + (CONCAT ? ConcatCopy::BYTES : 0) + 1008;
   MBC_LAUNCH_SHARED((conv_transpose<T, CONCAT>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<T>(call, 0),
                     in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
-                    out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * beside, slice, f);
+                    out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * other_channels, slice, f);
 }
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_backward_data_apart(const MbcCall& call) {
+extern "C" const char* mbc_conv_transpose_nonoverlapping(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<false, decltype(of)>(call); });
 }
-extern "C" const char* mbc_convolution_backward_data_bias_add_concat(const MbcCall& call) {
+extern "C" const char* mbc_conv_transpose_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<true, decltype(of)>(call); });
 }

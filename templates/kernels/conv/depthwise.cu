@@ -1,8 +1,8 @@
-// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and gradient of the image. Each channel has filters of
-// its own, so that nothing is shared between channels.
+// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and data gradient. Each channel has filters of its own,
+// so that nothing is shared between channels.
 //
 // Bytes      image in, result out, once each; windows that overlap are read from registers or from the cache.
-// Tile       a thread makes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh):
+// Tile       a thread computes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh):
 //            channels last 16 bytes of channels, channels first one channel and up to 8 x 2 pixels.
 // Threads    256, along channels and down the tiles; blocks walk over tiles.
 // Shared     channels last: the filters of the block's channels, transposed to [tap, channel].
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
   for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
     const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT, ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
     float sum[Size::HEIGHT][Size::WIDTH][N] = {};
-    const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.multiplier);
+    const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.depth_multiplier);
     if constexpr (N > 1)
       forward_tile<Size>(plane, shared, g, oy, ox, sum);
     else
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
   }
 }
 
-// Adds what the gradient `plane` gives to the image pixels at the positions (v, u) of the stride and beyond.
+// Adds what the gradient `plane` contributes to image pixels at positions (v, u) of the stride and after.
 template <typename Size, typename T, typename Filter>
 __device__ inline void data_tile(const T* plane, const Filter& filter, const Depthwise& g, int32_t v, int32_t u,
                                  float (&sum)[Size::UP * Size::S][Size::ACROSS * Size::S][Size::N]) {
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     if constexpr (N > 1) {
       data_tile<Size>(dy + g.output.plane(at.outer, c), shared, g, v, u, sum);
     } else {
-      for (int64_t k = c * g.multiplier; k < (c + 1) * g.multiplier; ++k)
+      for (int64_t k = c * g.depth_multiplier; k < (c + 1) * g.depth_multiplier; ++k)
         data_tile<Size>(dy + g.output.plane(at.outer, k), ThreadFilter<T>{w + k * Size::K * Size::K}, g, v, u, sum);
     }
     store_tile(sum, dx + g.image.plane(at.outer, c), g.image, v * S - g.pad_top, u * S - g.pad_left, pairs);
@@ -186,7 +186,7 @@ extern "C" const char* mbc_depthwise(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     return run_depthwise<DEPTHWISE_VECTOR<T>>(a, in<T>(call, 0), in<T>(call, 2), [&](auto size) {
       using Size = decltype(size);
-      const DepthwiseGrid grid(a.layout, a.channels * a.multiplier, Size::N);
+      const DepthwiseGrid grid(a.layout, a.channels * a.depth_multiplier, Size::N);
       const Steps steps(divide_up(a.out_width, Size::WIDTH), divide_up(a.out_height, Size::HEIGHT), grid.block.y);
       T* y = out<T>(call, 2);
       MBC_LAUNCH((depthwise_forward<T, Size>), grid.over(a.rows * steps.inner * steps.middle), grid.block, call.stream,

@@ -1,10 +1,10 @@
-// What depthwise convolutions and their filter pass share: sizes, how a launch divides the work, and reading lines of a
-// sample.
+// Shared by depthwise convolutions and their filter pass: sizes, tiles and grids, and reading rows of a sample.
 //
 // A block owns some channels (channels last: neighbours, up to a warp of vectors; channels first: one) and a run of
-// tiles of output pixels. A thread makes one tile after another, of N neighbouring channels, in registers: what its
-// windows share is read once, and what neighbouring tiles share is still in the cache. Kernels of 3 x 3 without
-// dilation, strides of 1 or 2; `multiplier` is the number of filters a channel has. direct.cu takes everything else.
+// tiles of output pixels. A thread computes one tile after another, of N neighbouring channels, in registers: pixels
+// that its windows share are read once, and those that neighbouring tiles share are still in the cache. Kernels of 3 x
+// 3 without dilation, strides of 1 or 2; `depth_multiplier` is the number of filters a channel has. direct.cu takes
+// everything else.
 #pragma once
 
 #include "images.cuh"
@@ -16,7 +16,7 @@ struct DepthwiseArguments {
   int64_t layout;
   int64_t rows;
   int64_t channels;
-  int64_t multiplier;
+  int64_t depth_multiplier;
   int64_t height;
   int64_t width;
   int64_t out_height;
@@ -30,8 +30,8 @@ struct DepthwiseArguments {
 
 namespace mbc {
 
-// One side of the convolution. A sample has fewer than 2^31 elements, so that places in it need 32 bits: this
-// arithmetic is most of what these kernels do.
+// The image or the output. A sample has fewer than 2^31 elements, so that indices within it need 32 bits: this
+// arithmetic is most of the instructions.
 struct Samples {
   int64_t n_stride, c_stride, channels;
   int32_t height, width, y_stride, x_stride;
@@ -46,17 +46,17 @@ struct Samples {
 
 struct Depthwise {
   Samples image, output;
-  int64_t rows, multiplier;
+  int64_t rows, depth_multiplier;
   int32_t pad_top, pad_left;
 
   explicit Depthwise(const DepthwiseArguments& a)
       : image(Image(a.layout, a.channels, a.height, a.width)),
-        output(Image(a.layout, a.channels * a.multiplier, a.out_height, a.out_width)), rows(a.rows),
-        multiplier(a.multiplier), pad_top(static_cast<int32_t>(a.pad_top)),
+        output(Image(a.layout, a.channels * a.depth_multiplier, a.out_height, a.out_width)), rows(a.rows),
+        depth_multiplier(a.depth_multiplier), pad_top(static_cast<int32_t>(a.pad_top)),
         pad_left(static_cast<int32_t>(a.pad_left)) {}
 };
 
-// What is compiled: channels a thread, stride, side of the kernel, and the tile of a thread in output pixels.
+// Constants of an instantiation: channels a thread, stride, kernel size, and the tile of a thread in output pixels.
 template <int N_, int S_>
 struct DepthwiseSize {
   static constexpr int N = N_, S = S_, K = 3;
@@ -160,7 +160,7 @@ bool for_depthwise_size(const DepthwiseArguments& a, F f) {
 // N channels a thread where they lie together. `first` and `second`: the images.
 template <int N, typename T, typename F>
 const char* run_depthwise(const DepthwiseArguments& a, const T* first, const T* second, F f) {
-  const bool together = a.layout == MBC_CHANNELS_LAST && a.multiplier == 1 && a.channels % N == 0;
+  const bool together = a.layout == MBC_CHANNELS_LAST && a.depth_multiplier == 1 && a.channels % N == 0;
   const bool wide = together && aligned(first, sizeof(T) * N) && aligned(second, sizeof(T) * N);
   const bool known = wide ? for_depthwise_size<N>(a, f) : for_depthwise_size<1>(a, f);
   return known ? launched() : "a depthwise convolution of this stride is not in this library";

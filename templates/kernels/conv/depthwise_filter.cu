@@ -1,7 +1,7 @@
 // Gradient of depthwise 3 x 3 filters at strides of 1 and 2.
 //
-// Bytes      image and gradient in, once each; nine sums a channel out, in `parts` that `depthwise_sum` adds up in
-//            order, in fp64.
+// Bytes      image and gradient in, once each; nine sums a channel out, in `parts` (split-K) that `depthwise_sum`
+//            adds in order, in fp64.
 // Tile       a thread keeps the nine sums of N channels (4 channels last, 1 channels first) and walks over its share of
 //            the tiles; sums of a block are added tap by tap through shared memory, by halves.
 // Threads    256, along channels and down the tiles.
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
       const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT;
       const int32_t ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
-      const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.multiplier);
+      const T* plane = x + g.image.plane(at.outer, N > 1 ? k : k / g.depth_multiplier);
       const T* gradients = dy + g.output.plane(at.outer, k);
       float gradient[Size::HEIGHT][Size::WIDTH][N];
 #pragma unroll
@@ -99,9 +99,9 @@ extern "C" const char* mbc_depthwise_backward_filter(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     return run_depthwise<DEPTHWISE_FILTER_VECTOR>(a, in<T>(call, 0), in<T>(call, 1), [&](auto size) {
       using Size = decltype(size);
-      const DepthwiseGrid grid(a.layout, a.channels * a.multiplier, Size::N);
+      const DepthwiseGrid grid(a.layout, a.channels * a.depth_multiplier, Size::N);
       const Steps steps(divide_up(a.out_width, Size::WIDTH), divide_up(a.out_height, Size::HEIGHT), grid.block.y);
-      const int64_t elements = a.channels * a.multiplier * Size::K * Size::K;
+      const int64_t elements = a.channels * a.depth_multiplier * Size::K * Size::K;
       float* dw = out<float>(call, 2);
       float* target = a.parts > 1 ? out<float>(call, 3) : dw;
       MBC_LAUNCH((depthwise_filter<T, Size>), dim3(grid.columns, static_cast<unsigned>(a.parts)), grid.block,

@@ -5,7 +5,7 @@
 //            taps * channels, K = output pixels. Otherwise a thread makes one output element (of a filter gradient, a
 //            block makes each), which is better where a group has few channels.
 // Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each; 8,704 bytes of shared memory.
-// Parts      the filter pass splits K over `parts` blocks, which `add_parts` adds up in order.
+// Split-K    the filter pass, over `parts` blocks, whose results `add_parts` adds in order.
 // Limit      FMA and address arithmetic: it is there to be always possible, not to be fast.
 #include "conv_operands.cuh"
 #include "images.cuh"
@@ -63,12 +63,12 @@ struct Geometry {
   }
 };
 
-// Sample and position of a flat number of a pixel.
-struct Place {
+// Sample, row and column of a pixel's flat index.
+struct PixelIndex {
   int64_t n;
   int32_t y, x;
 };
-__device__ inline Place place(const Image& image, int64_t number) {
+__device__ inline PixelIndex pixel_index(const Image& image, int64_t number) {
   const int64_t line = quotient(number, image.width), n = quotient(line, image.height);
   return {n, static_cast<int32_t>(line - n * image.height), static_cast<int32_t>(number - line * image.width)};
 }
@@ -92,17 +92,17 @@ __device__ inline int64_t tap_number(const Geometry& g, int32_t c, int32_t r, in
               : (static_cast<int64_t>(c) * g.kernel_height + r) * g.kernel_width + s;
 }
 
-// Rows: output pixels; sum: channels and taps of the image.
+// A of the forward pass. Rows: output pixels; K: channels and taps of the image.
 template <typename T>
 struct Windows {
   const T* x;
   Geometry g;
 
   struct Row {
-    Place at;
+    PixelIndex at;
     int64_t channel;
   };
-  __device__ Row row(int64_t group, int64_t pixel) const { return {place(g.output, pixel), group * g.group_channels}; }
+  __device__ Row row(int64_t group, int64_t pixel) const { return {pixel_index(g.output, pixel), group * g.group_channels}; }
   __device__ float at(const Row& row, int64_t k) const {
     const Tap t = tap(g.last, k, g.group_channels, g.kernel_height, g.kernel_width);
     int32_t y, x_;
@@ -111,7 +111,7 @@ struct Windows {
   }
 };
 
-// Rows: filters of a group; sum: their elements in memory order.
+// B of the forward pass. Rows: filters of a group; K: their elements in memory order.
 template <typename T>
 struct Filters {
   const T* w;
@@ -128,22 +128,22 @@ struct OutputPixels {
   Geometry g;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
-    const Place at = place(g.output, m);
+    const PixelIndex at = pixel_index(g.output, m);
     y[g.output.at(at.n, group * g.group_filters + n, at.y, at.x)] = from_float<T>(value);
   }
 };
 
-// Backward data. Rows: image pixels; sum: filters and taps.
+// A of the data gradient. Rows: image pixels; K: filters and taps.
 template <typename T>
-struct Covers {
+struct GradientWindows {
   const T* dy;
   Geometry g;
 
   struct Row {
-    Place at;
+    PixelIndex at;
     int64_t filter;
   };
-  __device__ Row row(int64_t group, int64_t pixel) const { return {place(g.image, pixel), group * g.group_filters}; }
+  __device__ Row row(int64_t group, int64_t pixel) const { return {pixel_index(g.image, pixel), group * g.group_filters}; }
   __device__ float at(const Row& row, int64_t k) const {
     const Tap t = tap(g.last, k, g.group_filters, g.kernel_height, g.kernel_width);
     int32_t y, x;
@@ -152,7 +152,7 @@ struct Covers {
   }
 };
 
-// Rows: channels of a group; sum: filters and taps.
+// B of the data gradient. Rows: channels of a group; K: filters and taps.
 template <typename T>
 struct FiltersByChannel {
   const T* w;
@@ -175,12 +175,12 @@ struct ImagePixels {
   Geometry g;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
-    const Place at = place(g.image, m);
+    const PixelIndex at = pixel_index(g.image, m);
     dx[g.image.at(at.n, group * g.group_channels + n, at.y, at.x)] = from_float<T>(value);
   }
 };
 
-// Backward filter. Rows: filters of a group; sum: output pixels.
+// A of the filter gradient. Rows: filters of a group; K: output pixels.
 template <typename T>
 struct Gradients {
   const T* dy;
@@ -189,12 +189,12 @@ struct Gradients {
   using Row = int64_t;
   __device__ Row row(int64_t group, int64_t k) const { return group * g.group_filters + k; }
   __device__ float at(Row filter, int64_t pixel) const {
-    const Place at = place(g.output, pixel);
+    const PixelIndex at = pixel_index(g.output, pixel);
     return to_float(dy[g.output.at(at.n, filter, at.y, at.x)]);
   }
 };
 
-// Rows: elements of a filter; sum: output pixels.
+// B of the filter gradient. Rows: elements of a filter; K: output pixels.
 template <typename T>
 struct WindowsByTap {
   const T* x;
@@ -209,7 +209,7 @@ struct WindowsByTap {
     return {t, group * g.group_channels + t.c};
   }
   __device__ float at(const Row& row, int64_t pixel) const {
-    const Place at = place(g.output, pixel);
+    const PixelIndex at = pixel_index(g.output, pixel);
     int32_t y, x_;
     if (!g.under(at.y, at.x, row.tap.r, row.tap.s, y, x_)) return 0.0f;
     return to_float(x[g.image.at(at.n, row.channel, y, x_)]);
@@ -323,7 +323,7 @@ void run_data(const MbcCall& call, const ConvolutionArguments& a, const Geometry
   const T *dy = in<T>(call, 0), *w = in<T>(call, 1);
   T* dx = out<T>(call, 2);
   if (a.tiled)
-    run_tiled_gemm(call.stream, Covers<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
+    run_tiled_gemm(call.stream, GradientWindows<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
                 a.rows * a.height * a.width, g.group_channels, g.taps() * g.group_filters, a.groups, 1);
   else
     for_each_pixel<1>(call.stream, a.layout, a.rows, g.image, false, DirectData<T>{dy, w, dx, g});
@@ -341,10 +341,10 @@ void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geomet
                 g.filter_size(), g.out_pixels(), a.groups, a.parts);
   } else {
     const Tiling tiling(g.last ? a.filters : 1);
-    const dim3 grid(static_cast<unsigned>(divide_up(a.filters, tiling.along)), static_cast<unsigned>(g.filter_size()),
+    const dim3 grid(static_cast<unsigned>(divide_up(a.filters, tiling.threads_x)), static_cast<unsigned>(g.filter_size()),
                     static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((direct_filter<T>), grid, dim3(tiling.along, tiling.down()), call.stream, x, dy, result, g,
-               a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.down()));
+    MBC_LAUNCH((direct_filter<T>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream, x, dy, result, g,
+               a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.threads_y()));
   }
   if (a.parts > 1)
     MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, target, dw, elements, a.parts,

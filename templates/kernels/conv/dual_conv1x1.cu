@@ -1,36 +1,36 @@
 // Two 1x1 GEMMs in one launch, for the reductions of batch normalisation's backward pass: x, recomputed from its image,
-// and the gradient of the image of the convolution behind it. Neither is written.
+// and the data gradient of the convolution that follows. Neither is written.
 //
 // The kernel is in conv1x1.cuh: twice M = pixels, N = channels of x, with a K each; a tile of 64 pixels x 128 filters,
-// five warpgroups (producer, two consumers, one for each GEMM, two that write and reduce), wgmma m64n128k16 in bf16 or
+// five warpgroups (producer, a consumer for each GEMM, two for the epilogue), wgmma m64n128k16 in bf16 or
 // fp16. Limit: bytes, not tensor cores.
 //
-// Bytes      both GEMMs' pixels and weights and what tells ReLU's mask are read; the masked gradient is written, and
+// Bytes      pixels and weights of both GEMMs, and ReLU's output or bit mask, in; the gradient through ReLU out, and
 //            ReLU's output where it is recomputed for others.
 #include "conv1x1_backward_data.cuh"
 
-extern "C" const char* mbc_pointwise_pair_relu_sums(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, false, false>(call);
+extern "C" const char* mbc_dual_conv1x1_relu_bn_reduce(const MbcCall& call) {
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, false, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_relu_sums_signed(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, false, true>(call);
+extern "C" const char* mbc_dual_conv1x1_relu_bn_reduce_masked(const MbcCall& call) {
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, false, true>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_sums(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, true, false>(call);
+extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce(const MbcCall& call) {
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_sums_signed(const MbcCall& call) {
-  return mbc::gradient_relu_sums<mbc::Makes::BOTH, true, true>(call);
+extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce_masked(const MbcCall& call) {
+  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, true>(call);
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, false>(call);
+// `_masked`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_signed(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, false>(call);
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, false>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_of_two(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, true>(call);
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, true>(call);
 }
-extern "C" const char* mbc_pointwise_pair_add_relu_and_sums_of_two_signed(const MbcCall& call) {
-  return mbc::gradient_add_relu_and_sums<mbc::Makes::BOTH, true>(call);
+extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, true>(call);
 }

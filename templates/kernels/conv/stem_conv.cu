@@ -1,8 +1,8 @@
-// Forward convolution of images with few channels (a network's first layer) in bf16 and fp16, channels last.
+// Stem convolution (a network's first, of at most seven channels), forward, in bf16 and fp16, channels last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window: its rows one after another, each a run of
 //            kernel_width * channels elements, padded to whole words only (stem_conv.cuh).
-// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp makes 2 rows x 16
+// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp computes 2 rows x 16
 //            columns at a time, K = 16 a step.
 // Warps      4, all alike: copy the band of the image, then mma.sync m16n8k16.
 // Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and
@@ -24,8 +24,8 @@ constexpr int STEM_WARPS = 4, STEM_THREADS = 32 * STEM_WARPS;
 
 // Two elements of the weights of one filter as a word, zeros beyond the ends.
 template <typename T>
-__device__ inline uint32_t weight_word(const T* filter, const StemConv& f, int32_t term) {
-  const int32_t r = term / f.padded_run, at = term - r * f.padded_run;
+__device__ inline uint32_t weight_word(const T* filter, const StemConv& f, int32_t k) {
+  const int32_t r = k / f.padded_run, at = k - r * f.padded_run;
   if (r >= f.kernel_height) return 0;
   const T* pair = filter + r * f.run + at;
   return word_of(pair[0], at + 1 < f.run ? pair[1] : from_float<T>(0.0f));
@@ -35,8 +35,8 @@ template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS, 4)
     stem_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, StemConv f) {
   MBC_DYNAMIC_SHARED(weights);                                                   // [step][pair of tiles][lane]
-  uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second K: word from the
-  T* image = reinterpret_cast<T*>(terms + f.steps * 8);                         // pixel, what of it counts
+  uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second K: word from the
+  T* image = reinterpret_cast<T*>(k_offsets + f.steps * 8);                         // pixel, what of it counts
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8;
   const int32_t earlier = (f.straight ? f.copy : 0) - 1;  // elements from the band as it lies to the other copy
@@ -51,13 +51,13 @@ __global__ void __launch_bounds__(STEM_THREADS, 4)
   for (int i = threadIdx.x; i < f.steps * 8; i += STEM_THREADS) {
     const int32_t r = 2 * i / f.padded_run, at = 2 * i - r * f.padded_run;
     const bool inside = r < f.kernel_height;
-    terms[i].x = inside ? static_cast<uint32_t>(r * f.pitch + at) / 2 : 0;
-    terms[i].y = !inside ? 0 : at + 1 < f.run ? 0xffffffffu : 0xffffu;
+    k_offsets[i].x = inside ? static_cast<uint32_t>(r * f.pitch + at) / 2 : 0;
+    k_offsets[i].y = !inside ? 0 : at + 1 < f.run ? 0xffffffffu : 0xffffu;
   }
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile here = f.tile(number);
-    __syncthreads();  // the band before this one is done with
+    __syncthreads();  // the band before this one is read
     fetch_band(x, image, f, here);
     __syncthreads();
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(STEM_THREADS, 4)
         }
       float sums[2][TILES][4] = {};
       for (int step = 0; step < f.steps; ++step) {
-        const uint2 low = terms[step * 8 + t], high = terms[step * 8 + t + 4];
+        const uint2 low = k_offsets[step * 8 + t], high = k_offsets[step * 8 + t + 4];
         uint32_t a[2][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -109,10 +109,10 @@ void run_stem_conv(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
-  return in_sixteen_bits(a.type, [&](auto of) {
+  return with_working_type(a.type, [&](auto of) {
     using T = decltype(of);
     const StemConv f(a, true, aligned(out<T>(call, 2), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)

@@ -1,10 +1,12 @@
-// Convolutions of images with few channels (the first layer of a network) on tensor cores, channels last; images
-// of fp32 may have them first.
+// Stem convolutions on tensor cores: the first of a network, of at most seven channels. Channels last; fp32 images may
+// have them first. Shapes, tiles, and the band of the image in shared memory, for the forward and the filter pass.
 //
 // Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
-// kernel_width * channels elements, is one run of memory: K is those runs one after another, each
-// padded to whole words only. Where channels come first it is as many runs, each of one channel. A block works on a
-// tile of the output and keeps the band of the image under it in shared memory.
+// kernel_width * channels elements, is one run of memory: K is those runs one after another, each padded to whole words
+// only. Channels first, it is a run for each channel. A block works on a tile of the output and keeps the band of the
+// image under it in shared memory:
+//
+//   K of one output pixel, 7 x 7 x 3:   row 0: 21 elements, 1 of padding | row 1: 22 | ... | row 6: 22     = 154, to 160
 #pragma once
 
 #include "conv_operands.cuh"
@@ -12,11 +14,11 @@
 
 struct StemConvArguments : ConvolutionSizes {
   int64_t type;
-  int64_t band;  // output rows of a block, even
-  int64_t parts;  // of the filter pass: blocks that share out the image
+  int64_t band;  // output rows of a tile, even
+  int64_t parts;  // of the filter pass: blocks among which tiles are divided (split-K)
   int64_t accumulate;
-  int64_t image_layout;  // of fp32 images: others are channels last
-  int64_t products;      // of fp32: tf32 products for one, 1 or 3 (3xTF32)
+  int64_t image_layout;  // of fp32 images; others are channels last
+  int64_t products;      // in fp32: tf32 MMAs for one product, 1 or 3 (3xTF32)
 };
 
 namespace mbc {
@@ -40,8 +42,8 @@ struct StemConv : ConvolutionShape {
   // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel (so
   // that rows start where vectors do in memory), elements of all rows.
   int32_t band_rows, pitch, lead, copy;
-  bool straight, shifted;  // of 16 bits: the band as it lies in memory; one element earlier, behind the former if both
-  bool wide, wide_image;   // the output takes vectors; so does the image
+  bool straight, shifted;  // 16 bits: copies of the band as in memory, and shifted by one element; the latter comes second
+  bool wide, wide_image;   // the output is aligned for vectors; so is the image
   int32_t chunks, bands;         // of the output: of STEM_COLUMNS columns and of `band` rows
   int64_t tiles;
 
@@ -71,7 +73,7 @@ struct StemConv : ConvolutionShape {
     const int32_t y0 = static_cast<int32_t>(number / chunks % bands) * band, columns = min(STEM_COLUMNS, out_width - x0);
     return {number / chunks / bands, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
   }
-  // Of the filter pass: warps that have different elements of a window, and that have the same of different pixels.
+  // Of the filter pass: groups of warps by elements of a window (M), and warps of a group, which divide the pixels (K).
   __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
   __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
   // Elements of a row of a plane under so many columns of the output.
@@ -83,7 +85,7 @@ struct StemConv : ConvolutionShape {
 // An element of a window, one K of the GEMM: where it is.
 struct KElement {
   int32_t plane, row, at;  // `at`: element of the row
-  bool there;              // others are there for their sum's length only
+  bool there;              // false for padding
 
   __device__ KElement(const StemConv& f, int32_t number) {
     const int32_t line = number / f.padded_run;
@@ -92,7 +94,7 @@ struct KElement {
     at = number - line * f.padded_run;
     there = plane < f.planes && at < f.run;
   }
-  // The element of the band, from where the pixel is; any where there is no such element.
+  // Its offset in the band from the pixel; 0 for padding.
   __device__ uint32_t in_band(const StemConv& f) const {
     return there ? static_cast<uint32_t>((plane * f.band_rows + row) * f.pitch + f.lead + at) : 0;
   }
@@ -100,8 +102,7 @@ struct KElement {
   __device__ int32_t in_filter(const StemConv& f) const { return (row * f.run + at) * f.planes + plane; }
 };
 
-// Tiles of 8 filters are permuted so that what the four threads of a pixel store at once lies side by side: the filter
-// of a column of a tile.
+// The filter of a column of a tile of 8: permuted, so that the four threads of a pixel store adjacent vectors.
 template <typename T>
 __device__ inline int32_t filter_of(int32_t tile, int32_t column) {
   constexpr int W = WIDTH<T>, TILES_OF_VECTOR = W / 2;
@@ -117,7 +118,7 @@ __device__ inline uint32_t word_of(const T& low, const T& high) {
   return word;
 }
 
-// A vector of the band of a tile: where it lies in shared memory, and in a row of the image.
+// A vector of the band of a tile: its offset in shared memory, and in a row of the image.
 struct BandVector {
   int32_t to, image_y, from;
   bool inside;  // of the rows of the image
@@ -155,10 +156,10 @@ __device__ inline Vec<T, STEM_VECTOR> read_vector(
   return read;
 }
 
-// The image rows under the output rows of a tile, in the copies that are wanted.
+// Copies the image rows under the output rows of a tile, `straight`, `shifted` or both.
 template <typename T>
 __device__ inline void fetch_band(const T* x, T* image, const StemConv& f, const StemTile& tile) {
-  constexpr int K = 4;  // in registers first, so that many reads are on their way at once
+  constexpr int K = 4;  // vectors of a thread in flight
   const int32_t vectors = f.copy / STEM_VECTOR;
   T* earlier = image + (f.straight ? f.copy : 0);
   for (int32_t number = threadIdx.x; number < vectors; number += blockDim.x * K) {
@@ -185,8 +186,8 @@ __device__ inline void fetch_band(const T* x, T* image, const StemConv& f, const
   }
 }
 
-// What a warp made, two output rows of 16 columns from (row, column) of the tile on; filters by `filter_of` from
-// `first` on, a multiple of 4 vectors. `column`: that of the thread.
+// Stores the accumulators of a warp: two output rows of 16 columns from (row, column) of the tile on; filters by
+// `filter_of` from `first` on, a multiple of 4 vectors. `column`: that of the thread.
 template <typename T, int TILES>
 __device__ inline void write_pixels(
     const float (&sums)[2][TILES][4], T* y, const StemConv& f, const StemTile& tile, int32_t row, int32_t column,
@@ -201,14 +202,14 @@ __device__ inline void write_pixels(
       T* to = y + ((tile.n * f.out_height + out_y) * f.out_width + out_x) * f.filters + first + threadIdx.x % 4 * W;
 #pragma unroll
       for (int v = 0; v < 2 * TILES / W; ++v, to += 4 * W) {
-        float made[W];
+        float result[W];
 #pragma unroll
-        for (int e = 0; e < W; ++e) made[e] = sums[m][(v * W + e) / 2][2 * h + e % 2];
+        for (int e = 0; e < W; ++e) result[e] = sums[m][(v * W + e) / 2][2 * h + e % 2];
         if (f.wide) {
-          store_floats(to, made);
+          store_floats(to, result);
         } else {
 #pragma unroll
-          for (int e = 0; e < W; ++e) to[e] = from_float<T>(made[e]);
+          for (int e = 0; e < W; ++e) to[e] = from_float<T>(result[e]);
         }
       }
     }

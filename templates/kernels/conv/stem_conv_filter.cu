@@ -1,13 +1,13 @@
-// Gradient of the filters of convolutions with few channels (a network's first layer) in bf16 and fp16, channels last.
-// Nobody asks for that of such an image.
+// Filter gradient of stem convolutions (a network's first, of at most seven channels) in bf16 and fp16, channels last.
+// No data gradient is needed there.
 //
-// GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks that
-//            `add_parts` adds up in order.
-// Tile       a warp makes 32 elements of the window x 64 or 32 filters; where there are few elements, 2 or 4 warps
-//            share out the pixels of a row. K = 16 pixels a step.
+// GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks
+//            (split-K) that `add_parts` adds in order.
+// Tile       a warp computes 32 elements of the window x 64 or 32 filters; where there are few elements, 2 or 4 warps
+//            divide the pixels of a row. K = 16 pixels a step.
 // Warps      all alike, up to 12: copy ahead with cp.async, then mma.sync m16n8k16; gradients through ldmatrix.trans.
-// Shared     gradients of output rows in a ring of 3 stages of 64 pixels, two rows ahead, tiles of other images
-//            included; the band of the image under a tile twice, so that the next one is on its way.
+// Shared     gradients of output rows in a pipeline of 3 stages of 64 pixels, two rows ahead, also across tiles; the
+//            band of the image under a tile twice, so that the next one is in flight.
 // Registers  at most 128, so that three blocks of five warps fit a multiprocessor.
 // Limit      A fragments are read an element at a time: 369 us where bytes take 115 (ResNet, batch 256, decision 011).
 //
@@ -20,8 +20,7 @@
 
 namespace mbc {
 
-// The image rows under the output rows of the tile of a number, to `image`: in the background where they come in
-// vectors.
+// Copies the image rows under the output rows of tile `number` to `image`, asynchronously where they are aligned.
 template <typename T>
 __device__ inline void fetch_band_ahead(const T* x, T* image, const StemConv& f, int64_t number) {
   if (number >= f.tiles) return;
@@ -37,17 +36,15 @@ __device__ inline void fetch_band_ahead(const T* x, T* image, const StemConv& f,
   }
 }
 
-// Where eight filters of a pixel's gradient lie in a row in shared memory, in 16 bytes: so that those of eight
-// neighbouring pixels are in different banks.
+// Offset, in units of 16 bytes, of eight filters of a pixel's gradient in a stage; swizzled against bank conflicts of
+// eight neighbouring pixels.
 template <int TILES>
-__device__ inline int32_t place(int32_t pixel, int32_t eight) {
+__device__ inline int32_t gradient_offset(int32_t pixel, int32_t eight) {
   return pixel * TILES + (eight ^ pixel / (8 / TILES) % TILES);
 }
 
-// The gradient of the filters: elements of a window by filters, K = pixels. A warp has two tiles of 16 elements for all
-// filters of the block; where there are few elements several warps share out the pixels. Gradients of output rows come
-// through a ring of stages in shared memory, STEM_STAGES - 1 rows ahead, tiles of other images included; the image
-// under them a tile ahead.
+// A warp has two tiles of 16 elements of the window for all filters of the block; where there are few elements, several
+// warps divide the pixels. Gradients are copied STEM_STAGES - 1 rows ahead, the image a tile ahead.
 template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     stem_conv_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, StemConv f) {
@@ -61,19 +58,19 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
   RowsAhead ahead(f);
   const auto fetch_next = [&] {
     ahead.template fetch<TILES, STAGE>(dy, shared, f, first, [](int32_t pixel, int32_t eight) {
-      return place<TILES>(pixel, eight);
+      return gradient_offset<TILES>(pixel, eight);
     });
   };
 
-  uint32_t terms[2][2];  // in a band, of the pixel at the beginning of the band; tile; row g or g + 8
+  uint32_t element_offsets[2][2];  // in a band, from its first pixel; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
-  // What this thread shows of 16 pixels by 16 filters: matrices of 8 x 8, (pixels, filters) low low, high low, low
-  // high, high high.
+    for (int h = 0; h < 2; ++h) element_offsets[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+  // The row of 8 x 8 matrices whose address this thread gives to ldmatrix: matrices of 16 pixels x 16 filters, in the
+  // order (pixels, filters) = low low, high low, low high, high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
-  const int32_t apart = f.stride_width * f.channels;
+  const int32_t pixel_stride = f.stride_width * f.channels;
   float sums[2][TILES][4] = {};
 
   fetch_band_ahead(x, images, f, blockIdx.x);
@@ -85,29 +82,29 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     const StemTile tile = f.tile(number);
     T* const other = images + (image == images ? f.copy : 0);
     for (int32_t row = 0; row < tile.rows; ++row) {
-      // The band of this tile was asked for with the first row of the one before.
+      // The copy of this tile's band was started with the first row of the tile before.
       if (row == 0 && rows_before < STEM_STAGES - 1)
         cp_async_wait<0>();
       else
         cp_async_wait<STEM_STAGES - 2>();
-      __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
+      __syncthreads();  // all copies have arrived, and the row before this one is read
       if (row == 0) fetch_band_ahead(x, other, f, number + gridDim.x);
       fetch_next();
       for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
-        const int32_t at = row * f.stride_height * f.pitch + (piece * 16 + 2 * t) * apart;
+        const int32_t at = row * f.stride_height * f.pitch + (piece * 16 + 2 * t) * pixel_stride;
         uint32_t a[2][4];
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const T* from = image + terms[m][h] + at;
-            a[m][h] = word_of(from[0], from[apart]);
-            a[m][2 + h] = word_of(from[8 * apart], from[9 * apart]);
+            const T* from = image + element_offsets[m][h] + at;
+            a[m][h] = word_of(from[0], from[pixel_stride]);
+            a[m][2 + h] = word_of(from[8 * pixel_stride], from[9 * pixel_stride]);
           }
 #pragma unroll
         for (int i = 0; i < TILES / 2; ++i) {
           uint32_t b[4];
-          ldmatrix_x4_trans(b, shared + stage * STAGE + place<TILES>(piece * 16 + shown, 2 * i + shown_eight));
+          ldmatrix_x4_trans(b, shared + stage * STAGE + gradient_offset<TILES>(piece * 16 + shown, 2 * i + shown_eight));
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
             mma_m16n8k16<T>(sums[m][2 * i], a[m], b[0], b[1]);
@@ -138,10 +135,10 @@ void run_stem_conv_filter(const MbcCall& call, const StemConv& f, int64_t parts,
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels_filter(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
-  return in_sixteen_bits(a.type, [&](auto of) {
+  return with_working_type(a.type, [&](auto of) {
     using T = decltype(of);
     const StemConv f(a, false, aligned(in<T>(call, 1), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)

@@ -1,4 +1,5 @@
-// How the gradient of the filters of convolutions with few channels is put together of what blocks and warps made.
+// Filter gradients of stem convolutions: prefetching rows of gradients, and adding the parts of warps and blocks
+// (split-K).
 #pragma once
 
 #include "stem_conv.cuh"
@@ -12,7 +13,7 @@ constexpr int STEM_THREADS_OF_128_REGISTERS = 512;
 static_assert(STEM_MOST_THREADS <= STEM_THREADS_OF_128_REGISTERS, "blocks are no larger");
 constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
 
-// 16 bytes that exist, or zeros, to shared memory; `wide`: they are aligned.
+// Copies 16 bytes to shared memory, or zeros where they are not `there`; `wide`: they are aligned.
 template <typename T>
 __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wide) {
   if (wide) {
@@ -24,8 +25,8 @@ __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wi
   }
 }
 
-// The rows of gradients that a block is going to need, tiles of other images included, and the stage of a ring in
-// shared memory where the next one goes.
+// The next row of gradients that a block is going to need, across tiles, and its stage in the pipeline in shared
+// memory.
 struct RowsAhead {
   int64_t number;
   int32_t row, stage;
@@ -33,16 +34,16 @@ struct RowsAhead {
 
   __device__ explicit RowsAhead(const StemConv& f)
       : number(blockIdx.x), row(0), stage(0), tile(f.tile(blockIdx.x)) {}
-  // A pixel has V times 16 bytes, of filters from `first` on; `place(pixel, v)`: where they lie in a stage of STAGE.
-  template <int V, int STAGE, typename T, typename Place>
-  __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Place place) {
+  // A pixel has V times 16 bytes, of filters from `first` on; `offset_of(pixel, v)`: their offset in a stage of STAGE.
+  template <int V, int STAGE, typename T, typename Offset>
+  __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Offset offset_of) {
     if (number < f.tiles) {
-      const int32_t v = threadIdx.x % V, apart = blockDim.x / V;  // whole warps: a thread has the same of each pixel
+      const int32_t v = threadIdx.x % V, pixel_stride = blockDim.x / V;  // whole warps: a thread has the same of each pixel
       const T* from =
           dy + ((tile.n * f.out_height + tile.y0 + row) * f.out_width + tile.x0) * f.filters + first + v * WIDTH<T>;
-      for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += apart) {
+      for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += pixel_stride) {
         const bool inside = pixel < tile.columns;
-        copy_vector(ring + stage * STAGE + place(pixel, v), from + (inside ? pixel * f.filters : 0), inside, f.wide);
+        copy_vector(ring + stage * STAGE + offset_of(pixel, v), from + (inside ? pixel * f.filters : 0), inside, f.wide);
       }
       stage = stage + 1 == STEM_STAGES ? 0 : stage + 1;
       if (++row == tile.rows) {
@@ -55,21 +56,21 @@ struct RowsAhead {
   }
 };
 
-// The gradient of filters as blocks leave it, one part each: elements of a window by filters.
+// The partial filter gradients of blocks, [parts, elements of a window, filters].
 struct FilterParts {
-  int32_t terms, filters;
+  int32_t elements, filters;
   int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
 
   explicit FilterParts(const StemConv& f)
-      : terms(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
+      : elements(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
         padded_run(f.padded_run) {}
   // Without padding.
-  FilterParts(int32_t terms_, int32_t filters_)
-      : terms(terms_), filters(filters_), planes(1), rows(1), run(terms_), padded_run(terms_) {}
+  FilterParts(int32_t elements_, int32_t filters_)
+      : elements(elements_), filters(filters_), planes(1), rows(1), run(elements_), padded_run(elements_) {}
 };
 
-// A block's part, elements of a window by filters: two tiles of 16 elements a warp, those of warps that shared pixels
-// added in order. `shared` is free for it.
+// Stores the partial filter gradient of a block: two tiles of 16 elements of the window a warp; warps that divided
+// pixels are added in order, through `shared`.
 template <int TILES>
 __device__ inline void write_part(
     float (&sums)[2][TILES][4], float* shared, float* partial, const StemConv& f, int32_t group, int32_t sharer,
@@ -93,20 +94,20 @@ __device__ inline void write_part(
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int32_t term = (2 * group + m) * 16 + g + 8 * h;
-      if (term >= f.steps * 16) continue;
-      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + term) * f.filters + first + 2 * t;
+      const int32_t element = (2 * group + m) * 16 + g + 8 * h;
+      if (element >= f.steps * 16) continue;
+      float* to = partial + (static_cast<int64_t>(blockIdx.x) * f.steps * 16 + element) * f.filters + first + 2 * t;
 #pragma unroll
       for (int j = 0; j < TILES; ++j)
         store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
     }
 }
 
-// The parts in order: every thread some of them, then those of an element.
+// Adds parts in order, in fp64: SUM_SHARERS threads an element, then their sums.
 static __global__ void stem_conv_filter_sum(
     const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
   __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
-  const int64_t size = static_cast<int64_t>(f.terms) * f.filters;
+  const int64_t size = static_cast<int64_t>(f.elements) * f.filters;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
   const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
   const int64_t last = first + share < parts ? first + share : parts;
@@ -118,8 +119,8 @@ static __global__ void stem_conv_filter_sum(
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.y != 0 || i >= size) return;
-  const int32_t term = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - term * f.filters);
-  const int32_t line = term / f.padded_run, at = term - line * f.padded_run, plane = line / f.rows;
+  const int32_t element = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - element * f.filters);
+  const int32_t line = element / f.padded_run, at = element - line * f.padded_run, plane = line / f.rows;
   if (plane >= f.planes || at >= f.run) return;
   const int32_t row = line - plane * f.rows;
   float* to = dw + ((static_cast<int64_t>(filter) * f.rows + row) * f.run + at) * f.planes + plane;
@@ -131,7 +132,7 @@ static __global__ void stem_conv_filter_sum(
 
 inline void add_parts(
     cudaStream_t stream, const float* partial, float* dw, const FilterParts& f, int64_t parts, bool accumulate) {
-  const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.terms) * f.filters, SUM_ELEMENTS));
+  const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.elements) * f.filters, SUM_ELEMENTS));
   MBC_LAUNCH(stem_conv_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
              accumulate);
 }

@@ -1,13 +1,14 @@
-// Gradient of the filters of convolutions with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The
+// Filter gradient of stem convolutions (a network's first, of at most seven channels) in fp32 (3xTF32) and tf32. The
 // image may have its channels first, gradients have them last.
 //
-// GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks that
-//            `add_parts` adds up in order.
-// Tile       a warp makes 32 elements of the window x 32 filters (tf32: also 64); where there are few elements, 2 or 4
-//            warps share out the pixels of a row. K = 8 pixels a step.
+// GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks
+//            (split-K) that `add_parts` adds in order.
+// Tile       a warp computes 32 elements of the window x 32 filters (tf32: also 64); where there are few elements, 2 or
+//            4 warps divide the pixels of a row. K = 8 pixels a step.
 // Warps      all alike, up to 12: gradients ahead with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32
-//            (SPLIT), a row's sums added up outside tensor cores.
-// Shared     gradients of output rows in a ring of 3 stages of 64 pixels; the band of the image under a tile.
+//            (SPLIT); accumulators of a row are added outside tensor cores.
+// Shared     gradients of output rows in a pipeline of 3 stages of 64 pixels; the band of the image under a tile.
+// Registers  at most 168 a thread (launch bounds: 384 threads).
 // Limit      as in stem_conv_fp32.cu.
 //
 // Thread (g, t) = (lane / 4, lane % 4) holds, for tile m = 0, 1 of the warp's two:
@@ -20,8 +21,8 @@
 
 namespace mbc {
 
-// Elements of a window by filters, K = pixels, as in stem_conv_filter.cu. A pixel's gradient takes 8 words more than
-// there are, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
+// As in stem_conv_filter.cu. A pixel's gradient has a pitch of 8 words more, so that a warp's reads, 8 words of each of
+// 4 pixels, have no bank conflicts.
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
     const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, StemConv f) {
@@ -34,15 +35,15 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
   const int32_t first = blockIdx.y * TILES * 8;
 
   RowsAhead ahead(f);
-  const auto place = [](int32_t pixel, int32_t four) { return pixel * (PITCH / 4) + four; };
-  const auto fetch_next = [&] { ahead.fetch<V, STAGE / 4>(dy, shared, f, first, place); };
+  const auto gradient_offset = [](int32_t pixel, int32_t four) { return pixel * (PITCH / 4) + four; };
+  const auto fetch_next = [&] { ahead.fetch<V, STAGE / 4>(dy, shared, f, first, gradient_offset); };
 
-  uint32_t terms[2][2];  // in the image, of the pixel at the beginning of the band; tile; row g or g + 8
+  uint32_t element_offsets[2][2];  // in the band, from its first pixel; tile; row g or g + 8
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) terms[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
-  const int32_t apart = f.stride_width * f.together;
+    for (int h = 0; h < 2; ++h) element_offsets[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
+  const int32_t pixel_stride = f.stride_width * f.together;
   float sums[2][TILES][4] = {}, part[2][SPLIT ? TILES : 1][4] = {};
 
 #pragma unroll
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
   int32_t stage = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile tile = f.tile(number);
-    __syncthreads();  // the band before this one is done with
+    __syncthreads();  // the band before this one is read
     fetch_band_of_words(x, image, f, tile);
     cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, tile);
@@ -58,23 +59,23 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
       cp_async_wait<STEM_STAGES - 2>();
       if (!SPLIT) {
         for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += blockDim.x / V)
-          round_to_tf32(shared + stage * (STAGE / 4) + place(pixel, threadIdx.x % V));
+          round_to_tf32(shared + stage * (STAGE / 4) + gradient_offset(pixel, threadIdx.x % V));
       }
-      __syncthreads();  // everybody's copies have arrived, and the row before this one is done with
+      __syncthreads();  // all copies have arrived, and the row before this one is read
       fetch_next();
       for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
 #pragma unroll
         for (int eight = 0; eight < 2; ++eight) {
           const int32_t pixel = piece * 16 + 8 * eight + t;
-          const float* here = image + row * f.stride_height * f.pitch + pixel * apart;
+          const float* here = image + row * f.stride_height * f.pitch + pixel * pixel_stride;
           const float* gradient = gradients + stage * STAGE + pixel * PITCH + g;
           float a[2][4], b[TILES][2];
 #pragma unroll
           for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              a[m][h] = here[terms[m][h]];
-              a[m][2 + h] = here[terms[m][h] + 4 * apart];
+              a[m][h] = here[element_offsets[m][h]];
+              a[m][2 + h] = here[element_offsets[m][h] + 4 * pixel_stride];
             }
 #pragma unroll
           for (int j = 0; j < TILES; ++j)
@@ -107,7 +108,7 @@ void run_stem_conv_filter_fp32(const MbcCall& call, const StemConv& f, int64_t p
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels_filter_fp32(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv_backward_filter_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
   if (a.type != MBC_FP32) return "this kernel takes fp32 only";
@@ -120,7 +121,7 @@ extern "C" const char* mbc_convolution_few_channels_filter_fp32(const MbcCall& c
     run_stem_conv_filter_fp32<false, 4>(call, f, a.parts, a.accumulate != 0);
   return launched();
 }
-// The same; `image_layout` says that channels come first.
-extern "C" const char* mbc_convolution_few_channels_filter_fp32_of_planes(const MbcCall& call) {
-  return mbc_convolution_few_channels_filter_fp32(call);
+// The same for images with channels first (`image_layout`).
+extern "C" const char* mbc_stem_conv_backward_filter_fp32_nchw(const MbcCall& call) {
+  return mbc_stem_conv_backward_filter_fp32(call);
 }

@@ -1,10 +1,10 @@
-// Forward convolution of images with few channels (a network's first layer) in fp32 (3xTF32) and tf32. The image may
+// Stem convolution (a network's first, of at most seven channels), forward, in fp32 (3xTF32) and tf32. The image may
 // have its channels first; the result has them last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window (stem_conv.cuh).
 // Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A
-//            warp makes 2 rows x 16 columns at a time, K = 8 a step. In fp32 sums of 32 K are added up outside tensor
-//            cores, which truncate what they add.
+//            warp computes 2 rows x 16 columns at a time, K = 8 a step. In fp32, accumulators of K = 32 are added
+//            outside tensor cores, which truncate instead of rounding.
 // Warps      4, all alike: copy the band with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32 (SPLIT).
 // Shared     all weights of the block's filters as fragments, an offset for every element of K, and the band of the
 //            image.
@@ -21,14 +21,14 @@
 namespace mbc {
 
 constexpr int STEM_WARPS_FP32 = 4, STEM_THREADS_FP32 = 32 * STEM_WARPS_FP32;
-constexpr int WIDE_STEPS = 12;  // of K = 16, up to which weights of 64 filters leave room for other blocks
+constexpr int WIDE_STEPS = 12;  // of K = 16, up to which weights of 64 filters leave shared memory for other blocks
 
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
     stem_conv_fp32(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ y, StemConv f) {
   MBC_DYNAMIC_SHARED(weights);  // [K by eights][pair of tiles][lane]
-  uint2* terms = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight: bytes to four, and to four more
-  float* image = reinterpret_cast<float*>(terms + f.steps * 8);
+  uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight: bytes to four, and to four more
+  float* image = reinterpret_cast<float*>(k_offsets + f.steps * 8);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.planes * f.kernel_height * f.run;
 
@@ -36,18 +36,18 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
   for (int i = threadIdx.x; i < f.steps * TILES * 128; i += STEM_THREADS_FP32) {
     const int n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), eight = i / 128 / (TILES / 2);
     const int filter = first + filter_of<float>(2 * pair + i / 2 % 2, n);
-    const KElement term(f, eight * 8 + i % 2 * 4 + i / 4 % 4);
-    const float word = term.there ? weight[static_cast<int64_t>(filter) * length + term.in_filter(f)] : 0.0f;
+    const KElement element(f, eight * 8 + i % 2 * 4 + i / 4 % 4);
+    const float word = element.there ? weight[static_cast<int64_t>(filter) * length + element.in_filter(f)] : 0.0f;
     words[i] = SPLIT ? word : to_tf32(word);
   }
   for (int i = threadIdx.x; i < eights * 4; i += STEM_THREADS_FP32) {
-    const int32_t term = i / 4 * 8 + i % 4;
-    terms[i] = {KElement(f, term).in_band(f) * 4, KElement(f, term + 4).in_band(f) * 4};
+    const int32_t element = i / 4 * 8 + i % 4;
+    k_offsets[i] = {KElement(f, element).in_band(f) * 4, KElement(f, element + 4).in_band(f) * 4};
   }
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile here = f.tile(number);
-    __syncthreads();  // the band before this one is done with
+    __syncthreads();  // the band before this one is read
     fetch_band_of_words(x, image, f, here);
     cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, here);
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
         for (int h = 0; h < 2; ++h)
           pixel[m][h] = reinterpret_cast<const char*>(image + (row + m) * f.stride_height * f.pitch +
                                                       (column + 8 * h) * f.stride_width * f.together);
-      const auto multiply = [&](int32_t eight, float(&into)[2][TILES][4]) {
-        const uint2 at = terms[eight * 4 + t];
+      const auto mma_step = [&](int32_t eight, float(&into)[2][TILES][4]) {
+        const uint2 at = k_offsets[eight * 4 + t];
         float a[2][4], b[TILES][2];
 #pragma unroll
         for (int m = 0; m < 2; ++m)
@@ -86,13 +86,13 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
         for (int32_t eight = 0; eight < eights;) {
           const int32_t end = min(eight + SHORT_SUM, eights);
           for (; eight < end; eight += 2) {
-            multiply(eight, part);
-            multiply(eight + 1, part);
+            mma_step(eight, part);
+            mma_step(eight + 1, part);
           }
           add_tiles(sums, part);
         }
       } else {
-        for (int32_t eight = 0; eight < eights; ++eight) multiply(eight, sums);
+        for (int32_t eight = 0; eight < eights; ++eight) mma_step(eight, sums);
       }
       write_pixels(sums, y, f, here, row, column, first);
     }
@@ -111,7 +111,7 @@ void run_stem_conv_fp32(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_few_channels_fp32(const MbcCall& call) {
+extern "C" const char* mbc_stem_conv_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
   if (a.type != MBC_FP32) return "this kernel takes fp32 only";
@@ -124,7 +124,7 @@ extern "C" const char* mbc_convolution_few_channels_fp32(const MbcCall& call) {
     run_stem_conv_fp32<false, 4>(call, f);
   return launched();
 }
-// The same; `image_layout` says that channels come first.
-extern "C" const char* mbc_convolution_few_channels_fp32_of_planes(const MbcCall& call) {
-  return mbc_convolution_few_channels_fp32(call);
+// The same for images with channels first (`image_layout`).
+extern "C" const char* mbc_stem_conv_fp32_nchw(const MbcCall& call) {
+  return mbc_stem_conv_fp32(call);
 }

@@ -1,22 +1,23 @@
-// tf32 products on tensor cores for one of fp32: one, of words that were rounded before, or three (3xTF32).
+// fp32 operands of stem convolutions: MMAs in tf32, of rounded words or three for one product (3xTF32), and the band of
+// the image in fp32.
 #pragma once
 
 #include "stem_conv.cuh"
 
 namespace mbc {
 
-// What tf32 leaves of a word, which then is what it holds. Of a product's four parts the one of what both words leave
-// is dropped: it is 2^-22 of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Cutting off takes two
-// instructions where rounding takes five, for an error of 4e-7 instead of 1.5e-7. An infinite word leaves NaN, and so
-// may one under an element of K that is padding: what is not finite stays so, as in Winograd's algorithm.
-__device__ inline float take_small(float& word) {
+// Splits `word`: truncates it to tf32 and returns the rest. Of the four partial products, rest * rest is dropped: 2^-22
+// of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Truncation takes two instructions where rounding
+// takes five, for an error of 4e-7 instead of 1.5e-7. The rest of an infinite word is NaN, also under an element of K
+// that is padding: what is not finite stays so, as in Winograd's algorithm.
+__device__ inline float split_off_tf32(float& word) {
   const float whole = word;
-  word = cut_to_tf32(whole);
+  word = truncate_to_tf32(whole);
   return whole - word;
 }
 
-// Calls `run(plane, row, word, at)` for a thread's vectors of the band: where in the image their first word is, which
-// may lie outside, and where in shared memory.
+// Calls `run(plane, row, word, at)` for a thread's vectors of the band: the position of the first word in the image,
+// which may be outside, and its address in shared memory.
 template <typename Run>
 __device__ inline void each_vector_of_band(const StemConv& f, const StemTile& tile, float* image, Run run) {
   const int32_t vectors = f.pitch / 4, rows = blockDim.x / vectors, left = blockDim.x - rows * vectors;
@@ -35,7 +36,8 @@ __device__ inline void each_vector_of_band(const StemConv& f, const StemTile& ti
   }
 }
 
-// The image rows under the output rows of a tile; zeros in the padding. Until `cp_async_wait<0>` they are on their way.
+// Starts copies of the image rows under the output rows of a tile, zeros in the padding; complete after
+// `cp_async_wait<0>`.
 __device__ inline void fetch_band_of_words(const float* x, float* image, const StemConv& f, const StemTile& tile) {
   const int32_t width = f.width * f.together;
   each_vector_of_band(f, tile, image, [&](int32_t plane, int32_t row, int32_t word, float* to) {
@@ -57,8 +59,8 @@ __device__ inline void round_band(float* image, const StemConv& f, const StemTil
   });
 }
 
-// Two tiles of 16 rows times as many of 8 columns as there are. SPLIT: three mma.sync for one, small ones first;
-// otherwise all words are in tf32.
+// MMAs of 2 x TILES tiles of 16 rows x 8 columns, K = 8. SPLIT: three mma.sync for one, small products first; otherwise
+// all words are in tf32.
 template <bool SPLIT, int TILES>
 __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], float (&b)[TILES][2]) {
   if constexpr (SPLIT) {
@@ -66,11 +68,11 @@ __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], f
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
-      for (int w = 0; w < 4; ++w) small_a[m][w] = take_small(a[m][w]);
+      for (int w = 0; w < 4; ++w) small_a[m][w] = split_off_tf32(a[m][w]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
-      for (int w = 0; w < 2; ++w) small_b[j][w] = take_small(b[j][w]);
+      for (int w = 0; w < 2; ++w) small_b[j][w] = split_off_tf32(b[j][w]);
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
@@ -86,9 +88,9 @@ __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], f
     for (int m = 0; m < 2; ++m) mma_m16n8k8_tf32(sums[m][j], a[m], b[j][0], b[j][1]);
 }
 
-constexpr int SHORT_SUM = 4;  // of so many times K = 8
+constexpr int SHORT_SUM = 4;  // K = 8 steps that are accumulated on tensor cores
 
-// Tensor cores cut off what a sum has beyond fp32 instead of rounding it: long sums are put together of short ones.
+// Adds accumulators of short sums in fp32: tensor cores truncate their accumulators instead of rounding them.
 template <int TILES>
 __device__ inline void add_tiles(float (&sums)[2][TILES][4], float (&part)[2][TILES][4]) {
 #pragma unroll

@@ -1,14 +1,14 @@
 // Gradient of 3 x 3 filters at a stride of one, in tf32, channels last; channels and filters are multiples of 64.
 //
-// GEMM       M = 9 filter taps * 64 channels, N = 64 filters, K = output pixels, split over `parts` blocks that
-//            `add_parts` adds up in order. wgmma takes tf32 only where K is contiguous, which pixels are not: this is
+// GEMM       M = 9 filter taps * 64 channels, N = 64 filters, K = output pixels, split over `parts` blocks (split-K)
+//            that `add_parts` adds in order. wgmma takes tf32 only where K is contiguous, which pixels are not: this is
 //            mma.sync.
-// Tile       576 x 64 a block, 48 x 64 a warp; a step is one row of 32 output pixels. A block goes down strips of the
-//            image.
+// Tile       576 x 64 a block, 48 x 64 a warp; a step is one row of 32 output pixels. A block walks down strips, which
+//            are 32 columns wide and `band` rows high.
 // Warps      12, all alike: copy two rows ahead with cp.async, round what they have copied to tf32, then mma.sync
 //            m16n8k8.
-// Shared     5 rows of the image (three under the filter, two on their way) and 3 of gradients: 76,608 bytes. A pixel
-//            takes 72 words, so that what a warp reads at once is in different banks.
+// Shared     5 rows of the image (three under the filter, two in flight) and 3 of gradients: 76,608 bytes. A pixel
+//            takes 72 words, so that a warp's reads have no bank conflicts.
 // Registers  96 accumulators a thread; 384 threads a block.
 // Limit      half of the time is the loop of mma.sync, half copying, rounding and waiting for rows (decision 029).
 //
@@ -20,8 +20,8 @@
 #include "stem_conv_filter.cuh"
 
 struct Tf32FilterArguments : ConvolutionSizes {
-  int64_t band;   // output rows that a block makes of a strip
-  int64_t parts;  // blocks that share out the strips
+  int64_t band;   // output rows of a strip
+  int64_t parts;  // blocks among which strips are divided (split-K)
   int64_t accumulate;
 };
 
@@ -36,16 +36,16 @@ constexpr int TAP_AHEAD = 2, IMAGE_ROWS = 3 + TAP_AHEAD, GRADIENT_ROWS = 1 + TAP
 // A pixel takes 72 words, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
 constexpr int TAP_PITCH = TAP_CHANNELS + 8, IMAGE_ROW = (TAP_COLUMNS + 2) * TAP_PITCH, GRADIENT_ROW = TAP_COLUMNS * TAP_PITCH;
 
-// Where a block is: `row` of the image under a tile of the output, of which there are two more than of the output.
+// Where a block is: in a strip, at `row` of the image, which has two rows more than the output.
 struct TapStep {
-  int64_t n, strip;  // strips in all images, one behind another
+  int64_t n, strip;  // image; number of the strip in all images
   int32_t x0, y0, rows, row;
 };
 
 struct Tf32Filter : ConvolutionShape {
-  int32_t band, strips, bands;  // output rows of a strip; of an image: across and down
-  int64_t count;                // of strips in all images
-  bool wide;                    // everything takes vectors
+  int32_t band, strips, bands;  // output rows of a strip; strips of an image across and down
+  int64_t count;                // strips in all images
+  bool wide;                    // operands are aligned for 16-byte copies
 
   Tf32Filter(const Tf32FilterArguments& a, bool whole)
       : ConvolutionShape(a), band(static_cast<int32_t>(a.band)),
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(TAP_THREADS)
   const int32_t filter = static_cast<int32_t>(blockIdx.y) % blocks * TAP_CHANNELS;
   const int32_t pixel = threadIdx.x / FOURS, four = threadIdx.x % FOURS * 4;  // of those that a thread copies, the first
 
-  // Calls `run` with where each of a thread's 16 bytes of a step's rows lie in shared memory, how far they are from the
-  // pixel at the left of the row, in pixels, and whether that is the image.
+  // Calls `run` for each of a thread's 16 bytes of a step: its address in shared memory, its pixel of the row, and
+  // whether that is of the image.
   const auto each_four = [&](const TapStep& at, int32_t number, auto run) {
     float* to = image + number % IMAGE_ROWS * IMAGE_ROW + pixel * TAP_PITCH + four;
 #pragma unroll
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
     each_four(here, number, [](float* at, int32_t, bool) {  // its own, which it need not wait for others to see
       round_to_tf32(reinterpret_cast<uint4*>(at));
     });
-    __syncthreads();  // everybody's rows have arrived, and the step before this one is done with
+    __syncthreads();  // all rows have arrived, and the step before this one is read
     fetch_next();
     if (here.row < 2) continue;
     const float* a_from[TAP_TILES];
@@ -154,17 +154,17 @@ __global__ void __launch_bounds__(TAP_THREADS)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t tile = threadIdx.x / 32 * TAP_TILES + m, tap = tile / (TAP_CHANNELS / 16);
-      const int64_t term = static_cast<int64_t>(tap) * f.channels + channel + tile % (TAP_CHANNELS / 16) * 16 + g + 8 * h;
+      const int64_t part_row = static_cast<int64_t>(tap) * f.channels + channel + tile % (TAP_CHANNELS / 16) * 16 + g + 8 * h;
 #pragma unroll
       for (int n = 0; n < N; ++n)
-        store(part + term * f.filters + filter + n * 8 + 2 * t,
+        store(part + part_row * f.filters + filter + n * 8 + 2 * t,
               Vec<float, 2>{{sums[m][n][2 * h], sums[m][n][2 * h + 1]}});
     }
 }
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_taps_filter(const MbcCall& call) {
+extern "C" const char* mbc_convolution_backward_filter_tf32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Tf32FilterArguments>(call);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);

@@ -1,6 +1,9 @@
-// A tiled GEMM over anything that can be read by (row, k): the matrices of a linear layer,
-// or the windows of a convolution. fp32 FMA whatever the storage type. It is there for what the vendor's
-// libraries refuse, not to compete with them.
+// A tiled GEMM of fp32 FMA over operands that are read by (row, k): the matrices of a linear layer, or the windows of a
+// convolution (implicit GEMM). It is there for what the vendor's libraries refuse, not to compete with them.
+//
+// Tile       64 x 64, K = 16, by 256 threads: thread (x, y) = (thread % 16, thread / 16) has the 4 x 4 accumulators of
+//            rows 4y .. 4y + 3 and columns 4x .. 4x + 3.
+// Shared     two operands of [16][68] floats: 8,704 bytes. The pitch of 68 keeps 16-byte alignment of rows.
 #pragma once
 
 #include "device.cuh"
@@ -11,7 +14,7 @@ constexpr int TILE = 64, DEPTH = 16;
 
 // out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent GEMMs. A and B have `using
 // Row`, `Row row(int64_t group, int64_t index)` (what does not depend on k) and `float at(const Row&, int64_t k)`. Out
-// has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts share k; each leaves its own sum.
+// has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts divide K (split-K).
 template <typename A, typename B, typename Out>
 __global__ void tiled_gemm(A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t parts) {
   __shared__ float sa[DEPTH][TILE + 4], sb[DEPTH][TILE + 4];

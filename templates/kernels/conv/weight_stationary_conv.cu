@@ -1,15 +1,16 @@
-// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward, and the gradient of the
-// image at a stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the
-// life of a block. Channels last; filters are a multiple of 64.
+// Convolution in bf16 and fp16 of 64 or 128 channels with filters of several taps, forward and data gradient, at a
+// stride of one; optionally with batch statistics in the epilogue. Weights stay in shared memory for the life of a
+// block. Channels last; filters are a multiple of 64.
 //
 // GEMM       M = filters, N = output pixels, K = filter taps * channels.
-// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all 64 channels, or with
-//            32 of 128, for which there is less room. What pixels see under the next filter tap is the same operand,
-//            some pixels further on: core matrices without swizzle may begin at any multiple of 16 bytes.
+// Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all of 64 channels, or
+//            with 32 of 128, whose weights leave less shared memory. The operand of the next filter tap is the same
+//            one, shifted by some pixels: core matrices without swizzle may begin at any multiple of 16 bytes.
 // Warps      384 threads, a ping-pong schedule. Warpgroup 0 is the producer: halos with cp.async, up to three ahead.
 //            Warpgroups 1 and 2 are consumers that take every other tile each: wgmma m64n256k16, weights (A) and pixels
-//            (B) in shared memory. While one rounds, writes and sums its tile up, tensor cores work for the other.
-// Epilogue   results go through the halo that they were made of, to leave by rows of 64 filters, 16 bytes a thread.
+//            (B) in shared memory. While one rounds, stores and reduces its tile, tensor cores work for the other.
+// Epilogue   results are transposed in the shared memory of their halo, then stored by rows of 64 filters, 16 bytes a
+//            thread.
 // Shared     3 halos of 48,512 bytes (128 channels: 24,256), and 1,040 bytes for 8 K of 64 filters: at 3 x 3 taps
 //            74,880 bytes for 64 channels, 149,760 for 128.
 // Registers  168 a thread; with statistics 72 a producer and 216 a consumer thread (setmaxnreg).
@@ -24,7 +25,7 @@
 #include "batch_statistics.cuh"
 
 struct HaloStatisticsArguments : HaloArguments {
-  int64_t blocks;  // for each 64 filters; not those that a GPU has room for, so that reductions are the same on all
+  int64_t blocks;  // for each 64 filters; not by the GPU's size, so that reductions are the same on all
 };
 
 namespace mbc {
@@ -33,58 +34,58 @@ constexpr int STATIONARY_HALOS = 3;  // as in mbc/kernels/cuda/conv/weight_stati
 
 template <int CHANNELS>
 struct WeightStationaryConv : HaloConv {
-  static constexpr int PRODUCER_REGISTERS = 72, SUMMING_REGISTERS = 216;  // 64 K in all, of which each starts with 168
+  static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS_REDUCING = 216;  // 64 K in all, of which each starts with 168
   // Chunks of 8 channels: of all, and of a halo. Pixels that are copied together.
-  static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPIED_APART = WARPGROUP / EIGHTS;
+  static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPY_STRIDE = WARPGROUP / EIGHTS;
   static constexpr int HALOS = ALL / EIGHTS, HALO_BYTES = MOST_HALO_PIXELS * EIGHTS * 16;
-  // Core matrices of 8 K of all filters, so far apart that those of a filter lie in different banks.
-  static constexpr int KEPT_APART = HALO_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
-  // Results lie for a while in the halo that they were computed from, as many pixels at a time as it has room for, and
-  // leave it by lines of 64 filters.
-  static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PLACES = HALO_GROUPS * 8 / ROUNDS;
-  static constexpr int RESULT_PITCH = HALO_FILTERS * 2 + 16, RESULTS_APART = WARPGROUP / 8;
-  static_assert(ROUND_PLACES * RESULT_PITCH <= HALO_BYTES);
+  // Core matrices of K = 8 of all filters; the pitch avoids bank conflicts.
+  static constexpr int KEPT_PITCH = HALO_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
+  // Results are staged in the halo that they were computed from, as many pixels at a time as fit, in rows of 64
+  // filters.
+  static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PIXELS = HALO_GROUPS * 8 / ROUNDS;
+  static constexpr int RESULT_PITCH = HALO_FILTERS * 2 + 16, RESULT_STRIDE = WARPGROUP / 8;
+  static_assert(ROUND_PIXELS * RESULT_PITCH <= HALO_BYTES);
 
-  GridPixel next_seen, next_made;  // from one pixel of a thread to its next
+  GridPixel input_step, output_step;  // from one pixel of a thread to its next
 
   explicit WeightStationaryConv(const HaloArguments& a)
-      : HaloConv(a), next_seen(place(COPIED_APART)), next_made(place(RESULTS_APART / 8 * group)) {}
+      : HaloConv(a), input_step(locate(COPY_STRIDE)), output_step(locate(RESULT_STRIDE / 8 * group)) {}
 };
 
 struct WeightStationaryPipelines {
   Pipeline<STATIONARY_HALOS> halos;
   Barrier kept;                  // all weights
   Barrier started[CONSUMERS];  // all wgmma of a tile, by this warpgroup
-  Barrier meeting[CONSUMERS];  // of this warpgroup's warps, an even number of times a tile
+  Barrier warpgroup_barrier[CONSUMERS];  // of this warpgroup's warps; an even number of phases a tile
 
   __device__ void start() {
     kept.start(CONSUMERS * WARPGROUP);
     for (int group = 0; group < CONSUMERS; ++group) {
       started[group].start(WARPGROUP / 32);
-      meeting[group].start(WARPGROUP / 32);
+      warpgroup_barrier[group].start(WARPGROUP / 32);
     }
     halos.start(WARPGROUP, 1);
   }
 };
 
-// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the tile, so that a thread has neighbours.
+// Filters 2 i and 2 i + 1 of 16 are rows i and i + 8 of the tile, so that a thread holds two neighbouring filters.
 __device__ inline int32_t row_of_filter(int32_t n) { return n / 16 * 16 + n % 2 * 8 + n % 16 / 2; }
 
 template <typename T, int CHANNELS>
 __device__ inline void keep_weights(const T* __restrict__ weight, char* kept, const WeightStationaryConv<CHANNELS>& f) {
   const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * HALO_FILTERS;
   for (int32_t i = threadIdx.x - WARPGROUP; i < f.taps * f.ALL * HALO_FILTERS; i += CONSUMERS * WARPGROUP) {
-    // Neighbours read neighbours.
+    // Neighbouring threads read neighbouring elements.
     const int32_t tap = i / (f.ALL * HALO_FILTERS), n = f.backward ? i % HALO_FILTERS : i / f.ALL % HALO_FILTERS;
     const int32_t eight = f.backward ? i / HALO_FILTERS % f.ALL : i % f.ALL;
-    Vec<T, 8> terms;
+    Vec<T, 8> k_vector;
     if (f.backward)
 #pragma unroll
       for (int e = 0; e < 8; ++e)
-        terms.v[e] = weight[((eight * 8 + e) * f.taps + f.taps - 1 - tap) * f.filters + first + n];
+        k_vector.v[e] = weight[((eight * 8 + e) * f.taps + f.taps - 1 - tap) * f.filters + first + n];
     else
-      terms = load<8>(weight + (((first + n) * f.taps + tap) * f.ALL + eight) * 8);
-    store(reinterpret_cast<T*>(kept + (tap * f.ALL + eight) * f.KEPT_APART + row_of_filter(n) * 16), terms);
+      k_vector = load<8>(weight + (((first + n) * f.taps + tap) * f.ALL + eight) * 8);
+    store(reinterpret_cast<T*>(kept + (tap * f.ALL + eight) * f.KEPT_PITCH + row_of_filter(n) * 16), k_vector);
   }
 }
 
@@ -97,34 +98,34 @@ __device__ inline void produce_halos(
     const int32_t left = f.left(tile);
     for (int32_t halo = 0; halo < f.HALOS; ++halo, ++iteration) {
       const T* from = x + (halo * f.EIGHTS + eight) * 8;
-      char* to = halos + iteration % STATIONARY_HALOS * f.HALO_BYTES + eight * f.apart;
-      GridPixel at = f.first_seen(tile, mine);
+      char* to = halos + iteration % STATIONARY_HALOS * f.HALO_BYTES + eight * f.chunk_pitch;
+      GridPixel at = f.first_halo_pixel(tile, mine);
       pipeline.producer_acquire(iteration);
-      for (int32_t i = mine; i < halo_pixels; i += f.COPIED_APART) {
-        const int32_t offset = f.seen(at, left);
+      for (int32_t i = mine; i < halo_pixels; i += f.COPY_STRIDE) {
+        const int32_t offset = f.input_offset(at, left);
         cp_async_16(reinterpret_cast<uint4*>(to + i * 16), from + max(offset, 0), offset >= 0);
-        f.advance(at, f.next_seen);
+        f.advance(at, f.input_step);
       }
       pipeline.full[iteration % STATIONARY_HALOS].cp_async_arrive();
     }
   }
 }
 
-// Starts all wgmma of a halo. `meanwhile`: when the first ones are under way.
-template <typename T, int CHANNELS, typename Meanwhile>
+// Starts all wgmma of a halo; calls `while_running` after the first group.
+template <typename T, int CHANNELS, typename WhileRunning>
 __device__ inline void start_halo(
     float (&sums)[32][4], const char* kept, const char* line, bool adds, const WeightStationaryConv<CHANNELS>& f,
-    Meanwhile meanwhile) {
-  for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, kept += f.ALL * f.KEPT_APART) {
+    WhileRunning while_running) {
+  for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, kept += f.ALL * f.KEPT_PITCH) {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < f.EIGHTS / 2; ++step) {
-      const CoreMatrices weights{kept, 8 * 16, f.KEPT_APART, step * 2 * f.KEPT_APART};
-      const CoreMatrices image{line, f.group * 16, f.apart, across * 16 + step * 2 * f.apart};
+      const CoreMatrices weights{kept, 8 * 16, f.KEPT_PITCH, step * 2 * f.KEPT_PITCH};
+      const CoreMatrices image{line, f.group * 16, f.chunk_pitch, across * 16 + step * 2 * f.chunk_pitch};
       wgmma_ss<false, T>(sums, weights, image, adds || tap + step > 0);
     }
     wgmma_commit();
-    if (tap == 0) meanwhile();
+    if (tap == 0) while_running();
     if (++across == f.kernel_width) {
       across = 0;
       line += f.pitch * 16;
@@ -134,7 +135,7 @@ __device__ inline void start_halo(
 
 // What a thread reduces of eight neighbouring channels.
 template <typename T>
-struct EightStatistics {
+struct ThreadStatistics {
   typename Statistics<T>::Running running[8] = {};
   int32_t count = 0;
 
@@ -149,25 +150,25 @@ struct EightStatistics {
   }
 };
 
-// Puts together what the threads of a warp have of the same eight channels, in a part of its own for each warp.
+// Merges the states of the threads of a warp for the same eight channels into a partial state, one for each warp.
 template <typename T>
-__device__ inline void leave(const EightStatistics<T>& statistics, typename Statistics<T>::State* part) {
+__device__ inline void store_statistics(const ThreadStatistics<T>& statistics, typename Statistics<T>::State* part) {
   using State = typename Statistics<T>::State;
   const int32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
-    State both[2] = {Statistics<T>{}.settle(0.0f, statistics.running[e], statistics.count)};
+    State both[2] = {Statistics<T>{}.thread_state(0.0f, statistics.running[e], statistics.count)};
 #pragma unroll
     for (int mask = 8; mask < 32; mask *= 2) {
       both[1] = {__shfl_xor_sync(0xffffffffu, both[0].count, mask), __shfl_xor_sync(0xffffffffu, both[0].mean, mask),
                  __shfl_xor_sync(0xffffffffu, both[0].squares, mask)};
-      both[0] = Statistics<T>{}.merged(2, [&](unsigned i) { return both[i]; });
+      both[0] = Statistics<T>{}.combine(2, [&](unsigned i) { return both[i]; });
     }
     if (lane < 8) part[lane * 8 + e] = both[0];
   }
 }
 
-// `partial`: what every warp finds of its filters, where statistics are asked for.
+// `partial`: the statistics' states of each warp, with STATISTICS.
 template <typename T, int CHANNELS, bool STATISTICS>
 __device__ inline void consume_tiles(
     const char* kept, char* halos, T* __restrict__ y, typename Statistics<T>::State* partial,
@@ -178,13 +179,13 @@ __device__ inline void consume_tiles(
     __syncwarp();
     if (lane == 0) barrier.arrive();
   };
-  const auto meet = [&](uint32_t parity) {
-    arrive(pipelines.meeting[group]);
-    pipelines.meeting[group].wait(parity);
+  const auto warpgroup_sync = [&](uint32_t parity) {
+    arrive(pipelines.warpgroup_barrier[group]);
+    pipelines.warpgroup_barrier[group].wait(parity);
   };
   const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * HALO_FILTERS;
   y += first + eight * 8;
-  EightStatistics<T> statistics;
+  ThreadStatistics<T> statistics;
   const int32_t step = static_cast<int32_t>(gridDim.x);
   int32_t number = group;  // of tiles of the block, of which this warpgroup takes every other one
   for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += CONSUMERS * step, number += CONSUMERS) {
@@ -196,7 +197,7 @@ __device__ inline void consume_tiles(
       pipelines.halos.consumer_wait(iteration);
       fence_proxy_async();
       if (i == 0 && number > 0) pipelines.started[(number - 1) % CONSUMERS].wait((number - 1) / CONSUMERS % 2);
-      start_halo<T>(sums, kept + i * f.EIGHTS * f.KEPT_APART, halo, i > 0, f, [&] {
+      start_halo<T>(sums, kept + i * f.EIGHTS * f.KEPT_PITCH, halo, i > 0, f, [&] {
         if (i == 0) return;
         wgmma_wait<1>(sums);
         pipelines.halos.consumer_release(iteration - 1);
@@ -205,30 +206,30 @@ __device__ inline void consume_tiles(
     arrive(pipelines.started[group]);
     wgmma_wait(sums);
     const int32_t left = f.left(tile);
-    GridPixel at = f.place(f.first(tile) + mine / 8 * f.group + mine % 8);
+    GridPixel at = f.locate(f.first(tile) + mine / 8 * f.group + mine % 8);
     char* const results = halo + warp * 16 * 2 + lane / 4 * 4;
 #pragma unroll
     for (int round = 0; round < f.ROUNDS; ++round) {
-      meet(0);  // nobody reads the halo any more
+      warpgroup_sync(0);  // the halo is read
 #pragma unroll
-      for (int j = 0; j < f.ROUND_PLACES / 8; ++j)
+      for (int j = 0; j < f.ROUND_PIXELS / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float(&of)[4] = sums[round * f.ROUND_PLACES / 8 + j];
+          const float(&of)[4] = sums[round * f.ROUND_PIXELS / 8 + j];
           const float two[2] = {of[e], of[2 + e]};
-          const int32_t place = j * 8 + lane % 4 * 2 + e;
-          *reinterpret_cast<uint32_t*>(results + place * f.RESULT_PITCH) = rounded_word<T>(two);
+          const int32_t pixel = j * 8 + lane % 4 * 2 + e;
+          *reinterpret_cast<uint32_t*>(results + pixel * f.RESULT_PITCH) = rounded_word<T>(two);
         }
-      meet(1);
+      warpgroup_sync(1);
 #pragma unroll 4
-      for (int32_t i = mine; i < f.ROUND_PLACES; i += f.RESULTS_APART) {
-        const int32_t offset = f.made(at, left);
-        const auto made = hold<8>(reinterpret_cast<const T*>(halo + i * f.RESULT_PITCH) + eight * 8);
+      for (int32_t i = mine; i < f.ROUND_PIXELS; i += f.RESULT_STRIDE) {
+        const int32_t offset = f.output_offset(at, left);
+        const auto packed = hold<8>(reinterpret_cast<const T*>(halo + i * f.RESULT_PITCH) + eight * 8);
         if (offset >= 0) {
-          *reinterpret_cast<Held<T, 8>*>(y + offset) = made;
-          if constexpr (STATISTICS) statistics.add(made);
+          *reinterpret_cast<Held<T, 8>*>(y + offset) = packed;
+          if constexpr (STATISTICS) statistics.add(packed);
         }
-        f.advance(at, f.next_made);
+        f.advance(at, f.output_step);
       }
     }
     __syncwarp();
@@ -236,7 +237,7 @@ __device__ inline void consume_tiles(
   }
   if constexpr (STATISTICS) {
     const int64_t part = (blockIdx.x / f.across * CONSUMERS + group) * (WARPGROUP / 32) + warp;
-    leave(statistics, partial + part * f.filters + first);
+    store_statistics(statistics, partial + part * f.filters + first);
   }
 }
 
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     if constexpr (STATISTICS) setmaxnreg_dec<f.PRODUCER_REGISTERS>();
     produce_halos(x, halos, pipelines.halos, f);
   } else {
-    if constexpr (STATISTICS) setmaxnreg_inc<f.SUMMING_REGISTERS>();
+    if constexpr (STATISTICS) setmaxnreg_inc<f.CONSUMER_REGISTERS_REDUCING>();
     keep_weights(weight, kept, f);
     fence_proxy_async();
     pipelines.kept.arrive();
@@ -263,15 +264,15 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-// A block keeps its filters: between its tiles are those of other filters. `blocks` for each 64 filters, or 0: as many
-// as there is room for.
+// A block keeps the weights of its filters: it takes every `across`-th tile. `blocks` for each 64 filters; 0: one for
+// each multiprocessor.
 template <typename T, int CHANNELS, bool STATISTICS>
 void run_weight_stationary(
     const MbcCall& call, const HaloArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
   const WeightStationaryConv<CHANNELS> f(a);
-  const int64_t tiles_of_pixels = f.tiles / f.across, room = multiprocessors() / f.across;
-  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_pixels, room));
-  const int shared = STATIONARY_HALOS * f.HALO_BYTES + f.taps * f.ALL * f.KEPT_APART;
+  const int64_t tiles_of_pixels = f.tiles / f.across, most = multiprocessors() / f.across;
+  if (blocks == 0) blocks = max(int64_t{1}, min(tiles_of_pixels, most));
+  const int shared = STATIONARY_HALOS * f.HALO_BYTES + f.taps * f.ALL * f.KEPT_PITCH;
   MBC_LAUNCH_SHARED((weight_stationary_conv<T, CHANNELS, STATISTICS>), static_cast<unsigned>(blocks * f.across),
                     PIPELINE_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), partial, f);
 }
@@ -280,7 +281,7 @@ template <typename T, bool STATISTICS>
 const char* run_weight_stationary(
     const MbcCall& call, const HaloArguments& a, int64_t blocks, typename Statistics<T>::State* partial) {
   if (const char* problem = unaligned(call)) return problem;
-  if (HaloConv(a).halo_pixels() > MOST_HALO_PIXELS) return "a patch is larger than shared memory";
+  if (HaloConv(a).halo_pixels() > MOST_HALO_PIXELS) return "a halo is larger than shared memory";
   if (a.channels == 64)
     run_weight_stationary<T, 64, STATISTICS>(call, a, blocks, partial);
   else if (a.channels == 128)
@@ -292,28 +293,28 @@ const char* run_weight_stationary(
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_of_short_patches(const MbcCall& call) {
+extern "C" const char* mbc_weight_stationary_conv(const MbcCall& call) {
   using namespace mbc;
-  return in_sixteen_bits(MBC_WORKING, [&](auto of) {
+  return with_working_type(MBC_WORKING, [&](auto of) {
     const auto& a = arguments<HaloArguments>(call);
     if (const char* problem = run_weight_stationary<decltype(of), false>(call, a, 0, nullptr)) return problem;
     return launched();
   });
 }
-// The same; `backward` says that weights are transposed and rotated.
-extern "C" const char* mbc_convolution_backward_data_of_short_patches(const MbcCall& call) {
-  return mbc_convolution_of_short_patches(call);
+// The same with transposed and rotated weights (`backward`).
+extern "C" const char* mbc_weight_stationary_conv_backward_data(const MbcCall& call) {
+  return mbc_weight_stationary_conv(call);
 }
 // Accesses: image, weights, result, mean, variance, workspace.
-extern "C" const char* mbc_convolution_of_short_patches_statistics(const MbcCall& call) {
+extern "C" const char* mbc_weight_stationary_conv_statistics(const MbcCall& call) {
   using namespace mbc;
-  return in_sixteen_bits(MBC_WORKING, [&](auto of) {
+  return with_working_type(MBC_WORKING, [&](auto of) {
     using T = decltype(of);
     const auto& a = arguments<HaloStatisticsArguments>(call);
     auto* partial = out<typename Statistics<T>::State>(call, 5);
     if (const char* problem = run_weight_stationary<T, true>(call, a, a.blocks, partial)) return problem;
     merge_all_parts(call.stream, a.blocks * CONSUMERS * (WARPGROUP / 32), a.filters, partial,
-                    StatisticsOfMade<T>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
+                    EpilogueStatistics<T>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
     return launched();
   });
 }

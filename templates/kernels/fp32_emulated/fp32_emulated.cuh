@@ -1,10 +1,10 @@
-// Emulated fp32 on tensor cores: three fp16 products for one of fp32 (3xFP16). A word, times a power of two that makes
-// it fit, is the sum of two fp16 numbers, what fp16 holds of it (high) and what that leaves (low): 22 bits of
-// significand. Of the four products of two words low * low is dropped, 2^-22 of the whole. fp16 has as many bits as
-// tf32 and is twice as fast.
+// Emulated fp32 on tensor cores: three fp16 products for one of fp32 (3xFP16). A word, scaled by a power of two into
+// the range of fp16, is the sum of two fp16 numbers, high (rounded) and low (the rest): 22 bits of significand. Of the
+// four products of two words low * low is dropped, 2^-22 of the whole. fp16 has as many bits as tf32 and is twice as
+// fast.
 //
-// Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then added up in fp32
-// registers, where the scale of this block of K is taken off.
+// Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then scaled back and
+// added in fp32 registers.
 #pragma once
 
 #include <cfloat>
@@ -14,7 +14,7 @@
 
 // Sizes are those of the image that is read and of the output, or of its gradients, in the filter pass.
 struct Fp32EmulatedArguments : ConvolutionSizes {
-  int64_t backward;  // whether the weights are those of the pass whose output is the image here
+  int64_t backward;  // data gradient: weights are transposed and rotated
   int64_t parts;     // into which the pixels are split, in the filter pass (split-K)
   int64_t accumulate;
 };
@@ -34,8 +34,8 @@ __device__ inline SplitPair split_pair(float a, float b) {
   return {high, rounded_word<__half>(left)};
 }
 
-// Powers of two: one under which words up to `largest` come to less than 2^15, as near to it as that goes, and its
-// inverse. What is not finite stays so.
+// Powers of two: the largest that scales words up to `largest` below 2^15, and its inverse. What is not finite stays
+// so.
 struct SplitScale {
   float up, down;
 
@@ -49,13 +49,13 @@ struct SplitScale {
   }
 };
 
-// The larger size; what is infinite stays so under any scale, and words that share its scale keep theirs.
+// The larger magnitude, of finite words: an infinite word stays so under any scale, and must not set that of others.
 __device__ inline float larger_finite(float largest, float word) {
   const float size = fabsf(word);
   return size <= FLT_MAX ? max(largest, size) : largest;
 }
 
-// The largest of `value`, none negative, that any of the warp has.
+// The maximum of `value`, which is not negative, over a warp.
 __device__ inline float largest_of_warp(float value) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, mask));
@@ -71,7 +71,7 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
-// A pipeline stage, K = 64: 128 rows in fp32, which consumers split, and N columns, which were split before.
+// A pipeline stage, K = 64: 128 rows (A) in fp32, which consumers split, and N columns (B), which were split before.
 constexpr int EMULATED_M = 64 * CONSUMERS;  // rows
 constexpr int EMULATED_ROW = EMULATED_K * 4;       // bytes of a row
 
@@ -84,20 +84,21 @@ struct EmulatedStage {
   static constexpr int COUNT = N == 128 ? 3 : 4;
 };
 
-// Where the `sixteen`-th 16 bytes of a row lie: those of two neighbours, which are read at once, in different banks.
+// Offset of the `sixteen`-th 16 bytes of a row, swizzled: two neighbouring rows, which are read at once, have no
+// conflicts.
 __device__ inline int32_t image_offset(int32_t row, int32_t sixteen) {
   return row * EMULATED_ROW + ((sixteen ^ row % 2 * 4) * 16);
 }
 
 constexpr int PREPARE_THREADS = 256;
 
-// By a block of so many threads, the columns of a stage as tensor cores read them, `EmulatedStage::COPIED` bytes; of
-// the words that each thread wrote to `tile`, `largest` is. K is permuted to the order in which a consumer thread has
-// it (`FetchedRows`), which reads four neighbours at once.
+// By a block of PREPARE_THREADS, splits the columns of a stage into the layout that wgmma reads,
+// `EmulatedStage::COPIED` bytes. `largest`: the magnitude of the words that the thread wrote to `tile`. K is permuted
+// to the order of a consumer thread (`FetchedRows`), which reads four neighbours at once.
 template <int N>
 __device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], float largest, char* to) {
   __shared__ float of_warps[PREPARE_THREADS / 32];
-  const SplitScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // all threads meet: `tile` is there
+  const SplitScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // with a barrier, after which `tile` is complete
   using Stage = EmulatedStage<N>;
   for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
     const int32_t n = i / 8, sixteen = i % 8;
@@ -115,7 +116,7 @@ __device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], flo
   if (threadIdx.x < 4) reinterpret_cast<float*>(to + 2 * Stage::WEIGHTS)[threadIdx.x] = scale.down;
 }
 
-// K = 64 of 16 rows of each warp: of row lane / 4, and of the one eight rows below, thread t of a row's four has the
+// K = 64 of 16 rows of each warp. Thread (g, t) = (lane / 4, lane % 4) has, of rows g (h = 0) and g + 8 (h = 1), the
 // words (2t, 2t + 1, 2t + 8, 2t + 9) of each K = 16.
 struct FetchedRows {
   Vec<float, 4> words[EMULATED_K_STEPS][2];
@@ -129,10 +130,10 @@ struct FetchedRows {
   }
 };
 
-// The same as A fragments of wgmma.
+// The same, split, as A fragments of wgmma.
 struct SplitRows {
   uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
-  float down[2];  // takes off the scale of either row
+  float down[2];  // inverse scale of either row
 
   __device__ void split(const FetchedRows& rows) {
     float largest[2] = {0.0f, 0.0f};
@@ -165,7 +166,7 @@ struct SplitRows {
   }
 };
 
-// Starts wgmma for K = 64, which `wgmma_wait` waits for: low * high, high * low, high * high, the small ones first.
+// Issues wgmma for K = 64: low * high, high * low, high * high, the small products first. `wgmma_wait` waits for them.
 template <bool MN_MAJOR, int TILES>
 __device__ inline void start_3xfp16(
     float (&part)[TILES][4], const SplitRows& rows, const char* high, const char* low) {
@@ -180,11 +181,10 @@ __device__ inline void start_3xfp16(
   wgmma_commit();
 }
 
-// A consumer's main loop over `count` stages: `fetch(iteration, step, half)` of the rows (A), `operand(iteration)`
-// where B begins, its low words `low_at` bytes behind, and `down(iteration)` what takes off its scale.
-// `after(iteration)` may use the accumulators and clear them. Where the pipeline has stages enough, words of the next
-// one are fetched before wgmma starts: a warp whose A is in registers waits until the tensor cores have taken it, and
-// does nothing else.
+// A consumer's main loop over `count` stages: `fetch(iteration, step, half)` reads rows (A), `operand(iteration)` is
+// the address of B's high words, the low words are `low_at` bytes after, `down(iteration)` is the inverse scale of B.
+// `after(iteration)` may use the accumulators and clear them. With more than two stages, words of the next one are
+// fetched before wgmma is issued, since a warp whose A is in registers stalls until the tensor cores have read it.
 template <bool MN_MAJOR, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void consume_stages_3xfp16(
     float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at,

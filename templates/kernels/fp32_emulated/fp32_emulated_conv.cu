@@ -1,5 +1,5 @@
-// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh), forward, and the gradient of the image at a stride of
-// one. Channels last; channels and filters are multiples of 64.
+// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh), forward, and the data gradient at a stride of one.
+// Channels last; channels and filters are multiples of 64.
 //
 // GEMM       M = output pixels, N = filters, K = filter taps * channels; implicit: im2col exists nowhere.
 // Tile       128 pixels x 128 filters, or x 64 where filters are no multiple of 128. A pipeline stage is K = 64: 64
@@ -10,7 +10,7 @@
 //            shared memory. While one splits, tensor cores work for the other.
 // Shared     3 stages of 66,560 bytes at N = 128, 4 of 50,176 at N = 64.
 // Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
-// Limit      splitting in the consumer warps, not tensor cores: 350 instructions for the 12 wgmma of a stage.
+// Limit      splitting by the consumer warps, not tensor cores: 350 instructions for the 12 wgmma of a stage.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of the accumulator of its 64 pixels:
 //
@@ -33,7 +33,8 @@ struct EmulatedConv : ConvolutionShape {
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Weights as tensor cores read them: for every stage of N filters a block of `EmulatedStage::COPIED` bytes.
+// Splits weights into the layout that wgmma reads: for every stage of N filters a block of `EmulatedStage::COPIED`
+// bytes.
 template <int N>
 __global__ void prepare_weights(const float* __restrict__ weight, char* prepared, EmulatedConv f) {
   __shared__ float tile[N][EMULATED_K + 1];
@@ -57,11 +58,12 @@ __device__ inline void produce_stages(
     const float* __restrict__ x, const char* __restrict__ prepared, char* stages,
     Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedConv& f) {
   using Stage = EmulatedStage<N>;
-  constexpr int SIXTEENS = EMULATED_ROW / 32, APART = WARPGROUP / SIXTEENS, MINE = EMULATED_M / APART;
+  constexpr int SIXTEENS = EMULATED_ROW / 32, ROW_STRIDE = WARPGROUP / SIXTEENS, MINE = EMULATED_M / ROW_STRIDE;
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
   int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    // The image under the first filter tap for each of this thread's pixels.
+    // For each of this thread's pixels: the offset of the image under the first filter tap, and that tap's row and
+    // column, 16 bits each.
     int32_t at[MINE], corner[MINE];
     int32_t pixel = number / f.across * EMULATED_M + mine, line = pixel / f.out_width;
     int32_t column = pixel - line * f.out_width, n = line / f.out_height, row = line - n * f.out_height;
@@ -69,8 +71,8 @@ __device__ inline void produce_stages(
     for (int i = 0; i < MINE; ++i) {
       const int32_t y = row * f.stride_height - f.pad_top, left = column * f.stride_width - f.pad_left;
       at[i] = ((n * f.height + y) * f.width + left) * f.channels + sixteen * 4;
-      corner[i] = pixel + i * APART < f.pixels ? y * 65536 + left : f.height * 65536;
-      for (column += APART; column >= f.out_width; column -= f.out_width)
+      corner[i] = pixel + i * ROW_STRIDE < f.pixels ? y * 65536 + left : f.height * 65536;
+      for (column += ROW_STRIDE; column >= f.out_width; column -= f.out_width)
         if (++row == f.out_height) {
           row = 0;
           ++n;
@@ -100,7 +102,7 @@ __device__ inline void produce_stages(
 #pragma unroll
           for (int half = 0; half < 2; ++half)
             cp_async_16(reinterpret_cast<uint4*>(stage + Stage::IMAGE +
-                                                   image_offset(mine + i * APART, sixteen + half * SIXTEENS)),
+                                                   image_offset(mine + i * ROW_STRIDE, sixteen + half * SIXTEENS)),
                           pixel + half * SIXTEENS * 4, inside);
         }
         full.cp_async_arrive();
@@ -176,7 +178,7 @@ void run_fp32_emulated(const MbcCall& call, const Fp32EmulatedArguments& a) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_conv(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
@@ -186,7 +188,7 @@ extern "C" const char* mbc_convolution_in_halves(const MbcCall& call) {
     run_fp32_emulated<64>(call, a);
   return launched();
 }
-// The same; `backward` says that weights are transposed and rotated.
-extern "C" const char* mbc_convolution_backward_data_in_halves(const MbcCall& call) {
-  return mbc_convolution_in_halves(call);
+// The same with transposed and rotated weights (`backward`).
+extern "C" const char* mbc_fp32_emulated_conv_backward_data(const MbcCall& call) {
+  return mbc_fp32_emulated_conv(call);
 }

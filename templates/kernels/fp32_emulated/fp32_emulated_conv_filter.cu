@@ -2,11 +2,10 @@
 // are multiples of 64.
 //
 // GEMM       M = filters, N = filter taps * channels, K = output pixels, split over `parts` blocks (split-K) that
-//            `add_parts` adds up in order, in fp64.
+//            `add_parts` adds in order, in fp64.
 // Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns come in blocks of 64 channels, which
-//            may belong to different taps. A stage is K = 64 pixels.
-// Launches   `find_largest` and `split_tensor` split the image once, since each word is read for every filter tap; then
-//            the GEMM, then `add_parts`.
+//            may belong to different taps; a stage is K = 64 pixels.
+// Launches   `find_largest` (scale), `split_tensor` (the image, once for all filter taps), the GEMM, `add_parts`.
 // Warps      384 threads. Warpgroup 0 is the producer: gradients as they are and the split image, both with cp.async.
 //            Warpgroups 1 and 2 are consumers: each splits its gradients in registers (A) and starts wgmma m64n128k16
 //            with the image in shared memory (B, rows are K). They take other filters, or, WIDE, other columns.
@@ -24,10 +23,10 @@
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py: bytes of what they find.
+// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py (LARGEST_BYTES).
 constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;
 
-// What each block finds to be the largest of its share.
+// The largest magnitude in each block's share.
 __global__ void find_largest(const float* __restrict__ x, float* found, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
   float largest = 0.0f;
@@ -74,7 +73,7 @@ __global__ void split_tensor(
 template <bool WIDE>
 struct FilterStage {
   static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // of a block; of 64 columns
-  static constexpr int PITCH = FILTERS + 4;  // words of a pixel: what a warp reads at once is in different banks
+  static constexpr int PITCH = FILTERS + 4;  // words of a pixel; avoids bank conflicts
   static constexpr int HALF = BLOCKS * SWIZZLE_BLOCK;  // bytes of either half of the image
   static constexpr int GRADIENTS = 2 * HALF;           // where they begin
   static constexpr int BYTES = GRADIENTS + EMULATED_K * PITCH * 4;
@@ -90,7 +89,7 @@ struct EmulatedFilter : ConvolutionShape, PixelGrid {
         pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
         stages(static_cast<int32_t>(divide_up(pixels, EMULATED_K))),
         columns(kernel_height * kernel_width * channels / 64),
-        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(place(EMULATED_K)) {}
+        across(static_cast<int32_t>(divide_up(columns, blocks))), stage(locate(EMULATED_K)) {}
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -102,16 +101,16 @@ __device__ inline void produce_filter_stages(
     const char* __restrict__ split, const float* __restrict__ dy, char* stages,
     Pipeline<FilterStage<WIDE>::COUNT>& pipeline, const EmulatedFilter& f) {
   using Stage = FilterStage<WIDE>;
-  constexpr int APART = WARPGROUP / 8, MINE = EMULATED_K / APART;  // pixels between a thread's, of the image
-  constexpr int SIXTEENS = Stage::FILTERS / 4, DY_APART = WARPGROUP / SIXTEENS;
+  constexpr int PIXEL_STRIDE = WARPGROUP / 8, MINE = EMULATED_K / PIXEL_STRIDE;  // pixels between a thread's, of the image
+  constexpr int SIXTEENS = Stage::FILTERS / 4, DY_STRIDE = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
-  // Of a column's filter tap; and from a pixel's.
+  // Row and column of each block of columns' filter tap, and its offset from a pixel.
   int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];
 #pragma unroll
   for (int b = 0; b < Stage::BLOCKS; ++b) {
     const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + b;
     const int32_t tap = column / (f.channels / 64);
-    // What lies beyond the last column is not there for any pixel.
+    // Beyond the last column: outside of the image for every pixel.
     down[b] = column < f.columns ? tap / f.kernel_width : f.height + f.pad_top;
     right[b] = tap % f.kernel_width;
     offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
@@ -119,7 +118,7 @@ __device__ inline void produce_filter_stages(
   const int32_t begin = f.begin(blockIdx.y), iterations = f.begin(blockIdx.y + 1) - begin;
   GridPixel at[MINE];
 #pragma unroll
-  for (int i = 0; i < MINE; ++i) at[i] = f.place(begin * EMULATED_K + mine + i * APART);
+  for (int i = 0; i < MINE; ++i) at[i] = f.locate(begin * EMULATED_K + mine + i * PIXEL_STRIDE);
   int32_t left_over = f.pixels - begin * EMULATED_K;  // pixels from the stage on
   const char* of_thread = split + sixteen * 16;
   const float* gradients = dy + (static_cast<int64_t>(begin) * EMULATED_K + dy_mine) * f.filters +
@@ -129,14 +128,14 @@ __device__ inline void produce_filter_stages(
     pipeline.producer_acquire(iteration);
     char* to = stage + Stage::GRADIENTS + (dy_mine * Stage::PITCH + threadIdx.x % SIXTEENS * 4) * 4;
 #pragma unroll
-    for (int i = 0; i < EMULATED_K; i += DY_APART) {
+    for (int i = 0; i < EMULATED_K; i += DY_STRIDE) {
       const bool there = i + dy_mine < left_over;
       cp_async_16(reinterpret_cast<uint4*>(to + i * Stage::PITCH * 4), there ? gradients : dy, there);
-      gradients += DY_APART * f.filters;
+      gradients += DY_STRIDE * f.filters;
     }
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
-      const int32_t pixel = mine + i * APART;
+      const int32_t pixel = mine + i * PIXEL_STRIDE;
       const int32_t y = at[i].line * f.stride_height - f.pad_top, left = at[i].column * f.stride_width - f.pad_left;
       const int32_t corner = ((at[i].image * f.height + y) * f.width + left) * f.channels;
       const uint32_t height = pixel < left_over ? f.height : 0;
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   char* stages = aligned_shared(shared);
   __shared__ float of_warps[PIPELINE_THREADS / 32];
   if (threadIdx.x == 0) pipeline.start(WARPGROUP);
-  const float down = SplitScale(largest_of(found, of_warps)).down;  // all threads meet: the pipeline is ready
+  const float down = SplitScale(largest_of(found, of_warps)).down;  // with a barrier, after which the pipeline is initialised
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
     produce_filter_stages<WIDE>(split, dy, stages, pipeline, f);
@@ -233,7 +232,7 @@ void run_fp32_emulated_filter(const MbcCall& call, const Fp32EmulatedArguments& 
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_backward_filter_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_conv_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;

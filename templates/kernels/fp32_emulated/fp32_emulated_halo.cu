@@ -1,18 +1,17 @@
-// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh) with filters of several taps, forward, and the gradient
-// of the image at a stride of one. Every word of the image is split once for all filter taps. Channels last; channels
-// and filters are multiples of 64.
+// Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh) with filters of several taps, forward and data gradient,
+// at a stride of one. Every word of the image is split once for all filter taps. Channels last; channels and filters
+// are multiples of 64.
 //
 // GEMM       M = filters, N = output pixels, K = filter taps * channels: pixels are the columns, so that 64 filters
 //            fill a tile as well as 128 do.
 // Tile       64 filters x 256 pixels, which are consecutive, or a box of 8 columns by 32 rows (halo.cuh). Of the image
-//            a block holds the tile with its halo, up to 379 pixels of 64 channels, split into high and low halves.
-//            What the tile sees under the next filter tap is the same operand, some pixels further on: operands are
-//            core matrices without swizzle, which may begin at any multiple of 16 bytes. A weight stage is one tap of
-//            64 channels.
+//            a block holds the tile with its halo, up to 379 pixels of 64 channels, split into high and low words. The
+//            operand of the next filter tap is the same one, shifted by some pixels: core matrices without swizzle may
+//            begin at any multiple of 16 bytes. A weight stage is one tap of 64 channels.
 // Warps      512 threads. Warp 0 is the producer of weights, which `prepare_fragments` has split before (one
 //            cp.async.bulk a stage). Warps 1 to 7 read and split halos. Warpgroups 2 and 3 are consumers of 128 pixels
 //            each: wgmma m64n128k16, weights in registers (A), pixels in shared memory (B).
-// Scale      one power of two for the finite words of a halo of 64 channels, one a filter for each K = 64 of weights.
+// Scale      a power of two for the finite words of a halo of 64 channels, one a filter for each K = 64 of weights.
 // Shared     2 halos of 97,024 bytes and 2 weight stages of 16,640 bytes.
 // Registers  56 a producer or splitting thread, 200 a consumer thread (setmaxnreg).
 // Limit      tensor cores, 72 % busy; consumers wait for halos 14 % of their time, since words are read twice, once for
@@ -30,25 +29,25 @@
 namespace mbc {
 
 constexpr int HALO_BYTES = MOST_HALO_PIXELS * EMULATED_K * 4, HALOS = 2;
-constexpr int FRAGMENTS_BYTES = HALO_FILTERS * EMULATED_K * 4;  // weights of a stage, after which come their scales
+constexpr int FRAGMENTS_BYTES = HALO_FILTERS * EMULATED_K * 4;  // weights of a stage; their scales follow
 constexpr int WEIGHTS_BYTES = FRAGMENTS_BYTES + HALO_FILTERS * 4, WEIGHTS = 2;
 constexpr int HALO_SPLITTER_REGISTERS = 56, HALO_CONSUMER_REGISTERS = 200;  // of 64 K in all
 constexpr int SPLITTING = SPLITTERS - 32, FRAGMENT_THREADS = 256;
-// Halo pixels from one of a thread to its next, and how many of its are read together.
-constexpr int SPLIT_APART = SPLITTING / 8, SPLIT_AT_ONCE = 4, SPLIT_ROUND = SPLIT_APART * SPLIT_AT_ONCE;
+// Distance of a thread's halo pixels, and how many of them are in flight.
+constexpr int SPLIT_STRIDE = SPLITTING / 8, SPLIT_AT_ONCE = 4, SPLIT_ROUND = SPLIT_STRIDE * SPLIT_AT_ONCE;
 constexpr int LOCATED_PIXELS = (MOST_HALO_PIXELS / SPLIT_ROUND + 1) * SPLIT_ROUND;
 
 struct EmulatedHaloConv : HaloConv {
-  GridPixel next_found;
+  GridPixel locate_step;
 
   static_assert(HALO_CHANNELS == EMULATED_K);
   explicit EmulatedHaloConv(const HaloArguments& a)
-      : HaloConv(a), next_found(place(8 * SPLIT_APART)) {}
+      : HaloConv(a), locate_step(locate(8 * SPLIT_STRIDE)) {}
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Weights as A fragments of wgmma: of every stage of 64 filters, for each K = 16 the high and the low fp16 words of
-// each thread, and what takes off the scale of each filter.
+// Splits weights into A fragments of wgmma: of every stage of 64 filters, for each K = 16 the high and the low fp16
+// words of each thread, and the inverse scale of each filter.
 __global__ void prepare_fragments(const float* __restrict__ weight, char* prepared, EmulatedHaloConv f) {
   __shared__ float tile[HALO_FILTERS][EMULATED_K + 1], up[HALO_FILTERS];
   const int32_t stage = blockIdx.x, channel = stage / f.taps * EMULATED_K, tap = stage % f.taps;
@@ -91,7 +90,7 @@ __global__ void prepare_fragments(const float* __restrict__ weight, char* prepar
 struct HaloPipelines {
   Pipeline<HALOS> halos;
   Pipeline<WEIGHTS> weights;
-  Barrier agreed;  // on the largest word of a halo
+  Barrier agreed;  // on the largest magnitude of a halo
   float largest[2][SPLITTING / 32], down[HALOS];
   int32_t offsets[LOCATED_PIXELS];                     // of halo pixels, in the image
   int32_t outputs[2][HALO_GROUPS * 8];       // where the results of a tile's pixels are written
@@ -117,28 +116,28 @@ __device__ inline void produce_weights(
   }
 }
 
-// Where each pixel of a tile's halo lies in the image, in elements, or -1 for padding: those whose words this warp's
-// threads split, which are all that they need.
+// Offset in the image of each halo pixel of a tile, in elements, or -1 for padding: of those whose words this warp
+// splits, which need no barrier of the block.
 __device__ inline void locate_halo_pixels(
     int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const EmulatedHaloConv& f) {
-  const int32_t left = f.left(tile), first = mine + eight * SPLIT_APART;
-  GridPixel at = f.first_seen(tile, first);
-  __syncwarp();  // the last tile's are not needed any more
-  for (int32_t i = first; i < LOCATED_PIXELS; i += 8 * SPLIT_APART) {
-    offsets[i] = i < f.halo_pixels() ? f.seen(at, left) : -1;
-    f.advance(at, f.next_found);
+  const int32_t left = f.left(tile), first = mine + eight * SPLIT_STRIDE;
+  GridPixel at = f.first_halo_pixel(tile, first);
+  __syncwarp();  // those of the last tile are read
+  for (int32_t i = first; i < LOCATED_PIXELS; i += 8 * SPLIT_STRIDE) {
+    offsets[i] = i < f.halo_pixels() ? f.input_offset(at, left) : -1;
+    f.advance(at, f.locate_step);
   }
   __syncwarp();
 }
 
-// Where the result of each pixel of a tile is written, in elements, or -1 for what is outside the output.
+// Offset in the output of each pixel of a tile, in elements, or -1 outside of it.
 __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const EmulatedHaloConv& f) {
   const int32_t first = f.first(tile), left = f.left(tile);
   for (int32_t i = thread; i < HALO_GROUPS * 8; i += SPLITTING)
-    offsets[i] = f.made(f.place(first + i / 8 * f.group + i % 8), left);
+    offsets[i] = f.output_offset(f.locate(first + i / 8 * f.group + i % 8), left);
 }
 
-// Eight channels of every halo pixel, several pixels read at once.
+// Calls `use` with eight channels of every halo pixel of a thread, several pixels in flight.
 template <typename Use>
 __device__ inline void for_halo_pixels(
     const float* x, const int32_t* offsets, int32_t mine, int32_t halo_pixels, Use use) {
@@ -146,19 +145,19 @@ __device__ inline void for_halo_pixels(
     Vec<float, 4> words[SPLIT_AT_ONCE][2];
 #pragma unroll
     for (int e = 0; e < SPLIT_AT_ONCE; ++e) {
-      const int32_t offset = offsets[i + e * SPLIT_APART];
+      const int32_t offset = offsets[i + e * SPLIT_STRIDE];
 #pragma unroll
       for (int h = 0; h < 2; ++h) words[e][h] = offset >= 0 ? load<4>(x + offset + 4 * h) : Vec<float, 4>{};
     }
 #pragma unroll
-    for (int e = 0; e < SPLIT_AT_ONCE; ++e) use(i + e * SPLIT_APART, words[e]);
+    for (int e = 0; e < SPLIT_AT_ONCE; ++e) use(i + e * SPLIT_STRIDE, words[e]);
   }
 }
 
 __device__ inline void split_halos(
     const float* __restrict__ x, char* halos, HaloPipelines& pipelines, const EmulatedHaloConv& f) {
   const int32_t thread = threadIdx.x - 32, eight = thread % 8, mine = thread / 8, halo_pixels = f.halo_pixels();
-  int32_t iteration = 0, agreed = 0, number = 0;  // of halos, of their largest words, of tiles
+  int32_t iteration = 0, agreed = 0, number = 0;  // halos, maxima, tiles so far
   const auto largest_of_all = [&](float largest) {
     largest = largest_of_warp(largest);
     if (thread % 32 == 0) {
@@ -191,13 +190,13 @@ __device__ inline void split_halos(
       const SplitScale scale(largest);
       pipelines.halos.producer_acquire(iteration);
       if (chunk == 0) find_outputs(pipelines.outputs[number % 2], tile, thread, f);
-      char* halo = halos + iteration % HALOS * HALO_BYTES + eight * f.apart;
-      for_halo_pixels(of_thread, pipelines.offsets, mine, halo_pixels, [&](int32_t place, const Vec<float, 4>(&words)[2]) {
+      char* halo = halos + iteration % HALOS * HALO_BYTES + eight * f.chunk_pitch;
+      for_halo_pixels(of_thread, pipelines.offsets, mine, halo_pixels, [&](int32_t pixel, const Vec<float, 4>(&words)[2]) {
         uint4 high, low;
         split_eight(words, scale.up, high, low);
-        if (place >= halo_pixels) return;
-        *reinterpret_cast<uint4*>(halo + place * 16) = high;
-        *reinterpret_cast<uint4*>(halo + 8 * f.apart + place * 16) = low;
+        if (pixel >= halo_pixels) return;
+        *reinterpret_cast<uint4*>(halo + pixel * 16) = high;
+        *reinterpret_cast<uint4*>(halo + 8 * f.chunk_pitch + pixel * 16) = low;
       });
       if (thread == 0) pipelines.down[iteration % HALOS] = scale.down;
       fence_proxy_async();
@@ -228,7 +227,7 @@ __device__ inline void consume_tiles(
   fetch(latter, 0, 2);
   for (int32_t tile = first_tile; tile < f.tiles; tile += step, ++number) {
     float sums[16][4] = {};
-    int32_t outputs[2][2];  // lane 4 j + t: of pixels 2 t and 2 t + 1 of the j-th group, and of the eighth one after it
+    int32_t outputs[2][2];  // lane 4 j + t: offsets of pixels 2 t and 2 t + 1 of group j, and of group j + 8
     for (int32_t chunk = 0; chunk < f.chunks; ++chunk, ++halo_iteration) {
       pipelines.halos.consumer_wait(halo_iteration);
       const char* line = halos + halo_iteration % HALOS * HALO_BYTES + group * f.group * 16;
@@ -247,8 +246,8 @@ __device__ inline void consume_tiles(
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            const CoreMatrices high{line, f.group * 16, f.apart, across * 16 + (first_step + s) * 2 * f.apart};
-            const CoreMatrices low{line, f.group * 16, f.apart, high.begin + 8 * f.apart};
+            const CoreMatrices high{line, f.group * 16, f.chunk_pitch, across * 16 + (first_step + s) * 2 * f.chunk_pitch};
+            const CoreMatrices low{line, f.group * 16, f.chunk_pitch, high.begin + 8 * f.chunk_pitch};
             wgmma_rs_f16<false>(part, weights[s][1], high, first_step + s > 0);
             wgmma_rs_f16<false>(part, weights[s][0], low, true);
             wgmma_rs_f16<false>(part, weights[s][0], high, true);
@@ -312,12 +311,12 @@ __global__ void __launch_bounds__(HALO_THREADS, 1)
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_halo(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<HaloArguments>(call);
   if (const char* problem = unaligned(call)) return problem;
   const EmulatedHaloConv f(a);
-  if (f.halo_pixels() > MOST_HALO_PIXELS) return "a patch is larger than shared memory";
+  if (f.halo_pixels() > MOST_HALO_PIXELS) return "a halo is larger than shared memory";
   char* prepared = out<char>(call, 3);
   const dim3 each(static_cast<unsigned>(f.taps * f.chunks), static_cast<unsigned>(f.across));
   MBC_LAUNCH(prepare_fragments, each, FRAGMENT_THREADS, call.stream, in<float>(call, 1), prepared, f);
@@ -329,7 +328,7 @@ extern "C" const char* mbc_convolution_of_patches(const MbcCall& call) {
                     out<float>(call, 2), f);
   return launched();
 }
-// The same; `backward` says that weights are transposed and rotated.
-extern "C" const char* mbc_convolution_backward_data_of_patches(const MbcCall& call) {
-  return mbc_convolution_of_patches(call);
+// The same with transposed and rotated weights (`backward`).
+extern "C" const char* mbc_fp32_emulated_halo_backward_data(const MbcCall& call) {
+  return mbc_fp32_emulated_halo(call);
 }

@@ -1,4 +1,4 @@
-// What convolutions and their filter pass share that split a halo once for all filter taps (fp32_emulated.cuh): two
+// Shared by fp32_emulated_halo.cu and fp32_emulated_halo_filter.cu, which split a halo once for all filter taps: two
 // warpgroups split, two others are consumers.
 #pragma once
 

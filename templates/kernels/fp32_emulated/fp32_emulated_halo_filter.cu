@@ -1,16 +1,16 @@
 // Gradient of filters three taps wide at a stride of one, in emulated fp32 (3xFP16, see fp32_emulated.cuh). Every word
-// is split once for all warps that multiply it. Channels last; channels and filters are multiples of 64.
+// is split once for all taps of a filter row. Channels last; channels and filters are multiples of 64.
 //
 // GEMM       for each of the three taps of a filter row: M = filters, N = 64 channels, K = output pixels, split over
-//            `parts` blocks (split-K) that `add_parts` adds up in order, in fp64.
+//            `parts` blocks (split-K) that `add_parts` adds in order, in fp64.
 // Tile       one row of the filter (three taps) of 128 filters x 64 channels, or of 64 filters. A stage is K = 64
-//            pixels of the gradient and 66 of the image. Image rows lie one behind another, `pitch` apart, with as many
-//            pixels between as keep what is right of one row from what is left of the next: the next tap is the same
-//            operand, 16 bytes further on (core matrices without swizzle).
+//            pixels of the gradient and 66 of the image. Image rows follow one another at a pitch that includes
+//            padding, which is right of one row and left of the next: the operand of the next tap is the same one, 16
+//            bytes further on (core matrices without swizzle).
 // Warps      512 threads. Warpgroups 0 and 1 read and split both operands. Warpgroups 2 and 3 are consumers: gradients
 //            come through ldmatrix.trans into registers (A), wgmma m64n64k16 reads the image from shared memory (B,
 //            rows are K). Each has 64 of the 128 filters; of 64 filters each takes every other stage.
-// Scale      one power of two for eight channels of the image or the gradients (`find_largest_of_chunks`).
+// Scale      a power of two for eight channels of the image or the gradients (`find_largest_of_chunks`).
 // Shared     4 stages of 51,456 bytes, or 6 of 34,304 for 64 filters.
 // Registers  48 a splitting thread, 208 a consumer thread (setmaxnreg).
 // Limit      the splitting warps, which are busy all the time (decision 032).
@@ -27,22 +27,22 @@ namespace mbc {
 
 constexpr int HALO_WIDTH = 3;                              // of the filter
 constexpr int HALO_STAGE_PIXELS = EMULATED_K + HALO_WIDTH - 1;  // of the image, in a stage
-// Bytes of eight channels: an odd number of 16, so that those of a pixel, which are written at once, are in different
-// banks. Of 64 channels, of either half; and of both.
+// Bytes of eight channels, an odd multiple of 16 against bank conflicts; of 64 channels, high or low; and of both.
 constexpr int HALO_CHUNK = (HALO_STAGE_PIXELS | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
 // 64 K in all, of which each starts with 128 a thread.
 constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;
-constexpr int HALO_APART = SPLITTERS / 8;  // pixels from one of a thread to its next
-// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: they look for the largest of each 64 channels.
+constexpr int HALO_STRIDE = SPLITTERS / 8;  // pixels from one of a thread to its next
+// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: of `find_largest_of_chunks`, for each 64 channels.
 constexpr int FOUND_BLOCKS = 256;
 
-// Of eight channels that a thread splits together, and that share a scale, the first and the last four lie 32 apart: so
-// eight threads read 128 bytes together. Where an element of such a chunk lies among its 64:
+// The channel, of 64, of an element of a chunk: eight channels that a thread splits together and that share a scale.
+// The first and the last four are 32 apart, so that eight threads read 128 bytes together.
 __device__ inline int32_t channel_of(int32_t chunk, int32_t element) {
   return element / 4 * 32 + chunk * 4 + element % 4;
 }
 
-// Of each chunk of the image and of the gradients, the largest of a block's pixels: [64 channels, chunk, block].
+// The largest magnitude of each chunk of the image and of the gradients in a block's pixels: [64 channels, chunk,
+// block].
 __global__ void find_largest_of_chunks(
     const float* __restrict__ x, const float* __restrict__ dy, float* found, int32_t channels, int32_t filters,
     int32_t image_pixels, int32_t pixels) {
@@ -82,11 +82,11 @@ struct HaloFilter : ConvolutionShape, PixelGrid {
 
   explicit HaloFilter(const Fp32EmulatedArguments& a)
       : ConvolutionShape(a),
-        // What is right of a line is left of the next.
+        // The padding right of a row is left of the next.
         PixelGrid{out_height, larger(out_width, width + larger(pad_left, out_width + HALO_WIDTH - 1 - width - pad_left))},
         images(static_cast<int32_t>(a.rows)),
         stages(static_cast<int32_t>(divide_up(a.rows * a.out_height * pitch, EMULATED_K))), blocks(channels / 64),
-        across(kernel_height * blocks), step(place(HALO_APART)) {}
+        across(kernel_height * blocks), step(locate(HALO_STRIDE)) {}
   // Of a part, the first stage.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
@@ -112,7 +112,7 @@ struct EightWords {
   }
 };
 
-// The first pixels of the image in a stage are also the last of the one before, which is full when they are there.
+// The first image pixels of a stage are also the last of the stage before, which is full once they are written.
 template <int FILTER_BLOCKS>
 __device__ inline void split_stages(
     const float* __restrict__ x, const float* __restrict__ dy, const float* up, char* stages,
@@ -123,7 +123,7 @@ __device__ inline void split_stages(
   const float* image = x + tile % f.across % f.blocks * 64;
   const float* gradients = dy + tile / f.across * FILTER_BLOCKS * 64;
   const int32_t begin = f.begin(blockIdx.y), iterations = f.begin(blockIdx.y + 1) - begin;
-  GridPixel at = f.place(begin * EMULATED_K + mine);
+  GridPixel at = f.locate(begin * EMULATED_K + mine);
   EightWords words[Stage::BLOCKS];
   const auto fetch = [&] {
     const int32_t y = at.line + line - f.pad_top, left = at.column - f.pad_left, channel = channel_of(chunk, 0);
@@ -144,14 +144,14 @@ __device__ inline void split_stages(
   };
   char* const of_thread = stages + chunk * HALO_CHUNK + mine * 16;
   const auto stage = [&](int32_t iteration) { return of_thread + iteration % Stage::COUNT * Stage::BYTES; };
-  // Where the first pixel of a thread is also among the last of the stage before `iteration`.
+  // The address of a thread's first pixel in the stage before `iteration`, if it belongs to that, too.
   const auto before = [&](int32_t iteration) { return stage(iteration - 1) + EMULATED_K * 16; };
   const auto is_before = [&](int32_t iteration) { return mine < HALO_WIDTH - 1 && iteration > 0; };
   fetch();
   for (int32_t iteration = 0; iteration < iterations; ++iteration) {
     pipeline.producer_acquire(iteration);
-#pragma unroll 1  // what is split at a time has to fit into registers
-    for (int i = 0; i < EMULATED_K; i += HALO_APART) {
+#pragma unroll 1  // for registers
+    for (int i = 0; i < EMULATED_K; i += HALO_STRIDE) {
       char* const to = stage(iteration) + i * 16;
       words[0].split(up[chunk], to, before(iteration), i == 0 && is_before(iteration));
 #pragma unroll
@@ -171,21 +171,21 @@ __device__ inline void consume_halos(
     const char* stages, const float* down, float* __restrict__ partial,
     Pipeline<HaloFilterStage<FILTER_BLOCKS>::COUNT>& pipeline, const HaloFilter& f) {
   using Stage = HaloFilterStage<FILTER_BLOCKS>;
-  constexpr int APART = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
+  constexpr int STAGE_STRIDE = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
   const int32_t group = static_cast<int32_t>(threadIdx.x - SPLITTERS) / WARPGROUP;
   const int32_t block = 1 + group % FILTER_BLOCKS, first = group / FILTER_BLOCKS;  // of gradients; stage
   const int32_t iterations = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
-  // Of the four matrices that a warp reads at once: eight pixels of 16 filters, then the next eight.
+  // The row of ldmatrix: four matrices of eight pixels x 16 filters, then the next eight pixels.
   const int32_t row = block * HALO_BLOCK + (warp * 2 + lane / 8 % 2) * HALO_CHUNK + (lane / 16 * 8 + lane % 8) * 16;
   float sums[HALO_WIDTH][8][4] = {}, part[2][8][4];
-  const auto add = [&](int place) {
+  const auto add = [&](int tap) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
-      for (int v = 0; v < 4; ++v) sums[place][j][v] += part[place % 2][j][v];
+      for (int v = 0; v < 4; ++v) sums[tap][j][v] += part[tap % 2][j][v];
   };
-  for (int32_t iteration = first; iteration < iterations; iteration += APART) {
+  for (int32_t iteration = first; iteration < iterations; iteration += STAGE_STRIDE) {
     const char* stage = stages + iteration % Stage::COUNT * Stage::BYTES;
     pipeline.consumer_wait(iteration);
     uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
@@ -196,20 +196,20 @@ __device__ inline void consume_halos(
       ldmatrix_x4_trans(low[step], reinterpret_cast<const uint4*>(from + HALO_HALF));
     }
 #pragma unroll
-    for (int place = 0; place < HALO_WIDTH; ++place) {
+    for (int tap = 0; tap < HALO_WIDTH; ++tap) {
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < EMULATED_K_STEPS; ++step) {
-        const CoreMatrices highs{stage, HALO_CHUNK, 8 * 16, (step * 16 + place) * 16};
+        const CoreMatrices highs{stage, HALO_CHUNK, 8 * 16, (step * 16 + tap) * 16};
         const CoreMatrices lows{stage, HALO_CHUNK, 8 * 16, highs.begin + HALO_HALF};
-        wgmma_rs_f16<true>(part[place % 2], low[step], highs, step > 0);
-        wgmma_rs_f16<true>(part[place % 2], high[step], lows, true);
-        wgmma_rs_f16<true>(part[place % 2], high[step], highs, true);
+        wgmma_rs_f16<true>(part[tap % 2], low[step], highs, step > 0);
+        wgmma_rs_f16<true>(part[tap % 2], high[step], lows, true);
+        wgmma_rs_f16<true>(part[tap % 2], high[step], highs, true);
       }
       wgmma_commit();
-      if (place == 0) continue;
-      wgmma_wait<1>(part[(place - 1) % 2]);
-      add(place - 1);
+      if (tap == 0) continue;
+      wgmma_wait<1>(part[(tap - 1) % 2]);
+      add(tap - 1);
     }
     wgmma_wait(part[(HALO_WIDTH - 1) % 2]);
     pipeline.consumer_release(iteration);
@@ -217,7 +217,7 @@ __device__ inline void consume_halos(
   }
 
   const int32_t tile = static_cast<int32_t>(blockIdx.x), column = tile % f.across, line = column / f.blocks;
-  const int64_t number = static_cast<int64_t>(blockIdx.y) * APART + first;
+  const int64_t number = static_cast<int64_t>(blockIdx.y) * STAGE_STRIDE + first;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int32_t chunk = warp * 2 + h;
@@ -228,9 +228,9 @@ __device__ inline void consume_halos(
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int place = 0; place < HALO_WIDTH; ++place) {
-        const float* two = sums[place][j] + 2 * h;
-        store(to + place * f.channels + channel_of(j, lane % 4 * 2),
+      for (int tap = 0; tap < HALO_WIDTH; ++tap) {
+        const float* two = sums[tap][j] + 2 * h;
+        store(to + tap * f.channels + channel_of(j, lane % 4 * 2),
               Vec<float, 2>{{two[0] * of_filter * down[j], two[1] * of_filter * down[j]}});
       }
     }
@@ -292,7 +292,7 @@ void run_fp32_emulated_halo_filter(const MbcCall& call, const Fp32EmulatedArgume
 
 }  // namespace mbc
 
-extern "C" const char* mbc_convolution_backward_filter_of_patches(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_halo_backward_filter(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
   if (const char* problem = unaligned(call)) return problem;

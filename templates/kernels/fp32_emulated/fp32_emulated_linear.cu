@@ -3,9 +3,9 @@
 // GEMM       forward   M = outputs, N = samples, K = inputs       (weights are A, read and split once)
 //            data      M = inputs,  N = samples, K = outputs      (weights are A)
 //            filter    M = outputs, N = inputs,  K = samples
-// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns. A stage is K = 64. Where there are
-//            fewer tiles than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds up in order,
-//            in fp64. A persistent block goes on with the next tile and part.
+// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns; a stage is K = 64. With fewer tiles
+//            than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds in order, in fp64. Blocks
+//            are persistent.
 // Warps      384 threads. Warpgroup 0 is the producer: fp32 rows with cp.async, and columns, which `prepare_columns`
 //            has split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64 rows each: they
 //            split rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
@@ -24,8 +24,8 @@
 struct Fp32EmulatedLinearArguments {
   int64_t rows;
   int64_t columns;
-  int64_t terms;
-  int64_t parts;  // into which K is split
+  int64_t depth;  // K
+  int64_t parts;  // of K (split-K)
   int64_t accumulate;
 };
 
@@ -33,18 +33,18 @@ namespace mbc {
 
 enum class Pass { FORWARD, DATA, FILTER };
 
-// A line in memory has all K of a row, or (MN_MAJOR) all rows of one K.
+// A: a line in memory has all K of a row, or (MN_MAJOR) all rows of one K.
 template <Pass PASS>
 struct Lines {
   static constexpr bool MN_MAJOR = PASS != Pass::FORWARD;
   static constexpr int WORDS = MN_MAJOR ? EMULATED_M : EMULATED_K;  // of a stage
   static constexpr int COUNT = EMULATED_M * EMULATED_K / WORDS;
 
-  // Where the `sixteen`-th 16 bytes of a line lie: what a warp reads at once is in different banks.
+  // Offset of the `sixteen`-th 16 bytes of a line, swizzled against bank conflicts.
   __device__ static int32_t offset(int32_t line, int32_t sixteen) {
     return MN_MAJOR ? line * WORDS * 4 + ((sixteen ^ line / 4 % 4 * 2) * 16) : image_offset(line, sixteen);
   }
-  // The four words that thread t of a row's four has of each K = 16.
+  // The four words of K = 16 of thread t of a row's four (`FetchedRows`).
   __device__ static Vec<float, 4> fetch(const char* lines, int32_t row, int step, int t) {
     if (!MN_MAJOR) return load<4>(reinterpret_cast<const float*>(lines + image_offset(row, 4 * step + t)));
     const float* words = reinterpret_cast<const float*>(lines) + (16 * step + 4 * t) * WORDS + (row ^ 8 * t);
@@ -53,14 +53,14 @@ struct Lines {
 };
 
 struct EmulatedGemm {
-  int32_t rows, columns, terms;
-  int32_t stages, parts;         // of all K
-  int32_t across, tiles, units;  // tiles of columns, and of both; and of parts, which blocks make one by one
+  int32_t rows, columns, depth;
+  int32_t stages, parts;         // of K
+  int32_t across, tiles, units;  // tiles of columns, of both, and times parts
   bool accumulate;
 
   EmulatedGemm(const Fp32EmulatedLinearArguments& a, int n)
       : rows(static_cast<int32_t>(a.rows)), columns(static_cast<int32_t>(a.columns)),
-        terms(static_cast<int32_t>(a.terms)), stages(static_cast<int32_t>(divide_up(terms, EMULATED_K))),
+        depth(static_cast<int32_t>(a.depth)), stages(static_cast<int32_t>(divide_up(depth, EMULATED_K))),
         parts(static_cast<int32_t>(a.parts)), across(static_cast<int32_t>(divide_up(columns, n))),
         tiles(static_cast<int32_t>(divide_up(rows, EMULATED_M)) * across),
         units(tiles * parts), accumulate(a.accumulate != 0 && parts == 1) {}
@@ -78,7 +78,7 @@ struct Unit {
         begin(f.begin(part)), end(f.begin(part + 1)) {}
 };
 
-// Columns as tensor cores read them: for every stage of N a block of `EmulatedStage::COPIED` bytes.
+// Splits columns into the layout that wgmma reads: for every stage of N a block of `EmulatedStage::COPIED` bytes.
 template <int N, Pass PASS>
 __global__ void prepare_columns(const float* __restrict__ words, char* prepared, EmulatedGemm f) {
   __shared__ float tile[N][EMULATED_K + 1];
@@ -86,10 +86,10 @@ __global__ void prepare_columns(const float* __restrict__ words, char* prepared,
   float largest = 0.0f;
   for (int32_t i = threadIdx.x; i < N * EMULATED_K; i += PREPARE_THREADS) {
     const int32_t n = MN_MAJOR ? i % N : i / EMULATED_K, k = MN_MAJOR ? i / N : i % EMULATED_K;
-    const int32_t column = blockIdx.y * N + n, term = blockIdx.x * EMULATED_K + k;
-    const int64_t at = MN_MAJOR ? static_cast<int64_t>(term) * f.columns + column
-                               : static_cast<int64_t>(column) * f.terms + term;
-    tile[n][k] = column < f.columns && term < f.terms ? words[at] : 0.0f;
+    const int32_t column = blockIdx.y * N + n, depth_index = blockIdx.x * EMULATED_K + k;
+    const int64_t at = MN_MAJOR ? static_cast<int64_t>(depth_index) * f.columns + column
+                               : static_cast<int64_t>(column) * f.depth + depth_index;
+    tile[n][k] = column < f.columns && depth_index < f.depth ? words[at] : 0.0f;
     largest = larger_finite(largest, tile[n][k]);
   }
   const int64_t stage = static_cast<int64_t>(blockIdx.y) * f.stages + blockIdx.x;
@@ -101,9 +101,9 @@ __device__ inline void produce_units(const float* __restrict__ rows, const char*
                                   Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedGemm& f) {
   using Stage = EmulatedStage<N>;
   using L = Lines<PASS>;
-  constexpr int SIXTEENS = L::WORDS / 4, APART = WARPGROUP / SIXTEENS;
+  constexpr int SIXTEENS = L::WORDS / 4, LINE_STRIDE = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;
-  const int32_t lines = L::MN_MAJOR ? f.terms : f.rows, words = L::MN_MAJOR ? f.rows : f.terms;
+  const int32_t lines = L::MN_MAJOR ? f.depth : f.rows, words = L::MN_MAJOR ? f.rows : f.depth;
   int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.units; number += gridDim.x) {
     const Unit unit(f, number);
@@ -119,11 +119,11 @@ __device__ inline void produce_units(const float* __restrict__ rows, const char*
       const int32_t left_over = word < words ? lines - line : 0;  // lines that are there
       const float* from = rows + static_cast<int64_t>(line) * words + word;
 #pragma unroll
-      for (int i = 0; i < L::COUNT; i += APART) {
+      for (int i = 0; i < L::COUNT; i += LINE_STRIDE) {
         const bool there = i < left_over;
         cp_async_16(reinterpret_cast<uint4*>(stage + Stage::IMAGE + L::offset(mine + i, sixteen)),
                       there ? from : rows, there);
-        from += static_cast<int64_t>(APART) * words;
+        from += static_cast<int64_t>(LINE_STRIDE) * words;
       }
       full.cp_async_arrive();
     }
@@ -131,7 +131,7 @@ __device__ inline void produce_units(const float* __restrict__ rows, const char*
 }
 
 template <int N, Pass PASS>
-__device__ inline void consume_units(const char* stages, float* __restrict__ made,
+__device__ inline void consume_units(const char* stages, float* __restrict__ output,
                                       Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedGemm& f) {
   using Stage = EmulatedStage<N>;
   const int lane = threadIdx.x % 32, t = lane % 4;
@@ -152,7 +152,7 @@ __device__ inline void consume_units(const char* stages, float* __restrict__ mad
   const auto write = [&](int32_t) {
     if (--left > 0) return;
     const Unit unit(f, number);
-    float* tile = made + static_cast<int64_t>(unit.part) * f.rows * f.columns;
+    float* tile = output + static_cast<int64_t>(unit.part) * f.rows * f.columns;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int32_t row = unit.row + first + 8 * h, from = row < f.rows ? unit.across * N + 2 * t : f.columns;
@@ -191,7 +191,7 @@ __device__ inline void consume_units(const char* stages, float* __restrict__ mad
 
 template <int N, Pass PASS>
 __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
-    fp32_emulated_gemm(const float* __restrict__ rows, const char* __restrict__ prepared, float* __restrict__ made,
+    fp32_emulated_gemm(const float* __restrict__ rows, const char* __restrict__ prepared, float* __restrict__ output,
                       EmulatedGemm f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Pipeline<EmulatedStage<N>::COUNT> pipeline;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     produce_units<N, PASS>(rows, prepared, stages, pipeline, f);
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    consume_units<N, PASS>(stages, made, pipeline, f);
+    consume_units<N, PASS>(stages, output, pipeline, f);
   }
 }
 
@@ -213,15 +213,15 @@ void run_fp32_emulated_gemm(const MbcCall& call, const Fp32EmulatedLinearArgumen
   char* prepared = out<char>(call, 3);
   const int64_t elements = a.rows * a.columns, stages = static_cast<int64_t>(f.across) * f.stages;
   float* behind = reinterpret_cast<float*>(prepared + stages * EmulatedStage<N>::COPIED);
-  float* made = a.parts > 1 ? behind : out<float>(call, 2);
+  float* output = a.parts > 1 ? behind : out<float>(call, 2);
   const dim3 each(static_cast<unsigned>(f.stages), static_cast<unsigned>(f.across));
   MBC_LAUNCH((prepare_columns<N, PASS>), each, PREPARE_THREADS, call.stream, in<float>(call, 0), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.units < multiprocessors() ? f.units : multiprocessors());
   constexpr int SHARED = EmulatedStage<N>::COUNT * EmulatedStage<N>::BYTES + 1008;
   MBC_LAUNCH_SHARED((fp32_emulated_gemm<N, PASS>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<float>(call, 1),
-                    prepared, made, f);
+                    prepared, output, f);
   if (a.parts > 1)
-    MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, made, out<float>(call, 2), elements, a.parts,
+    MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, output, out<float>(call, 2), elements, a.parts,
                a.accumulate != 0);
 }
 
@@ -238,12 +238,12 @@ const char* run_fp32_emulated_linear(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_linear_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_linear(const MbcCall& call) {
   return mbc::run_fp32_emulated_linear<mbc::Pass::FORWARD>(call);
 }
-extern "C" const char* mbc_linear_backward_data_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_linear_backward_data(const MbcCall& call) {
   return mbc::run_fp32_emulated_linear<mbc::Pass::DATA>(call);
 }
-extern "C" const char* mbc_linear_backward_filter_in_halves(const MbcCall& call) {
+extern "C" const char* mbc_fp32_emulated_linear_backward_filter(const MbcCall& call) {
   return mbc::run_fp32_emulated_linear<mbc::Pass::FILTER>(call);
 }

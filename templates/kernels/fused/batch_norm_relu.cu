@@ -1,14 +1,14 @@
 // Batch normalisation, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
 //
-// ReLU's mask is told by the activation that was stored, by a bit mask, or computed again from what is read anyway. All
-// agree to the bit, since the forward and the backward pass compute it by the same function.
+// ReLU's backward pass is by its stored output, by a bit mask, or by its output recomputed from operands that are read
+// anyway. All agree to the bit, since the forward and the backward pass use the same functions.
 //
 // Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
-// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) with the
-//            operands and functions that are put together here.
+// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) instantiated
+//            with the sources and functors below.
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
-// Shared     what a block's channels have; of reductions the partial sums of its threads.
-// Registers  launch bounds: 3 or 4 blocks a multiprocessor, by the words that a thread keeps (`resident`).
+// Shared     constants of a block's channels; of reductions the partial sums of its threads.
+// Registers  launch bounds: 3 or 4 blocks a multiprocessor, by the words that a thread keeps (`blocks_per_sm`).
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 #include "batch_norm_relu.cuh"
@@ -50,7 +50,7 @@ struct AddThree {
   __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
 };
 
-// The same with another gradient of x added.
+// NormalizeReluBackward, with another gradient of x added.
 template <typename T>
 struct NormalizeReluBackwardAdd : NormalizeReluBackward<T> {
   using Channel = typename NormalizeReluBackward<T>::Channel;
@@ -64,36 +64,36 @@ void map_fused(const MbcCall& call, const FusedMapArguments& a, const Operands<T
   map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
 }
 
-// Of a launch that reads a slice: which it is, behind the other integers. Where a part of what is made is written by
-// itself, too, which one.
-struct Within {
+// The integers that follow the arguments of a launch that reads a slice: which slice, and which part of the result is
+// stored in a tensor of its own, too.
+struct SliceFields {
   int64_t start;
   int64_t all;  // channels of the tensor
   int64_t part_start, part_count;
 };
 
 template <typename Arguments>
-const Within& within(const MbcCall& call) {
-  return *reinterpret_cast<const Within*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
+const SliceFields& slice_fields(const MbcCall& call) {
+  return *reinterpret_cast<const SliceFields*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
 }
 
-// Its first element, and how to go on.
+// The slice's first element, and its stride.
 template <typename Arguments, typename T>
 const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   const auto& a = arguments<Arguments>(call);
-  const Within& s = within<Arguments>(call);
+  const SliceFields& s = slice_fields<Arguments>(call);
   slice = Slice(a.layout, a.channels, s.all, a.inner);
   return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
 
-// A residual sum of x and of operand `beside`, behind which y is written. BITMASK: and those of y, channels last.
+// A residual sum of x and of operand `residual`, behind which y is written. BITMASK: and those of y, channels last.
 template <bool BITMASK, typename F>
-const char* map_sum(const MbcCall& call, int beside, int y, const F& f) {
+const char* map_residual(const MbcCall& call, int residual, int y, const F& f) {
   const auto& a = arguments<FusedMapArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), in<T>(call, beside)};
+    const Operands<T> x{in<T>(call, 0), in<T>(call, residual)};
     if constexpr (BITMASK) {
-      const AndMask<T> both{out<T>(call, y), out<uint8_t>(call, y + 1)};
+      const StoreWithReluMask<T> both{out<T>(call, y), out<uint8_t>(call, y + 1)};
       map_channels_to<1, false>(call.stream, a.rows * a.inner, a.channels, x, both, f);
     } else {
       map_fused<1>(call, a, x, out<T>(call, y), f);
@@ -106,7 +106,7 @@ template <bool BITMASK>
 const char* normalize_add_relu(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
   const int r = a.affine ? 5 : 3;
-  return map_sum<BITMASK>(call, r, r + 1, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))});
+  return map_residual<BITMASK>(call, r, r + 1, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))});
 }
 
 template <bool BITMASK>
@@ -115,33 +115,33 @@ const char* normalize_twice_add_relu(const MbcCall& call) {
   const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
   const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
                                 normalize(call, second + 1, a.affine2, eps(call, 1))};
-  return map_sum<BITMASK>(call, second, y, f);
+  return map_residual<BITMASK>(call, second, y, f);
 }
 
-// By relu's output, which stands before the gradient, or by its bit mask, which stands behind it and is channels last.
+// By ReLU's output, an operand before the gradient, or its bit mask (channels last), an operand after it.
 template <bool ADD, bool BITMASK>
-const char* relu_backward_sums(const MbcCall& call) {
+const char* relu_backward_bn_reduce(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);
   constexpr int DY = ADD || BITMASK ? 0 : 1, RELU = ADD ? 2 : 1 - DY, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
   void* workspace = a.parts > 1 ? call.pointers[D + 3] : nullptr;
-  const Sums sums{in<float>(call, MEAN), in<float>(call, MEAN + 1), out<float>(call, D + 1), out<float>(call, D + 2),
+  const BnBackwardReduction sums{in<float>(call, MEAN), in<float>(call, MEAN + 1), out<float>(call, D + 1), out<float>(call, D + 2),
                   eps(call, 0), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const T *dy = in<T>(call, DY), *more = ADD ? in<T>(call, 1) : nullptr, *x = in<T>(call, X);
+    const T *dy = in<T>(call, DY), *addend = ADD ? in<T>(call, 1) : nullptr, *x = in<T>(call, X);
     T* d = out<T>(call, D);
     if constexpr (BITMASK) {
-      const Behind<T, ADD, true, ByMask> source{{in<uint8_t>(call, RELU)}, dy, more, x, d};
+      const ReluBackwardSource<T, ADD, true, ReluByMask> source{{in<uint8_t>(call, RELU)}, dy, addend, x, d};
       reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts, source, workspace, sums);
     } else {
-      const Behind<T, ADD, true> source{{in<T>(call, RELU)}, dy, more, x, d};
+      const ReluBackwardSource<T, ADD, true> source{{in<T>(call, RELU)}, dy, addend, x, d};
       reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
     }
   });
   return launched();
 }
 
-// ADD: a slice of another gradient is added. PART: and a part of the sum is written by itself, too. SLICED: the
-// gradient behind relu is a slice.
+// ADD: a slice of another gradient is added. PART: a part of the sum is stored in a tensor of its own, too. SLICED: the
+// gradient of ReLU's output is a slice.
 template <bool ADD, bool SLICED, bool PART = false>
 const char* normalize_relu_backward(const MbcCall& call) {
   const auto& a = arguments<FusedMapArguments>(call);
@@ -157,8 +157,8 @@ const char* normalize_relu_backward(const MbcCall& call) {
       x.c = slice_of<FusedMapArguments>(call, in<T>(call, more), x.slice);
       const NormalizeReluBackwardAdd<T> sum{f};
       if constexpr (PART) {
-        const Within& w = within<FusedMapArguments>(call);
-        const AndPart<T> both{dx, out<T>(call, more + 2), w.part_start, w.part_count};
+        const SliceFields& w = slice_fields<FusedMapArguments>(call);
+        const StoreWithSlice<T> both{dx, out<T>(call, more + 2), w.part_start, w.part_count};
         map_channels_to<2, true>(call.stream, a.rows * a.inner, a.channels, x, both, sum);
       } else {
         map_fused<2, true>(call, a, x, dx, sum);
@@ -177,13 +177,13 @@ const char* normalize_relu_sums(const MbcCall& call) {
   const int dy = a.affine ? 5 : 3;
   void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
   const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const Sums sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1),
+  const BnBackwardReduction sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1),
                   a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
     if constexpr (SLICED) x.b = slice_of<FusedSumArguments>(call, x.b, x.slice);
     reduce_channels<true, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, workspace,
-                                  ReluSums<T>(sums, forward));
+                                  BnReluBackwardReduction<T>(sums, forward));
   });
   return launched();
 }
@@ -201,13 +201,13 @@ extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
 }
 
 extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) { return mbc::normalize_add_relu<false>(call); }
-extern "C" const char* mbc_batch_normalize_add_relu_signs(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_mask(const MbcCall& call) {
   return mbc::normalize_add_relu<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu(const MbcCall& call) {
   return mbc::normalize_twice_add_relu<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_signs(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_mask(const MbcCall& call) {
   return mbc::normalize_twice_add_relu<true>(call);
 }
 
@@ -242,21 +242,21 @@ extern "C" const char* mbc_batch_normalize_relu_backward_add_slice(const MbcCall
 extern "C" const char* mbc_batch_normalize_relu_backward_add_slice_and_part(const MbcCall& call) {
   return mbc::normalize_relu_backward<true, false, true>(call);
 }
-extern "C" const char* mbc_batch_normalize_relu_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_bn_reduce(const MbcCall& call) {
   return mbc::normalize_relu_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_relu_sums_of_slice(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_bn_reduce_of_slice(const MbcCall& call) {
   return mbc::normalize_relu_sums<true>(call);
 }
-extern "C" const char* mbc_relu_backward_sums(const MbcCall& call) { return mbc::relu_backward_sums<false, false>(call); }
-extern "C" const char* mbc_relu_backward_signs_sums(const MbcCall& call) {
-  return mbc::relu_backward_sums<false, true>(call);
+extern "C" const char* mbc_relu_backward_bn_reduce(const MbcCall& call) { return mbc::relu_backward_bn_reduce<false, false>(call); }
+extern "C" const char* mbc_relu_backward_masked_bn_reduce(const MbcCall& call) {
+  return mbc::relu_backward_bn_reduce<false, true>(call);
 }
-extern "C" const char* mbc_add_relu_backward_sums(const MbcCall& call) {
-  return mbc::relu_backward_sums<true, false>(call);
+extern "C" const char* mbc_add_relu_backward_bn_reduce(const MbcCall& call) {
+  return mbc::relu_backward_bn_reduce<true, false>(call);
 }
-extern "C" const char* mbc_add_relu_backward_signs_sums(const MbcCall& call) {
-  return mbc::relu_backward_sums<true, true>(call);
+extern "C" const char* mbc_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
+  return mbc::relu_backward_bn_reduce<true, true>(call);
 }
 
 extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
@@ -266,7 +266,7 @@ extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
   const ChannelSum sum{out<float>(call, 3), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     const T* none = nullptr;
-    const Behind<T, false, false> source{{in<T>(call, 0)}, in<T>(call, 1), none, none, out<T>(call, 2)};
+    const ReluBackwardSource<T, false, false> source{{in<T>(call, 0)}, in<T>(call, 1), none, none, out<T>(call, 2)};
     reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sum);
   });
   return launched();

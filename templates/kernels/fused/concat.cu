@@ -2,9 +2,9 @@
 // and slices of channels.
 //
 // Bytes      every part in once, every result out once.
-// Kernels    channels first, what belongs to a sample is one piece of memory and is copied as such, in units of up to
-//            16 bytes. Channels last a thread keeps its channels, looks up once which part they come from, and walks
-//            down the pixels, so that pixels are written whole, by one launch for all parts.
+// Kernels    channels first, a part of a sample is contiguous and is copied as such, in units of up to 16 bytes.
+//            Channels last a thread keeps its channels, looks up once which part they come from, and walks down the
+//            pixels, so that one launch writes whole pixels of all parts.
 // Threads    256, along the channels and down the pixels.
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
@@ -28,7 +28,7 @@ struct BiasConcatArguments {
   int64_t biased;
 };
 
-// Followed by the channels of every part. `affine`: of the normalisation behind, or of those of all parts.
+// Followed by the channels of every part. `affine`: whether the normalisation(s) have scale and shift.
 struct ConcatNormalizeArguments {
   int64_t type;
   int64_t layout;
@@ -74,7 +74,7 @@ bool try_copy(cudaStream_t stream, const char* from, char* to, int64_t rows, int
   return true;
 }
 
-// Elements have 2 or 4 bytes; the largest unit that everything is a multiple of carries them.
+// Elements have 2 or 4 bytes; copies in the largest unit that divides all addresses and sizes.
 inline void copy(cudaStream_t stream, const char* from, char* to, int64_t rows, int64_t width_bytes,
                  int64_t from_pitch_bytes, int64_t to_pitch_bytes) {
   if (try_copy<uint4>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes)) return;
@@ -83,8 +83,8 @@ inline void copy(cudaStream_t stream, const char* from, char* to, int64_t rows, 
   try_copy<uint16_t>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes);
 }
 
-// Channels that lie side by side in both tensors: from `first` on in the result, from `from` on in their own, whose
-// pixels are `pitch` apart. `bias` may be null.
+// Channels that are adjacent in both tensors: from `first` on in the result, at `from` in their own, whose pixels have
+// a pitch of `pitch`. `bias` may be null.
 template <typename T>
 struct Columns {
   const T* from;
@@ -102,7 +102,7 @@ struct ManyColumns {
 constexpr int COPY_ROWS = 4;                       // read at once by a thread
 constexpr int COPY_BLOCKS = 4, NORMALIZE_BLOCKS = 3;  // of a multiprocessor
 
-// Channels `first` … `first + width - 1` of a tensor whose pixels are `pitch` apart.
+// Writes channels `first` … `first + width - 1` of a tensor whose pixels have a pitch of `pitch`.
 template <typename T, int N, bool BIAS>
 __global__ void __launch_bounds__(THREADS, COPY_BLOCKS)
     copy_columns(ManyColumns<T> columns, T* y, int64_t rows, int64_t width, int64_t pitch) {
@@ -163,10 +163,10 @@ template <typename T, int N, bool BIAS>
 void run_copy_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
                       int64_t pitch) {
   const ChannelTiling tiling(width / N);
-  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
   const int64_t most = multiprocessors() * COPY_BLOCKS * MAP_WAVES / tiling.columns;
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.along, tiling.down()), stream, columns, y, rows, width, pitch);
+  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, y, rows, width, pitch);
 }
 
 template <bool BIAS, typename T>
@@ -197,12 +197,12 @@ struct NormalizeReluParts {
   __device__ float operator()(const Channel& channel, float x, float) const { return each[0](channel, x, 0.0f); }
 };
 
-// What normalising and relu make of the channels of a concatenation, and where BOTH those themselves.
+// normalize and relu of a concatenation; with BOTH, the concatenation itself is stored, too.
 template <typename T, int N, bool BOTH, typename F>
 __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
     concat_normalize_relu(ManyColumns<T> columns, T* joined, T* y, int64_t rows, int64_t channels, F f) {
   using Channel = typename F::Channel;
-  __shared__ Shelf<Channel, N> shelf;
+  __shared__ ChannelTable<Channel, N> table;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
@@ -216,47 +216,47 @@ __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
   wait_for_prior_grid();
   launch_dependents();
   Channel channel[N];
-  const auto turn = [&](auto meanwhile) {
+  const auto process_rows = [&](auto while_loading) {
     Held<T, N> x[COPY_ROWS];
 #pragma unroll
     for (int k = 0; k < COPY_ROWS; ++k)
       if (k < left) x[k] = hold<N>(from + k * from_step);
-    meanwhile();
+    while_loading();
 #pragma unroll
     for (int k = 0; k < COPY_ROWS; ++k)
       if (k < left) {
-        float made[N];
+        float result[N];
 #pragma unroll
-        for (int j = 0; j < N; ++j) made[j] = f(channel[j], to_float(x[k][j]), 0.0f);
+        for (int j = 0; j < N; ++j) result[j] = f(channel[j], to_float(x[k][j]), 0.0f);
         if constexpr (BOTH) store_held(joined + at + k * to_step, x[k]);
-        store_floats(y + at + k * to_step, made);
+        store_floats(y + at + k * to_step, result);
       }
     left -= COPY_ROWS;
     from += COPY_ROWS * from_step;
     at += COPY_ROWS * to_step;
   };
-  turn([&] {
-    shelf.fill(channels, f);
+  process_rows([&] {
+    table.fill(channels, f);
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
+    for (int j = 0; j < N; ++j) channel[j] = table.take(j);
   });
-  while (left > 0) turn([] {});
+  while (left > 0) process_rows([] {});
 }
 
 template <int N, bool BOTH, typename T, typename F>
 void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& columns, T* joined, T* y, int64_t rows,
                                int64_t channels, const F& f) {
   const ChannelTiling tiling(channels / N);
-  const int64_t wanted = divide_up(rows, tiling.down() * COPY_ROWS);
+  const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
   const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
   const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.along, tiling.down()), stream, columns, joined, y,
+  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, joined, y,
              rows, channels, f);
 }
 
-// The channels of every part are behind the arguments; `operand(i)` is the i-th one's number.
+// The channels of every part follow the arguments; `operand(i)` is the number of the i-th part.
 template <bool BOTH, typename T, typename F, typename Operand>
 void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand operand) {
   const auto& a = arguments<ConcatNormalizeArguments>(call);
@@ -272,8 +272,8 @@ void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand
     run_concat_normalize_relu<1, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
 }
 
-// Tensors of so many channels one after another, channels last. `operand(i)` is the i-th one's first element, `bias(i)`
-// what is added to it.
+// Concatenates tensors of `channels`, channels last. `operand(i)` is the i-th one's first element, `bias(i)` its bias
+// or null.
 template <bool BIAS, typename T, typename Operand, typename Bias>
 void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int64_t* channels, T* y, Operand operand,
                     Bias bias) {

@@ -1,14 +1,14 @@
 // Batch normalisation with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
 // normalisation, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
 //
-// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in
-//            again, one out. Each is one pass; a backward pass needs its reductions before its gradient.
+// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in,
+//            one out. Each is one pass over memory; the gradient needs the reductions.
 // Reduction  `parts` blocks a tile of channels leave a partial state each, a second kernel merges them in order, in
-//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are of
-//            distances from an element near by, merged after Chan, Golub and LeVeque (batch_statistics.cuh).
+//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are
+//            computed from shifted data and merged after Chan, Golub and LeVeque (batch_statistics.cuh).
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block has
 //            one channel.
-// Shared     what a block's channels have (mean, scale and so on), and the partial states of its threads.
+// Shared     constants of a block's channels (mean, scale and so on), and the partial states of its threads.
 // Limit      memory bandwidth; of small tensors the launches, see batch_norm_single_launch.cu.
 #include "batch_norm.cuh"
 #include "channels.cuh"
@@ -24,8 +24,8 @@ struct BatchStatisticsArguments {
   int64_t parts;
 };
 
-// `joined`: other channels, whose statistics are there already. `before`: whether theirs come first.
-struct StatisticsBesideArguments {
+// `joined`: other channels, whose statistics exist already and are copied. `before`: theirs come first.
+struct ConcatStatisticsArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -37,7 +37,7 @@ struct StatisticsBesideArguments {
 };
 
 // Followed by the channels of every pair, `pairs` integers.
-struct JoinStatisticsArguments {
+struct ConcatStatisticsArguments {
   int64_t pairs;
 };
 
@@ -50,7 +50,7 @@ struct BatchNormalizeArguments {
   int64_t affine;
 };
 
-struct BatchNormalizeSumsArguments {
+struct BatchNormalizeBackwardReduceArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -81,15 +81,15 @@ struct Pair {
   float *mean, *variance;
 };
 
-// Statistics next to those of other channels, which it copies in the same launch.
+// Statistics of a part of a concatenation; those of the other channels are copied in the same launch.
 template <typename T>
-struct StatisticsBeside : Statistics<T> {
+struct StatisticsAndCopy : Statistics<T> {
   Pair from, to;
   int64_t joined, channels;
 
-  StatisticsBeside(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
+  StatisticsAndCopy(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
       : Statistics<T>(own), from(from_), to(to_), joined(joined_), channels(channels_) {}
-  // One thread for each channel comes here.
+  // Called by one thread for each channel.
   __device__ float known(int64_t c) const {
 #pragma unroll 8
     for (int64_t i = c; i < joined; i += channels) {
@@ -106,7 +106,7 @@ struct Pairs {
   int64_t first[MANY], channels[MANY];
 };
 
-__global__ void join_statistics(Pairs pairs, Pair to) {
+__global__ void concat_statistics(Pairs pairs, Pair to) {
   const Pair from = pairs.from[blockIdx.y];
   const int64_t first = pairs.first[blockIdx.y], channels = pairs.channels[blockIdx.y];
   for (int64_t i = thread_index(); i < channels; i += thread_count()) {
@@ -142,9 +142,9 @@ extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
+extern "C" const char* mbc_batch_statistics_concat(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<StatisticsBesideArguments>(call);
+  const auto& a = arguments<ConcatStatisticsArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
   float *mean = out<float>(call, 3), *variance = out<float>(call, 4);
   const int64_t own = a.before ? a.joined : 0, others = a.before ? 0 : a.channels;
@@ -153,16 +153,16 @@ extern "C" const char* mbc_batch_statistics_beside(const MbcCall& call) {
     const T* x = in<T>(call, 0);
     const Statistics<T> alone{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, mean + own, variance + own};
     reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{x, nullptr}, workspace,
-                           StatisticsBeside<T>(alone, from, to, a.joined, a.channels));
+                           StatisticsAndCopy<T>(alone, from, to, a.joined, a.channels));
   });
   return launched();
 }
 
-extern "C" const char* mbc_join_statistics(const MbcCall& call) {
+extern "C" const char* mbc_concat_statistics(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<JoinStatisticsArguments>(call);
-  const int64_t* channels = call.integers + sizeof(JoinStatisticsArguments) / sizeof(int64_t);
-  const int made = static_cast<int>(2 * a.pairs);
+  const auto& a = arguments<ConcatStatisticsArguments>(call);
+  const int64_t* channels = call.integers + sizeof(ConcatStatisticsArguments) / sizeof(int64_t);
+  const int output = static_cast<int>(2 * a.pairs);
   int64_t first = 0;
   for (int64_t pair = 0; pair < a.pairs;) {
     Pairs pairs{};
@@ -177,16 +177,16 @@ extern "C" const char* mbc_join_statistics(const MbcCall& call) {
       most = most < channels[pair] ? channels[pair] : most;
     }
     const dim3 grid(blocks_for(most), many);
-    MBC_LAUNCH(join_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, made), out<float>(call, made + 1)});
+    MBC_LAUNCH(concat_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, output), out<float>(call, output + 1)});
   }
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_backward_reduce(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BatchNormalizeSumsArguments>(call);
+  const auto& a = arguments<BatchNormalizeBackwardReduceArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[6] : nullptr;
-  const Sums sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
+  const BnBackwardReduction sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
                   static_cast<float>(call.reals[0]), a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,

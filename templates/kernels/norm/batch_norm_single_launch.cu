@@ -1,26 +1,27 @@
-// Batch normalisation in one launch each way, for small tensors: statistics and normalisation, and the reductions of
-// the backward pass and the gradient that follows from them. Channels last.
+// Batch normalisation of small tensors in one launch each way: statistics and normalisation; backward reductions and
+// the gradient of x. Channels last.
 //
-// Bytes      x (and what is added) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the
+// Bytes      x (and the residual) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the
 //            first few of a thread, which stay in registers, are read twice, the second time mostly from the cache.
 // Tile       a thread-block cluster of `parts` blocks (up to 8, compute capability 9.0; one block before) has a tile of
-//            `along` vectors of channels, each block a share of the rows.
-// Threads    256, `along` of them across the channels; sums of a warp by shuffles, of a block in shared memory, of a
-//            cluster through distributed shared memory, each in a fixed order.
-// Shared     two sums of each warp for the tile's channels, what a block tells its cluster, what channels have.
-// Limit      latency: two or three passes over little data and two cluster barriers, where separate launches take
-//            longer.
+//            `tile_vectors` vectors of channels, each block a share of the rows.
+// Threads    256, `tile_vectors` of them across the channels; sums of a warp by shuffles, of a block in shared memory,
+//            of a cluster through distributed shared memory, each in a fixed order.
+// Shared     two sums of each warp for the tile's channels, the partial sums that other blocks of the cluster read, and
+//            constants of channels.
+// Registers  up to four rows of a thread (two with more than two operands) stay in registers between the passes.
+// Limit      latency: two or three passes over little data and two cluster barriers; separate launches take longer.
 #include "batch_norm_single_launch.cuh"
 #include "batch_norm_relu.cuh"
 
-// `along` and `parts` as in batch_norm_single_launch.cuh. `count`: of what is averaged, backwards.
+// `tile_vectors` and `parts` as in batch_norm_single_launch.cuh. `count`: elements of a channel, in the backward pass.
 struct SingleLaunchArguments {
   int64_t type;
   int64_t rows;
   int64_t channels;
   int64_t affine;
   int64_t count;
-  int64_t along;
+  int64_t tile_vectors;
   int64_t parts;
 };
 
@@ -29,32 +30,32 @@ namespace mbc {
 // `each`: one over the rows.
 template <typename T, int N, bool ADD, typename F>
 __global__ void __launch_bounds__(THREADS)
-    normalize_single_launch(InMemory<T, ADD, false> source, T* made, int64_t rows, int64_t channels, Normalize forward,
+    normalize_single_launch(TensorSource<T, ADD, false> source, T* output, int64_t rows, int64_t channels, Normalize forward,
                       float* mean, float* variance, double each, F f) {
   using Channel = Normalize::Channel;
   struct Shared {
     BlockSum<N, 1> sums, squares;
     float centers[MOST_TILE];
-    Told told[MOST_TILE];
-    Shelf<Channel, N> shelf;
+    BlockPartial partials[MOST_TILE];
+    ChannelTable<Channel, N> table;
   };
   MBC_CLUSTER_SHARED(Shared, shared);
   wait_for_prior_grid();
   const Part<N> part(rows, channels);
-  Rows<InMemory<T, ADD, false>, N> held(source, part);
-  const bool speaks = part.speaks(channels);
+  Rows<TensorSource<T, ADD, false>, N> held(source, part);
+  const bool owns_channel = part.owns_channel(channels);
   const int64_t own = part.first + part.thread;
   float gamma = 1.0f, beta = 0.0f;
-  if (speaks && forward.gamma) gamma = forward.gamma[own], beta = forward.beta[own];
+  if (owns_channel && forward.gamma) gamma = forward.gamma[own], beta = forward.beta[own];
 
-  // Of a thread's rows the distances from its first one, so that a mean far from zero costs no digits.
-  float near[N], sum[1][N] = {}, square[1][N] = {};
+  // Shifted data: distances from a thread's first row, so that a mean far from zero costs no digits.
+  float shift[N], sum[1][N] = {}, square[1][N] = {};
 #pragma unroll
-  for (int j = 0; j < N; ++j) near[j] = part.count > 0 ? source.template first<N>(held.held[0], j) : 0.0f;
+  for (int j = 0; j < N; ++j) shift[j] = part.count > 0 ? source.template first<N>(held.held[0], j) : 0.0f;
   held.all([&](const auto& fetched, int64_t) {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float distance = source.template first<N>(fetched, j) - near[j];
+      const float distance = source.template first<N>(fetched, j) - shift[j];
       sum[0][j] += distance;
       square[0][j] = fmaf(distance, distance, square[0][j]);
     }
@@ -65,136 +66,136 @@ __global__ void __launch_bounds__(THREADS)
   for (int j = 0; j < N; ++j) {
     const float distance = sum[0][j] * share;
     square[0][j] -= sum[0][j] * distance;
-    means[j] = near[j] + distance;
+    means[j] = shift[j] + distance;
     sum[0][j] = count * means[j];
   }
-  shared.sums.give(sum);
+  shared.sums.store_warp_sums(sum);
   __syncthreads();
-  if (speaks) shared.centers[part.thread] = shared.sums.take(0, part.thread) / part.rows;
+  if (owns_channel) shared.centers[part.thread] = shared.sums.block_sum(0, part.thread) / part.rows;
   __syncthreads();
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const float distance = means[j] - shared.centers[threadIdx.x * N + j];
     if (part.count > 0) square[0][j] = fmaf(count * distance, distance, square[0][j]);
   }
-  shared.squares.give(square);
+  shared.squares.store_warp_sums(square);
   __syncthreads();
-  if (speaks) shared.told[part.thread] = {shared.centers[part.thread], shared.squares.take(0, part.thread)};
-  meet();
-  if (speaks) {
+  if (owns_channel) shared.partials[part.thread] = {shared.centers[part.thread], shared.squares.block_sum(0, part.thread)};
+  cluster_sync();
+  if (owns_channel) {
     double total = 0.0, squares = 0.0;
-    Heard(shared, part.thread).each([&](unsigned place, Told told) {
-      const auto n = static_cast<double>(Share(rows, gridDim.y, place).size()), center = double{told.a};
+    ClusterPartials(shared, part.thread).each([&](unsigned rank, BlockPartial partial) {
+      const auto n = static_cast<double>(PartRange(rows, gridDim.y, rank).size()), center = double{partial.a};
       total += n * center;
-      squares += told.b + n * center * center;
+      squares += partial.b + n * center * center;
     });
     const double m = total * each, spread = squares * each - m * m;
     const float found = static_cast<float>(m), varies = static_cast<float>(spread > 0.0 ? spread : 0.0);
     if (blockIdx.y == 0) mean[own] = found, variance[own] = varies;
-    shared.shelf.put(part.thread, forward.of(found, varies, gamma, beta));
+    shared.table.put(part.thread, forward.of(found, varies, gamma, beta));
   }
-  part_ways();
+  cluster_done_reading();
   __syncthreads();
   Channel channel[N];
 #pragma unroll
-  for (int j = 0; j < N; ++j) channel[j] = shared.shelf.take(j);
-  held.again();
+  for (int j = 0; j < N; ++j) channel[j] = shared.table.take(j);
+  held.reload();
   held.all([&](const auto& fetched, int64_t at) {
     float y[N];
 #pragma unroll
     for (int j = 0; j < N; ++j)
       y[j] = f(channel[j], source.template first<N>(fetched, j), source.template second<N>(fetched, j));
-    store_floats(made + at, y);
+    store_floats(output + at, y);
   });
-  leave();
+  cluster_await_readers();
 }
 
-// R sums what S reads, x and the gradient of what was made of it; F makes the gradient of x.
+// R reduces what S reads, x and the gradient of the normalised x; F computes the gradient of x.
 template <typename T, int N, typename S, typename R, typename F>
 __global__ void __launch_bounds__(THREADS)
-    backward_single_launch(S source, T* made, int64_t rows, int64_t channels, R r, F f) {
+    backward_single_launch(S source, T* output, int64_t rows, int64_t channels, R r, F f) {
   using Channel = typename R::Channel;
   using Ready = typename F::Channel;
   struct Shared {
     BlockSum<N, 2> sums;
-    Told told[MOST_TILE];
-    Shelf<Channel, N> before;
-    Shelf<Ready, N> behind;
+    BlockPartial partials[MOST_TILE];
+    ChannelTable<Channel, N> reduce_table;
+    ChannelTable<Ready, N> map_table;
   };
   MBC_CLUSTER_SHARED(Shared, shared);
   wait_for_prior_grid();
   const Part<N> part(rows, channels);
   Rows<S, N> held(source, part);
-  const bool speaks = part.speaks(channels);
+  const bool owns_channel = part.owns_channel(channels);
   const int64_t own = part.first + part.thread;
-  typename F::Before before{};
-  if (speaks) {
-    shared.before.put(part.thread, r.load(own));
-    before = f.before(own);
+  typename F::Prepared prepared{};
+  if (owns_channel) {
+    shared.reduce_table.put(part.thread, r.load(own));
+    prepared = f.prepare(own);
   }
   __syncthreads();
   float sums[2][N] = {};
   {
     Channel channel[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) channel[j] = shared.before.take(j);
+    for (int j = 0; j < N; ++j) channel[j] = shared.reduce_table.take(j);
     held.all([&](const auto& fetched, int64_t) {
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         typename R::State state{sums[0][j], sums[1][j]};
         const float x[1] = {source.template first<N>(fetched, j)}, d[1] = {source.template second<N>(fetched, j)};
         r.template push<1>(state, channel[j], x, d);
-        sums[0][j] = state.products;
+        sums[0][j] = state.dot;
         sums[1][j] = state.sum;
       }
     });
   }
-  shared.sums.give(sums);
+  shared.sums.store_warp_sums(sums);
   __syncthreads();
-  if (speaks) shared.told[part.thread] = {shared.sums.take(0, part.thread), shared.sums.take(1, part.thread)};
-  meet();
-  if (speaks) {
-    double products = 0.0, sum = 0.0;
-    Heard(shared, part.thread).each([&](unsigned, Told told) {
-      products += told.a;
-      sum += told.b;
+  if (owns_channel) shared.partials[part.thread] = {shared.sums.block_sum(0, part.thread), shared.sums.block_sum(1, part.thread)};
+  cluster_sync();
+  if (owns_channel) {
+    double dot = 0.0, sum = 0.0;
+    ClusterPartials(shared, part.thread).each([&](unsigned, BlockPartial partial) {
+      dot += partial.a;
+      sum += partial.b;
     });
-    const float dgamma = static_cast<float>(products * before.inverse), dbeta = static_cast<float>(sum);
+    const float dgamma = static_cast<float>(dot * prepared.inverse), dbeta = static_cast<float>(sum);
     if (blockIdx.y == 0) r.keep(own, {dgamma, dbeta});
-    shared.behind.put(part.thread, f.behind(before, dgamma, dbeta));
+    shared.map_table.put(part.thread, f.with_sums(prepared, dgamma, dbeta));
   }
-  part_ways();
+  cluster_done_reading();
   __syncthreads();
   Ready ready[N];
 #pragma unroll
-  for (int j = 0; j < N; ++j) ready[j] = shared.behind.take(j);
-  held.again();
+  for (int j = 0; j < N; ++j) ready[j] = shared.map_table.take(j);
+  held.reload();
   held.all([&](const auto& fetched, int64_t at) {
     float dx[N];
 #pragma unroll
     for (int j = 0; j < N; ++j)
       dx[j] = f(ready[j], source.template first<N>(fetched, j), source.template second<N>(fetched, j));
     source.template finish<N>(fetched, [](int) { return 0; }, at);
-    store_floats(made + at, dx);
+    store_floats(output + at, dx);
   });
-  leave();
+  cluster_await_readers();
 }
 
-// x, scale and shift if there are any, and what is added; mean, variance and what is made come out.
+// Accesses: x, scale and shift if there are, the residual (ADD); mean, variance, y.
 template <bool ADD, typename F>
 const char* forward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);
-  const int made = (a.affine ? 3 : 1) + ADD;
+  const int output = (a.affine ? 3 : 1) + ADD;
   const Normalize normalize{nullptr, nullptr, a.affine ? in<float>(call, 1) : nullptr,
                             a.affine ? in<float>(call, 2) : nullptr, eps(call, 0)};
   MBC_FOR_TYPE(a.type, T, {
-    const InMemory<T, ADD, false> source{{in<T>(call, 0), ADD ? in<T>(call, made - 1) : nullptr}};
-    T* y = out<T>(call, made + 2);
+    const TensorSource<T, ADD, false> source{{in<T>(call, 0), ADD ? in<T>(call, output - 1) : nullptr}};
+    T* y = out<T>(call, output + 2);
     const auto run = [&](auto kernel, int width) {
-      launch_single(call.stream, kernel, width, a.channels, a.along, a.parts, source, y, a.rows, a.channels, normalize,
-                     out<float>(call, made), out<float>(call, made + 1), 1.0 / static_cast<double>(a.rows), F{normalize});
+      launch_single(call.stream, kernel, width, a.channels, a.tile_vectors, a.parts, source, y, a.rows, a.channels, normalize,
+                     out<float>(call, output), out<float>(call, output + 1), 1.0 / static_cast<double>(a.rows), F{normalize});
     };
-    if (a.channels % WIDTH<T> == 0 && source.whole() && aligned(y, 16))
+    if (a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(y, 16))
       run(normalize_single_launch<T, WIDTH<T>, ADD, F>, WIDTH<T>);
     else
       run(normalize_single_launch<T, 1, ADD, F>, 1);
@@ -206,76 +207,76 @@ template <typename T, typename S, typename R, typename F>
 void backward(const MbcCall& call, const S& source, T* dx, const R& r, const F& f) {
   const auto& a = arguments<SingleLaunchArguments>(call);
   const auto run = [&](auto kernel, int width) {
-    launch_single(call.stream, kernel, width, a.channels, a.along, a.parts, source, dx, a.rows, a.channels, r, f);
+    launch_single(call.stream, kernel, width, a.channels, a.tile_vectors, a.parts, source, dx, a.rows, a.channels, r, f);
   };
-  if (a.channels % WIDTH<T> == 0 && source.whole() && aligned(dx, 16))
+  if (a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(dx, 16))
     run(backward_single_launch<T, WIDTH<T>, S, R, F>, WIDTH<T>);
   else
     run(backward_single_launch<T, 1, S, R, F>, 1);
 }
 
 // Mean and variance stand side by side, and so do dgamma and dbeta. `gamma`: its operand, 0 where there is none.
-inline Sums sums_of(const MbcCall& call, int mean, int dgamma) {
+inline BnBackwardReduction sums_of(const MbcCall& call, int mean, int dgamma) {
   return {in<float>(call, mean), in<float>(call, mean + 1), out<float>(call, dgamma), out<float>(call, dgamma + 1),
           eps(call, 0), 0};
 }
-inline NormalizeBackward map_of(const MbcCall& call, int mean, int gamma) {
+inline NormalizeBackward normalize_backward_of(const MbcCall& call, int mean, int gamma) {
   return {in<float>(call, mean), in<float>(call, mean + 1), nullptr, nullptr, gamma ? in<float>(call, gamma) : nullptr,
           eps(call, 0), static_cast<float>(arguments<SingleLaunchArguments>(call).count)};
 }
 
-// The gradient through ReLU by its stored output, which is written as well. ADD: it is a sum of two.
+// The gradient through ReLU, by ReLU's stored output, is written as well. ADD: it is a sum of two.
 template <bool ADD>
 const char* relu_backward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);
   constexpr int Y = ADD ? 2 : 0, X = ADD ? 3 : 2, MEAN = X + 1;
   const int gamma = a.affine ? MEAN + 2 : 0, d = MEAN + (a.affine ? 3 : 2);
   MBC_FOR_TYPE(a.type, T, {
-    const Behind<T, ADD, true> source{{in<T>(call, Y)}, in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
+    const ReluBackwardSource<T, ADD, true> source{{in<T>(call, Y)}, in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
                                       in<T>(call, X), out<T>(call, d)};
-    backward(call, source, out<T>(call, d + 3), sums_of(call, MEAN, d + 1), map_of(call, MEAN, gamma));
+    backward(call, source, out<T>(call, d + 3), sums_of(call, MEAN, d + 1), normalize_backward_of(call, MEAN, gamma));
   });
   return launched();
 }
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_single_launch(const MbcCall& call) {
   return mbc::forward<false, mbc::Normalize>(call);
 }
-extern "C" const char* mbc_batch_normalize_relu_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_single_launch(const MbcCall& call) {
   return mbc::forward<false, mbc::NormalizeRelu>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_single_launch(const MbcCall& call) {
   return mbc::forward<true, mbc::NormalizeAddRelu>(call);
 }
 
-extern "C" const char* mbc_batch_normalize_backward_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SingleLaunchArguments>(call);
-  const int made = a.affine ? 5 : 4;
+  const int output = a.affine ? 5 : 4;
   MBC_FOR_TYPE(a.type, T, {
-    const InMemory<T, true, false> source{{in<T>(call, 0), in<T>(call, 1)}};
-    backward(call, source, out<T>(call, made + 2), sums_of(call, 2, made), map_of(call, 2, a.affine ? 4 : 0));
+    const TensorSource<T, true, false> source{{in<T>(call, 0), in<T>(call, 1)}};
+    backward(call, source, out<T>(call, output + 2), sums_of(call, 2, output), normalize_backward_of(call, 2, a.affine ? 4 : 0));
   });
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_relu_backward_at_once(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SingleLaunchArguments>(call);
   const int dy = a.affine ? 5 : 3;
-  const Normalize again = normalize(call, 1, a.affine, eps(call, 0));
+  const Normalize recomputed = normalize(call, 1, a.affine, eps(call, 0));
   MBC_FOR_TYPE(a.type, T, {
-    const InMemory<T, true, false> source{{in<T>(call, 0), in<T>(call, dy)}};
-    backward(call, source, out<T>(call, dy + 3), ReluSums<T>(sums_of(call, 1, dy + 1), again),
-             NormalizeReluBackward<T>{again, map_of(call, 1, a.affine ? 3 : 0)});
+    const TensorSource<T, true, false> source{{in<T>(call, 0), in<T>(call, dy)}};
+    backward(call, source, out<T>(call, dy + 3), BnReluBackwardReduction<T>(sums_of(call, 1, dy + 1), recomputed),
+             NormalizeReluBackward<T>{recomputed, normalize_backward_of(call, 1, a.affine ? 3 : 0)});
   });
   return launched();
 }
-extern "C" const char* mbc_relu_backward_batch_normalize_at_once(const MbcCall& call) {
+extern "C" const char* mbc_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
   return mbc::relu_backward<false>(call);
 }
-extern "C" const char* mbc_add_relu_backward_batch_normalize_at_once(const MbcCall& call) {
+extern "C" const char* mbc_add_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
   return mbc::relu_backward<true>(call);
 }

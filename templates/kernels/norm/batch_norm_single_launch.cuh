@@ -1,9 +1,12 @@
 // A reduction over a tensor and a map by its result, in one launch: for tensors so small that a launch takes longer
-// than what it reads. Channels last.
+// than the bytes that it reads. Channels last.
 //
-// A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block with rows of its own. Threads
-// hold the first few rows that they read; a block's sums are told to the others of its cluster, added in order by each,
-// and every block goes over its own rows again.
+// A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block has rows of its own:
+//
+//            channels of a tile           1. each block reduces its rows; threads keep the first few in registers
+//   block 0  rows 0 .. r - 1      ]       2. cluster_sync: partial sums are in (distributed) shared memory
+//   block 1  rows r .. 2 r - 1    ] one   3. each block adds the partial sums of all, in order
+//   ...                           ]       4. each block maps its rows by the result
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -12,7 +15,7 @@ namespace mbc {
 
 constexpr unsigned WARP = 32, WARPS = THREADS / WARP, MOST_PARTS = 8, MOST_TILE = THREADS;
 
-// The part of a tile that belongs to a block: `along` vectors (a power of two) of its rows.
+// The part of a tile that belongs to a block: `tile_vectors` vectors (a power of two) of its rows.
 template <int N>
 struct Part {
   unsigned thread, tile;  // of the block; channels of the tile
@@ -26,22 +29,22 @@ struct Part {
     tile = blockDim.x * N;
     first = static_cast<int64_t>(blockIdx.x) * tile;
     c = first + threadIdx.x * N;
-    const Share share(all_rows);
+    const PartRange share(all_rows);
     const int64_t start = share.begin + threadIdx.y;
     begin = start * channels + c;
     stride = blockDim.y * channels;
     count = c < channels ? static_cast<int>(share.count(start, blockDim.y)) : 0;
     rows = static_cast<float>(share.end - share.begin);
   }
-  __device__ bool speaks(int64_t channels) const { return thread < tile && first + thread < channels; }
+  __device__ bool owns_channel(int64_t channels) const { return thread < tile && first + thread < channels; }
 };
 
-// Sums over the rows of a block. In the end thread t < tile has that of the tile's channel t, added in a fixed order.
+// Sums over the rows of a block, in a fixed order. In the end thread t < tile has that of the tile's channel t.
 template <int N, int SUMS>
 struct BlockSum {
   float warps[WARPS][SUMS][MOST_TILE];
 
-  __device__ void give(float (&x)[SUMS][N]) {
+  __device__ void store_warp_sums(float (&x)[SUMS][N]) {
     const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
     Left left{0, N};
     fold<N>(x, thread % WARP, left);
@@ -51,8 +54,8 @@ struct BlockSum {
       for (unsigned j = 0; j < N; ++j)
         if (j < left.count) warps[thread / WARP][s][threadIdx.x * N + left.first + j] = x[s][j];
   }
-  // Behind a barrier.
-  __device__ float take(int sum, unsigned channel) const {
+  // After a barrier of the block.
+  __device__ float block_sum(int sum, unsigned channel) const {
     float all = 0.0f;
 #pragma unroll
     for (unsigned w = 0; w < WARPS; ++w) all += warps[w][sum][channel];
@@ -63,8 +66,8 @@ struct BlockSum {
   struct Left {
     unsigned first, count;  // of the vector's channels, those that a lane adds up
   };
-  // The lanes of a warp with the same channels add up by shuffles, and share out among themselves which of MANY
-  // channels each adds up from there on.
+  // Butterfly reduction by shuffles over the lanes of a warp that have the same channels; at each step the lanes divide
+  // the MANY channels that are left between them.
   template <int MANY, unsigned STEP = WARP / 2>
   __device__ void fold(float (&x)[SUMS][N], unsigned lane, Left& left) const {
     if constexpr (STEP > 0) {
@@ -85,20 +88,20 @@ struct BlockSum {
   }
 };
 
-// What blocks of a cluster tell one another of a channel.
-struct Told {
+// Partial sums of a block for a channel.
+struct BlockPartial {
   float a, b;
 };
 
-// What all blocks of the cluster have told of a channel, once all have met.
-struct Heard {
-  Told parts[MOST_PARTS];
+// The partial sums of all blocks of the cluster for a channel, after `cluster_sync`.
+struct ClusterPartials {
+  BlockPartial parts[MOST_PARTS];
 
   template <typename Shared>
-  __device__ Heard(const Shared& shared, unsigned channel) {
+  __device__ ClusterPartials(const Shared& shared, unsigned channel) {
 #pragma unroll
     for (unsigned part = 0; part < MOST_PARTS; ++part)
-      if (part < gridDim.y) parts[part] = of_block(shared, part).told[channel];
+      if (part < gridDim.y) parts[part] = map_shared_rank(shared, part).partials[channel];
   }
   template <typename Each>
   __device__ void each(Each each) const {
@@ -108,18 +111,18 @@ struct Heard {
   }
 };
 
-// All blocks of a cluster have told. One that has heard parts, and must not leave before all others have.
-__device__ inline void meet() {
+// Partial sums of all blocks are written; this block has read them; all have, so that it may exit.
+__device__ inline void cluster_sync() {
   if (gridDim.y > 1) cluster_arrive(), cluster_wait();
 }
-__device__ inline void part_ways() {
+__device__ inline void cluster_done_reading() {
   if (gridDim.y > 1) cluster_arrive();
 }
-__device__ inline void leave() {
+__device__ inline void cluster_await_readers() {
   if (gridDim.y > 1) cluster_wait();
 }
 
-// Rows at a time, of which a thread goes on to hold the first ones.
+// The rows of a thread, K at a time; the first K stay in registers.
 template <typename S, int N>
 struct Rows {
   static constexpr int K = S::OPERANDS > 2 ? 2 : 4;
@@ -134,33 +137,34 @@ struct Rows {
     for (int k = 0; k < K; ++k)
       if (row + k < part.count) held[k] = source.template fetch<N>(part.begin + (row + k) * part.stride);
   }
-  // Those that were fetched from `row` on.
+  // For those that were fetched from `row` on.
   template <typename Each>
-  __device__ void those(int row, Each each) {
+  __device__ void for_held(int row, Each each) {
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (row + k < part.count) each(held[k], part.begin + (row + k) * part.stride);
   }
-  // All rows, of which the first K are held.
+  // For all rows; the first K are in registers.
   template <typename Each>
   __device__ void all(Each each) {
-    those(0, each);
+    for_held(0, each);
     for (int row = K; row < part.count; row += K) {
       fetch(row);
-      those(row, each);
+      for_held(row, each);
     }
   }
-  __device__ void again() {
+  __device__ void reload() {
     if (part.count > K) fetch(0);
   }
 };
 
-// `along`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the plan.
+// `tile_vectors`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the
+// plan.
 template <typename... Parameters, typename... Given>
-void launch_single(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t along,
+void launch_single(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t tile_vectors,
                     int64_t parts, const Given&... given) {
-  const dim3 grid(static_cast<unsigned>(divide_up(divide_up(channels, width), along)), static_cast<unsigned>(parts));
-  const dim3 block(static_cast<unsigned>(along), static_cast<unsigned>(THREADS / along));
+  const dim3 grid(static_cast<unsigned>(divide_up(divide_up(channels, width), tile_vectors)), static_cast<unsigned>(parts));
+  const dim3 block(static_cast<unsigned>(tile_vectors), static_cast<unsigned>(THREADS / tile_vectors));
   MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, given...);
 }
 

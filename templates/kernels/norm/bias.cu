@@ -1,5 +1,5 @@
 // Bias of every channel: its addition, and its gradient, the sum of a channel (also of a slice of a wider tensor, which
-// is written by itself on the way).
+// is copied in the same launch).
 //
 // Bytes      addition: x in, y out. Gradient: the gradient in; of a slice, the slice out as well.
 // Reduction  `parts` blocks leave a sum each, a second kernel adds them in order, in fp64 (channel_reduce.cuh).
@@ -26,7 +26,7 @@ struct ChannelSumArguments {
   int64_t accumulate;
 };
 
-// `start`, `all`: of what the slice is, from which channel on, and how many there are.
+// `start`: the first channel of the slice; `all`: channels of the whole tensor.
 struct SliceSumArguments {
   int64_t type;
   int64_t layout;
@@ -41,9 +41,9 @@ struct SliceSumArguments {
 
 namespace mbc {
 
-// A slice of a wider tensor, which is written by itself as well.
+// Reads a slice of a wider tensor, and stores it.
 template <typename T>
-struct TakenOut {
+struct SliceSource {
   static constexpr int OPERANDS = 1;
   const T* wide;
   Slice slice;
@@ -51,7 +51,7 @@ struct TakenOut {
 
   template <int N>
   using Fetched = Held<T, N>;
-  bool whole() const { return aligned(wide, 16) && aligned(y, 16) && slice.gap % WIDTH<T> == 0; }
+  bool vectorizable() const { return aligned(wide, 16) && aligned(y, 16) && slice.gap % WIDTH<T> == 0; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(wide + slice(at)); }
   template <int N, typename Of>
@@ -99,7 +99,7 @@ extern "C" const char* mbc_channel_slice_sum(const MbcCall& call) {
   void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
     const T* wide = in<T>(call, 0) + a.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
-    const TakenOut<T> source{wide, {a.layout, a.channels, a.all, a.inner}, out<T>(call, 1)};
+    const SliceSource<T> source{wide, {a.layout, a.channels, a.all, a.inner}, out<T>(call, 1)};
     reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace,
                           ChannelSum{out<float>(call, 2), a.accumulate});
   });

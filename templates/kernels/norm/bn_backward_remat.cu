@@ -1,12 +1,11 @@
-// Reductions of batch normalisation's backward pass over a gradient behind ReLU that recompute ReLU's output on the
-// way, for whoever reads it next (fused rematerialization). It is what the forward kernels write, to the bit.
+// Reductions of batch normalisation's backward pass over the gradient through ReLU, which recompute and store ReLU's
+// output for later readers (fused rematerialization), to the bit as the forward kernels do.
 //
-// Bytes      x, what was added to it, and the gradient (or two that are added up) in; ReLU's output, the masked
-//            gradient and two sums a channel out. A launch of its own for ReLU's output would read most of that once
-//            more.
+// Bytes      x, the residual, and the gradient (or two that are added) in; ReLU's output, the gradient through ReLU and
+//            two sums a channel out. A launch of its own for ReLU's output would read most of that a second time.
 // Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
 // Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
-// Shared     what a block's channels have, and the partial sums of its threads.
+// Shared     constants of a block's channels, and the partial sums of its threads.
 // Limit      memory bandwidth.
 #include "batch_norm_relu.cuh"
 
@@ -32,20 +31,21 @@ void remat_sum(const MbcCall& call, const S& source, int workspace, const R& r) 
 }
 
 // Of the first batch normalisation, with dgamma and dbeta from `out_index` on.
-inline Sums sums_of_first(const MbcCall& call, int out_index, float eps) {
+inline BnBackwardReduction sums_of_first(const MbcCall& call, int out_index, float eps) {
   return {in<float>(call, 1), in<float>(call, 2), out<float>(call, out_index), out<float>(call, out_index + 1), eps,
           arguments<BnBackwardRematArguments>(call).accumulate};
 }
 
-// F makes y of x and of operand `beside`; behind `before` operands comes the gradient, or the two that are added to it.
+// F computes y from x and operand `residual`; behind `operands` operands comes the gradient, or the two that are added
+// to it.
 template <bool ADD, typename F>
-const char* remat_sums(const MbcCall& call, const F& f, int beside, int before, float eps) {
+const char* remat_sums(const MbcCall& call, const F& f, int residual, int operands, float eps) {
   const auto& a = arguments<BnBackwardRematArguments>(call);
-  const int y = before + (ADD ? 2 : 1);
-  const SumsBeside<F> sums(sums_of_first(call, y + 2, eps), f);
+  const int y = operands + (ADD ? 2 : 1);
+  const RematReduction<F> sums(sums_of_first(call, y + 2, eps), f);
   MBC_FOR_TYPE(a.type, T, {
-    const RematBehind<T, ADD, F> source(in<T>(call, beside), in<T>(call, before),
-                                        ADD ? in<T>(call, before + 1) : nullptr, in<T>(call, 0), out<T>(call, y + 1),
+    const RematAddReluSource<T, ADD, F> source(in<T>(call, residual), in<T>(call, operands),
+                                        ADD ? in<T>(call, operands + 1) : nullptr, in<T>(call, 0), out<T>(call, y + 1),
                                         out<T>(call, y), f);
     remat_sum<T>(call, source, y + 4, sums);
   });
@@ -70,41 +70,41 @@ const char* normalize_twice_add_relu_and_sums(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_relu_and_sums(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BnBackwardRematArguments>(call);
   const int dy = a.affine ? 5 : 3;
   const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const Sums sums = sums_of_first(call, dy + 2, eps(call, 1));
+  const BnBackwardReduction sums = sums_of_first(call, dy + 2, eps(call, 1));
   MBC_FOR_TYPE(a.type, T, {
-    const RematX<T> source({in<T>(call, 0), in<T>(call, dy)}, out<T>(call, dy + 1), NormalizeRelu{forward});
-    remat_sum<T>(call, source, dy + 4, ReluSums<T>(sums, forward));
+    const RematReluSource<T> source({in<T>(call, 0), in<T>(call, dy)}, out<T>(call, dy + 1), NormalizeRelu{forward});
+    remat_sum<T>(call, source, dy + 4, BnReluBackwardReduction<T>(sums, forward));
   });
   return launched();
 }
-// `_signed`: where a plan has the bit mask of what is recomputed it is not read, since the launch computes it anyway.
-// Two groups have two kernels, which are told apart by name.
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums(const MbcCall& call) {
+// `_masked`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
+// Each of these two fusion groups has a kernel name of its own.
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_twice_add_relu_and_sums_of_two_signed(const MbcCall& call) {
+extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<true>(call);
 }

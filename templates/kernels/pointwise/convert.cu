@@ -2,8 +2,8 @@
 //
 // Bytes      the tensor in once and out once.
 // Kernels    same layout: `convert_type`, up to 16 bytes a thread at a time. Else a transposition by tiles of 32 x 32
-//            in shared memory (33 columns, so that a column's elements are in different banks), 256 threads; of up to 8
-//            channels a thread moves a pixel, of three colours that become channels last several pixels.
+//            in shared memory (33 columns, so that a column's elements are in different banks), 256 threads; with at
+//            most 8 channels a thread moves a pixel, of three that become channels last several pixels.
 // Limit      memory bandwidth.
 #include "device.cuh"
 
@@ -19,7 +19,7 @@ struct ConvertArguments {
 
 namespace mbc {
 
-constexpr int FEW_CHANNELS = 8;  // below, a tile of 32 x 32 would be mostly empty
+constexpr int FEW_CHANNELS = 8;  // up to which a tile of 32 x 32 would be mostly empty
 
 template <typename To, typename From>
 __device__ inline To convert(From x) { return from_float<To>(to_float(x)); }
@@ -29,7 +29,7 @@ __device__ inline uint8_t convert<uint8_t, uint8_t>(uint8_t x) { return x; }
 template <>
 __device__ inline uint32_t convert<uint32_t, uint32_t>(uint32_t x) { return x; }
 
-// Elements of which neither side has more than 16 bytes.
+// Elements of a vector of at most 16 bytes on either side.
 template <typename From, typename To>
 constexpr int WIDE = 16 / static_cast<int>(sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
 

@@ -1,11 +1,11 @@
 // Softmax cross entropy of few classes at many positions (segmentation), and its gradient: a thread takes all classes
-// of W positions, with nothing to be shared.
+// of W positions.
 //
 // Bytes      logits and class numbers in; the gradient out. Up to four classes are kept in registers (`Kept`), so that
-//            logits are read once; of more each is read in its turn (`Positions`).
-// Threads    256. Channels first a thread's positions are neighbours, read at once; channels last they are 256 apart,
-//            so that neighbouring threads read what lies side by side.
-// Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
+//            logits are read once; more are read class by class, from the cache the second time (`Positions`).
+// Threads    256. Channels first a thread's positions are adjacent, one vector; channels last they are 256 apart, so
+//            that reads of neighbouring threads coalesce.
+// Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth.
 #include "mbc_control.h"
 #include "loss.cuh"
@@ -14,8 +14,8 @@ namespace mbc {
 
 constexpr int MOST_KEPT = 4, KEPT_POSITIONS = 4;
 
-// Channels first (LAST false) positions are neighbours and read at once; channels last they are a block's threads
-// apart, so that neighbouring threads read and write what lies side by side.
+// Channels first (LAST false) positions are adjacent, one vector; channels last they are a block's threads apart, so
+// that accesses of neighbouring threads coalesce.
 template <typename T, int WIDE, bool LAST>
 struct Positions {
   using Element = T;
@@ -24,30 +24,30 @@ struct Positions {
   int64_t start, stride;  // of the first one's first class, and from class to class
   int classes;
 
-  static constexpr int W = WIDE, APART = LAST ? THREADS : 1, AT_ONCE = 1;
+  static constexpr int W = WIDE, POSITION_STRIDE = LAST ? THREADS : 1, AT_ONCE = 1;
 
-  __device__ Positions(const T* from, int64_t first_, int64_t count_, const Slice& place, int64_t inner, int classes_)
-      : logits(from), first(first_), count(count_), start(LAST ? first_ * classes_ : place(first_)),
+  __device__ Positions(const T* from, int64_t first_, int64_t count_, const Slice& class_slice, int64_t inner, int classes_)
+      : logits(from), first(first_), count(count_), start(LAST ? first_ * classes_ : class_slice(first_)),
         stride(LAST ? 1 : inner), classes(classes_) {}
 
-  __device__ bool there(int w) const { return first + w * APART < count; }
+  __device__ bool there(int w) const { return first + w * POSITION_STRIDE < count; }
   // Of class c, all positions.
   __device__ void load(int c, float (&v)[W]) const {
     if constexpr (LAST) {
 #pragma unroll
-      for (int w = 0; w < W; ++w) v[w] = there(w) ? to_float(logits[start + int64_t{w} * APART * classes + c]) : 0.0f;
+      for (int w = 0; w < W; ++w) v[w] = there(w) ? to_float(logits[start + int64_t{w} * POSITION_STRIDE * classes + c]) : 0.0f;
     } else {
       const Held<T, W> held = hold<W>(logits + start + c * stride);
 #pragma unroll
       for (int w = 0; w < W; ++w) v[w] = to_float(held[w]);
     }
   }
-  // What becomes of class c, and when all classes are made.
+  // Stores the gradient of class c; `finish` is called after the last class.
   __device__ void keep(T* dlogits, int c, const float (&v)[W]) const {
     if constexpr (LAST) {
 #pragma unroll
       for (int w = 0; w < W; ++w)
-        if (there(w)) dlogits[start + int64_t{w} * APART * classes + c] = from_float<T>(v[w]);
+        if (there(w)) dlogits[start + int64_t{w} * POSITION_STRIDE * classes + c] = from_float<T>(v[w]);
     } else {
       store_floats(dlogits + start + c * stride, v);
     }
@@ -56,7 +56,7 @@ struct Positions {
   __device__ void targets(const int32_t* target, int32_t (&t)[W]) const {
     if constexpr (LAST) {
 #pragma unroll
-      for (int w = 0; w < W; ++w) t[w] = there(w) ? target[first + w * APART] : 0;
+      for (int w = 0; w < W; ++w) t[w] = there(w) ? target[first + w * POSITION_STRIDE] : 0;
     } else {
       const Held<int32_t, W> held = hold<W>(target + first);
 #pragma unroll
@@ -69,13 +69,13 @@ struct Positions {
 template <typename T, int CLASSES, bool LAST>
 struct Kept {
   using Element = T;
-  static constexpr int W = KEPT_POSITIONS, APART = 1, AT_ONCE = CLASSES, classes = CLASSES;
+  static constexpr int W = KEPT_POSITIONS, POSITION_STRIDE = 1, AT_ONCE = CLASSES, classes = CLASSES;
   int64_t first, start, stride;
   Held<T, W> held[CLASSES];
-  float made[CLASSES * W];
+  float gradients[CLASSES * W];
 
-  __device__ Kept(const T* logits, int64_t first_, int64_t, const Slice& place, int64_t inner, int)
-      : first(first_), start(LAST ? first * CLASSES : place(first)), stride(LAST ? W : inner) {
+  __device__ Kept(const T* logits, int64_t first_, int64_t, const Slice& class_slice, int64_t inner, int)
+      : first(first_), start(LAST ? first * CLASSES : class_slice(first)), stride(LAST ? W : inner) {
 #pragma unroll
     for (int i = 0; i < CLASSES; ++i) held[i] = hold<W>(logits + start + i * stride);
   }
@@ -89,14 +89,14 @@ struct Kept {
   }
   __device__ void keep(T*, int c, const float (&v)[W]) {
 #pragma unroll
-    for (int w = 0; w < W; ++w) made[at(c, w)] = v[w];
+    for (int w = 0; w < W; ++w) gradients[at(c, w)] = v[w];
   }
   __device__ void finish(T* dlogits) const {
 #pragma unroll
     for (int i = 0; i < CLASSES; ++i) {
       float vector[W];
 #pragma unroll
-      for (int w = 0; w < W; ++w) vector[w] = made[i * W + w];
+      for (int w = 0; w < W; ++w) vector[w] = gradients[i * W + w];
       store_floats(dlogits + start + i * stride, vector);
     }
   }
@@ -141,15 +141,15 @@ struct Softmaxes {
 
 template <typename At, typename T = typename At::Element>
 __global__ void cross_entropy_pixels(const T* logits, const int32_t* target, Score* partial, float* loss,
-                                     float* correct, int64_t positions, int classes, int64_t inner, Slice place,
+                                     float* correct, int64_t positions, int classes, int64_t inner, Slice class_slice,
                                      float smoothing) {
   constexpr int W = At::W;
   Score score{0.0, 0.0};
   const int64_t step = thread_count() * W;
   for (int64_t block = static_cast<int64_t>(blockIdx.x) * THREADS * W; block < positions; block += step) {
-    const int64_t first = block + threadIdx.x * (At::APART > 1 ? 1 : W);
+    const int64_t first = block + threadIdx.x * (At::POSITION_STRIDE > 1 ? 1 : W);
     if (first >= positions) break;
-    const At at(logits, first, positions, place, inner, classes);
+    const At at(logits, first, positions, class_slice, inner, classes);
     int32_t t[W];
     at.targets(target, t);
     const Softmaxes<W> s(at, t);
@@ -163,21 +163,21 @@ __global__ void cross_entropy_pixels(const T* logits, const int32_t* target, Sco
       if (s.best[w] == t[w]) score.correct += 1.0;
     }
   }
-  leave(score, partial, loss, correct, static_cast<double>(positions));
+  store_score(score, partial, loss, correct, static_cast<double>(positions));
 }
 
 template <typename At, typename T = typename At::Element>
 __global__ void cross_entropy_pixels_backward(const T* logits, const int32_t* target, const MbcControl* control,
-                                              T* dlogits, int64_t positions, int classes, int64_t inner, Slice place,
+                                              T* dlogits, int64_t positions, int classes, int64_t inner, Slice class_slice,
                                               float smoothing, double weight) {
   constexpr int W = At::W;
   const float factor = static_cast<float>(weight * static_cast<double>(control->loss_scale));
   const float even = smoothing / static_cast<float>(classes);
   const int64_t step = thread_count() * W;
   for (int64_t block = static_cast<int64_t>(blockIdx.x) * THREADS * W; block < positions; block += step) {
-    const int64_t first = block + threadIdx.x * (At::APART > 1 ? 1 : W);
+    const int64_t first = block + threadIdx.x * (At::POSITION_STRIDE > 1 ? 1 : W);
     if (first >= positions) break;
-    At at(logits, first, positions, place, inner, classes);
+    At at(logits, first, positions, class_slice, inner, classes);
     int32_t t[W];
     at.targets(target, t);
     const Softmaxes<W> s(at, t);
@@ -202,7 +202,7 @@ __global__ void cross_entropy_pixels_backward(const T* logits, const int32_t* ta
 }
 
 template <typename At>
-struct Way {
+struct TypeTag {
   using Type = At;
 };
 
@@ -211,13 +211,13 @@ void for_kept(int64_t classes, bool last, Run run) {
   if (classes != CLASSES) {
     if constexpr (CLASSES < MOST_KEPT) for_kept<T, CLASSES + 1>(classes, last, run);
   } else if (last) {
-    run(Way<Kept<T, CLASSES, true>>{});
+    run(TypeTag<Kept<T, CLASSES, true>>{});
   } else {
-    run(Way<Kept<T, CLASSES, false>>{});
+    run(TypeTag<Kept<T, CLASSES, false>>{});
   }
 }
 
-// Calls `run` with the way in which a launch takes the positions of `logits`, and of `dlogits` where it writes these.
+// Calls `run` with the type by which a launch reads the positions of `logits`, and writes `dlogits`, if it does.
 template <typename T, typename Arguments, typename Run>
 void for_positions(const Arguments& a, const T* logits, const T* dlogits, const int32_t* target, Run run) {
   constexpr int N = WIDTH<T>;
@@ -226,11 +226,11 @@ void for_positions(const Arguments& a, const T* logits, const T* dlogits, const 
   if (a.classes >= 2 && a.classes <= MOST_KEPT && whole && aligned(target, 16) && together % KEPT_POSITIONS == 0)
     for_kept<T>(a.classes, last, run);
   else if (last)
-    run(Way<Positions<T, 4, true>>{});
+    run(TypeTag<Positions<T, 4, true>>{});
   else if (whole && aligned(target, 4 * N) && a.inner % N == 0)
-    run(Way<Positions<T, N, false>>{});
+    run(TypeTag<Positions<T, N, false>>{});
   else
-    run(Way<Positions<T, 1, false>>{});
+    run(TypeTag<Positions<T, 1, false>>{});
 }
 
 }  // namespace mbc
@@ -244,13 +244,13 @@ extern "C" const char* mbc_softmax_cross_entropy_pixels(const MbcCall& call) {
   float *loss = out<float>(call, 2), *correct = out<float>(call, 3);
   Score* partial = a.parts > 1 ? out<Score>(call, 4) : nullptr;
   const float smoothing = static_cast<float>(call.reals[0]);
-  const Slice place(MBC_CHANNELS_FIRST, 1, a.classes, a.inner);
+  const Slice class_slice(MBC_CHANNELS_FIRST, 1, a.classes, a.inner);
   MBC_FOR_TYPE(a.type, T, {
     const T *logits = in<T>(call, 0), *none = nullptr;
-    for_positions(a, logits, none, target, [&](auto way) {
-      using At = typename decltype(way)::Type;
+    for_positions(a, logits, none, target, [&](auto tag) {
+      using At = typename decltype(tag)::Type;
       MBC_LAUNCH((cross_entropy_pixels<At>), static_cast<unsigned>(a.parts), THREADS, call.stream, logits, target,
-                 partial, loss, correct, positions, classes, a.inner, place, smoothing);
+                 partial, loss, correct, positions, classes, a.inner, class_slice, smoothing);
     });
   });
   merge(partial, a.parts, loss, correct, positions, call.stream);
@@ -266,14 +266,14 @@ extern "C" const char* mbc_softmax_cross_entropy_pixels_backward(const MbcCall& 
   const auto* control = in<MbcControl>(call, 2);
   const float smoothing = static_cast<float>(call.reals[0]);
   const double weight = call.reals[1] / static_cast<double>(positions);  // the scale is a power of two: nothing rounds
-  const Slice place(MBC_CHANNELS_FIRST, 1, a.classes, a.inner);
+  const Slice class_slice(MBC_CHANNELS_FIRST, 1, a.classes, a.inner);
   MBC_FOR_TYPE(a.type, T, {
     const T* logits = in<T>(call, 0);
     T* dlogits = out<T>(call, 3);
-    for_positions(a, logits, dlogits, target, [&](auto way) {
-      using At = typename decltype(way)::Type;
+    for_positions(a, logits, dlogits, target, [&](auto tag) {
+      using At = typename decltype(tag)::Type;
       MBC_LAUNCH((cross_entropy_pixels_backward<At>), blocks_for(positions, THREADS * At::W), THREADS, call.stream,
-                 logits, target, control, dlogits, positions, classes, a.inner, place, smoothing, weight);
+                 logits, target, control, dlogits, positions, classes, a.inner, class_slice, smoothing, weight);
     });
   });
   return launched();

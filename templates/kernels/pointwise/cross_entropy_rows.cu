@@ -1,10 +1,10 @@
 // Softmax cross entropy of many classes at few rows (classification), and its gradient: a block takes a row.
 //
 // Bytes      logits in once, the gradient out once.
-// Threads    256, each of which keeps up to 16 logits of a row in registers, all on their way at once; a warp that went
-//            through a thousand classes alone would wait for memory thirty times.
+// Threads    256, each of which keeps up to 16 logits of a row in registers, all in flight at once; one warp a row
+//            would wait for memory thirty times at a thousand classes.
 // Shared     one softmax state a warp.
-// Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
+// Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      latency: there are few rows.
 #include "mbc_control.h"
 #include "loss.cuh"
@@ -24,7 +24,7 @@ struct Row {
   }
   __device__ static int64_t at(int k) { return static_cast<int64_t>(threadIdx.x) + k * THREADS; }
 
-  // For all threads of the block; `shared` may be read no more by others.
+  // By all threads of the block; nobody may still be reading `shared`.
   __device__ Softmax softmax(int64_t classes, Softmax (&shared)[ROW_WARPS]) const {
     const unsigned warp = threadIdx.x / 32;
     Softmax s{-INFINITY, INT64_MAX, 0.0f, 0.0f};
@@ -57,7 +57,7 @@ struct Row {
       s.others += __shfl_xor_sync(0xffffffffu, s.others, step);
       s.sum += __shfl_xor_sync(0xffffffffu, s.sum, step);
     }
-    __syncthreads();  // everybody knows the greatest
+    __syncthreads();  // all threads have read the maxima
     if (threadIdx.x % 32 == 0) shared[warp] = s;
     __syncthreads();
     s.others = s.sum = 0.0f;
@@ -85,7 +85,7 @@ __global__ void cross_entropy_rows(const T* logits, const int32_t* target, Score
     score.loss += valid ? s.loss(own, classes, smoothing) : NAN;  // `guard` then leaves this step out
     if (s.best == t) score.correct += 1.0;
   }
-  leave(score, partial, loss, correct, static_cast<double>(rows));
+  store_score(score, partial, loss, correct, static_cast<double>(rows));
 }
 
 template <typename T, int K>

@@ -2,7 +2,7 @@
 // here, and input and output may be the same bytes: each thread reads its elements before it writes them.
 //
 // Bytes      every operand in once, the result out once, 16 bytes at a time where operands are aligned.
-// Threads    256 in a grid-stride loop; of one operand two vectors of a thread are on their way at once.
+// Threads    256 in a grid-stride loop; of one operand a thread has two vectors in flight.
 // Limit      memory bandwidth.
 #include "device.cuh"
 

@@ -1,10 +1,9 @@
 // Losses (softmax cross entropy, mean squared error), their gradients, and the weighted sum of several losses.
 //
-// Bytes      loss: logits (or both operands) in. Gradient: the same in, the gradient out. Cross entropy goes over
-//            logits once for the greatest, once for the sum and once for the gradient, from the second time on from the
-//            cache.
+// Bytes      loss: logits (or both operands) in. Gradient: the same in, the gradient out. Cross entropy reads
+//            logits for the maximum, the sum and the gradient, from the second time on from the cache.
 // Threads    256. Cross entropy: a warp a position where classes are adjacent, else a thread.
-// Reduction  `parts` blocks leave a sum in fp64 each, one block adds them in order (loss.cuh).
+// Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth, and latency for few positions: see cross_entropy_rows.cu and cross_entropy_pixels.cu.
 #include "mbc_control.h"
 #include "loss.cuh"
@@ -81,7 +80,7 @@ __global__ void cross_entropy(const T* logits, const int32_t* target, Score* par
     score.loss += s.loss(to_float(row[t * stride]), classes, smoothing);
     if (s.best == t) score.correct += 1.0;
   }
-  leave(score, partial, loss, correct, static_cast<double>(positions));
+  store_score(score, partial, loss, correct, static_cast<double>(positions));
 }
 
 template <typename T, bool ADJACENT>
@@ -113,7 +112,7 @@ __global__ void mse(const T* prediction, const T* target, Score* partial, float*
     const float difference = to_float(prediction[i]) - to_float(target[i]);
     score.loss += static_cast<double>(difference * difference);
   }
-  leave(score, partial, loss, nullptr, static_cast<double>(elements));
+  store_score(score, partial, loss, nullptr, static_cast<double>(elements));
 }
 
 template <typename T>

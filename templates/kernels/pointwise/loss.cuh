@@ -1,5 +1,5 @@
-// A loss is summed in fp64 in two stages of fixed order: `parts` blocks leave a sum each, then one block adds them;
-// with one part the first stage finishes by itself.
+// Losses are reduced in fp64 in two stages of fixed order: `parts` blocks write a sum each, then one block adds them;
+// with one part the first stage finishes alone.
 #pragma once
 
 #include "device.cuh"
@@ -23,9 +23,9 @@ struct CrossEntropyBackwardArguments {
 
 namespace mbc {
 
-// What all classes of one position give: the greatest logit and its class, the sum over the other classes of the
-// exponentials of what they are less, and the sum of that over all. Without the greatest one's 1 the sum keeps its
-// digits where a network is nearly sure.
+// Softmax state of a position: the largest logit and its class; over the other classes the sum of exp(logit - largest);
+// over all the sum of logit - largest. The largest class' 1 is left out of the first sum, which so keeps its digits
+// where a network is nearly certain.
 struct Softmax {
   float greatest;
   int64_t best;
@@ -65,7 +65,7 @@ __device__ inline Score sum_block(Score score) {
   return shared[0];
 }
 
-__device__ inline void leave(Score score, Score* partial, float* loss, float* correct, double count) {
+__device__ inline void store_score(Score score, Score* partial, float* loss, float* correct, double count) {
   score = sum_block(score);
   if (threadIdx.x != 0 || threadIdx.y != 0) return;
   if (gridDim.x == 1) {
@@ -82,7 +82,7 @@ static __global__ void merge_scores(const Score* partial, int64_t parts, float* 
     score.loss += partial[i].loss;
     score.correct += partial[i].correct;
   }
-  leave(score, nullptr, loss, correct, count);
+  store_score(score, nullptr, loss, correct, count);
 }
 
 inline void merge(const Score* partial, int64_t parts, float* loss, float* correct, int64_t count, cudaStream_t stream) {

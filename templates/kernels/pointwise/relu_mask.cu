@@ -1,5 +1,5 @@
-// ReLU's bit mask from its output, and ReLU's gradient by the mask. A byte holds eight channels of a pixel, which lie
-// `inner` elements apart: channels last, where they are adjacent, 1.
+// ReLU's bit mask from its output, and ReLU's gradient by the mask. A byte holds eight channels of a pixel, at a
+// stride of `inner` elements: 1 for channels last.
 //
 // Bytes      mask: the output in, one bit an element out. Gradient: the gradient and the mask in, the gradient out.
 // Threads    256 in a grid-stride loop, a byte of the mask each at a time.
@@ -66,7 +66,7 @@ __global__ void relu_backward_mask(const T* dy, const uint8_t* relu_mask, T* dx,
 
 }  // namespace mbc
 
-extern "C" const char* mbc_relu_signs(const MbcCall& call) {
+extern "C" const char* mbc_relu_mask(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ReluMaskArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
@@ -80,7 +80,7 @@ extern "C" const char* mbc_relu_signs(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_relu_backward_signs(const MbcCall& call) {
+extern "C" const char* mbc_relu_backward_masked(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ReluMaskArguments>(call);
   MBC_FOR_TYPE(a.type, T, {

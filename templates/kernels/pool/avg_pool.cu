@@ -1,5 +1,5 @@
-// Average pooling and its gradient, which gathers: every input pixel looks at the windows that hold it, so that no two
-// threads write one element and the order of the sums is fixed.
+// Average pooling and its gradient, which gathers: every input pixel reads the windows that contain it, so that no two
+// threads write one element and the order of additions is fixed.
 //
 // Bytes      image in, result out; overlapping windows read from the cache.
 // Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,

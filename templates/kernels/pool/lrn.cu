@@ -2,10 +2,10 @@
 // over the window). The window of channel c is [c - size / 2, c + (size - 1) / 2].
 //
 // Bytes      forward x in, y out; backward x and the gradient in, the gradient of x out.
-// Kernels    channels first a thread makes a run of 16 channels of a pixel with the window in registers (for the usual
-//            size, 5). Channels last neighbours in the window are neighbours in memory: the cache serves the forward
-//            pass, shared memory the backward pass (1,024 elements a block and up to 32 on either side). Any other
-//            size: each element computes its own window.
+// Kernels    channels first a thread computes a run of 16 channels of a pixel with the window in registers (for the
+//            usual size, 5). Channels last neighbours in the window are neighbours in memory: the cache serves the
+//            forward pass, shared memory the backward pass (1,024 elements a block and up to 32 on either side). Any
+//            other size: each element computes its own window.
 // Limit      memory bandwidth and exp2/log2 of each element.
 #include "device.cuh"
 
@@ -69,7 +69,7 @@ __global__ void lrn_backward_direct(const T* x, const T* dy, T* dx, int64_t elem
   }
 }
 
-// Channels first: `columns` = rows * inner; a thread makes RUN channels of one column.
+// Channels first: `columns` = rows * inner; a thread computes RUN channels of one column.
 template <typename T, int SIZE>
 __global__ void lrn_runs(const T* x, T* y, int64_t columns, int64_t inner, Lrn lrn) {
   constexpr int BEFORE = SIZE / 2, AFTER = (SIZE - 1) / 2;
@@ -127,7 +127,8 @@ __global__ void lrn_backward_runs(const T* x, const T* dy, T* dx, int64_t column
   }
 }
 
-// Channels last, backward: a block makes CHUNK adjacent elements; what their windows share goes through shared memory.
+// Channels last, backward: a block computes CHUNK adjacent elements; terms that their windows share are in shared
+// memory.
 template <typename T>
 __global__ void lrn_backward_chunks(const T* x, const T* dy, T* dx, int64_t elements, int64_t chunks, Lrn lrn) {
   __shared__ float shared[CHUNK + 2 * MOST_HALO], own[CHUNK + 2 * MOST_HALO];

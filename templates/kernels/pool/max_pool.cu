@@ -1,32 +1,33 @@
-// Maximum pooling of an image, or of what a bias, batch normalisation or ReLU makes of it in the prologue. An index
-// tells where in its window an element was found, if the backward pass asks for it.
+// Maximum pooling, optionally with a bias, batch normalisation or ReLU in the prologue. An index, the position of the
+// maximum in its window, is written if the backward pass needs it.
 //
 // Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over all numbers.
 //
-// Bytes      image in once, result and one byte an element of index out; what is pooled is written as well if others
+// Bytes      image in once, result and one byte an element of index out; the result of the prologue as well, if others
 //            read it.
-// Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and goes
-//            down a strip of the output, what rows of two windows share stays in registers. Else (`MaxPool`) a thread
-//            makes an output element, or 16 bytes of channels.
-// Limit      memory bandwidth; in 16 bits comparing elements, which is done on keys of element and place.
+// Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and walks
+//            down a strip of the output; maxima of rows that two windows share stay in registers. Else (`MaxPool`) a
+//            thread computes an output element, or 16 bytes of channels.
+// Limit      memory bandwidth; in 16 bits comparing elements, which is done on keys of element and position.
 #include "batch_norm.cuh"
 #include "pool.cuh"
 
 namespace mbc {
 
-// What is pooled is `before` of an element, and with RELU relu of that. DIRECT: of the element itself.
-struct AsItIs {
+// Prologues: pooled is `before` of an element, with RELU relu of that; DIRECT: `before` is the identity; WRITTEN: the
+// result of the prologue is stored as well.
+struct IdentityPrologue {
   static constexpr bool DIRECT = true, RELU = false, WRITTEN = false;
   struct Channel {};
   __device__ Channel load(int64_t) const { return {}; }
   __device__ float before(const Channel&, float x) const { return x; }
 };
 
-struct ReluAlone : AsItIs {
+struct ReluPrologue : IdentityPrologue {
   static constexpr bool RELU = true;
 };
 
-struct Biased {
+struct BiasReluPrologue {
   static constexpr bool DIRECT = false, RELU = true, WRITTEN = false;
   const float* bias;
   using Channel = float;
@@ -34,7 +35,7 @@ struct Biased {
   __device__ float before(float b, float x) const { return x + b; }
 };
 
-struct Normalized {
+struct NormalizeReluPrologue {
   static constexpr bool DIRECT = false, RELU = true, WRITTEN = false;
   Normalize normalize;
   using Channel = Normalize::Channel;
@@ -42,12 +43,12 @@ struct Normalized {
   __device__ float before(const Channel& channel, float x) const { return normalize(channel, x, 0.0f); }
 };
 
-// What is pooled is written as well; each pixel is in one window.
-struct NormalizedWritten : Normalized {
+// Windows must not overlap, since each stores its pixels.
+struct NormalizeReluStoredPrologue : NormalizeReluPrologue {
   static constexpr bool WRITTEN = true;
 };
 
-// Rounded as it is where it is stored: which one is the largest is then the same.
+// Rounded as a stored image is, so that the maximum is at the same position.
 template <typename T, typename F>
 __device__ inline float pooled(const F& f, const typename F::Channel& channel, float x) {
   const float value = F::RELU ? relu(f.before(channel, x)) : f.before(channel, x);
@@ -60,15 +61,15 @@ __device__ inline bool wins(float value, float over) { return value > over || is
 template <typename T, typename F>
 struct MaxPool {
   const T* x;
-  T* image;  // what is pooled, where it is WRITTEN
+  T* image;  // the result of the prologue, if WRITTEN
   T* y;
-  uint8_t* index;  // null: not wanted
+  uint8_t* index;  // null: not written
   Window window;
   F f;
 
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
-    constexpr int K = 4;  // columns read at once
+    constexpr int K = 4;  // columns in flight
     const int32_t above = p.y * window.stride_height - window.pad_top;
     const int32_t before = p.x * window.stride_width - window.pad_left;
     const int32_t top = window.top(p.y), left = window.left(p.x), right = window.right(p.x);
@@ -115,7 +116,7 @@ struct MaxPool {
   }
 };
 
-// The best so far of N channels, and where it was, of K positions.
+// The maximum so far of N channels, and its position of K.
 template <typename T, int N, int K>
 struct Best {
   float value[N];
@@ -125,13 +126,13 @@ struct Best {
 #pragma unroll
     for (int j = 0; j < N; ++j) value[j] = -INFINITY, where[j] = -1;
   }
-  // What another one found later, `offset` positions further on.
+  // Merges a later one, `offset` positions further on.
   __device__ void take(const Best& later, int32_t offset) {
 #pragma unroll
     for (int j = 0; j < N; ++j)
       if (wins(later.value[j], value[j])) value[j] = later.value[j], where[j] = later.where[j] + offset;
   }
-  // Elements one further on; `v` becomes what is pooled, where that is written.
+  // Merges the elements at `position`; `v` becomes the result of the prologue, if WRITTEN.
   template <typename F>
   __device__ void take(Packed<T, N>& v, const F& f, const typename F::Channel (&channel)[N], int32_t position) {
     float elements[N];
@@ -142,7 +143,7 @@ struct Best {
     }
     if constexpr (F::WRITTEN) v = Packed<T, N>::of(elements);
   }
-  // `start`: the first position that is no padding, which wins where all is as low as can be.
+  // `start`: the first position that is no padding, which wins where all elements are -infinity.
   __device__ void write(T* y, uint8_t* index, int32_t start) const {
     Packed<T, N>::of(value).write(y);
     if (index == nullptr) return;
@@ -155,18 +156,18 @@ struct Best {
 
 #ifndef MBC_EMULATED
 template <typename T>
-struct Two;
+struct PairOf;
 template <>
-struct Two<__nv_bfloat16> {
+struct PairOf<__nv_bfloat16> {
   using Type = __nv_bfloat162;
 };
 template <>
-struct Two<__half> {
+struct PairOf<__half> {
   using Type = __half2;
 };
 #endif
 
-// Two elements, with relu if wanted: -0 becomes 0, and every NaN the one that is greater than all numbers.
+// Two elements, optionally with relu: -0 becomes 0, and every NaN the one that compares greater than all numbers.
 template <typename T, bool RELU>
 __device__ inline uint32_t canonical(uint32_t pair) {
 #ifdef MBC_EMULATED
@@ -179,7 +180,7 @@ __device__ inline uint32_t canonical(uint32_t pair) {
   }
   return Packed<T, 2>::of(values).words[0];
 #else
-  using Pair = typename Two<T>::Type;
+  using Pair = typename PairOf<T>::Type;
   const uint32_t nothing = 0;
   Pair value, zero;
   memcpy(&value, &pair, sizeof(pair));
@@ -190,11 +191,11 @@ __device__ inline uint32_t canonical(uint32_t pair) {
 #endif
 }
 
-// Sixteen bits that compare as signed integers like the numbers that they stand for; its own inverse.
+// Maps floating-point numbers of 16 bits to signed integers of the same order; its own inverse.
 __device__ inline uint32_t ordered(uint32_t pair) { return pair ^ ((pair >> 15 & 0x00010001u) * 0x7fffu); }
 
-// Elements of two bytes: value and position in one integer, of which the larger wins with one instruction. What is
-// pooled is rounded as it is where it is stored; of equals the first wins, of several NaNs too.
+// Elements of two bytes: value and position in one integer, so that one integer maximum does both. Of equal elements
+// the first wins, of several NaNs too.
 template <typename T, int N, int K, bool SIGNED>
 struct Keys {
   static constexpr int32_t NONE = INT32_MIN + 0xffff;  // below minus infinity, and still when moved on
@@ -221,9 +222,9 @@ struct Keys {
       pair = canonical<T, F::RELU>(pair);
       if constexpr (F::WRITTEN) v.words[i] = pair;
       if constexpr (SIGNED) pair = ordered(pair);
-      const uint32_t place = static_cast<uint32_t>(K - 1 - position);
-      key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | place));
-      key[2 * i + 1] = max(key[2 * i + 1], static_cast<int32_t>((pair & 0xffff0000u) | place));
+      const uint32_t tie_break = static_cast<uint32_t>(K - 1 - position);
+      key[2 * i] = max(key[2 * i], static_cast<int32_t>(pair << 16 | tie_break));
+      key[2 * i + 1] = max(key[2 * i + 1], static_cast<int32_t>((pair & 0xffff0000u) | tie_break));
     }
   }
   __device__ void write(T* y, uint8_t* index, int32_t) const {
@@ -248,12 +249,12 @@ struct Keys {
   }
 };
 
-// Windows of size S, channels last, N channels a thread. A row that windows share is searched once for all of them.
+// Windows of size S, channels last, N channels a thread. A row that windows share is searched once.
 template <typename T, int N, typename S, typename F>
 __global__ void __launch_bounds__(THREADS, 2)
     max_pool_strips(const T* __restrict__ x, T* __restrict__ image, T* __restrict__ y, uint8_t* __restrict__ index,
                     Window window, Strips strips, F f) {
-  constexpr int G = S::CARRIED == 0 ? 2 : 1;  // windows one below the other: six or eight vectors on their way
+  constexpr int G = S::CARRIED == 0 ? 2 : 1;  // windows one below the other: six or eight vectors in flight
   constexpr int FRESH = G * S::STRIDE_HEIGHT, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
@@ -330,7 +331,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// `output`: which pointer is the first that is written: what is pooled, if it is; the pooled image; the index.
+// `output`: the first pointer that is written, of: the result of the prologue, if WRITTEN; the pooled image; the index.
 template <typename F>
 const char* max_pool(const MbcCall& call, int output, F f) {
   constexpr int WRITTEN = F::WRITTEN ? 1 : 0;
@@ -345,8 +346,8 @@ const char* max_pool(const MbcCall& call, int output, F f) {
     const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
       using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // no window overlaps another
       const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, S::LOWEST, MANY_THREADS / (a.channels / N));
-      const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);
-      MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.along, strips.down), call.stream, x, image, y,
+      const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.threads_y)), strips.tiles);
+      MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.threads_x, strips.threads_y), call.stream, x, image, y,
                  index, Window(a), strips, f);
     });
     if (!done)
@@ -360,29 +361,29 @@ const char* max_pool(const MbcCall& call, int output, F f) {
 
 extern "C" const char* mbc_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 1, AsItIs{});
+  return max_pool(call, 1, IdentityPrologue{});
 }
 
-// What the pool is of exists nowhere.
+// The result of the prologue is not stored.
 extern "C" const char* mbc_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 1, ReluAlone{});
+  return max_pool(call, 1, ReluPrologue{});
 }
 
 extern "C" const char* mbc_bias_add_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 2, Biased{in<float>(call, 1)});
+  return max_pool(call, 2, BiasReluPrologue{in<float>(call, 1)});
 }
 
 extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = behind_pool(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, Normalized{normalize(call, 1, affine, eps(call, 0))});
+  const bool affine = group_integer(call, 0) != 0;
+  return max_pool(call, affine ? 5 : 3, NormalizeReluPrologue{normalize(call, 1, affine, eps(call, 0))});
 }
 
-// What the pool is of is read by others, too.
+// The result of the prologue is stored for others.
 extern "C" const char* mbc_batch_normalize_relu_and_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = behind_pool(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, NormalizedWritten{{normalize(call, 1, affine, eps(call, 0))}});
+  const bool affine = group_integer(call, 0) != 0;
+  return max_pool(call, affine ? 5 : 3, NormalizeReluStoredPrologue{{normalize(call, 1, affine, eps(call, 0))}});
 }

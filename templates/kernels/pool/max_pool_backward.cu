@@ -1,8 +1,8 @@
-// Gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, and with the gradient of a
-// bias. It gathers (max_pool_backward.cuh): no two threads write one element and the order of sums is fixed.
+// Data gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, and with the gradient of
+// a bias. It gathers (max_pool_backward.cuh): no two threads write one element and the order of additions is fixed.
 //
-// Bytes      gradient and index of the pooled image in, other gradients in, the gradient of the image out.
-// Reduction  of the bias' gradient: `parts` blocks leave a sum each, a second kernel adds them in order, in fp64.
+// Bytes      gradient and index of the pooled image in, other gradients in, the data gradient out.
+// Reduction  of the bias' gradient: `parts` blocks write a sum each, a second kernel adds them in order, in fp64.
 // Threads    channels last a thread keeps 16 bytes of channels and walks over pixels.
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
@@ -11,20 +11,20 @@
 namespace mbc {
 
 // Added to other gradients of the same image, one after another.
-template <typename T, int MANY>
+template <typename T, int ADDENDS>
 struct AddGradients {
-  static constexpr int OPERANDS = MANY;
-  const T* more[MANY];
+  static constexpr int OPERANDS = ADDENDS;
+  const T* addends[ADDENDS];
   WriteGradient<T> write;
 
   using Channel = typename WriteGradient<T>::Channel;
   template <int N>
   struct Fetched {
-    Packed<T, N> more[MANY];
+    Packed<T, N> addends[ADDENDS];
   };
-  bool whole() const {
-    bool all = write.whole();
-    for (const T* one : more) all = all && aligned(one, 16);
+  bool vectorizable() const {
+    bool all = write.vectorizable();
+    for (const T* one : addends) all = all && aligned(one, 16);
     return all;
   }
   __device__ Channel load(int64_t) const { return {}; }
@@ -32,26 +32,26 @@ struct AddGradients {
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
 #pragma unroll
-    for (int i = 0; i < MANY; ++i) f.more[i] = Packed<T, N>::at(more[i] + at);
+    for (int i = 0; i < ADDENDS; ++i) f.addends[i] = Packed<T, N>::at(addends[i] + at);
     return f;
   }
   template <int N>
   __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
 #pragma unroll
-    for (int i = 0; i < MANY; ++i)
+    for (int i = 0; i < ADDENDS; ++i)
 #pragma unroll
-      for (int j = 0; j < N; ++j) d[j] += f.more[i].value(j);
+      for (int j = 0; j < N; ++j) d[j] += f.addends[i].value(j);
     write.template use<N>(channel, {}, at, d);
   }
 };
 
-template <int MANY>
+template <int ADDENDS>
 const char* max_pool_backward_add(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
-    AddGradients<T, MANY> u{{}, {out<T>(call, 2 + MANY)}};
-    for (int i = 0; i < MANY; ++i) u.more[i] = in<T>(call, 2 + i);
+    const PooledGradient<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    AddGradients<T, ADDENDS> u{{}, {out<T>(call, 2 + ADDENDS)}};
+    for (int i = 0; i < ADDENDS; ++i) u.addends[i] = in<T>(call, 2 + i);
     gather_pool(call.stream, a, pooled, u);
   });
   return launched();
@@ -63,7 +63,7 @@ extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
+    const PooledGradient<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
     gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 2)});
   });
   return launched();
@@ -79,7 +79,7 @@ extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
     gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)});
   });
   return launched();
@@ -88,11 +88,11 @@ extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {
 extern "C" const char* mbc_relu_max_pool_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
-  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  const int64_t parts = group_integer(call, 1), accumulate = group_integer(call, 2);
   void* workspace = parts > 1 ? call.pointers[5] : nullptr;
   const ChannelSum sum{out<float>(call, 4), accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
     gather_pool_sums(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)}, parts, workspace, sum);
   });
   return launched();

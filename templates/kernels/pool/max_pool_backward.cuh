@@ -1,8 +1,11 @@
-// The gradient of maximum pooling, and the epilogues that use it without writing it.
+// Data gradient of maximum pooling, with epilogues that use it without storing it.
 //
-// It is gathered: every pixel looks at the windows that hold it, so that no two threads write one element and the order
-// of the sums is fixed, by rows of windows and then by columns. Where windows do not overlap, each one writes its
-// pixels.
+// It gathers: every pixel reads the windows that contain it, so that no two threads write one element and the order of
+// additions is fixed, by rows of windows and then by columns. Channels last with the usual windows (`gather_strip`), a
+// thread walks down a column of cells, each of one window stride:
+//
+//   windows of 3 x 3, stride 2            cell = 2 x 2 pixels, which up to 4 windows contain
+//   . . . .   rows of the upper windows that reach into the next cell are `carried` in registers
 #pragma once
 
 #include <algorithm>
@@ -12,10 +15,10 @@
 
 namespace mbc {
 
-// The gradient of the pooled image. With p, the pooled image itself, it passes through ReLU, which may stand
-// before or behind the pool.
+// The gradient of the pooled image. MASKED: through ReLU by p, the pooled image itself; ReLU may come before or after
+// the pool.
 template <typename T, bool MASKED>
-struct Pooled {
+struct PooledGradient {
   const uint8_t* index;
   const T *p, *dp;
 
@@ -24,7 +27,7 @@ struct Pooled {
     Packed<uint8_t, N> where;
     Packed<T, N> p, dp;
   };
-  bool whole() const { return aligned(dp, 16) && aligned(p, 16) && aligned(index, WIDTH<T>); }
+  bool vectorizable() const { return aligned(dp, 16) && aligned(p, 16) && aligned(index, WIDTH<T>); }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
@@ -40,12 +43,12 @@ struct Pooled {
   }
 };
 
-// What becomes of a pixel's gradient d: an object U has
-//   OPERANDS                              how many images it reads
-//   Channel load(int64_t c)               what a channel has
-//   Fetched<N> fetch<N>(int64_t at)        what else it needs of N elements from `at` on
-//   use<N>(channel, fetched, at, d)        writes; d may become what is summed
-//   first<N>(fetched, d, j), second        what a reduction takes of element j (channel_reduce.cuh)
+// U, the epilogue, what is done with a pixel's gradient d, has
+//   OPERANDS                              number of images that it reads
+//   Channel load(int64_t c)               constants of a channel
+//   Fetched<N> fetch<N>(int64_t at)        reads its operands of N elements from `at` on
+//   use<N>(channel, fetched, at, d)        may store, and change d for a reduction
+//   first<N>(fetched, d, j), second        operands of a reduction for element j (channel_reduce.cuh)
 template <typename T>
 struct WriteGradient {
   static constexpr int OPERANDS = 0;
@@ -54,7 +57,7 @@ struct WriteGradient {
   struct Channel {};
   template <int N>
   struct Fetched {};
-  bool whole() const { return aligned(d, 16); }
+  bool vectorizable() const { return aligned(d, 16); }
   __device__ Channel load(int64_t) const { return {}; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t) const { return {}; }
@@ -71,19 +74,19 @@ struct WriteGradient {
 // Windows of any size, either layout.
 template <typename T, bool MASKED>
 struct Gather {
-  Pooled<T, MASKED> pooled;
+  PooledGradient<T, MASKED> pooled;
   Window window;
 
   template <int N>
   __device__ void sum(const Pixel& p, float (&d)[N]) const {
-    constexpr int K = 2;  // windows read at once: more seldom hold one column
+    constexpr int K = 2;  // windows in flight: more rarely contain one column
 #pragma unroll
     for (int j = 0; j < N; ++j) d[j] = 0.0f;
     const int32_t first = window.first_column(p.x), last = window.last_column(p.x);
     for (int32_t r = window.first_row(p.y); r < window.last_row(p.y); ++r)
       for (int32_t s = first; s < last; s += K) {
         const int64_t from = window.output.at(p.n, p.c, r, s);
-        typename Pooled<T, MASKED>::template Fetched<N> f[K];
+        typename PooledGradient<T, MASKED>::template Fetched<N> f[K];
 #pragma unroll
         for (int k = 0; k < K; ++k)
           if (s + k < last) f[k] = pooled.template fetch<N>(from + k * window.output.x_stride);
@@ -95,7 +98,7 @@ struct Gather {
 #pragma unroll
           for (int j = 0; j < N; ++j)
             if (f[k].where[j] == position - k * window.stride_width)
-              d[j] += Pooled<T, MASKED>::template gradient<N>(f[k], j);
+              d[j] += PooledGradient<T, MASKED>::template gradient<N>(f[k], j);
         }
       }
   }
@@ -118,7 +121,7 @@ struct GatherPixel {
   }
 };
 
-// The same as what a reduction reads.
+// The same as a source of a reduction.
 template <typename T, bool MASKED, typename U>
 struct GatherSource {
   static constexpr int OPERANDS = 3;
@@ -131,7 +134,7 @@ struct GatherSource {
     typename U::template Fetched<N> own;
     float d[N];
   };
-  bool whole() const { return wide && last; }
+  bool vectorizable() const { return wide && last; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     const Image& image = gather.window.input;
@@ -156,15 +159,15 @@ struct GatherSource {
   __device__ float second(const Fetched<N>& f, int j) const { return u.template second<N>(f.own, f.d, j); }
 };
 
-// Windows of size S, channels last. A thread goes down a column of cells of a window's stride; what a row of windows
-// gives to the cells below is carried along. `of(j)`: what its j-th channel has. `each(fetched, d)` is called for every
-// pixel, after it was used.
+// Windows of size S, channels last. A thread walks down a column of cells of a window's stride; contributions of a row
+// of windows to the cells below are carried in registers. `of(j)`: constants of its j-th channel. `each(fetched, d)` is
+// called for every pixel, after `use`.
 template <typename T, int N, typename S, bool MASKED, typename U, typename Of, typename Each>
-__device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& window, const U& u, const Of& of,
+__device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Window& window, const U& u, const Of& of,
                              const Strip& strip, int64_t c, Each each) {
-  constexpr int G = S::CARRIED == 0 && U::OPERANDS == 0 ? 2 : 1;  // rows of windows read at once
+  constexpr int G = S::CARRIED == 0 && U::OPERANDS == 0 ? 2 : 1;  // rows of windows in flight
   constexpr int SH = S::STRIDE_HEIGHT, SW = S::STRIDE_WIDTH, KEPT = S::CARRIED == 0 ? 1 : S::CARRIED;
-  using Windows = typename Pooled<T, MASKED>::template Fetched<N>;
+  using Windows = typename PooledGradient<T, MASKED>::template Fetched<N>;
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
   const int32_t out_height = static_cast<int32_t>(window.output.height);
   const int32_t column = strip.column + window.pad_left / SW;  // of cells, and of the last windows that reach them
@@ -192,7 +195,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
       }
     }
   };
-  // What the row of windows w adds to row i and column j under it.
+  // Adds the contributions of the row of windows w to row i and column j under it.
   const auto add = [&](float(&d)[N], const float (&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS], int i,
                        int j) {
 #pragma unroll
@@ -207,7 +210,7 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
 #pragma unroll
     for (int b = 0; b < S::WINDOWS_ACROSS; ++b)
 #pragma unroll
-      for (int e = 0; e < N; ++e) gradients[b][e] = Pooled<T, MASKED>::template gradient<N>(w[b], e);
+      for (int e = 0; e < N; ++e) gradients[b][e] = PooledGradient<T, MASKED>::template gradient<N>(w[b], e);
   };
   float carried[KEPT][SW][N] = {};
   const auto carry = [&](const float (&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS]) {
@@ -273,49 +276,49 @@ __device__ void gather_strip(const Pooled<T, MASKED>& pooled, const Window& wind
 
 template <typename T, int N, typename S, bool MASKED, typename U>
 __global__ void __launch_bounds__(THREADS, 2)
-    gather_strips(Pooled<T, MASKED> pooled, Window window, Strips strips, U u) {
-  __shared__ Shelf<typename U::Channel, N> shelf;
+    gather_strips(PooledGradient<T, MASKED> pooled, Window window, Strips strips, U u) {
+  __shared__ ChannelTable<typename U::Channel, N> table;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
-  shelf.fill(window.input.channels, u, blockIdx.y);
+  table.fill(window.input.channels, u, blockIdx.y);
   __syncthreads();
   if (item >= strips.count || c >= window.input.channels) return;
-  gather_strip<T, N, S>(pooled, window, u, [&](int j) { return shelf.take(j); }, Strip(strips, item), c,
+  gather_strip<T, N, S>(pooled, window, u, [&](int j) { return table.take(j); }, Strip(strips, item), c,
                         [](const typename U::template Fetched<N>&, const float (&)[N]) {});
 }
 
 template <typename T, int N, typename S, bool MASKED, typename U, typename R>
 __global__ void __launch_bounds__(THREADS, 2)
-    reduce_strips(Pooled<T, MASKED> pooled, Window window, Strips strips, U u, typename R::State* partial, R r) {
+    reduce_strips(PooledGradient<T, MASKED> pooled, Window window, Strips strips, U u, typename R::State* partial, R r) {
   __shared__ typename R::State shared[N * THREADS];
-  __shared__ Shelf<typename U::Channel, N> of_u;
-  __shared__ Shelf<typename R::Channel, N> of_r;
+  __shared__ ChannelTable<typename U::Channel, N> table_u;
+  __shared__ ChannelTable<typename R::Channel, N> table_r;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t channels = window.input.channels;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  of_u.fill(channels, u);
-  of_r.fill(channels, r);
+  table_u.fill(channels, u);
+  table_r.fill(channels, r);
   __syncthreads();
   if (c < channels) {
-    const Share share(strips.count);
+    const PartRange share(strips.count);
     typename R::Running running[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) running[j] = r.begin(0.0f);
     for (int64_t item = share.begin + threadIdx.y; item < share.end; item += blockDim.y)
-      gather_strip<T, N, S>(pooled, window, u, [&](int j) { return of_u.take(j); }, Strip(strips, item), c,
+      gather_strip<T, N, S>(pooled, window, u, [&](int j) { return table_u.take(j); }, Strip(strips, item), c,
                             [&](const typename U::template Fetched<N>& own, const float (&d)[N]) {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           const float a[1] = {u.template first<N>(own, d, j)}, b[1] = {u.template second<N>(own, d, j)};
-          r.template push<1>(running[j], of_r.take(j), a, b);
+          r.template push<1>(running[j], table_r.take(j), a, b);
         }
       });
 #pragma unroll
-    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(of_r.take(j), running[j], 0);
+    for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.thread_state(table_r.take(j), running[j], 0);
   }
   merge_threads<N>(shared, r);
   for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
-    if (c < channels) hand_on(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
+    if (c < channels) store_partial(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
 }
 
 // Cells of a window's stride over an image: their rows or columns.
@@ -323,7 +326,7 @@ inline int64_t cells(int64_t extent, int64_t pad, int64_t stride) {
   return (pad + extent - 1) / stride - pad / stride + 1;
 }
 
-// Calls `run(Fixed<...>, strips)` where strips are known to be right; whether it did. `least`: see `Strips`.
+// Calls `run(Fixed<...>, strips)` where strips apply; returns whether they do. `least`: see `Strips`.
 template <typename T, typename Run>
 bool for_strips(const PoolArguments& a, int64_t vectors, bool wide, int64_t least, Run run) {
   return wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
@@ -334,13 +337,13 @@ bool for_strips(const PoolArguments& a, int64_t vectors, bool wide, int64_t leas
 }
 
 template <typename T, bool MASKED, typename U>
-void gather_pool(cudaStream_t stream, const PoolArguments& a, const Pooled<T, MASKED>& pooled, U u) {
+void gather_pool(cudaStream_t stream, const PoolArguments& a, const PooledGradient<T, MASKED>& pooled, U u) {
   constexpr int N = WIDTH<T>;
-  const bool wide = pooled.whole() && u.whole() && a.channels % N == 0;
+  const bool wide = pooled.vectorizable() && u.vectorizable() && a.channels % N == 0;
   const int64_t vectors = a.channels / N;
   const bool done = for_strips<T>(a, vectors, wide, wide ? MANY_THREADS / vectors : 0, [&](auto size, Strips strips) {
-    const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.down)), strips.tiles);
-    MBC_LAUNCH((gather_strips<T, N, decltype(size), MASKED, U>), grid, dim3(strips.along, strips.down), stream, pooled,
+    const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.threads_y)), strips.tiles);
+    MBC_LAUNCH((gather_strips<T, N, decltype(size), MASKED, U>), grid, dim3(strips.threads_x, strips.threads_y), stream, pooled,
                Window(a), strips, u);
   });
   if (!done)
@@ -350,16 +353,16 @@ void gather_pool(cudaStream_t stream, const PoolArguments& a, const Pooled<T, MA
 
 // The same with sums over all pixels of each channel, in `parts` (channel_reduce.cuh).
 template <typename T, bool MASKED, typename U, typename R>
-void gather_pool_sums(cudaStream_t stream, const PoolArguments& a, const Pooled<T, MASKED>& pooled, U u, int64_t parts,
+void gather_pool_sums(cudaStream_t stream, const PoolArguments& a, const PooledGradient<T, MASKED>& pooled, U u, int64_t parts,
                       void* workspace, R r) {
   constexpr int N = WIDTH<T>;
-  const bool wide = pooled.whole() && u.whole() && a.channels % N == 0;
+  const bool wide = pooled.vectorizable() && u.vectorizable() && a.channels % N == 0;
   const int64_t vectors = a.channels / N, inner = a.height * a.width;
   const int64_t least = wide ? 4 * parts * (THREADS / std::min<int64_t>(vectors, 32)) : 0;  // four for every thread
   auto* partial = static_cast<typename R::State*>(workspace);
   const bool done = for_strips<T>(a, vectors, wide, least, [&](auto size, Strips strips) {
     const dim3 grid(strips.tiles, static_cast<unsigned>(parts));
-    MBC_LAUNCH((reduce_strips<T, N, decltype(size), MASKED, U, R>), grid, dim3(strips.along, strips.down), stream,
+    MBC_LAUNCH((reduce_strips<T, N, decltype(size), MASKED, U, R>), grid, dim3(strips.threads_x, strips.threads_y), stream,
                pooled, Window(a), strips, u, partial, r);
   });
   if (!done) {

@@ -1,10 +1,10 @@
-// Gradient of a batch normalisation from that of the pooled image behind it, or from that and another gradient of what
-// was pooled. Two launches, reductions and gradient of x, both of which gather: the gradient between pool and
-// normalisation exists nowhere.
+// Backward pass of batch normalisation before a maximum pool, from the gradient of the pooled image, optionally added
+// to another gradient of the pool's input. Two launches, reductions and gradient of x, both of which gather: the
+// gradient between pool and normalisation exists nowhere.
 //
 // Bytes      reductions: x, gradient and index of the pooled image (and the other gradient) in, two sums a channel out.
 //            Gradient: the same in, the gradient of x out.
-// Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
+// Reduction  `parts` blocks write partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
 // Threads    channels last a thread keeps 16 bytes of channels and walks over pixels (max_pool_backward.cuh).
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
@@ -12,9 +12,9 @@
 
 namespace mbc {
 
-// Sums over x and the gradient.
+// An epilogue for reductions over x and the gradient.
 template <typename T>
-struct BesideX {
+struct ReductionOverX {
   static constexpr int OPERANDS = 1;
   const T* x;
 
@@ -23,7 +23,7 @@ struct BesideX {
   struct Fetched {
     Packed<T, N> x;
   };
-  bool whole() const { return aligned(x, 16); }
+  bool vectorizable() const { return aligned(x, 16); }
   __device__ Channel load(int64_t) const { return {}; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(x + at)}; }
@@ -35,9 +35,9 @@ struct BesideX {
   __device__ float second(const Fetched<N>&, const float (&d)[N], int j) const { return d[j]; }
 };
 
-// Through the normalisation.
+// An epilogue that stores the gradient of x.
 template <typename T>
-struct BackToX {
+struct NormalizeBackwardEpilogue {
   static constexpr int OPERANDS = 1;
   const T* x;
   T* dx;
@@ -45,8 +45,8 @@ struct BackToX {
 
   using Channel = NormalizeBackward::Channel;
   template <int N>
-  using Fetched = typename BesideX<T>::template Fetched<N>;
-  bool whole() const { return aligned(x, 16) && aligned(dx, 16); }
+  using Fetched = typename ReductionOverX<T>::template Fetched<N>;
+  bool vectorizable() const { return aligned(x, 16) && aligned(dx, 16); }
   __device__ Channel load(int64_t c) const { return backward.load(c); }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const { return {Packed<T, N>::at(x + at)}; }
@@ -58,12 +58,12 @@ struct BackToX {
   }
 };
 
-// Added to another gradient first, which may be a slice of a wider one, and through relu, whose output is computed
-// again from x.
+// An epilogue before epilogue U: adds another gradient, which may be a slice of a wider one, then ReLU's backward pass
+// by its output, which is recomputed from x.
 template <typename T, bool SLICED, typename U>
-struct AddedThroughRelu {
+struct AddReluBackwardEpilogue {
   static constexpr int OPERANDS = 1 + U::OPERANDS;
-  const T* more;
+  const T* addend;
   Slice slice;
   Normalize forward;
   U u;
@@ -74,14 +74,14 @@ struct AddedThroughRelu {
   };
   template <int N>
   struct Fetched {
-    Packed<T, N> more;
+    Packed<T, N> addend;
     typename U::template Fetched<N> own;
   };
-  bool whole() const { return aligned(more, 16) && slice.gap % WIDTH<T> == 0 && u.whole(); }
+  bool vectorizable() const { return aligned(addend, 16) && slice.gap % WIDTH<T> == 0 && u.vectorizable(); }
   __device__ Channel load(int64_t c) const { return {forward.load(c), u.load(c)}; }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
-    return {Packed<T, N>::at(more + (SLICED ? slice(at) : at)), u.template fetch<N>(at)};
+    return {Packed<T, N>::at(addend + (SLICED ? slice(at) : at)), u.template fetch<N>(at)};
   }
   template <int N>
   __device__ void use(const Channel (&channel)[N], const Fetched<N>& f, int64_t at, float (&d)[N]) const {
@@ -89,7 +89,7 @@ struct AddedThroughRelu {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       const float y = forward(channel[j].forward, f.own.x.value(j), 0.0f);
-      d[j] = y > VANISHES<T> ? d[j] + f.more.value(j) : 0.0f;
+      d[j] = y > ROUNDS_TO_ZERO<T> ? d[j] + f.addend.value(j) : 0.0f;
       own[j] = channel[j].own;
     }
     u.template use<N>(own, f.own, at, d);
@@ -104,90 +104,91 @@ struct AddedThroughRelu {
   }
 };
 
-// What is added: all of it, or of a slice, whose numbers are the group's integers from `number` on, what is in it.
+// SLICED: the first channel of the slice and the channels of the whole tensor are the group's integers `number` and the
+// next.
 template <bool SLICED, typename T, typename U>
-AddedThroughRelu<T, SLICED, U> added_through_relu(const MbcCall& call, int number, const T* more,
+AddReluBackwardEpilogue<T, SLICED, U> add_relu_backward_epilogue(const MbcCall& call, int number, const T* addend,
                                                   const Normalize& forward, const U& u) {
   const auto& a = arguments<PoolArguments>(call);
-  if constexpr (!SLICED) return {more, {}, forward, u};
-  const int64_t start = behind_pool(call, number), all = behind_pool(call, number + 1), inner = a.height * a.width;
-  return {more + start * (a.layout == MBC_CHANNELS_LAST ? 1 : inner), {a.layout, a.channels, all, inner}, forward, u};
+  if constexpr (!SLICED) return {addend, {}, forward, u};
+  const int64_t start = group_integer(call, number), all = group_integer(call, number + 1), inner = a.height * a.width;
+  return {addend + start * (a.layout == MBC_CHANNELS_LAST ? 1 : inner), {a.layout, a.channels, all, inner}, forward, u};
 }
 
 template <bool SLICED>
-const char* max_pool_backward_add_sums(const MbcCall& call) {
+const char* max_pool_backward_add_bn_reduce(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
-  const int64_t affine = behind_pool(call, 0), parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  const int64_t affine = group_integer(call, 0), parts = group_integer(call, 1), accumulate = group_integer(call, 2);
   const int index = affine ? 5 : 3, dgamma = index + 3;
   void* workspace = parts > 1 ? call.pointers[dgamma + 2] : nullptr;
   const Normalize forward = normalize(call, 1, affine, eps(call, 0));
-  const Sums sums{forward.mean, forward.variance, out<float>(call, dgamma), out<float>(call, dgamma + 1),
+  const BnBackwardReduction sums{forward.mean, forward.variance, out<float>(call, dgamma), out<float>(call, dgamma + 1),
                   eps(call, 1), accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
-    const auto u = added_through_relu<SLICED>(call, 3, in<T>(call, index + 2), forward, BesideX<T>{in<T>(call, 0)});
+    const PooledGradient<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
+    const auto u = add_relu_backward_epilogue<SLICED>(call, 3, in<T>(call, index + 2), forward, ReductionOverX<T>{in<T>(call, 0)});
     gather_pool_sums(call.stream, a, pooled, u, parts, workspace, sums);
   });
   return launched();
 }
 
 template <bool SLICED>
-const char* max_pool_backward_add_normalize(const MbcCall& call) {
+const char* max_pool_backward_add_bn_backward(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
-  const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
+  const int64_t affine = group_integer(call, 0), count = group_integer(call, 1);
   const int index = affine ? 5 : 3, dgamma = index + 3;
   const Normalize forward = normalize(call, 1, affine, eps(call, 0));
   const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dgamma), in<float>(call, dgamma + 1),
                                    forward.gamma, eps(call, 1), static_cast<float>(count)};
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
-    const BackToX<T> back{in<T>(call, 0), out<T>(call, dgamma + 2), backward};
+    const PooledGradient<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
+    const NormalizeBackwardEpilogue<T> back{in<T>(call, 0), out<T>(call, dgamma + 2), backward};
     gather_pool(call.stream, a, pooled,
-                added_through_relu<SLICED>(call, 2, in<T>(call, index + 2), forward, back));
+                add_relu_backward_epilogue<SLICED>(call, 2, in<T>(call, index + 2), forward, back));
   });
   return launched();
 }
 
 }  // namespace mbc
 
-extern "C" const char* mbc_relu_max_pool_backward_sums(const MbcCall& call) {
+extern "C" const char* mbc_relu_max_pool_backward_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
-  const int64_t parts = behind_pool(call, 1), accumulate = behind_pool(call, 2);
+  const int64_t parts = group_integer(call, 1), accumulate = group_integer(call, 2);
   void* workspace = parts > 1 ? call.pointers[8] : nullptr;
-  const Sums sums{in<float>(call, 4), in<float>(call, 5), out<float>(call, 6), out<float>(call, 7), eps(call, 0),
+  const BnBackwardReduction sums{in<float>(call, 4), in<float>(call, 5), out<float>(call, 6), out<float>(call, 7), eps(call, 0),
                   accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool_sums(call.stream, a, pooled, BesideX<T>{in<T>(call, 3)}, parts, workspace, sums);
+    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    gather_pool_sums(call.stream, a, pooled, ReductionOverX<T>{in<T>(call, 3)}, parts, workspace, sums);
   });
   return launched();
 }
 
-extern "C" const char* mbc_relu_max_pool_backward_normalize(const MbcCall& call) {
+extern "C" const char* mbc_relu_max_pool_backward_bn_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
-  const int64_t affine = behind_pool(call, 0), count = behind_pool(call, 1);
+  const int64_t affine = group_integer(call, 0), count = group_integer(call, 1);
   const NormalizeBackward backward{in<float>(call, 4), in<float>(call, 5), in<float>(call, 6), in<float>(call, 7),
                                    affine ? in<float>(call, 8) : nullptr, eps(call, 0),
                                    static_cast<float>(count)};
   MBC_FOR_TYPE(a.type, T, {
-    const Pooled<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
+    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
     gather_pool(call.stream, a, pooled,
-                BackToX<T>{in<T>(call, 3), out<T>(call, affine ? 9 : 8), backward});
+                NormalizeBackwardEpilogue<T>{in<T>(call, 3), out<T>(call, affine ? 9 : 8), backward});
   });
   return launched();
 }
 
-extern "C" const char* mbc_max_pool_backward_add_sums(const MbcCall& call) {
-  return mbc::max_pool_backward_add_sums<false>(call);
+extern "C" const char* mbc_max_pool_backward_add_bn_reduce(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_reduce<false>(call);
 }
-extern "C" const char* mbc_max_pool_backward_add_slice_sums(const MbcCall& call) {
-  return mbc::max_pool_backward_add_sums<true>(call);
+extern "C" const char* mbc_max_pool_backward_add_slice_bn_reduce(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_reduce<true>(call);
 }
-extern "C" const char* mbc_max_pool_backward_add_normalize(const MbcCall& call) {
-  return mbc::max_pool_backward_add_normalize<false>(call);
+extern "C" const char* mbc_max_pool_backward_add_bn_backward(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_backward<false>(call);
 }
-extern "C" const char* mbc_max_pool_backward_add_slice_normalize(const MbcCall& call) {
-  return mbc::max_pool_backward_add_normalize<true>(call);
+extern "C" const char* mbc_max_pool_backward_add_slice_bn_backward(const MbcCall& call) {
+  return mbc::max_pool_backward_add_bn_backward<true>(call);
 }

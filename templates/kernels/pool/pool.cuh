@@ -1,4 +1,4 @@
-// Windows over an image, and how threads walk over them.
+// Pooling windows over an image, and strips, by which threads walk over them.
 #pragma once
 
 #include <cstring>
@@ -28,12 +28,12 @@ struct PoolArguments {
 
 namespace mbc {
 
-// Integers of a group that follow those of its pool.
-inline int64_t behind_pool(const MbcCall& call, int number) {
+// The integers of a fusion group that follow those of its pool.
+inline int64_t group_integer(const MbcCall& call, int number) {
   return call.integers[sizeof(PoolArguments) / sizeof(int64_t) + number];
 }
 
-// Division by what is not known when compiling, as a multiplication ("Division by Invariant Integers using
+// Division by a number that is unknown at compile time, as a multiplication ("Division by Invariant Integers using
 // Multiplication", Granlund and Montgomery, 1994): exact where the product of the two is below 2^32, as it is for a
 // coordinate and a stride.
 struct Divider {
@@ -64,7 +64,7 @@ struct Window {
         pad_left(static_cast<int32_t>(a.pad_left)),
         pad_right(static_cast<int32_t>(a.pad_right)) {}
 
-  // Input rows [first, last) under output row y that are not padding; the same for columns.
+  // Input rows [top, bottom) under output row y, without padding; the same for columns.
   __device__ int32_t top(int32_t y) const { return max(0, y * stride_height - pad_top); }
   __device__ int32_t bottom(int32_t y) const {
     return min(static_cast<int32_t>(input.height), y * stride_height - pad_top + kernel_height);
@@ -73,7 +73,7 @@ struct Window {
   __device__ int32_t right(int32_t x) const {
     return min(static_cast<int32_t>(input.width), x * stride_width - pad_left + kernel_width);
   }
-  // Output rows [first, last) whose windows hold input row y; the same for columns.
+  // Output rows [first_row, last_row) whose windows contain input row y; the same for columns.
   __device__ int32_t first_row(int32_t y) const {
     const int32_t reach = y + pad_top - kernel_height;
     return reach < 0 ? 0 : by_stride_height.divide(reach) + 1;
@@ -88,7 +88,7 @@ struct Window {
   __device__ int32_t last_column(int32_t x) const {
     return min(static_cast<int32_t>(output.width), by_stride_width.divide(x + pad_left) + 1);
   }
-  // What the sum of a window is divided by. With `count_pad` padding counts, but not what lies beyond it.
+  // The divisor of an average. With `count_pad` padding counts, but not what is beyond it.
   __device__ float size(int32_t y, int32_t x, bool count_pad) const {
     if (!count_pad) return static_cast<float>((bottom(y) - top(y)) * (right(x) - left(x)));
     const int32_t above = y * stride_height - pad_top, before = x * stride_width - pad_left;
@@ -98,7 +98,7 @@ struct Window {
   }
 };
 
-// N elements as they were read, and as they will be written.
+// N elements in registers as they are stored.
 template <typename T, int N>
 struct Packed : Held<T, N> {
   using Word = typename Held<T, N>::Word;
@@ -106,15 +106,15 @@ struct Packed : Held<T, N> {
 
   __device__ static Packed at(const T* from) { return *reinterpret_cast<const Packed*>(from); }
   __device__ static Packed of(const float (&values)[N]) {
-    Packed made;
+    Packed packed;
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
       T elements[IN_WORD];
 #pragma unroll
       for (int k = 0; k < IN_WORD; ++k) elements[k] = from_float<T>(values[i * IN_WORD + k]);
-      memcpy(&made.words[i], elements, sizeof(Word));
+      memcpy(&packed.words[i], elements, sizeof(Word));
     }
-    return made;
+    return packed;
   }
   __device__ float value(int j) const {
     if constexpr (std::is_same_v<T, __nv_bfloat16> && IN_WORD == 2) {  // an fp32 without its lower half
@@ -126,7 +126,7 @@ struct Packed : Held<T, N> {
       return to_float((*this)[j]);
     }
   }
-  // Left to itself the compiler takes a structure apart, and writes four bytes at a time.
+  // st.global.v4: the compiler would store four bytes at a time.
   __device__ void write(T* to) const {
 #ifndef MBC_EMULATED
     if constexpr (sizeof(words) == 16) {
@@ -141,21 +141,21 @@ struct Packed : Held<T, N> {
   }
 };
 
-// A size of window that is known when compiling.
+// A window whose size and stride are known at compile time.
 template <int KH, int KW, int SH, int SW>
 struct Fixed {
   static constexpr int KERNEL_HEIGHT = KH, KERNEL_WIDTH = KW, STRIDE_HEIGHT = SH, STRIDE_WIDTH = SW;
   static constexpr int CARRIED = KH - SH;                // rows of pixels that a window shares with the one below
   static constexpr int ABOVE = (KH + SH - 1) / SH - 1;   // windows above one that share rows with it
-  static constexpr int LOWEST = ABOVE == 0 ? 2 : 1 + 3 * ABOVE;  // windows that are worth the rows above them
-  static constexpr int WINDOWS_ACROSS = (KW + SW - 1) / SW;      // windows side by side that hold one column
+  static constexpr int LOWEST = ABOVE == 0 ? 2 : 1 + 3 * ABOVE;  // rows of a strip, for which reading the rows above it is worth it
+  static constexpr int WINDOWS_ACROSS = (KW + SW - 1) / SW;      // neighbouring windows that contain one column
   static_assert(KH >= SH && KW >= SW, "a window as large as its stride");
   static bool is(const PoolArguments& a) {
     return a.kernel_height == KH && a.kernel_width == KW && a.stride_height == SH && a.stride_width == SW;
   }
 };
 
-// Pools are in the plan's working type: for another one the general kernels do, which take less long to compile.
+// Only the plan's working type has kernels for usual windows: compiling them takes long.
 #ifdef MBC_EMULATED
 template <typename T>
 constexpr bool USUAL = true;
@@ -164,7 +164,7 @@ template <typename T>
 constexpr bool USUAL = std::is_same_v<T, MbcWorking>;
 #endif
 
-// Calls `run(Fixed<...>{})` if the windows are of a usual size, and T is a type to take care of; whether it did.
+// Calls `run(Fixed<...>{})` for windows of a usual size and types T that have such kernels; returns whether it did.
 template <typename T, typename Run>
 bool for_usual_window(const PoolArguments& a, Run run) {
   if constexpr (USUAL<T>) {
@@ -177,18 +177,18 @@ bool for_usual_window(const PoolArguments& a, Run run) {
 
 constexpr int64_t MANY_THREADS = int64_t{1} << 19;  // several for every thread that a large GPU holds
 
-// Channels last: a thread keeps its channels and one column, and goes down a strip of rows, so that what the rows of
-// windows share is read once. A strip has `height` of the `rows` rows.
+// Channels last: a thread keeps its channels and one column, and walks down a strip of `height` of the `rows` rows, so
+// that rows that windows share are read once.
 struct Strips {
-  unsigned along, down, tiles;  // threads along the channels, threads along columns and strips, blocks along channels
+  unsigned threads_x, threads_y, tiles;  // threads along the channels, threads along columns and strips, blocks along channels
   uint32_t width, height, rows, per_image;
   int64_t count;
 
-  // `lowest`: as low as strips may become so that there are at least `least` of them.
+  // `lowest`: the least height of a strip; columns are divided until there are `least` of them.
   Strips(int64_t vectors, int64_t images, int64_t columns, int64_t row_count, int64_t lowest, int64_t least) {
     tiles = static_cast<unsigned>(divide_up(vectors, 32));
-    along = static_cast<unsigned>(divide_up(vectors, tiles));
-    down = THREADS / along;
+    threads_x = static_cast<unsigned>(divide_up(vectors, tiles));
+    threads_y = THREADS / threads_x;
     width = static_cast<uint32_t>(columns);
     rows = static_cast<uint32_t>(row_count);
     int64_t each = divide_up(row_count, 16);  // strips of an image's column

@@ -1,4 +1,4 @@
-// Nearest-neighbour upsampling by whole factors, and its gradient: the sum over the pixels that one became.
+// Nearest-neighbour upsampling by whole factors, and its gradient: the sum over the copies of a pixel.
 //
 // Bytes      the small image in and the large one out; backward the reverse.
 // Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,

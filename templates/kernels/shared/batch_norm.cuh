@@ -1,21 +1,22 @@
-// What batch normalisation does to one element, and the sums of its backward pass: by itself or with its neighbours.
+// Batch normalisation of one element, forward and backward, and the reductions of its backward pass, as functors that
+// maps (channels.cuh) and reductions (channel_reduce.cuh) are instantiated with.
 #pragma once
 
 #include "channel_reduce.cuh"
 
 namespace mbc {
 
-struct Sums {
+struct BnBackwardReduction {
   const float *mean, *variance;
   float *dgamma, *dbeta;
   float eps;
   int64_t accumulate;
 
   struct State {
-    float products, sum;  // of dy * (x - mean) and of dy
+    float dot, sum;  // of dy * (x - mean) and of dy
   };
   struct Total {
-    double products, sum;
+    double dot, sum;
   };
   using Running = State;
   using Channel = float;
@@ -24,30 +25,30 @@ struct Sums {
   __device__ Running begin(float) const { return {}; }
   template <int K>
   __device__ void push(State& state, float mean, const float (&x)[K], const float (&dy)[K]) const {
-    float products = 0.0f, sum = 0.0f;
+    float dot = 0.0f, sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      products = fmaf(dy[k], x[k] - mean, products);
+      dot = fmaf(dy[k], x[k] - mean, dot);
       sum += dy[k];
     }
-    state.products += products;
+    state.dot += dot;
     state.sum += sum;
   }
   template <typename Channel>
-  __device__ State settle(const Channel&, const State& state, int64_t) const { return state; }
+  __device__ State thread_state(const Channel&, const State& state, int64_t) const { return state; }
   template <typename Each>
-  __device__ State merged(unsigned many, Each each) const {
+  __device__ State combine(unsigned many, Each each) const {
     State all{};
     for (unsigned i = 0; i < many; ++i) {
       const State one = each(i);
-      all.products += one.products;
+      all.dot += one.dot;
       all.sum += one.sum;
     }
     return all;
   }
-  __device__ Total total(const State& state) const { return {state.products, state.sum}; }
+  __device__ Total total(const State& state) const { return {state.dot, state.sum}; }
   __device__ void add(Total& into, const Total& from) const {
-    into.products += from.products;
+    into.dot += from.dot;
     into.sum += from.sum;
   }
   struct Known {
@@ -64,19 +65,19 @@ struct Sums {
     dbeta[c] = found.dbeta;
   }
   __device__ void finish(int64_t c, const Known& known, const Total& total) const {
-    const double product = total.products / sqrt(static_cast<double>(known.variance) + eps);
-    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + product),
+    const double scaled_dot = total.dot / sqrt(static_cast<double>(known.variance) + eps);
+    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + scaled_dot),
              static_cast<float>(static_cast<double>(known.dbeta) + total.sum)});
   }
 };
 
 __device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
 
-// What is largest of what rounds to zero: an activation that was stored is positive where it was above.
+// The largest value that rounds to zero in T: a stored activation is positive where it was larger than this.
 template <typename T>
-constexpr float VANISHES = 0.0f;
+constexpr float ROUNDS_TO_ZERO = 0.0f;
 template <>
-constexpr float VANISHES<__half> = 1.0f / (1 << 25);
+constexpr float ROUNDS_TO_ZERO<__half> = 1.0f / (1 << 25);
 
 struct Normalize {
   const float *mean, *variance, *gamma, *beta;  // gamma and beta null: 1 and 0
@@ -96,7 +97,7 @@ struct Normalize {
   }
 };
 
-// A NaN comes through, as it does through relu by itself.
+// NaN stays NaN, as in the relu kernel.
 __device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 struct NormalizeRelu {
@@ -115,25 +116,25 @@ struct NormalizeBackward {
   struct Channel {
     float mean, scale, slope, shift;
   };
-  // What does not wait for the sums.
-  struct Before {
+  // What does not depend on the reductions.
+  struct Prepared {
     float mean, inverse, scale;
   };
-  __device__ Before before(float m, float v, float g) const {
+  __device__ Prepared prepare(float m, float v, float g) const {
     const float inverse = inverse_deviation(v, eps);
     return {m, inverse, g * inverse};
   }
-  __device__ Before before(int64_t c) const {
+  __device__ Prepared prepare(int64_t c) const {
     const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f;
-    return before(m, v, g);
+    return prepare(m, v, g);
   }
-  __device__ Channel behind(const Before& before, float dg, float db) const {
-    return {before.mean, before.scale, dg * before.inverse / count, db / count};
+  __device__ Channel with_sums(const Prepared& prepared, float dg, float db) const {
+    return {prepared.mean, prepared.scale, dg * prepared.inverse / count, db / count};
   }
   __device__ Channel load(int64_t c) const {
     const float m = mean[c], v = variance[c], g = gamma ? gamma[c] : 1.0f, dg = dgamma[c], db = dbeta[c];
     compiler_fence();
-    return behind(before(m, v, g), dg, db);
+    return with_sums(prepare(m, v, g), dg, db);
   }
   __device__ float operator()(const Channel& channel, float x, float dy) const {
     return channel.scale * (dy - channel.shift - (x - channel.mean) * channel.slope);
@@ -142,7 +143,7 @@ struct NormalizeBackward {
 
 inline float eps(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
 
-// Mean and variance stand at `first`, scale and shift, if any, behind them.
+// Operands: mean and variance from `first` on, then scale and shift, if there are any.
 inline Normalize normalize(const MbcCall& call, int first, bool affine, float eps) {
   return {in<float>(call, first), in<float>(call, first + 1), affine ? in<float>(call, first + 2) : nullptr,
           affine ? in<float>(call, first + 3) : nullptr, eps};

@@ -1,4 +1,5 @@
-// What fused groups share: residual sums behind batch normalisation, gradients through ReLU, and its output recomputed.
+// Shared by fused kernels of batch normalisation and ReLU: residual sums, gradients through ReLU, and sources that
+// recompute ReLU's output.
 #pragma once
 
 #include "batch_norm.cuh"
@@ -25,7 +26,7 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
-// dx from x and the gradient behind relu.
+// dx from x and the gradient of ReLU's output, which is recomputed.
 template <typename T>
 struct NormalizeReluBackward {
   Normalize forward;
@@ -34,13 +35,13 @@ struct NormalizeReluBackward {
     float mean, scale, shift;  // forward; backward has the same mean and scale
     float slope, lift;
   };
-  struct Before : NormalizeBackward::Before {
+  struct Prepared : NormalizeBackward::Prepared {
     float beta;
   };
   __device__ float beta(int64_t c) const { return forward.beta ? forward.beta[c] : 0.0f; }
-  __device__ Before before(int64_t c) const { return {backward.before(c), beta(c)}; }
-  __device__ Channel behind(const Before& before, float dg, float db) const {
-    return with(backward.behind(before, dg, db), before.beta);
+  __device__ Prepared prepare(int64_t c) const { return {backward.prepare(c), beta(c)}; }
+  __device__ Channel with_sums(const Prepared& prepared, float dg, float db) const {
+    return with(backward.with_sums(prepared, dg, db), prepared.beta);
   }
   __device__ Channel load(int64_t c) const {
     const float shift = beta(c);
@@ -51,106 +52,106 @@ struct NormalizeReluBackward {
   }
   __device__ float operator()(const Channel& c, float x, float dy) const {
     const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
-    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > VANISHES<T> ? dy : 0.0f);
+    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > ROUNDS_TO_ZERO<T> ? dy : 0.0f);
   }
 };
 
-// Sums over what relu lets through, of x and the gradient behind relu.
+// The reductions over x and the gradient of ReLU's output, which is recomputed.
 template <typename T>
-struct ReluSums : Sums {
+struct BnReluBackwardReduction : BnBackwardReduction {
   Normalize forward;
   using Channel = Normalize::Channel;
 
-  ReluSums(const Sums& sums, const Normalize& normalize) : Sums(sums), forward(normalize) {}
+  BnReluBackwardReduction(const BnBackwardReduction& sums, const Normalize& normalize) : BnBackwardReduction(sums), forward(normalize) {}
   __device__ Channel load(int64_t c) const { return forward.load(c); }
   template <int K>
   __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
     float d[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > VANISHES<T> ? dy[k] : 0.0f;
-    Sums::push<K>(state, channel.mean, x, d);
+    for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > ROUNDS_TO_ZERO<T> ? dy[k] : 0.0f;
+    BnBackwardReduction::push<K>(state, channel.mean, x, d);
   }
 };
 
 __device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
 __device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }
 
-// Sums of a gradient of x beside F, which makes something of x by what channels have.
+// The reductions, where the source needs the channel constants of F, by which it recomputes ReLU's output from x.
 template <typename F>
-struct SumsBeside : Sums {
+struct RematReduction : BnBackwardReduction {
   F f;
   using Channel = typename F::Channel;
 
-  SumsBeside(const Sums& sums, const F& f_) : Sums(sums), f(f_) {}
+  RematReduction(const BnBackwardReduction& sums, const F& f_) : BnBackwardReduction(sums), f(f_) {}
   __device__ Channel load(int64_t c) const { return f.load(c); }
   template <int K>
   __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&d)[K]) const {
-    Sums::push<K>(state, mean_of(channel), x, d);
+    BnBackwardReduction::push<K>(state, mean_of(channel), x, d);
   }
 };
 
-// What relu let through, by what it made,
+// ReLU's backward pass by its output,
 template <typename T>
-struct ByOutput {
+struct ReluByOutput {
   template <int N>
   using Fetched = Held<T, N>;
   const T* y;
 
-  bool whole() const { return aligned(y, 16); }
+  bool vectorizable() const { return aligned(y, 16); }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const { return hold<N>(y + at); }
   template <int N>
-  __device__ static bool lets_through(const Fetched<N>& y, int j) { return to_float(y[j]) > 0.0f; }
+  __device__ static bool passes(const Fetched<N>& y, int j) { return to_float(y[j]) > 0.0f; }
 };
 
 // or by its bit mask; channels last.
-struct ByMask {
+struct ReluByMask {
   template <int N>
   using Fetched = uint32_t;
   const uint8_t* relu_mask;
 
-  bool whole() const { return true; }
+  bool vectorizable() const { return true; }
   template <int N>
   __device__ uint32_t fetch(int64_t at) const {
     const auto index = static_cast<uint64_t>(at);
     return uint32_t{relu_mask[index / 8]} >> index % 8;
   }
   template <int N>
-  __device__ static bool lets_through(uint32_t bits, int j) { return bits >> j & 1; }
+  __device__ static bool passes(uint32_t bits, int j) { return bits >> j & 1; }
 };
 
-// The gradient through ReLU, written as well. `more`: added to dy, where ADD. `x` is what the sums are over beside
-// the gradient, where TWO.
-template <typename T, bool ADD, bool TWO, typename Relu = ByOutput<T>>
-struct Behind {
+// A source: the gradient through ReLU, which is stored as well. ADD: `addend` is added to dy first. TWO: `x` is the
+// other operand of the reduction.
+template <typename T, bool ADD, bool TWO, typename Relu = ReluByOutput<T>>
+struct ReluBackwardSource {
   static constexpr int OPERANDS = 2 + ADD + TWO;
   Relu relu;
-  const T *dy, *more, *x;
+  const T *dy, *addend, *x;
   T* d;
 
   template <int N>
   struct Fetched {
     typename Relu::template Fetched<N> relu;
-    Held<T, N> d, more, x;
+    Held<T, N> d, addend, x;
   };
-  bool whole() const {
-    return relu.whole() && aligned(dy, 16) && aligned(more, 16) && aligned(x, 16) && aligned(d, 16);
+  bool vectorizable() const {
+    return relu.vectorizable() && aligned(dy, 16) && aligned(addend, 16) && aligned(x, 16) && aligned(d, 16);
   }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
     f.relu = relu.template fetch<N>(at);
     f.d = hold<N>(dy + at);
-    if constexpr (ADD) f.more = hold<N>(more + at);
+    if constexpr (ADD) f.addend = hold<N>(addend + at);
     if constexpr (TWO) f.x = hold<N>(x + at);
     return f;
   }
-  // In fp32: sums are over what is written before it is rounded.
+  // In fp32: reductions are over the gradient before it is rounded.
   template <int N>
   __device__ float gradient(const Fetched<N>& f, int j) const {
     float value = to_float(f.d[j]);
-    if constexpr (ADD) value += to_float(f.more[j]);
-    return Relu::template lets_through<N>(f.relu, j) ? value : 0.0f;
+    if constexpr (ADD) value += to_float(f.addend[j]);
+    return Relu::template passes<N>(f.relu, j) ? value : 0.0f;
   }
   template <int N, typename Of>
   __device__ void finish(const Fetched<N>& f, const Of&, int64_t at) const {
@@ -170,43 +171,43 @@ struct Behind {
   }
 };
 
-// x and the gradient behind relu, whose output is made of x alone.
+// A source: x and the gradient of ReLU's output, which is recomputed from x alone and stored.
 template <typename T>
-struct RematX : InMemory<T, true, false> {
-  static constexpr int OPERANDS = 3;  // with y, for which registers have to last, too
-  using Memory = InMemory<T, true, false>;
+struct RematReluSource : TensorSource<T, true, false> {
+  static constexpr int OPERANDS = 3;  // y needs registers, too
+  using Memory = TensorSource<T, true, false>;
   T* y;
   NormalizeRelu f;
 
-  RematX(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
-  bool whole() const { return Memory::whole() && aligned(y, 16); }
+  RematReluSource(const Operands<T>& x, T* y_, const NormalizeRelu& f_) : Memory{x}, y(y_), f(f_) {}
+  bool vectorizable() const { return Memory::vectorizable() && aligned(y, 16); }
   template <int N, typename Of>
   __device__ void finish(const typename Memory::template Fetched<N>& fetched, const Of& of, int64_t at) const {
-    float made[N];
+    float result[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) made[j] = f(of(j), to_float(fetched.a[j]), 0.0f);
-    store_floats(y + at, made);
+    for (int j = 0; j < N; ++j) result[j] = f(of(j), to_float(fetched.a[j]), 0.0f);
+    store_floats(y + at, result);
   }
 };
 
-// The gradient through relu, by the activation that is made of x and of `beside`. Where the stored one would be read,
-// `beside` is, and takes its place: both may lie in the same memory.
+// A source: the gradient through ReLU, by ReLU's output, which is recomputed from x and `residual` and stored. The
+// residual is read in its place: both may be the same memory.
 template <typename T, bool ADD, typename F>
-struct RematBehind : Behind<T, ADD, true> {
-  using Stored = Behind<T, ADD, true>;
-  T* made;
+struct RematAddReluSource : ReluBackwardSource<T, ADD, true> {
+  using Stored = ReluBackwardSource<T, ADD, true>;
+  T* y_out;
   F f;
 
-  RematBehind(const T* beside, const T* dy, const T* more, const T* x, T* d, T* made_, const F& f_)
-      : Stored{{beside}, dy, more, x, d}, made(made_), f(f_) {}
-  bool whole() const { return Stored::whole() && aligned(made, 16); }
+  RematAddReluSource(const T* residual, const T* dy, const T* addend, const T* x, T* d, T* y_out_, const F& f_)
+      : Stored{{residual}, dy, addend, x, d}, y_out(y_out_), f(f_) {}
+  bool vectorizable() const { return Stored::vectorizable() && aligned(y_out, 16); }
   template <int N, typename Of>
   __device__ void finish(typename Stored::template Fetched<N>& fetched, const Of& of, int64_t at) const {
     float y[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) y[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.relu[j]));
     fetched.relu = rounded<T>(y);
-    store_held(made + at, fetched.relu);
+    store_held(y_out + at, fetched.relu);
     Stored::template finish<N>(fetched, of, at);
   }
 };

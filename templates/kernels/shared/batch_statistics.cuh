@@ -1,9 +1,9 @@
-// Mean and variance of a channel, a sum for channel_reduce.cuh.
+// Mean and variance of a channel, a reduction for channel_reduce.cuh.
 //
-// A variance is of distances from an element near by (a thread's first one), so that a mean far from zero costs no
-// digits; the threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and
-// LeVeque, "Algorithms for computing the sample variance", 1983), so that no single far-off element does; parts are
-// added in fp64.
+// A thread uses shifted data, distances from its first element, so that a mean far from zero costs no digits. The
+// threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and LeVeque,
+// "Algorithms for computing the sample variance", 1983), so that no outlier costs digits either. Parts are added in
+// fp64.
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -16,9 +16,9 @@ struct Statistics {
   int64_t channel_stride;
   float *mean, *variance;
 
-  // A thread sums distances from the first element that it meets, and their squares.
+  // Sums of a thread's distances from its first element, `shift`, and of their squares.
   struct Running {
-    float near, sum, squares;
+    float shift, sum, squares;
   };
   // Of `count` elements: their mean's distance from the channel's first element, and the sum of squared distances from
   // their mean.
@@ -37,34 +37,34 @@ struct Statistics {
   __device__ void push(Running& running, Channel, const float (&a)[K], const float (&)[K]) const {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const float distance = a[k] - running.near;
+      const float distance = a[k] - running.shift;
       running.sum += distance;
       running.squares = fmaf(distance, distance, running.squares);
     }
   }
-  __device__ State settle(Channel first, const Running& running, int64_t count) const {
+  __device__ State thread_state(Channel first, const Running& running, int64_t count) const {
     if (count == 0) return {};
     const float n = static_cast<float>(count), mean = running.sum * (1.0f / n);
-    return {n, running.near - first + mean, running.squares - running.sum * mean};
+    return {n, running.shift - first + mean, running.squares - running.sum * mean};
   }
   template <typename Each>
-  __device__ State merged(unsigned many, Each each) const {
-    const float near = each(0).mean;
+  __device__ State combine(unsigned many, Each each) const {
+    const float shift = each(0).mean;
     float count = 0.0f, sum = 0.0f;
     for (unsigned i = 0; i < many; ++i) {
       const State one = each(i);
       count += one.count;
-      sum = fmaf(one.count, one.mean - near, sum);
+      sum = fmaf(one.count, one.mean - shift, sum);
     }
     if (count == 0.0f) return {};
-    const float mean = sum / count;  // distance from `near`
+    const float mean = sum / count;  // distance from `shift`
     float squares = 0.0f;
     for (unsigned i = 0; i < many; ++i) {
       const State one = each(i);
-      const float distance = one.mean - near - mean;
+      const float distance = one.mean - shift - mean;
       squares += fmaf(one.count * distance, distance, one.squares);
     }
-    return {count, near + mean, squares};
+    return {count, shift + mean, squares};
   }
   __device__ Total total(const State& state) const {
     const double count = state.count, mean = state.mean;
@@ -84,9 +84,9 @@ struct Statistics {
   }
 };
 
-// Of what the same launch makes: no element of it is there for all from the beginning.
+// Of the result of the same launch, of which no element exists beforehand as a common shift: that is 0.
 template <typename T>
-struct StatisticsOfMade : Statistics<T> {
+struct EpilogueStatistics : Statistics<T> {
   __device__ float load(int64_t) const { return 0.0f; }
   __device__ float known(int64_t) const { return 0.0f; }
 };

@@ -1,30 +1,36 @@
-// Reductions over everything but the channel, with the sums of parts in a fixed order.
+// Reductions over everything but the channel, deterministic: parts are merged in a fixed order.
 #pragma once
 
 #include "channels.cuh"
 
 namespace mbc {
 
-// Reductions over everything but the channel, in two stages: `parts` blocks a channel (or a tile of channels) leave a
-// state each in the workspace [parts, channels], a second kernel adds them in order, in fp64. With one part the first
-// stage finishes by itself and needs no workspace. `parts` comes with the plan: it must not depend on the GPU.
+// Two stages: `parts` blocks a channel (or a tile of channels) write a partial state each to the workspace [parts,
+// channels], a second kernel adds them in order, in fp64. With one part the first stage finishes alone and needs no
+// workspace. `parts` comes with the plan: it must not depend on the GPU.
 //
-// R has
-//   Channel load(c)                        what a channel has, loaded once a block
-//   Running begin(a)                       what a thread starts from, whose first element is a
-//   push<K>(Running&, channel, a, b)       K elements of one channel for one thread
-//   State settle(channel, Running, count)  what a thread has after `count` elements, in fp32
-//   State merged(many, each)               of `many` threads, `each(i)` the i-th
+// R, the reduction, has
+//   Channel load(c)                        constants of a channel, loaded once a block
+//   Running begin(a)                       the initial value of a thread whose first element is a
+//   push<K>(Running&, channel, a, b)       accumulates K elements of one channel
+//   State settle(channel, Running, count)  the state of a thread after `count` elements, in fp32
+//   State merged(many, each)               the common state of `many` threads, `each(i)` the i-th
 //   Total total(State), add(Total&, Total) of a part, and of two, in fp64
-//   Known known(c)                         what else the result is made of, read while parts are still on their way
+//   Known known(c)                         other operands of the result, read while parts are in flight
 //   finish(c, Known, Total)                writes the result
 //
-// S is where the elements come from. It has `template <int N> struct Fetched`, `fetch<N>(at)` that reads N elements of
-// every operand, `finish<N>(fetched, of, at)` that may write what comes of them and of what R's channels have, of(j)
-// for the j-th element, and keep it in `fetched`, `first(fetched, j)` and `second(fetched, j)`, which R gets,
-// `whole()`, whether its operands are aligned for vectors, and `OPERANDS`.
+// S, the source, has `template <int N> struct Fetched`; `fetch<N>(at)`, which reads N elements of every operand;
+// `finish<N>(fetched, of, at)`, which may store something computed from them and R's channel constants (of(j) for the
+// j-th element) and keep it in `fetched`; `first(fetched, j)` and `second(fetched, j)`, which R gets; `vectorizable()`,
+// whether its operands are aligned for vectors; and `OPERANDS`.
+//
+// Channels last, thread (x, y) of a block reduces, N channels wide:
+//
+//               channels 0 .. N-1   N .. 2N-1   ...        threads of a column are then merged in shared memory
+//   row y         thread (0, y)    thread (1, y)
+//   row y + step  thread (0, y)    thread (1, y)           step = gridDim.y * blockDim.y
 template <typename T, bool TWO, bool SLICED>
-struct InMemory {
+struct TensorSource {
   static constexpr int OPERANDS = TWO ? 2 : 1;
   Operands<T> x;
 
@@ -32,7 +38,7 @@ struct InMemory {
   struct Fetched {
     Held<T, N> a, b;
   };
-  bool whole() const { return x.whole(WIDTH<T>); }
+  bool vectorizable() const { return x.vectorizable(WIDTH<T>); }
   template <int N>
   __device__ Fetched<N> fetch(int64_t at) const {
     Fetched<N> f;
@@ -51,7 +57,7 @@ struct InMemory {
   }
 };
 
-// The states of all threads of a block, those of thread (x, y) at [j][y][x] for its N channels, into those of y = 0.
+// Merges the states of all threads of a block, at [j][y][x] for channel j of thread (x, y), into those of y = 0.
 template <int N, typename State, typename R>
 __device__ void merge_threads(State* shared, const R& r) {
   constexpr unsigned AT_ONCE = 8;
@@ -61,7 +67,7 @@ __device__ void merge_threads(State* shared, const R& r) {
     for (unsigned i = threadIdx.y; i < N * left; i += blockDim.y) {
       const unsigned y = i / N;
       State* column = shared + i % N * THREADS + threadIdx.x;
-      column[y * blockDim.x] = r.merged((height - y - 1) / left + 1,
+      column[y * blockDim.x] = r.combine((height - y - 1) / left + 1,
                                         [&](unsigned k) { return column[(y + k * left) * blockDim.x]; });
     }
     height = left;
@@ -70,7 +76,7 @@ __device__ void merge_threads(State* shared, const R& r) {
 }
 
 template <typename State, typename R>
-__device__ void hand_on(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
+__device__ void store_partial(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
   if (gridDim.y == 1)
     r.finish(c, r.known(c), r.total(state));
   else
@@ -78,10 +84,10 @@ __device__ void hand_on(State* partial, const State& state, int64_t channels, in
 }
 
 // The rows (or vectors) of this part.
-struct Share {
+struct PartRange {
   int64_t begin, end;
-  __device__ explicit Share(int64_t total) : Share(total, gridDim.y, blockIdx.y) {}
-  __device__ Share(int64_t total, int64_t parts, int64_t part) {
+  __device__ explicit PartRange(int64_t total) : PartRange(total, gridDim.y, blockIdx.y) {}
+  __device__ PartRange(int64_t total, int64_t parts, int64_t part) {
     const int64_t each = total / parts, more = total % parts;
     begin = each * part + min(part, more);
     end = begin + each + (part < more ? 1 : 0);
@@ -98,7 +104,7 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
   wait_for_prior_grid();
   launch_dependents();
   const int64_t c = blockIdx.x, per_row = inner / N;
-  const Share share(rows * per_row);
+  const PartRange share(rows * per_row);
   const int64_t start = share.begin + threadIdx.y;
   const auto channel = r.load(c);
   const auto of = [&](int) { return channel; };
@@ -124,35 +130,35 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
       ++row;
     }
   }
-  shared[threadIdx.y] = r.settle(channel, running, share.count(start, THREADS) * N);
+  shared[threadIdx.y] = r.thread_state(channel, running, share.count(start, THREADS) * N);
   merge_threads<1>(shared, r);
-  if (threadIdx.y == 0) hand_on(partial, shared[0], channels, c, r);
+  if (threadIdx.y == 0) store_partial(partial, shared[0], channels, c, r);
 }
 
-// Whether a thread keeps what its channels have. With many operands registers do not last for more than a word of
-// each: it is taken off the shelf again for every row.
+// Whether a thread keeps channel constants in registers. With many operands registers suffice for one word of each
+// only: others are read from shared memory for every row.
 template <typename S, typename R>
-constexpr bool KEEPS_CHANNELS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);
+constexpr bool CHANNELS_IN_REGISTERS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);
 
-// What a thread sums in is needed twice, as it was and as it becomes.
+// Accumulators are counted twice: old and new values.
 template <typename S, typename R, int N>
-constexpr int REDUCE_BLOCKS = resident(
-    N * (2 * sizeof(typename R::Running) + (KEEPS_CHANNELS<S, R> ? sizeof(typename R::Channel) : sizeof(float))) / 4 +
+constexpr int REDUCE_BLOCKS = blocks_per_sm(
+    N * (2 * sizeof(typename R::Running) + (CHANNELS_IN_REGISTERS<S, R> ? sizeof(typename R::Channel) : sizeof(float))) / 4 +
     (S::OPERANDS > 2 ? 32 : 16));
 
 template <int N, typename S, typename R>
 __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     reduce_channels_last(S source, int64_t rows, int64_t channels, typename R::State* partial, R r) {
-  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows read at once
+  constexpr int K = S::OPERANDS > 1 ? 2 : 4;  // rows in flight
   using Channel = typename R::Channel;
   __shared__ typename R::State shared[N * THREADS];
-  __shared__ Shelf<Channel, N> shelf;
+  __shared__ ChannelTable<Channel, N> table;
   wait_for_prior_grid();
   launch_dependents();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // All blocks walk together from the last row to the first: what the kernel before wrote last may still be in the
-  // cache, and what is read last here is what the next one begins with.
+  // All blocks walk from the last row to the first: what the kernel before wrote last may still be in the cache, and
+  // the next kernel begins with what is read last here.
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
@@ -161,18 +167,18 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   int64_t at = (start + (count - 1) * step) * channels + c;
   typename R::Running running[N] = {};
   Channel channel[N];
-  const auto of = [&](int j) -> std::conditional_t<KEEPS_CHANNELS<S, R>, const Channel&, Channel> {
-    if constexpr (KEEPS_CHANNELS<S, R>)
+  const auto of = [&](int j) -> std::conditional_t<CHANNELS_IN_REGISTERS<S, R>, const Channel&, Channel> {
+    if constexpr (CHANNELS_IN_REGISTERS<S, R>)
       return channel[j];
     else
-      return shelf.take(j);
+      return table.take(j);
   };
-  const auto turn = [&](auto meanwhile) {
+  const auto process_rows = [&](auto while_loading) {
     typename S::template Fetched<N> fetched[K];
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) fetched[k] = source.template fetch<N>(at + int64_t{k} * stride);
-    meanwhile(fetched[0]);
+    while_loading(fetched[0]);
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) {
@@ -187,40 +193,40 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     left -= K;
     at += int64_t{K} * stride;
   };
-  turn([&](const auto& fetched) {
-    shelf.fill(channels, r);
+  process_rows([&](const auto& fetched) {
+    table.fill(channels, r);
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      if constexpr (KEEPS_CHANNELS<S, R>) channel[j] = shelf.take(j);
+      if constexpr (CHANNELS_IN_REGISTERS<S, R>) channel[j] = table.take(j);
       if (left > 0) running[j] = r.begin(source.template first<N>(fetched, j));
     }
   });
-  while (left > 0) turn([](const auto&) {});
+  while (left > 0) process_rows([](const auto&) {});
 #pragma unroll
-  for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.settle(of(j), running[j], count);
+  for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.thread_state(of(j), running[j], count);
   merge_threads<N>(shared, r);
   for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
-    if (c < channels) hand_on(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
+    if (c < channels) store_partial(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
 }
 
-// Few channels a block, so that there are many blocks: what has to be read is little, but each read takes its time.
+// Few channels a block, so that there are many blocks: latency is the limit, not bytes.
 template <typename R>
 __global__ void merge_parts(const typename R::State* partial, int64_t parts, int64_t channels, R r) {
   using Total = typename R::Total;
-  constexpr int ALONG = 4, DOWN = THREADS / ALONG;
-  __shared__ Total shared[DOWN][ALONG];
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * ALONG + threadIdx.x;
+  constexpr int CHANNELS_PER_BLOCK = 4, PARTS_AT_ONCE = THREADS / CHANNELS_PER_BLOCK;
+  __shared__ Total shared[PARTS_AT_ONCE][CHANNELS_PER_BLOCK];
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * CHANNELS_PER_BLOCK + threadIdx.x;
   typename R::Known known{};
   if (threadIdx.y == 0 && c < channels) known = r.known(c);
   Total total{};
   wait_for_prior_grid();
   if (c < channels) {
 #pragma unroll 8
-    for (int64_t part = threadIdx.y; part < parts; part += DOWN) r.add(total, r.total(partial[part * channels + c]));
+    for (int64_t part = threadIdx.y; part < parts; part += PARTS_AT_ONCE) r.add(total, r.total(partial[part * channels + c]));
   }
   shared[threadIdx.y][threadIdx.x] = total;
-  for (int half = DOWN / 2; half > 0; half /= 2) {
+  for (int half = PARTS_AT_ONCE / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.y < half) r.add(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
   }
@@ -245,7 +251,7 @@ void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channel
                               typename R::State* partial, R r) {
   const ChannelTiling tiling(channels / N);
   const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
-  MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.along, tiling.down()), stream, source, rows, channels,
+  MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, source, rows, channels,
              partial, r);
 }
 
@@ -255,7 +261,7 @@ void reduce_rows_of(cudaStream_t stream, int64_t rows, int64_t channels, int64_t
                     R r) {
   constexpr int N = WIDTH<T>;
   auto* partial = static_cast<typename R::State*>(workspace);
-  if (channels % N == 0 && source.whole())
+  if (channels % N == 0 && source.vectorizable())
     run_reduce_channels_last<N>(stream, rows, channels, parts, source, partial, r);
   else
     run_reduce_channels_last<1>(stream, rows, channels, parts, source, partial, r);
@@ -268,7 +274,7 @@ void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64
   constexpr int N = WIDTH<T>;
   if (layout == MBC_CHANNELS_LAST) return reduce_rows_of<T>(stream, rows * inner, channels, parts, source, workspace, r);
   auto* partial = static_cast<typename R::State*>(workspace);
-  if (inner % N == 0 && source.whole())
+  if (inner % N == 0 && source.vectorizable())
     run_reduce_channels_first<N>(stream, rows, channels, inner, parts, source, partial, r);
   else
     run_reduce_channels_first<1>(stream, rows, channels, inner, parts, source, partial, r);
@@ -278,7 +284,7 @@ void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64
 template <bool TWO, bool SLICED = false, typename T, typename R>
 void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
                      Operands<T> x, void* workspace, R r) {
-  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, InMemory<T, TWO, SLICED>{x}, workspace, r);
+  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, TensorSource<T, TWO, SLICED>{x}, workspace, r);
 }
 
 }  // namespace mbc

@@ -1,4 +1,4 @@
-// The gradient of a bias.
+// The sum of a channel, a reduction for channel_reduce.cuh: the gradient of a bias.
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -23,9 +23,9 @@ struct ChannelSum {
     for (int k = 0; k < K; ++k) sum += a[k];
     running += sum;
   }
-  __device__ float settle(const Channel&, float running, int64_t) const { return running; }
+  __device__ float thread_state(const Channel&, float running, int64_t) const { return running; }
   template <typename Each>
-  __device__ float merged(unsigned many, Each each) const {
+  __device__ float combine(unsigned many, Each each) const {
     float sum = 0.0f;
     for (unsigned i = 0; i < many; ++i) sum += each(i);
     return sum;

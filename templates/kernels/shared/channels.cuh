@@ -1,28 +1,27 @@
-// Kernels in which every channel has something of its own: a bias, a mean, a sum.
+// Maps with constants for each channel: a bias, a mean, a scale.
 //
-// A tensor [rows, channels, inner] is stored channels first, ((n * channels) + c) * inner + s, or channels last,
-// ((n * inner) + s) * channels + c. Channels first, a vector lies in one channel and threads walk over (plane, inner).
-// Channels last, a thread keeps its channels and walks down the rows, so that what a channel has is loaded once.
+// A tensor [rows, channels, inner] is stored channels first, ((n * channels) + c) * inner + s, or channels last, ((n *
+// inner) + s) * channels + c. Channels first, a vector belongs to one channel and threads walk over (plane, inner).
+// Channels last, a thread keeps its channels and walks down the rows, so that channel constants are loaded once.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// Blocks that a multiprocessor is to hold at once, by the words that a thread keeps: with its loop beside them they
-// must fit its share of the registers.
-constexpr int resident(size_t words) { return words <= 48 ? 4 : 3; }
+// Resident blocks of a multiprocessor for launch bounds, by the words that a thread keeps in registers.
+constexpr int blocks_per_sm(size_t words) { return words <= 48 ? 4 : 3; }
 
-// Threads of a block over the vectors of a row, shared out evenly: few are idle, and with one column of blocks what
-// they read lies in one piece.
+// Threads of a block over the vectors of a row, divided evenly: few are idle, and with one column of blocks a block's
+// reads are contiguous.
 struct ChannelTiling {
-  unsigned columns, along;  // blocks that cover the vectors; vectors of a block, up to 32
-  unsigned down() const { return THREADS / along; }
+  unsigned columns, threads_x;  // blocks that cover the vectors; vectors of a block, up to 32
+  unsigned threads_y() const { return THREADS / threads_x; }
 
   // `together`: neighbours that share a block, and a warp.
   explicit ChannelTiling(int64_t vectors, int together = 1)
       : columns(static_cast<unsigned>(divide_up(vectors, 32))),
-        along(static_cast<unsigned>(divide_up(vectors / together, columns) * together)) {}
+        threads_x(static_cast<unsigned>(divide_up(vectors / together, columns) * together)) {}
 };
 
 // Up to three operands; those that a function does not have are null. The last one may be a slice of a wider tensor.
@@ -31,10 +30,10 @@ struct Operands {
   const T *a, *b, *c = nullptr;
   Slice slice = {};
 
-  bool whole(int width) const { return aligned(a, 16) && aligned(b, 16) && aligned(c, 16) && slice.gap % width == 0; }
+  bool vectorizable(int width) const { return aligned(a, 16) && aligned(b, 16) && aligned(c, 16) && slice.gap % width == 0; }
 };
 
-// MORE: operands beside the first. SLICED: whether the last of them is a slice.
+// MORE: operands after the first. SLICED: whether the last of them is a slice.
 template <typename T, int N, int MORE, bool SLICED>
 struct Loaded {
   Held<T, N> a, b, c;
@@ -54,14 +53,14 @@ struct Loaded {
   }
 };
 
-// What the channels of a block have, computed by one thread each and not by all that need it: roots and divisions cost
-// more than a few rows of a small tensor. In shared memory word by word, so that neighbours meet in no bank.
+// Channel constants of a block in shared memory, each computed by one thread: roots and divisions cost more than a few
+// rows of a small tensor. Stored word by word, against bank conflicts.
 template <typename Channel, int N>
-struct Shelf {
+struct ChannelTable {
   static constexpr int WORDS = std::is_empty_v<Channel> ? 0 : sizeof(Channel) / sizeof(float);
   float words[WORDS * N * 32 + 1];
 
-  // Those of the block's tile; to be taken after a barrier.
+  // Fills in those of the block's tile; to be read after a barrier.
   template <typename F>
   __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x) {
     if constexpr (WORDS > 0) {
@@ -74,7 +73,7 @@ struct Shelf {
       }
     }
   }
-  // That of the tile's i-th channel.
+  // Those of the tile's i-th channel.
   __device__ void put(unsigned i, const Channel& channel) {
     if constexpr (WORDS > 0) {
       float own[WORDS];
@@ -83,7 +82,7 @@ struct Shelf {
       for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
     }
   }
-  // The j-th of this thread's.
+  // Those of this thread's j-th channel.
   __device__ Channel take(int j) const {
     Channel channel{};
     if constexpr (WORDS > 0) {
@@ -96,46 +95,46 @@ struct Shelf {
   }
 };
 
-// Where what a map makes goes: to a tensor of the same shape,
+// Where the result of a map is stored: in a tensor of the same shape,
 template <typename T>
-struct Whole {
+struct StoreResult {
   template <int N>
-  static constexpr int NEIGHBOURS = 1;  // threads that write something together
+  static constexpr int NEIGHBOURS = 1;  // threads that store something together
   T* y;
 
-  bool whole(int) const { return aligned(y, 16); }
+  bool vectorizable(int) const { return aligned(y, 16); }
   template <int N>
-  __device__ void store(int64_t at, int64_t, int64_t, const float (&made)[N]) const { store_floats(y + at, made); }
+  __device__ void store(int64_t at, int64_t, int64_t, const float (&result)[N]) const { store_floats(y + at, result); }
 };
 
-// or there, and some of its channels to one of their own, too,
+// or there, and a slice of channels in a tensor of its own, too,
 template <typename T>
-struct AndPart {
+struct StoreWithSlice {
   template <int N>
   static constexpr int NEIGHBOURS = 1;
   T *y, *part;
   int64_t start, count;
 
-  bool whole(int width) const { return aligned(y, 16) && aligned(part, 16) && start % width == 0 && count % width == 0; }
+  bool vectorizable(int width) const { return aligned(y, 16) && aligned(part, 16) && start % width == 0 && count % width == 0; }
   template <int N>
-  __device__ void store(int64_t at, int64_t row, int64_t c, const float (&made)[N]) const {
-    store_floats(y + at, made);
-    if (c >= start && c < start + count) store_floats(part + row * count + (c - start), made);
+  __device__ void store(int64_t at, int64_t row, int64_t c, const float (&result)[N]) const {
+    store_floats(y + at, result);
+    if (c >= start && c < start + count) store_floats(part + row * count + (c - start), result);
   }
 };
 
-// or there, and whether each element is positive, as it is stored, to a bit; both channels last.
+// or there, and as a bit mask whether each element, as stored, is positive; both channels last.
 template <typename T>
-struct AndMask {
+struct StoreWithReluMask {
   template <int N>
-  static constexpr int NEIGHBOURS = 8 / N;  // that have a byte together
+  static constexpr int NEIGHBOURS = 8 / N;  // threads that share a byte
   T* y;
   uint8_t* relu_mask;
 
-  bool whole(int) const { return aligned(y, 16); }
+  bool vectorizable(int) const { return aligned(y, 16); }
   template <int N>
-  __device__ void store(int64_t at, int64_t, int64_t c, const float (&made)[N]) const {
-    const Held<T, N> kept = rounded<T>(made);
+  __device__ void store(int64_t at, int64_t, int64_t c, const float (&result)[N]) const {
+    const Held<T, N> kept = rounded<T>(result);
     store_held(y + at, kept);
     const auto first = static_cast<unsigned>(c) % 8;
     unsigned bits = 0;
@@ -153,7 +152,7 @@ struct AndMask {
 };
 
 // F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b)
-// const`, which gets a third element of functions of three.
+// const`, with a third element where MORE is 2.
 template <typename T, int N, int MORE, bool SLICED, typename F>
 __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
   const int64_t stride = thread_count();
@@ -162,17 +161,17 @@ __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps s
     const auto channel = f.load(at.middle);
     Loaded<T, N, MORE, SLICED> loaded;
     loaded.fetch(x, i * N);
-    float made[N];
+    float result[N];
 #pragma unroll
-    for (int j = 0; j < N; ++j) made[j] = loaded.map(f, channel, j);
-    store_floats(y + i * N, made);
+    for (int j = 0; j < N; ++j) result[j] = loaded.map(f, channel, j);
+    store_floats(y + i * N, result);
   }
 }
 
 template <typename F, int N, int MORE>
-constexpr int MAP_BLOCKS = MORE > 1 ? 2 : resident(N * sizeof(typename F::Channel) / 4 + 16);
+constexpr int MAP_BLOCKS = MORE > 1 ? 2 : blocks_per_sm(N * sizeof(typename F::Channel) / 4 + 16);
 template <int MORE>
-constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // read at once: 64 bytes on their way for every thread
+constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // in flight: 64 bytes a thread
 constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
 
 template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
     map_channels_last(Operands<T> x, Out out, int64_t rows, int64_t channels, F f) {
   constexpr int K = MAP_ROWS<MORE>;
   using Channel = typename F::Channel;
-  __shared__ Shelf<Channel, N> shelf;
+  __shared__ ChannelTable<Channel, N> table;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
@@ -190,31 +189,31 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
   wait_for_prior_grid();
   launch_dependents();
   Channel channel[N];
-  const auto turn = [&](auto meanwhile) {
+  const auto process_rows = [&](auto while_loading) {
     Loaded<T, N, MORE, SLICED> loaded[K];
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) loaded[k].fetch(x, at + int64_t{k} * stride);
-    meanwhile();
+    while_loading();
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (k < left) {
-        float made[N];
+        float result[N];
 #pragma unroll
-        for (int j = 0; j < N; ++j) made[j] = loaded[k].map(f, channel[j], j);
-        out.template store<N>(at + int64_t{k} * stride, row + k * step, c, made);
+        for (int j = 0; j < N; ++j) result[j] = loaded[k].map(f, channel[j], j);
+        out.template store<N>(at + int64_t{k} * stride, row + k * step, c, result);
       }
     left -= K;
     at += int64_t{K} * stride;
     row += K * step;
   };
-  turn([&] {
-    shelf.fill(channels, f);
+  process_rows([&] {
+    table.fill(channels, f);
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < N; ++j) channel[j] = shelf.take(j);
+    for (int j = 0; j < N; ++j) channel[j] = table.take(j);
   });
-  while (left > 0) turn([] {});
+  while (left > 0) process_rows([] {});
 }
 
 template <typename T, int N, int MORE, bool SLICED, typename F>
@@ -229,11 +228,11 @@ void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels,
 template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
 void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
   const ChannelTiling tiling(channels / N, Out::template NEIGHBOURS<N>);
-  const int64_t wanted = divide_up(rows, tiling.down() * MAP_ROWS<MORE>);
+  const int64_t wanted = divide_up(rows, tiling.threads_y() * MAP_ROWS<MORE>);
   const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
   const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-  MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, Out, F>), grid, dim3(tiling.along, tiling.down()), stream, x, out,
+  MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, Out, F>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, x, out,
              rows, channels, f);
 }
 
@@ -241,7 +240,7 @@ void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, 
 template <int MORE, bool SLICED, typename T, typename Out, typename F>
 void map_channels_to(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
   constexpr int N = WIDTH<T>;
-  if (channels % N == 0 && x.whole(N) && out.whole(N))
+  if (channels % N == 0 && x.vectorizable(N) && out.vectorizable(N))
     run_map_channels_last<T, N, MORE, SLICED>(stream, rows, channels, x, out, f);
   else
     run_map_channels_last<T, 1, MORE, SLICED>(stream, rows, channels, x, out, f);
@@ -252,8 +251,8 @@ void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t cha
                   T* y, F f) {
   constexpr int N = WIDTH<T>;
   if (layout == MBC_CHANNELS_LAST)
-    map_channels_to<MORE, SLICED>(stream, rows * inner, channels, x, Whole<T>{y}, f);
-  else if (inner % N == 0 && x.whole(N) && aligned(y, 16))
+    map_channels_to<MORE, SLICED>(stream, rows * inner, channels, x, StoreResult<T>{y}, f);
+  else if (inner % N == 0 && x.vectorizable(N) && aligned(y, 16))
     run_map_channels_first<T, N, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
   else
     run_map_channels_first<T, 1, MORE, SLICED>(stream, rows, channels, inner, x, y, f);

@@ -1,4 +1,4 @@
-// The sizes of a convolution: as launchers read them, and as kernels use them.
+// Sizes of a convolution, as launchers read them and as kernels use them, and walks over the pixels of images.
 #pragma once
 
 #include "device.cuh"
@@ -40,15 +40,15 @@ struct GridPixel {
   int32_t image, line, column;
 };
 
-// Pixels of images that lie one below another, `lines` from one to the next, in lines of `pitch` pixels.
+// Pixels of images numbered one image after another, `lines` lines of `pitch` pixels each.
 struct PixelGrid {
   int32_t lines, pitch;
 
-  __host__ __device__ GridPixel place(int32_t index) const {
+  __host__ __device__ GridPixel locate(int32_t index) const {
     const int32_t line = index / pitch, image = line / lines;
     return {image, line - image * lines, index - line * pitch};
   }
-  // By as much as `place` says of so many pixels.
+  // By a distance, as `locate` returns it for a number of pixels.
   __device__ void advance(GridPixel& at, const GridPixel& by) const {
     at.column += by.column;
     at.line += by.line;

@@ -1,8 +1,8 @@
-// What every kernel of mbc shares: elements, launching, walks over indices.
+// Shared by every kernel: elements, launching, walks over indices.
 //
-// Conventions. All arithmetic is fp32 whatever the storage type; partial sums of different blocks are added up in a
-// second kernel in a fixed order (no atomics), so that equal inputs give equal bits. Nothing here allocates or waits:
-// every launcher can be captured into a CUDA graph.
+// Conventions. Arithmetic is fp32 whatever the storage type; partial results of blocks are added by a second kernel in
+// a fixed order (no atomics), so that equal inputs give equal bits. Nothing allocates or synchronises: every launcher
+// can be captured into a CUDA graph.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +70,8 @@ __device__ inline uint64_t mul_hi_u64(uint64_t a, uint64_t b) {
 #endif
 }
 
-// Channels of a wider tensor, read where they lie: `block` elements are adjacent, `gap` others come behind them. The
-// division is by a reciprocal, right for all i with i * block below 2^64.
+// A slice of the channels of a wider tensor, read in place: `block` adjacent elements, then `gap` others. Division is
+// by a reciprocal, exact for all i with i * block below 2^64.
 struct Slice {
   uint64_t reciprocal = 0;  // of the block, times 2^64; 0: of 1
   int64_t gap = 0;
@@ -92,13 +92,13 @@ struct Slice {
 
 // Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.
 struct Tiling {
-  unsigned along;    // threads along the columns, a power of two up to 32
+  unsigned threads_x;    // threads along the columns, a power of two up to 32
   unsigned columns;  // blocks that cover the columns
-  unsigned down() const { return THREADS / along; }
+  unsigned threads_y() const { return THREADS / threads_x; }
 
-  explicit Tiling(int64_t column_count) : along(32) {
-    while (along > 1 && along / 2 >= column_count) along /= 2;
-    columns = static_cast<unsigned>(divide_up(column_count, along));
+  explicit Tiling(int64_t column_count) : threads_x(32) {
+    while (threads_x > 1 && threads_x / 2 >= column_count) threads_x /= 2;
+    columns = static_cast<unsigned>(divide_up(column_count, threads_x));
   }
 };
 

@@ -86,7 +86,7 @@ __device__ inline T element_of(Word word, int i) {
   return value;
 }
 
-// A vector that stays over a branch or a barrier: as words, since of small elements each would take a register.
+// A vector in registers across a branch or a barrier, as 32-bit words: each small element would take a register.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Held {
   using Word = std::conditional_t<sizeof(T) * N % 4 == 0, uint32_t, Bits<sizeof(T)>>;
@@ -143,7 +143,7 @@ __device__ inline Held<T, N> rounded(const float (&x)[N]) {
   return result;
 }
 
-// Sixteen bytes in one store: behind a branch the compiler would split it.
+// Sixteen bytes in one store, which the compiler would otherwise split after a branch.
 template <int N, typename T>
 __device__ inline void store_floats(T* at, const float (&x)[N]) {
   if constexpr (sizeof(T) * N == sizeof(uint4)) {
@@ -163,7 +163,7 @@ __device__ inline void store_floats(T* at, const float (&x)[N]) {
   }
 }
 
-// What was held, as it was.
+// Stores a `Held`.
 template <typename T, int N>
 __device__ inline void store_held(T* at, const Held<T, N>& value) {
   if constexpr (sizeof(value) == sizeof(uint4)) {
@@ -182,8 +182,7 @@ __device__ inline void store_held(T* at, const Held<T, N>& value) {
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
 
-// What was read before is on its way before anything is made of it: the compiler would put off each load until after
-// the divisions that come before its first use.
+// Keeps loads before this point: the compiler would move each one after the divisions that come before its first use.
 __device__ inline void compiler_fence() {
 #ifdef __CUDA_ARCH__
   asm volatile("" ::: "memory");

@@ -1,14 +1,19 @@
-// Convolutions that keep a tile of the image with its halo in shared memory: where the halo's pixels lie in the image.
+// Implicit GEMM with halo tiles: the tile of the image under a tile of the output, with its halo, in shared memory.
+// Offsets of its pixels in the image.
 #pragma once
 
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
 
-// Images lie one below another, `lines` from one to the next, in lines of `pitch` pixels, so that an image's padding is
-// its neighbour's, too, and zero. A tile takes 32 groups of 8 pixels, `group` apart: consecutive pixels, or boxes of 8
-// columns, of which there are `strips` side by side. As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py.
+// Pixels are numbered image after image, `lines` lines of `pitch` pixels each, so that neighbouring images and lines
+// share their (zero) padding. A tile takes 32 groups of 8 pixels, `group` pixels from one to the next: consecutive
+// pixels, or boxes 8 columns wide, `strips` of which cover a line. As in
+// mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py.
+//
+//   group = 8: a tile is 256 consecutive pixels    group = pitch: a box of 8 columns x 32 lines, with its halo of
+//   of one numbering                               kernel_width - 1 columns and kernel_height - 1 lines
 struct HaloArguments : ConvolutionSizes {
-  int64_t backward;  // whether the weights are those of the pass whose output is the image here
+  int64_t backward;  // data gradient: weights are transposed and rotated
   int64_t lines;
   int64_t pitch;
   int64_t group;
@@ -18,13 +23,13 @@ struct HaloArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int HALO_GROUPS = 16 * CONSUMERS, HALO_FILTERS = 64, HALO_CHANNELS = 64;
-constexpr int MOST_HALO_PIXELS = 379;  // odd: chunks of neighbouring channels lie in different banks
+constexpr int MOST_HALO_PIXELS = 379;  // odd, against bank conflicts between chunks of channels
 static_assert(MOST_HALO_PIXELS % 2 == 1);
 
 struct HaloConv : ConvolutionShape, PixelGrid {
-  int32_t taps, chunks, images, group, strips;  // chunks: of channels, by the 64
+  int32_t taps, chunks, images, group, strips;  // chunks: of 64 channels
   int32_t across, tiles;  // blocks of filters; tiles of them and of pixels
-  int32_t apart;          // bytes between chunks of 8 channels
+  int32_t chunk_pitch;          // bytes between chunks of 8 channels
   bool backward;
 
   explicit HaloConv(const HaloArguments& a)
@@ -32,7 +37,7 @@ struct HaloConv : ConvolutionShape, PixelGrid {
         taps(kernel_height * kernel_width), chunks(channels / HALO_CHANNELS), images(static_cast<int32_t>(a.rows)),
         group(static_cast<int32_t>(a.group)), strips(static_cast<int32_t>(a.strips)), across(filters / HALO_FILTERS),
         tiles(static_cast<int32_t>(divide_up(images * lines * pitch, group * HALO_GROUPS)) * strips * across),
-        apart((halo_pixels() | 1) * 16), backward(a.backward != 0) {}
+        chunk_pitch((halo_pixels() | 1) * 16), backward(a.backward != 0) {}
   // Of a tile with its halo.
   __host__ __device__ int32_t halo_pixels() const {
     return (HALO_GROUPS - 1) * group + 8 + (kernel_height - 1) * pitch + kernel_width - 1;
@@ -40,18 +45,18 @@ struct HaloConv : ConvolutionShape, PixelGrid {
   // Of a tile, the first pixel, and the column of the image at which lines begin.
   __device__ int32_t first(int32_t tile) const { return tile / across / strips * group * HALO_GROUPS; }
   __device__ int32_t left(int32_t tile) const { return tile / across % strips * 8; }
-  // Of its halo, the pixel so many after the first, counted an image further on.
-  __device__ GridPixel first_seen(int32_t tile, int32_t after) const {
-    return place(first(tile) + (lines - pad_top) * pitch + after);
+  // The halo pixel `after` the first of a tile; images are counted from 1, so that none is negative.
+  __device__ GridPixel first_halo_pixel(int32_t tile, int32_t after) const {
+    return locate(first(tile) + (lines - pad_top) * pitch + after);
   }
-  // Where such a pixel of a tile lies in the image, in elements, or -1 for padding; `left` is the tile's.
-  __device__ int32_t seen(const GridPixel& at, int32_t left) const {
+  // Offset of such a pixel in the image, in elements, or -1 for padding; `left` is the tile's.
+  __device__ int32_t input_offset(const GridPixel& at, int32_t left) const {
     const int32_t image = at.image - 1, column = left - pad_left + at.column;
     const bool there = at.line < height && image >= 0 && image < images && column >= 0 && column < width;
     return there ? ((image * height + at.line) * width + column) * channels : -1;
   }
-  // Where the result of a pixel of the tile itself is written, likewise.
-  __device__ int32_t made(const GridPixel& at, int32_t left) const {
+  // Offset of the result of a pixel of the tile, likewise.
+  __device__ int32_t output_offset(const GridPixel& at, int32_t left) const {
     const int32_t column = left + at.column;
     const bool there = at.image < images && at.line < out_height && column < out_width;
     return there ? ((at.image * out_height + at.line) * out_width + column) * filters : -1;

@@ -1,15 +1,15 @@
-// Kernels that compute every output element of an image from a window of another image.
+// Maps that compute every element of an image from a window of another image.
 //
-// Channels first, one thread makes one element and neighbouring threads have neighbouring columns; channels last, one
-// thread makes N channels of one pixel.
+// Channels first, a thread computes one element and neighbouring threads have neighbouring columns; channels last, a
+// thread computes N channels of one pixel.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// Where the elements of an image lie: the layout is a value here, since a copy of every kernel for each layout would
-// double the time that a build takes.
+// Sizes and strides of an image. The layout is a run-time value, since instantiating each kernel for each layout would
+// double the time of a build.
 struct Image {
   int64_t channels, height, width;
   int64_t n_stride, c_stride, y_stride, x_stride;
@@ -25,7 +25,7 @@ struct Image {
   }
 };
 
-// Where a thread stands: sample n, channel c (the first of N), row y and column x of its output.
+// The output position of a thread: sample n, channel c (the first of N), row y and column x.
 struct Pixel {
   int64_t n, c;
   int32_t y, x;
@@ -35,7 +35,7 @@ __device__ inline int64_t quotient(int64_t a, int64_t b) {
   return a <= UINT32_MAX && b <= UINT32_MAX ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
 }
 
-// F: `make<N>(const Pixel&, int64_t at)` makes N elements from element `at` on. `last`: channels last.
+// F: `make<N>(const Pixel&, int64_t at)` computes N elements from element `at` on. `last`: channels last.
 template <int N, typename F>
 __global__ void each_pixel(int64_t vectors, Image image, Steps steps, bool last, F f) {
   const int64_t stride = thread_count();

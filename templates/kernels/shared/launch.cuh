@@ -1,5 +1,5 @@
-// What launchers share: what a call hands them, how many blocks they start, and how a kernel is launched, also before
-// the one in front of it has ended, and in clusters.
+// Shared by launchers: operands and arguments of a call, grid sizes, and launching: plain, with programmatic dependent
+// launch, and in thread-block clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,8 +20,8 @@
 #define MBC_DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
 
-// The same for a kernel that may start while the one before it in the stream ends (programmatic dependent launch): the
-// one before says `launch_dependents`, this one `wait_for_prior_grid` before it reads what that wrote.
+// For a kernel that may start while the one before it in the stream ends (programmatic dependent launch): the one
+// before calls `launch_dependents`, this one `wait_for_prior_grid` before it reads its results.
 #ifndef MBC_LAUNCH_NEXT
 #ifdef MBC_EMULATED
 #define MBC_LAUNCH_NEXT MBC_LAUNCH
@@ -30,8 +30,8 @@
 #endif
 #endif
 
-// A cluster of grid.y blocks for every grid.x, which see each other's shared memory; likewise early. From compute
-// capability 9.0; before it grid.y is 1.
+// A cluster of grid.y blocks for every grid.x, with distributed shared memory and programmatic dependent launch. From
+// compute capability 9.0 on; before, grid.y is 1.
 #ifndef MBC_LAUNCH_CLUSTER
 #define MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, ...) mbc::launch_cluster(kernel, grid, block, stream, __VA_ARGS__)
 #define MBC_CLUSTER_SHARED(type, name) __shared__ type name
@@ -55,7 +55,7 @@ inline int64_t multiprocessors() {
   return count;
 }
 
-// Blocks of a kernel that run at a time: more would leave part of the GPU idle at the end where each has as much to do.
+// One wave: blocks of a kernel that run at a time.
 template <typename Kernel>
 int64_t resident_blocks(Kernel kernel, int threads, int shared_bytes) {
   int blocks = 1;
@@ -64,7 +64,7 @@ int64_t resident_blocks(Kernel kernel, int threads, int shared_bytes) {
   return multiprocessors() * (blocks < 1 ? 1 : blocks);
 }
 
-// Blocks of a grid-stride kernel over `items`: two full waves at most, so that what a thread sets up is used often.
+// Blocks of a grid-stride kernel over `items`: two full waves at most, so that setup is amortised.
 inline unsigned blocks_for(int64_t items, int threads = THREADS) {
   const int64_t wanted = divide_up(items, threads), most = multiprocessors() * 16;
   return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
@@ -84,7 +84,7 @@ inline const T* in(const MbcCall& call, int index) { return static_cast<const T*
 template <typename T>
 inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.pointers[index]); }
 
-// What a launcher says where an operand does not begin at a multiple of 16 bytes.
+// The failure of a launcher whose operands are not aligned to 16 bytes; null if they are.
 inline const char* unaligned(const MbcCall& call) {
   for (int64_t i = 0; i < call.pointer_count; ++i)
     if (!aligned(call.pointers[i], 16)) return "operands have to begin at multiples of 16 bytes";
@@ -126,7 +126,7 @@ void launch_with(int attributes, cudaLaunchAttribute* attribute, void (*kernel)(
   cudaLaunchKernelEx(&config, kernel, given...);
 }
 
-inline cudaLaunchAttribute early() {
+inline cudaLaunchAttribute programmatic_launch() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -135,13 +135,13 @@ inline cudaLaunchAttribute early() {
 
 template <typename Kernel, typename... Given>
 void launch_next(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
-  cudaLaunchAttribute attributes[]{early()};
+  cudaLaunchAttribute attributes[]{programmatic_launch()};
   launch_with(1, attributes, kernel, grid, block, stream, given...);
 }
 
 template <typename Kernel, typename... Given>
 void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, const Given&... given) {
-  cudaLaunchAttribute attributes[]{{}, early()};
+  cudaLaunchAttribute attributes[]{{}, programmatic_launch()};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = 1;
   attributes[0].val.clusterDim.y = grid.y;
@@ -149,8 +149,7 @@ void launch_cluster(Kernel* kernel, dim3 grid, dim3 block, cudaStream_t stream, 
   launch_with(2, attributes, kernel, grid, block, stream, given...);
 }
 
-// barrier.cluster: all blocks of a cluster have arrived before any of them goes on, and what they wrote before is there
-// to be read.
+// barrier.cluster: all blocks of a cluster arrive before any continues, and see what the others wrote before.
 __device__ inline void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -161,13 +160,12 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// mapa (distributed shared memory): what another block of the cluster, by its rank in it, has where this one has `mine`
-// in shared memory.
+// mapa (distributed shared memory): the counterpart of `mine` in the shared memory of the cluster's block of this rank.
 template <typename Shared>
-__device__ inline const Shared& of_block(const Shared& mine, unsigned place) {
+__device__ inline const Shared& map_shared_rank(const Shared& mine, unsigned rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint64_t at;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(&mine), "r"(place));
+  asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(&mine), "r"(rank));
   return *reinterpret_cast<const Shared*>(at);
 #else
   return mine;

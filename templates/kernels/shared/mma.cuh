@@ -54,7 +54,7 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], floa
 }
 
 // A word truncated to tf32; NaN of the GPU's own stay what they are.
-__device__ inline float cut_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+__device__ inline float truncate_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
 // cvt.rna.tf32: the nearest in tf32.
 __device__ inline float to_tf32(float x) {
@@ -110,7 +110,7 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row)
 
 namespace mbc {
 
-// 16 bytes of words, in shared memory, that the same thread has copied there.
+// Rounds 16 bytes in shared memory, which this thread has copied there.
 __device__ inline void round_to_tf32(uint4* four) {
   float* words = reinterpret_cast<float*>(four);
   Vec<float, 4> rounded = load<4>(words);
@@ -119,21 +119,20 @@ __device__ inline void round_to_tf32(uint4* four) {
   store(words, rounded);
 }
 
-// What `run` says with an element of what this library works in, which is the type of the operands, where tensor cores
-// have it.
+// Calls `run` with an element of the library's working type, if that is the operands' type and tensor cores have it.
 template <typename Run>
-const char* in_sixteen_bits(int64_t type, const Run& run) {
+const char* with_working_type(int64_t type, const Run& run) {
 #if MBC_WORKING != 0
   if (type == MBC_WORKING) return run(MbcWorking());
 #endif
   return "tensor cores take no fp32";
 }
 
-// The same where operands have to be aligned: the launcher of what `run` launches.
+// A launcher: the same where operands have to be aligned, with the status of what `run` launches.
 template <typename Arguments, typename Run>
 const char* on_tensor_cores(const MbcCall& call, const Run& run) {
   if (const char* problem = unaligned(call)) return problem;
-  return in_sixteen_bits(arguments<Arguments>(call).type, [&](auto of) {
+  return with_working_type(arguments<Arguments>(call).type, [&](auto of) {
     run(of);
     return launched();
   });

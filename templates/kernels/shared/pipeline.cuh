@@ -1,5 +1,5 @@
-// Pipelines between warp-specialised warpgroups: producers copy operands into stages in shared memory, consumers
-// multiply them on tensor cores.
+// Pipelines between warp-specialised warpgroups: producers copy operands into stages in shared memory, consumers issue
+// the MMAs that read them.
 #pragma once
 
 #include "wgmma.cuh"
@@ -9,8 +9,7 @@ namespace mbc {
 constexpr int CONSUMERS = 2, PIPELINE_THREADS = (1 + CONSUMERS) * WARPGROUP;  // warpgroups; and one producer
 constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
 
-// Stage and phase of a producer or consumer in a pipeline of which only so many stages are used, as is said at run
-// time.
+// Stage and phase of a producer or consumer in a pipeline, of which only `stages` are used, a number known at run time.
 struct PipelineState {
   int32_t stage, phase = 0;
 
@@ -20,7 +19,7 @@ struct PipelineState {
     stage -= stages;
     phase ^= 1;
   }
-  __device__ PipelineState behind(int32_t stages) const { return {stage + stages, phase}; }  // unless the pipeline wraps
+  __device__ PipelineState ahead(int32_t stages) const { return {stage + stages, phase}; }  // unless the pipeline wraps
 };
 
 // A pair of mbarriers for each stage: producers wait for `empty` and arrive at `full`, consumers the reverse.

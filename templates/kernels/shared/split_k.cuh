@@ -1,11 +1,11 @@
-// Sums whose parts were made by different blocks.
+// The second kernel of split-K: adds the partial results of blocks.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// The parts of each element in order, [parts, elements].
+// `partial` is [parts, elements]; adds in order, in fp64.
 static __global__ void add_parts(const float* partial, float* dw, int64_t elements, int64_t parts, bool accumulate) {
   for (int64_t i = thread_index(); i < elements; i += thread_count()) {
     double sum = accumulate ? static_cast<double>(dw[i]) : 0.0;

@@ -12,13 +12,13 @@ constexpr int SWIZZLE_ROW = 128;                   // bytes: 64 elements of a ro
 constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW;      // eight rows, among which 16-byte chunks are swizzled
 constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // of 64 rows: how far apart blocks of 64 columns lie where rows are K
 
-// Where the `sixteen`-th 16 bytes of a row of 128 lie under the 128-byte swizzle, from a multiple of 1,024 bytes: the
+// Offset of the `sixteen`-th 16 bytes of a row of 128 under the 128-byte swizzle, from a multiple of 1,024 bytes: the
 // same 16 bytes of eight rows are in different banks.
 __device__ inline int32_t swizzled_offset(int32_t row, int32_t sixteen) {
   return row * SWIZZLE_ROW + ((sixteen ^ row % 8) * 16);
 }
 
-// An operand without swizzle: core matrices of eight rows of 16 bytes, one row behind another. A core matrix may begin
+// An operand without swizzle: core matrices of eight consecutive rows of 16 bytes. A core matrix may begin
 // at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
 struct CoreMatrices {
   const void* first;

@@ -2,8 +2,8 @@
 // hundreds of parameters, most of them small.
 //
 // Bytes      as the operation on one tensor (optimizer.cu).
-// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MANY` = 64 tensors, as
-//            many as its arguments have room for; a block finds its tensor by bisection.
+// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MOST_TENSORS` = 64
+//            tensors, as many as fit into kernel arguments; a block finds its tensor by bisection.
 // Threads    256, four vectors of four elements each.
 // Limit      memory bandwidth.
 //
@@ -24,25 +24,25 @@ struct MultiTensorCastArguments {
   int64_t to_type;
 };
 
-struct UpdateRunningsArguments {
+struct MultiTensorUpdateRunningArguments {
   int64_t tensors;
   int64_t control;
 };
 
 namespace mbc {
 
-constexpr int MANY = 64;
+constexpr int MOST_TENSORS = 64;
 constexpr int64_t CHUNK_ELEMENTS = 4 * 4 * THREADS;  // elements of a block: four vectors of four a thread
 
 // Which tensor a block works on, and from which element.
 struct Chunks {
-  uint32_t first[MANY + 1];  // block
-  int64_t elements[MANY];
+  uint32_t first[MOST_TENSORS + 1];  // block
+  int64_t elements[MOST_TENSORS];
 
   __device__ int tensor() const {
     int low = 0;
 #pragma unroll
-    for (int half = MANY / 2; half > 0; half /= 2)
+    for (int half = MOST_TENSORS / 2; half > 0; half /= 2)
       if (first[low + half] <= blockIdx.x) low += half;
     return low;
   }
@@ -50,15 +50,15 @@ struct Chunks {
   __device__ int64_t end(int tensor) const { return min(begin(tensor) + CHUNK_ELEMENTS, elements[tensor]); }
 };
 
-// Takes the tensors of a call launch by launch: `add(slot, fields)` adds one to a launch, `go(chunks, blocks)`
-// starts the launch.
-template <int FIELDS, typename Add, typename Go>
-void in_turns(const int64_t* fields, int64_t tensors, Add add, Go go) {
-  for (int64_t done = 0; done < tensors; done += MANY) {
-    const int some = static_cast<int>(tensors - done < MANY ? tensors - done : MANY);
+// Divides the tensors of a call among launches: `add(slot, number, fields)` adds one, `launch(chunks, blocks)`
+// launches.
+template <int FIELDS, typename Add, typename Launch>
+void for_each_launch(const int64_t* fields, int64_t tensors, Add add, Launch launch) {
+  for (int64_t done = 0; done < tensors; done += MOST_TENSORS) {
+    const int some = static_cast<int>(tensors - done < MOST_TENSORS ? tensors - done : MOST_TENSORS);
     Chunks chunks{};
     uint32_t blocks = 0;
-    for (int i = 0; i < MANY; ++i) {
+    for (int i = 0; i < MOST_TENSORS; ++i) {
       chunks.first[i] = blocks;
       if (i >= some) {
         chunks.first[i] = UINT32_MAX;
@@ -69,15 +69,15 @@ void in_turns(const int64_t* fields, int64_t tensors, Add add, Go go) {
       blocks += static_cast<uint32_t>(divide_up(own[0], CHUNK_ELEMENTS));
       add(i, static_cast<int>(done) + i, own);
     }
-    chunks.first[MANY] = UINT32_MAX;
-    go(chunks, blocks);
+    chunks.first[MOST_TENSORS] = UINT32_MAX;
+    launch(chunks, blocks);
   }
 }
 
-// Of updates: everything is where it was, so that inputs are outputs, too.
+// Updates are in place.
 struct Updated {
-  float *p[MANY], *a[MANY], *b[MANY];
-  const float* g[MANY];
+  float *p[MOST_TENSORS], *a[MOST_TENSORS], *b[MOST_TENSORS];
+  const float* g[MOST_TENSORS];
 };
 
 template <typename Rule>
@@ -87,9 +87,9 @@ __global__ void multi_tensor_update(Chunks chunks, Updated all, const MbcControl
   const int n = chunks.tensor();
   const Tensor t{all.p[n], all.g[n], all.a[n], all.b[n], all.p[n], all.a[n], all.b[n], chunks.elements[n]};
   const int64_t begin = chunks.begin(n), end = chunks.end(n);
-  const uintptr_t halo_pixels = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
+  const uintptr_t addresses = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
                            reinterpret_cast<uintptr_t>(t.a) | reinterpret_cast<uintptr_t>(t.b);
-  const int64_t last = halo_pixels % 16 == 0 ? end / 4 : begin / 4;
+  const int64_t last = addresses % 16 == 0 ? end / 4 : begin / 4;
   update(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
 }
 
@@ -100,7 +100,7 @@ const char* run_updates(const MbcCall& call, const typename Rule::Settings& sett
   const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
   Updated all{};
   const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
-  in_turns<3 + Rule::STATES>(
+  for_each_launch<3 + Rule::STATES>(
       fields, a.tensors,
       [&](int slot, int, const int64_t* own) {
         all.p[slot] = at(own[1]);
@@ -116,8 +116,8 @@ const char* run_updates(const MbcCall& call, const typename Rule::Settings& sett
 
 template <typename From, typename To>
 struct Cast {
-  const From* from[MANY];
-  To* to[MANY];
+  const From* from[MOST_TENSORS];
+  To* to[MOST_TENSORS];
 };
 
 template <typename From, typename To>
@@ -144,7 +144,7 @@ __global__ void multi_tensor_cast(Chunks chunks, Cast<From, To> all) {
 template <typename From, typename To>
 const char* run_casts(const MbcCall& call, const MultiTensorCastArguments& a) {
   Cast<From, To> all{};
-  in_turns<3>(
+  for_each_launch<3>(
       call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
       [&](int slot, int, const int64_t* own) {
         all.from[slot] = in<From>(call, static_cast<int>(own[1]));
@@ -157,9 +157,9 @@ const char* run_casts(const MbcCall& call, const MultiTensorCastArguments& a) {
 }
 
 struct Running {
-  float *mean[MANY], *variance[MANY];
-  const float *new_mean[MANY], *new_variance[MANY];
-  float momentum[MANY], unbias[MANY];
+  float *mean[MOST_TENSORS], *variance[MOST_TENSORS];
+  const float *new_mean[MOST_TENSORS], *new_variance[MOST_TENSORS];
+  float momentum[MOST_TENSORS], unbias[MOST_TENSORS];
 };
 
 __global__ void multi_tensor_update_running(Chunks chunks, Running all, const MbcControl* control) {
@@ -175,19 +175,19 @@ __global__ void multi_tensor_update_running(Chunks chunks, Running all, const Mb
 
 }  // namespace mbc
 
-extern "C" const char* mbc_sgd_updates(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_sgd(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorUpdateArguments>(call);
   const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
   return a.momentum ? run_updates<Sgd<true>>(call, settings) : run_updates<Sgd<false>>(call, settings);
 }
 
-extern "C" const char* mbc_adamw_updates(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_adamw(const MbcCall& call) {
   using namespace mbc;
   return run_updates<Adamw>(call, AdamwSettings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]});
 }
 
-extern "C" const char* mbc_casts(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorCastArguments>(call);
 #if MBC_WORKING != 0
@@ -199,12 +199,12 @@ extern "C" const char* mbc_casts(const MbcCall& call) {
 }
 
 // Fields after the pointers: how many values a channel's statistics are of. Reals: the momentum of every tensor.
-extern "C" const char* mbc_update_runnings(const MbcCall& call) {
+extern "C" const char* mbc_multi_tensor_update_running(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<UpdateRunningsArguments>(call);
+  const auto& a = arguments<MultiTensorUpdateRunningArguments>(call);
   Running all{};
   const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
-  in_turns<6>(
+  for_each_launch<6>(
       call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
       [&](int slot, int number, const int64_t* own) {
         all.mean[slot] = at(own[1]), all.variance[slot] = at(own[2]);

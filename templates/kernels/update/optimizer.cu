@@ -1,5 +1,5 @@
-// End of a step: whether it counts (no gradient is infinite or NaN; the dynamic loss scale of fp16), and the new
-// parameters of one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
+// End of a step: the guard (the step is skipped if a gradient is infinite or NaN; the dynamic loss scale of fp16), and
+// the update of one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
 //
 // Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
 //            parameter, gradient and two moments in, all but the gradient out. All fp32, 16 bytes at a time where

@@ -1,4 +1,4 @@
-// The rules by which parameters change, and running one over a range of a tensor.
+// Optimizer rules (SGD, AdamW) as functors, and their loop over a range of a tensor.
 #pragma once
 
 #include "mbc_control.h"
@@ -14,8 +14,8 @@ struct Tensor {
 };
 
 // A rule has `STATES`, `Settings`, a constructor of the settings and the control block that all threads of a block run
-// together, and `operator()(p, g, a, b)` for one element. Where the step does not proceed it changes nothing; the
-// values are written all the same, since the new ones need not be the same bytes.
+// together, and `operator()(p, g, a, b)` for one element. In a skipped step it changes nothing; the values are
+// stored all the same, since outputs need not be the inputs' memory.
 //
 // Runs `rule` from vector `first` in steps of `stride` up to `last`, and over the elements from `begin` to `end`, of
 // which one may be given for every thread.

@@ -56,7 +56,7 @@ def channels_read(made: TrainingGraph) -> list[int]:
 def test_of_every_channel_statistics_are_read_once():
     made = graph(DENSE)
     assert channels_read(made) == [6, 2, 2, 2]
-    assert kinds(made)["join_statistics"] == kinds(made)["batch_normalize"] - 1 == 3
+    assert kinds(made)["concat_statistics"] == kinds(made)["batch_normalize"] - 1 == 3
     assert kinds(made)["update_running"] == 4
 
 
@@ -76,7 +76,7 @@ def test_a_step_is_the_same(precision: str, monkeypatch: pytest.MonkeyPatch):
     shared = graph(DENSE, precision)
     monkeypatch.setattr(training, "statistics_by_part", unshared)
     plain = graph(DENSE, precision)
-    assert kinds(plain)["join_statistics"] == 0
+    assert kinds(plain)["concat_statistics"] == 0
     assert dict(shared.updates) == dict(plain.updates)
     given = draw(plain, np.random.default_rng(5))
     found, wanted = step(shared, given), step(plain, given)
@@ -118,12 +118,12 @@ def test_normalised_twice_is_read_once():
 def test_where(body: str, read: list[int], joined: int):
     made = graph(body)
     assert sorted(channels_read(made)) == sorted(read)
-    assert kinds(made)["join_statistics"] == joined
+    assert kinds(made)["concat_statistics"] == joined
 
 
 def test_pairs_of_different_lengths_are_no_statistics():
     four, two = TensorType((4,), DType.FP32), TensorType((2,), DType.FP32)
-    shape = KINDS["join_statistics"].shape
+    shape = KINDS["concat_statistics"].shape
     assert shape(NoAttributes(), (four, four, two, two)) == (TensorType((6,), DType.FP32),) * 2
     for wrong in ((four, two), (four, four, two), (), (TensorType((4, 1), DType.FP32),) * 2):
         with pytest.raises(ShapeError, match="pairs of mean and variance"):

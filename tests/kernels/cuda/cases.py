@@ -178,9 +178,9 @@ def _elementwise(cases: Cases) -> None:
     cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
     for shape in ((3, 24, 5, 7), (2, 8, 9, 1), (5, 16), (4, 64, 1, 1), (2, 136, 3, 5)):
         signs = Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
-        cases.add("relu_signs", NONE, w(*shape))
-        cases.add("relu_signs", NONE, w(*shape, make=special), note="special")
-        cases.add("relu_backward_signs", NONE, w(*shape), signs)
+        cases.add("relu_mask", NONE, w(*shape))
+        cases.add("relu_mask", NONE, w(*shape, make=special), note="special")
+        cases.add("relu_backward_masked", NONE, w(*shape), signs)
 
 
 def _channels(cases: Cases) -> None:
@@ -196,13 +196,13 @@ def _channels(cases: Cases) -> None:
         vectors = (m(c), m(c, make=positive))
         cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, note="plain")
         cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, m(c), m(c))
-        cases.add("batch_normalize_sums", BatchNormalize(1e-3), w(*shape), w(*shape), *vectors)
+        cases.add("batch_normalize_backward_reduce", BatchNormalize(1e-3), w(*shape), w(*shape), *vectors)
         backward = BatchNormalizeBackward(1e-5, count)
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
     for channels in ((7, 300), (64,), (1,) * 33, (5, 8, 1, 40)):
         pairs = [vector for c in channels for vector in (m(c), m(c, make=positive))]
-        cases.add("join_statistics", NONE, *pairs, note=f"{len(channels)}")
+        cases.add("concat_statistics", NONE, *pairs, note=f"{len(channels)}")
     for proceed in (0, 1):
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)
@@ -397,7 +397,9 @@ CONVOLUTIONS = (
     (1, 3, (35, 43), 64, (11, 11), (4, 4), (2, 2, 2, 2), (1, 1), 1),
     (1, 3, (12, 20), 32, (5, 5), (1, 1), (2, 2, 2, 2), (1, 1), 1),
     (2, 3, (19, 136), 64, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
-    # Bands of eight rows and of one in turn, several a block: of whole vectors and not.
+    # Bands of eight rows and of one in turn: of whole vectors and not; several a block where there are many images.
+    (4, 3, (33, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (4, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (180, 3, (33, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (180, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     # A warp a tap: several tiles across and down, and pairs of blocks of channels; uneven padding.

@@ -23,7 +23,7 @@ from mbc.measure.kernel_library import MbcCall
 from mbc.measure.own_kernel_harness import ROUNDED_INSIDE
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.base import Array, Call
-from mbc.ops.fused import Fused, evaluate_behind, gives_product, launch_kind, rounds_inside, sums
+from mbc.ops.fused import Fused, evaluate_epilogue, gives_product, launch_kind, rounds_inside, sums
 from mbc.profile.signature import asked_kind
 from tests.kernels.cuda.cases import Case
 
@@ -206,7 +206,7 @@ class Trial:
         assert isinstance(self.case.attributes, Fused)
         call = Call(self.request.outputs, self.case.first_row, product.shape[0], self.precision)
         inputs = [v.copy() for v in self.inputs]
-        return list(evaluate_behind(self.case.attributes, inputs, product, call))
+        return list(evaluate_epilogue(self.case.attributes, inputs, product, call))
 
     def candidates(self) -> list[Candidate]:
         return list(OWN.candidates(self.request, find_spec("h200")))

@@ -1,5 +1,5 @@
-"""Pointwise convolutions, recomputed in the kernel of the reductions over them, and their data gradients: all that is
-written is what the launches write that they replace, to the bit, but for the order of the reductions."""
+"""1x1 convolutions with fused rematerialization, and their data gradients: results are those of the launches that they
+replace, to the bit but for the order of reductions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.cuda import KERNELS
-from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.cuda.conv import conv1x1
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
 from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_FUSED_REMAT
-from mbc.optimize.fusion.pattern import Part, Pattern
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 from tests.kernels.cuda.cases import Case, w
 from tests.kernels.cuda.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
 from tests.kernels.cuda.launching import (
@@ -38,7 +38,7 @@ FILES = (*PRODUCTS, "batch_norm_relu.cu", "batch_norm.cu", "bn_backward_remat.cu
 FORWARD = CONVOLUTION_FUSED_REMAT[0]
 # What is written over something that is read.
 PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"), ("dx", "d"), ("dx", "dy"))
-MADE_BY = {"convolution": "pointwise", "convolution_backward_data": "pointwise_backward_data"}
+MADE_BY = {"convolution": "conv1x1", "convolution_backward_data": "conv1x1_backward_data"}
 
 
 @pytest.fixture(scope="module", params=[Precision.BF16, Precision.FP16])
@@ -72,13 +72,13 @@ class Bench:
         return dict(zip(operation.outputs, made, strict=True))
 
 
-def _named(value: Pattern | Part | Sizes) -> str:
+def _named(value: Pattern | LaunchPattern | Sizes) -> str:
     if isinstance(value, Pattern):
         return "+".join(statement.kind for statement in value.statements[1:])
-    return ".".join(value.gives) if isinstance(value, Part) else str(value)
+    return ".".join(value.writes) if isinstance(value, LaunchPattern) else str(value)
 
 
-@pytest.mark.parametrize("blocks", [1, pointwise.MOST_BLOCKS])
+@pytest.mark.parametrize("blocks", [1, conv1x1.MOST_BLOCKS])
 @pytest.mark.parametrize(
     ("pattern", "part", "sizes"),
     POINT_FORMS,
@@ -86,24 +86,26 @@ def _named(value: Pattern | Part | Sizes) -> str:
 )
 def test_equal_to_the_launches_by_themselves(
     pattern: Pattern,
-    part: Part,
+    part: LaunchPattern,
     sizes: Sizes,
     blocks: int,
     library: tuple[Precision, Library],
     monkeypatch: pytest.MonkeyPatch,
 ):
     """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
-    monkeypatch.setattr(pointwise, "MOST_BLOCKS", blocks)
+    monkeypatch.setattr(conv1x1, "MOST_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
     made = bench.run(fused_remat)
-    products = {n: pattern.statements[n] for n in part.runs if pattern.statements[n].kind in MADE_BY}
+    products = {n: pattern.statements[n] for n in part.statements if pattern.statements[n].kind in MADE_BY}
     for n, statement in products.items():
-        bench.known |= bench.run(points(pattern, Part((n,), statement.outputs), sizes), MADE_BY[statement.kind])
+        bench.known |= bench.run(
+            points(pattern, LaunchPattern((n,), statement.outputs), sizes), MADE_BY[statement.kind]
+        )
     of_products = {name for statement in products.values() for name in statement.outputs}
-    behind = tuple(name for name in part.gives if name not in of_products)
-    wanted = {name: bench.known[name] for name in part.gives if name in of_products}
-    wanted |= bench.run(points(pattern, Part(part.runs[len(products) :], behind), sizes))
+    behind = tuple(name for name in part.writes if name not in of_products)
+    wanted = {name: bench.known[name] for name in part.writes if name in of_products}
+    wanted |= bench.run(points(pattern, LaunchPattern(part.statements[len(products) :], behind), sizes))
     for name in made.keys() & {"dgamma", "dbeta"}:
         found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
         assert relative_error(found, other) < 1e-5
@@ -118,21 +120,21 @@ def test_equal_to_the_launches_by_themselves(
 def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
     """Fused rematerialization may repeat a kernel that had statistics in its epilogue."""
     bench = Bench(library, FORWARD, sizes)
-    alone = points(FORWARD, Part((0,), ("x",)), sizes)
+    alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
-    assert made["x"] == bench.run(alone, "pointwise")["x"]
+    assert made["x"] == bench.run(alone, "conv1x1")["x"]
 
 
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
     """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
-    monkeypatch.setattr(pointwise, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(conv1x1, "MOST_BLOCKS", 1)
     sizes = (2, 128, (5, 13), 256)
     bench = Bench(library, FORWARD, sizes)
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
     _, type_ = bench.operand("image")
     bench.known["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
-    alone = points(FORWARD, Part((0,), ("x",)), sizes)
+    alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
     result = from_bytes(made["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
@@ -143,9 +145,9 @@ def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library],
 
 
 @pytest.mark.parametrize(
-    ("channels", "stride"), [(pointwise.MOST_CHANNELS + 64, 1), (64, 2)], ids=["too many channels", "a step of two"]
+    ("channels", "stride"), [(conv1x1.MOST_CHANNELS + 64, 1), (64, 2)], ids=["too many channels", "a step of two"]
 )
 def test_not_taken(channels: int, stride: int):
     a = Convolution((5, 5), (1, 1), (stride, stride))
     case = Case("not taken", "convolution", a, (w(2, channels, 5, 5), w(64, channels, 1, 1)))
-    assert not KERNELS["pointwise"].takes(case.request(Precision.BF16))
+    assert not KERNELS["conv1x1"].takes(case.request(Precision.BF16))

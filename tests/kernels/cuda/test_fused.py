@@ -14,6 +14,7 @@ from mbc.optimize.fusion.catalogue import PATTERNS
 from tests.kernels.cuda.cases import Case
 from tests.kernels.cuda.groups import group, groups_in
 from tests.kernels.cuda.launching import Library, check, launched, request_of, to_bytes
+from tests.kernels.cuda.matrix import matrix
 from tests.kernels.cuda.test_emulated import GXX, build
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
@@ -36,9 +37,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 
-@pytest.mark.parametrize("case", groups_in(Precision.FP16), ids=lambda case: case.name)
-def test_in_half_precision(case: Case, library: Library):
-    check(library, case, Precision.FP16)
+@pytest.mark.parametrize(("case", "precision"), matrix(groups_in(Precision.FP16), [Precision.FP16]))
+def test_in_half_precision(case: Case, precision: Precision, library: Library):
+    check(library, case, precision)
 
 
 def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
@@ -55,7 +56,7 @@ def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
     forward = group(PATTERNS[0], PATTERNS[0].launches[0], SHAPE, affine=True)
     backward = next(p for p in PATTERNS if len(p.launches) == 2)
     again = group(backward, backward.launches[0], SHAPE, affine=True)
-    apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].gives) == 3)
+    apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].writes) == 3)
     singly = group(apart, apart.launches[0], SHAPE, affine=True)
     normalized = request_of(forward, [image, *[vector] * 4], Precision.FP16)
     (y,) = launched(library, normalized, [x, mean, variance, gamma, beta])

@@ -13,9 +13,9 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
-from mbc.ops.signs import CHANNELS
+from mbc.ops.relu_mask import CHANNELS
 from mbc.optimize.fusion.catalogue import RELU_FUSED_REMAT
-from mbc.optimize.fusion.pattern import Part, Pattern, Statement
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern, Statement
 from tests.kernels.cuda.cases import Shape
 from tests.kernels.cuda.groups import SAME, group
 from tests.kernels.cuda.launching import Library, from_bytes, launched, request_of, to_bytes
@@ -93,22 +93,22 @@ class Bench:
 def _by_output(pattern: Pattern) -> Pattern:
     """The same, where the gradient of ReLU reads its output in the place of bit masks."""
     through = Statement.parse("d = relu_backward(y, dy)")
-    kept = (s for s in pattern.statements if s.kind != "relu_signs")
-    return replace(pattern, statements=tuple(through if s.kind == "relu_backward_signs" else s for s in kept))
+    kept = (s for s in pattern.statements if s.kind != "relu_mask")
+    return replace(pattern, statements=tuple(through if s.kind == "relu_backward_masked" else s for s in kept))
 
 
-def _has_masks(pattern: Pattern) -> bool:
-    return any(s.kind == "relu_signs" for s in pattern.statements)
+def _has_signs(pattern: Pattern) -> bool:
+    return any(s.kind == "relu_mask" for s in pattern.statements)
 
 
 def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Operation]:
     """The launch that makes relu's output, and that of the sums: by x alone, or by what the first one stored."""
-    gives = pattern.launches[0].gives
+    gives = pattern.launches[0].writes
     relu = next(n for n, s in enumerate(pattern.statements) if s.kind == "relu")
     forward, everything = range(relu + 1), range(len(pattern.statements))
     behind = everything[relu + 1 :] if "d" in gives else everything
-    first = group(pattern, Part(tuple(forward), ("y",)), shape, affine)
-    return first, group(pattern, Part(tuple(behind), gives[1:]), shape, affine)
+    first = group(pattern, LaunchPattern(tuple(forward), ("y",)), shape, affine)
+    return first, group(pattern, LaunchPattern(tuple(behind), gives[1:]), shape, affine)
 
 
 @pytest.mark.parametrize("precision", VANISHING)

@@ -172,7 +172,7 @@ MANY = 200_000  # rows, with which the images below have 2^31 elements and more
 
 @pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
 def test_few_filters_are_up_to_eight_of_one_place(kind: str):
-    name, a = f"few_filters{kind}", Convolution((14, 14), (1, 1))
+    name, a = f"conv1x1_narrow{kind}", Convolution((14, 14), (1, 1))
     for channels, filters, rows in ((8, 1, 8), (64, 8, MANY), (1024, 5, 8)):
         assert name in _offered(a, channels, filters, kind, rows=rows)
     assert name in _offered(a, 12, 8, kind, Precision.FP32)
@@ -187,8 +187,8 @@ def test_few_filters_are_up_to_eight_of_one_place(kind: str):
         assert name not in _offered(other, 64, 8, kind), other
 
 
-def test_which_transposed_convolutions_are_non_overlapping():
-    name, kind, a = "convolution_backward_data_apart", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
+def test_windows_apart_are_those_that_lie_side_by_side():
+    name, kind, a = "conv_transpose_nonoverlapping", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
     assert name in _offered(a, 64, 192, kind) and name in _offered(a, 64, 64, kind, Precision.FP16)
     assert name not in _offered(a, 64, 64, kind, Precision.FP32)
     assert name not in _offered(a, 64, 64, kind, rows=MANY)
@@ -225,8 +225,8 @@ def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_me
         assert name not in _offered(other, 64, 64, kind), other
 
 
-def test_what_is_copied_next_to_a_gemm_comes_in_whole_vectors():
-    kernel = KERNELS["convolution_backward_data_bias_add_concat"]
+def test_what_is_copied_beside_a_product_comes_in_whole_vectors():
+    kernel = KERNELS["conv_transpose_bias_add_concat"]
     request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
     *others, beside = request.inputs
     rows, channels, *size = beside.shape
@@ -318,6 +318,7 @@ def test_mbc082_cannot_accumulate():
 NVCC = find_toolchain().nvcc
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 @pytest.mark.parametrize("working", (0, 1, 2))
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
@@ -344,7 +345,7 @@ def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
 @pytest.mark.parametrize("gpu, small, large", [("h200", True, True), ("a100-80", True, True), ("l4", True, False)])
 def test_a_gpu_is_offered_what_fits_its_shared_memory(gpu: str, small: bool, large: bool):
     def offered(request: Request) -> bool:
-        return any("few_channels" in c.name for c in OWN.candidates(request, find_spec(gpu)))
+        return any("stem_conv" in c.name for c in OWN.candidates(request, find_spec(gpu)))
 
     assert offered(_first_layer(224, 7, 2, 3)) is small
     assert offered(_first_layer(224, 11, 4, 2)) is large
@@ -352,5 +353,5 @@ def test_a_gpu_is_offered_what_fits_its_shared_memory(gpu: str, small: bool, lar
 
 def test_whole_blocks_of_the_filter_pass_fit_as_they_are_meant_to():
     request = replace(_first_layer(224, 7, 2, 3), precision=Precision.TF32)
-    kernel = KERNELS["convolution_few_channels_filter_fp32"]
+    kernel = KERNELS["stem_conv_backward_filter_fp32"]
     assert kernel.takes(request) and kernel.shared(request) + 1024 <= (228 << 10) // 3

@@ -17,14 +17,14 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import Contention, simulate
-from mbc.optimize.search.solution import Fitted
+from mbc.optimize.search.solution import Solution
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Launch, Program, Stream
 from tests.optimize.planned import Favouring, draft_of, table
 
-STREAMS = (Stream.COMPUTE, Stream.BESIDE)
+STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)
 NAMES = "abcde"
 GROUPED = tuple(Favouring(provider) for provider in PROVIDERS)
 
@@ -104,20 +104,21 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     programs = fuse(found) if data.draw(st.booleans()) else None
     limits = {op.name: 0 for op in found.graph.train} if lean else {}
     choices = choose(found, limits, programs=programs)
-    draft = take_over(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
+    draft = alias_in_place(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
     gone = data.draw(st.sets(st.integers(0, len(draft.train.launches) - 1), min_size=1))
     launches = tuple(
-        replace(launch, stream=Stream.BESIDE) if i in gone else launch for i, launch in enumerate(draft.train.launches)
+        replace(launch, stream=Stream.CONCURRENT) if i in gone else launch
+        for i, launch in enumerate(draft.train.launches)
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
     bound_us = critical_path_us(found, draft.train, draft.buffers, fastest_us)
-    assert 0 < bound_us <= Fitted(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
+    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
 
 
 def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() -> None:
     for micro_batch, chained in ((0, True), (2, False)):
         found, draft = table("residual", "fp32", micro_batch), draft_of("residual", "fp32", micro_batch)
         assert critical_path_us(found, draft.train, draft.buffers, 100.0) == 0.0
-        launches = (replace(draft.train.launches[0], stream=Stream.BESIDE), *draft.train.launches[1:])
+        launches = (replace(draft.train.launches[0], stream=Stream.CONCURRENT), *draft.train.launches[1:])
         bound_us = critical_path_us(found, replace(draft.train, launches=launches), draft.buffers, 100.0)
         assert (bound_us > 50.0) == chained and bound_us >= 50.0

@@ -11,7 +11,7 @@ import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
+from mbc.kernels.cuda.conv import conv1x1_bn_backward
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
@@ -34,8 +34,8 @@ network small(batch = 4, classes = 3) {
 }
 train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
-KINDS = frozenset(kernel.kind for kernel in pointwise_normalize.KERNELS)
-MAKERS = ("pointwise", "pointwise_statistics")
+KINDS = frozenset(kernel.kind for kernel in conv1x1_bn_backward.KERNELS)
+MAKERS = ("conv1x1", "conv1x1_statistics")
 SLOWER = 1e4  # than what is to be planned
 BYTES_PER_US = H200.copy_gb_s * 1e3
 
@@ -66,7 +66,7 @@ class Measured(NoSizes):
         if self.makers == math.inf and request.kind.startswith("convolution") and request.kind not in KINDS:
             return SLOWER
         last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
-        slower = self.makers if c.name in MAKERS else SLOWER if "at_once" in c.name else 1.0
+        slower = self.makers if c.name in MAKERS else SLOWER if "single_launch" in c.name else 1.0
         return slower * (1.0 if last else 2.0)
 
 
@@ -75,7 +75,7 @@ def table(profile: Measured | None) -> CandidateTable:
 
 
 def planned(profile: Measured | None, *without: str) -> Plan:
-    return planned_for(profile, SOURCE, without=("beside", *without))
+    return planned_for(profile, SOURCE, without=("concurrent_stream", *without))
 
 
 def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
@@ -94,11 +94,11 @@ def test_recomputed_by_the_same_kernel(makers: float):
     found = launches(plan)
     (maker, _), *again = found["expand"]
     assert maker in MAKERS
-    assert [name for name, _ in again] == ["pointwise_normalize_relu_sums", "pointwise_normalize_relu_backward"]
-    for layer, sums in ("down", []), ("wide", ["pointwise_normalize_sums"]):  # the former's make the gradient, too
+    assert [name for name, _ in again] == ["conv1x1_unstored_bn_relu_bn_reduce", "conv1x1_unstored_bn_relu_backward"]
+    for layer, sums in ("down", []), ("wide", ["conv1x1_unstored_bn_reduce"]):  # the former's make the gradient, too
         (maker, _), *again = found[layer]
         assert maker in MAKERS
-        assert [name for name, _ in again] == [*sums, "pointwise_normalize_backward"]
+        assert [name for name, _ in again] == [*sums, "conv1x1_unstored_bn_backward"]
     assert {name for name, _ in launches(without)["expand"]}.isdisjoint(MAKERS) == (makers > 1)
     assert plan.predictions.train_us < without.predictions.train_us
     assert trained(plan) == trained(without)
@@ -128,7 +128,7 @@ def test_what_is_recomputed_is_not_kept(layer: str):
 )
 def test_elsewhere_it_is_read(profile: Measured | None):
     kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
-    assert kernels.isdisjoint(kernel.name for kernel in pointwise_normalize.KERNELS)
+    assert kernels.isdisjoint(kernel.name for kernel in conv1x1_bn_backward.KERNELS)
 
 
 def test_the_floor_takes_the_fastest_recomputation():
@@ -139,7 +139,7 @@ def test_the_floor_takes_the_fastest_recomputation():
 
 def test_what_determinism_costs_is_told_by_the_same_groups():
     known = replace(table(Measured()), rules=Rules(deterministic=True))
-    plan = search(known, Limits(without=frozenset({"beside"})), 10**12)
+    plan = search(known, Limits(without=frozenset({"concurrent_stream"})), 10**12)
     assert launches(plan) == launches(planned(Measured()))
     assert 0 < plan.bounds.nondeterministic_us <= plan.predictions.train_us * (1 + 1e-9)
 

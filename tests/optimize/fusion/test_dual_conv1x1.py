@@ -1,5 +1,5 @@
-"""Two GEMMs of pointwise convolutions in a launch, the recomputed operand of reductions and the gradient that they
-need: where that was measured, with the same numbers; what is recomputed is not kept."""
+"""Two 1x1 GEMMs in one launch, x and its gradient, for the reductions of batch normalisation: taken where measured,
+with the same numbers; what is recomputed is not kept."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections import Counter
 
 import pytest
 
-from mbc.kernels.cuda.conv import conv1x1 as pointwise
-from mbc.kernels.cuda.conv import conv1x1_bn_backward as pointwise_normalize
-from mbc.kernels.cuda.conv import dual_conv1x1 as pointwise_pairs
+from mbc.kernels.cuda.conv import conv1x1, conv1x1_bn_backward, dual_conv1x1
 from mbc.optimize.search.profiling_requests import needs
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
@@ -17,13 +15,13 @@ from tests.optimize.fusion.test_fused_gradients import SOURCE, Measured, planned
 from tests.optimize.planned import H200, graph_of, trained
 
 SHARE = 0.6  # of what keeping everything takes
-MAKERS = pointwise.INSIDE[0].repeats
-KERNELS = (*pointwise.INSIDE, pointwise_normalize.KERNELS[-1], *pointwise_pairs.KERNELS)
+MAKERS = conv1x1.NOT_STORED[0].bitwise_equal_to
+KERNELS = (*conv1x1.NOT_STORED, conv1x1_bn_backward.KERNELS[-1], *dual_conv1x1.KERNELS)
 LAYERS = tuple(f"bottleneck{i}.wide" for i in range(3))  # whose images are larger than their weights
 
 
 def launched(plan: Plan) -> Counter[str]:
-    """Launches by kernel, of those that recompute what they do not write."""
+    """Launches by kernel, of the kernels that recompute what they do not write."""
     names = (launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel))
     return Counter(name for name in names if name in {kernel.name for kernel in KERNELS})
 
@@ -40,8 +38,8 @@ def kept(plan: Plan) -> set[str]:
 def test_neither_is_written(signs: bool):
     """Of two gradients that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))
-    form = "_signed" if signs else ""
-    assert launched(plan) == {f"pointwise_pair_add_relu_sums{form}": 3, "pointwise_normalize_sums": 1}
+    form = "_masked" if signs else ""
+    assert launched(plan) == {f"dual_conv1x1_add_relu_bn_reduce{form}": 3, "conv1x1_unstored_bn_reduce": 1}
     assert kept(without) == set(LAYERS) and not kept(plan) and not launched(without)
     works = {launch.operations[:1]: launch.work for launch in reversed(plan.train.launches)}
     makers = [works[layer,] for layer in LAYERS]
@@ -52,8 +50,8 @@ def test_neither_is_written(signs: bool):
 
 def test_fused_rematerialization_of_relus_output():
     plan = planned(Measured(inside=True), SHARE)
-    assert launched(plan)["pointwise_pair_add_relu_and_sums_of_two"]
-    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert launched(plan)["dual_conv1x1_add_relu_remat_bn_reduce_two_grads"]
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert trained(plan) == trained(planned(Measured()))
 
 

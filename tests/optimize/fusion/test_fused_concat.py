@@ -11,7 +11,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
-from mbc.optimize.fusion import select_groups as fuse
+from mbc.optimize.fusion import select_groups
 from mbc.optimize.fusion.catalogue import PATTERNS
 from mbc.plan.model import Kernel
 from mbc.source import Source
@@ -47,18 +47,18 @@ graph = functools.partial(pools.graph, source=SOURCE)
 
 def test_every_kernel_finds_its_place():
     assert launched(planned(graph())) >= {
-        "batch_statistics_beside",
+        "batch_statistics_concat",
         "batch_normalize_relu_backward_add_slice",
         "batch_normalize_relu_backward_add_slice_and_part",
-        "batch_normalize_relu_sums_of_slice",
+        "batch_normalize_relu_bn_reduce_of_slice",
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",
         "batch_normalize_relu_concat",
         "max_pool_backward_add_three",
         "concat_batch_normalize_relu",
         "channel_slice_sum",
-        "max_pool_backward_add_slice_sums",
-        "max_pool_backward_add_slice_normalize",
+        "max_pool_backward_add_slice_bn_reduce",
+        "max_pool_backward_add_slice_bn_backward",
     }
 
 
@@ -69,7 +69,7 @@ def test_what_is_new_may_come_first():
     lowered = lower(parse(Source("joined.mbc", text.replace("AFFINE", "true"))), (), None)
     found = launched(planned(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
     assert found >= {
-        "batch_statistics_beside",
+        "batch_statistics_concat",
         "concat_batch_normalize_relu",
         "batch_normalize_relu_backward_add_slice",
         "batch_normalize_relu_backward_add_slice_and_part",
@@ -86,7 +86,7 @@ def test_slices_that_are_read_in_place_exist_nowhere():
 def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
     """Normalisation is fused into a concatenation only where fused operations recompute it for gradients."""
     again = [p for p in PATTERNS if len(p.launches) < 2]
-    monkeypatch.setattr(fuse, "PATTERNS", tuple(again))
+    monkeypatch.setattr(select_groups, "PATTERNS", tuple(again))
     plan = planned(graph())
     assert "batch_normalize_relu_concat" not in launched(plan)
     inference = {launch.work.name for launch in plan.infer.launches if isinstance(launch.work, Kernel)}
@@ -111,7 +111,7 @@ def test_groups_within_a_budget_give_the_same_bits(share: float):
     arena_bytes = int(roomy.predictions.arena_bytes * share)
     plan = planned(graph(), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
     assert plan.predictions.arena_bytes <= arena_bytes
-    assert "batch_statistics_beside" in launched(plan)
+    assert "batch_statistics_concat" in launched(plan)
     states, losses = trained(plan)
     wanted, wanted_losses = trained(roomy)
     assert losses == wanted_losses
@@ -141,7 +141,7 @@ def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, k
     source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
     steps = pools.graph(source=source)
     plan = planned(steps, device=find_spec("h200"))
-    assert ("convolution_backward_data_bias_add_concat" in launched(plan)) == fits
+    assert ("conv_transpose_bias_add_concat" in launched(plan)) == fits
     assert ("bias_add_concat" in launched(plan)) != fits
     made = {op.outputs[0] for op in steps.train if op.kind == "bias_add" or op.name == "conv_transpose0"}
     assert made.isdisjoint(buffer.value for buffer in plan.buffers) == fits

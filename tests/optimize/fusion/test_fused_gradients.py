@@ -10,7 +10,7 @@ import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda.conv import conv1x1_backward_data as pointwise_gradients
+from mbc.kernels.cuda.conv import conv1x1_backward_data
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.profiling_requests import needs
@@ -52,7 +52,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 SHARE = 0.7  # of what keeping everything takes
 BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
 SLOWER = 1e4  # than what is to be planned
-KERNELS = frozenset(kernel.name for kernel in pointwise_gradients.KERNELS[1:])
+KERNELS = frozenset(kernel.name for kernel in conv1x1_backward_data.KERNELS[1:])
 IN_GROUPS = "convolution_backward_data+"
 
 
@@ -70,7 +70,7 @@ class Measured(NoSizes):
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        with_data, inside, signs = request.kind.startswith(IN_GROUPS), is_inside(request), "signs" in request.kind
+        with_data, inside, signs = request.kind.startswith(IN_GROUPS), is_inside(request), "mask" in request.kind
         if (with_data and not self.data) or (inside and not self.inside) or (signs and not self.signs):
             return ()
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / BYTES_PER_US
@@ -84,7 +84,7 @@ class Measured(NoSizes):
 
 def _times(request: Request, c: Candidate) -> float:
     last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
-    return SLOWER if "at_once" in c.name else 1.0 if last else 2.0
+    return SLOWER if "single_launch" in c.name else 1.0 if last else 2.0
 
 
 def planned(profile: Measured | None, share: float = 0.0, source: str = SOURCE) -> Plan:
@@ -105,9 +105,9 @@ def test_gradients_that_only_sums_read_are_not_written(signs: bool):
     """Of two that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
     found = launches(plan)
-    signed = ["_signed"] if signs else [""]
-    names = {f"pointwise_data{added}_relu_sums{form}" for added in ("", "_add") for form in signed}
-    assert found.keys() >= names and len(found.pop("pointwise_data_normalize_relu_sums")) == 4
+    signed = ["_masked"] if signs else [""]
+    names = {f"conv1x1_backward_data{added}_relu_bn_reduce{form}" for added in ("", "_add") for form in signed}
+    assert found.keys() >= names and len(found.pop("conv1x1_backward_data_bn_relu_bn_reduce")) == 4
     assert sum(map(len, found.values())) == 5
     assert any("bottleneck3.narrow.backward_data" in operations for operations in found.values())
     assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
@@ -116,7 +116,9 @@ def test_gradients_that_only_sums_read_are_not_written(signs: bool):
 
 def test_so_are_those_of_parts_of_concatenations():
     plan, without = planned(Measured(), source=DENSE), planned(Measured(data=False), source=DENSE)
-    assert [first.split(".")[-2] for first in launches(plan)["pointwise_data_normalize_relu_sums"]] == ["narrow"] * 3
+    assert [first.split(".")[-2] for first in launches(plan)["conv1x1_backward_data_bn_relu_bn_reduce"]] == [
+        "narrow"
+    ] * 3
     assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
     assert trained(plan) == trained(without)
 
@@ -124,8 +126,11 @@ def test_so_are_those_of_parts_of_concatenations():
 def test_fused_rematerialization_of_relus_output():
     plan = planned(Measured(), SHARE)
     found = launches(plan)
-    assert "pointwise_data_normalize_relu_and_sums" in found and "pointwise_data_add_relu_and_sums_of_two" in found
-    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert (
+        "conv1x1_backward_data_bn_relu_remat_bn_reduce" in found
+        and "conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads" in found
+    )
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert plan.predictions.train_us < planned(Measured(data=False), SHARE).predictions.train_us
     assert trained(plan) == trained(planned(Measured()))
 
@@ -133,7 +138,10 @@ def test_fused_rematerialization_of_relus_output():
 def test_bit_masks_are_read_where_only_that_gains():
     """By relu's output the gradient is made by itself."""
     found = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
-    assert len(found["pointwise_data_add_relu_sums_signed"]) == 3 and "pointwise_data_add_relu_sums" not in found
+    assert (
+        len(found["conv1x1_backward_data_add_relu_bn_reduce_masked"]) == 3
+        and "conv1x1_backward_data_add_relu_bn_reduce" not in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,4 +167,4 @@ def test_the_floor_counts_what_is_not_moved():
 
 def test_all_are_asked_for():
     kinds = {need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)}
-    assert {kernel.kind for kernel in pointwise_gradients.KERNELS} - kinds == set()
+    assert {kernel.kind for kernel in conv1x1_backward_data.KERNELS} - kinds == set()

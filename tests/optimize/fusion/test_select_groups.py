@@ -69,7 +69,7 @@ def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> C
 
 
 def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200) -> Plan:
-    plan = search(table(steps, fused, gpu), Limits(without=frozenset({"beside"})), budget_bytes)
+    plan = search(table(steps, fused, gpu), Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
     verify_plan(plan)
     return plan
 
@@ -83,15 +83,15 @@ def test_every_kernel_of_a_group_finds_its_place():
     assert found >= {
         "batch_normalize_relu",
         "batch_normalize_add_relu",
-        "batch_normalize_twice_add_relu",
-        "batch_normalize_relu_sums",
+        "dual_batch_normalize_add_relu",
+        "batch_normalize_relu_bn_reduce",
         "batch_normalize_relu_backward",
-        "add_relu_backward_sums",
+        "add_relu_backward_bn_reduce",
         "bias_add_relu",
         "relu_backward_channel_sum",
-        "sgd_updates",
-        "update_runnings",
-        "casts",
+        "multi_tensor_sgd",
+        "multi_tensor_update_running",
+        "multi_tensor_cast",
     }
     assert not found & {"relu", "relu_backward", "sgd_update", "update_running"}
 
@@ -99,14 +99,14 @@ def test_every_kernel_of_a_group_finds_its_place():
 def test_small_tensors_are_normalised_at_once_where_blocks_form_clusters():
     found = launched(planned(graph("bf16")).train)
     assert found >= {
-        "batch_normalize_at_once",
-        "batch_normalize_relu_at_once",
-        "batch_normalize_add_relu_at_once",
-        "batch_normalize_relu_backward_at_once",
-        "add_relu_backward_batch_normalize_at_once",
-        "batch_normalize_backward_at_once",
+        "batch_normalize_single_launch",
+        "batch_normalize_relu_single_launch",
+        "batch_normalize_add_relu_single_launch",
+        "batch_normalize_relu_backward_single_launch",
+        "add_relu_backward_batch_normalize_single_launch",
+        "batch_normalize_backward_single_launch",
     }
-    assert not found & {"batch_statistics", "batch_normalize_relu_sums", "batch_normalize_sums"}
+    assert not found & {"batch_statistics", "batch_normalize_relu_bn_reduce", "batch_normalize_backward_reduce"}
 
 
 def test_a_plan_without_groups_takes_longer_and_more_memory():
@@ -171,7 +171,7 @@ train { optimizer = sgd() }
 """
     lowered = lower(parse(Source("small.mbc", text)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unmade)]
+    assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unstored)]
     plan = planned(steps, gpu=UNCLUSTERED)
     assert "batch_normalize" in launched(plan.train)
 
@@ -223,12 +223,12 @@ def test_estimated_groups_do_not_compete_with_measured_operations():
     assert programs == plain(steps)
 
 
-def test_what_a_profile_expects_competes_with_what_it_measured():
-    """Times between measured sizes and of earlier editions are no model's estimates."""
+def test_what_a_profile_expects_stands_beside_what_it_measured():
+    """Times between measured sizes and of earlier versions are no model's estimates."""
     steps = graph("bf16")
 
     class Expected(NoSizes):
-        """Has measured every operation, and knows of every group what an earlier edition took."""
+        """Has measured every operation, and knows of every group what an earlier version took."""
 
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
             found = (c for p in PROVIDERS for c in p.candidates(request, H200))
@@ -270,10 +270,10 @@ def test_what_needs_too_much_at_once_runs_one_by_one():
 
 def test_the_verifier_wants_every_operation_of_a_group():
     plan = planned(graph("bf16"), gpu=UNCLUSTERED)
-    index, launch = next(
-        (i, launch) for i, launch in enumerate(plan.train.launches)
-        if isinstance(launch.work, Kernel) and launch.work.name == "batch_normalize_relu_sums"
-    )  # fmt: skip
+    index = next(
+        i for i, launch in enumerate(plan.train.launches) if launch.work.name == "batch_normalize_relu_bn_reduce"
+    )
+    launch = plan.train.launches[index]
     shorter = replace(launch, operations=launch.operations[:-1])
     launches = (*plan.train.launches[:index], shorter, *plan.train.launches[index + 1 :])
     with pytest.raises(MbcError) as caught:
@@ -283,7 +283,7 @@ def test_the_verifier_wants_every_operation_of_a_group():
 
 def test_sums_that_a_member_reads_are_not_divided():
     asked = {need.undivided for need in needs(graph("bf16"), H200, Policy.ALL)}
-    whole = [r for r in asked if r.kind.endswith("batch_normalize_sums+batch_normalize_backward")]
+    whole = [r for r in asked if r.kind.endswith("batch_normalize_backward_reduce+batch_normalize_backward")]
     assert whole
     for request in whole:
         kind = launch_kind(request.kind, request.attributes)

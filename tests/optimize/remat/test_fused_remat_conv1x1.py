@@ -11,7 +11,7 @@ import pytest
 from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda.conv import conv1x1 as pointwise
+from mbc.kernels.cuda.conv import conv1x1
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.bounds.budget_lp import budget_bound_us
@@ -19,11 +19,11 @@ from mbc.optimize.bounds.fused_remat_terms import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.state import Means
+from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
 from mbc.options import Policy
@@ -49,7 +49,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 SHARE = 0.65  # of what keeping everything takes
 ALONG_SHARE = 1.05  # of the time of the sums by themselves
 SLOWER = 1e4  # than what is to be planned
-FUSED_REMAT = frozenset(kernel.name for kernel in pointwise.FUSED_REMAT)
+FUSED_REMAT = frozenset(kernel.name for kernel in conv1x1.FUSED_REMAT)
 
 
 def is_joint(kind: str) -> bool:
@@ -86,10 +86,10 @@ class Measured(NoSizes):
         if c.name in FUSED_REMAT:
             operands = sum(t.size_bytes for t in request.inputs[:2]) / 1e3
             return ALONG_SHARE * (moved - operands) * (self.both if is_joint(request.kind) else 1.0)
-        if c.name == "pointwise":
+        if c.name == "conv1x1":
             return self.forward * moved
         last = all(lying == "nhwc" for t, lying in zip(request.inputs, c.layouts, strict=False) if t.ordered)
-        other = "at_once" in c.name or request.kind == WITH_STATISTICS
+        other = "single_launch" in c.name or request.kind == WITH_STATISTICS
         return moved * (SLOWER if other else 1.0 if last else 2.0)
 
 
@@ -98,7 +98,9 @@ def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
-    return planned_for(profile, SOURCE, share, ("beside", "offload"))  # else the optimizer's states are offloaded
+    return planned_for(
+        profile, SOURCE, share, ("concurrent_stream", "offload")
+    )  # else the optimizer's states go to the host
 
 
 def fused_products(plan: Plan) -> list[Launch]:
@@ -107,7 +109,9 @@ def fused_products(plan: Plan) -> list[Launch]:
 
 def jointly(plan: Plan) -> list[Launch]:
     return [
-        launch for launch in fused_products(plan) if isinstance(launch.work, Kernel) and "_and_sums" in launch.work.name
+        launch
+        for launch in products_along(plan)
+        if isinstance(launch.work, Kernel) and "_remat_bn_reduce" in launch.work.name
     ]
 
 
@@ -116,7 +120,7 @@ def test_what_was_dropped_is_recomputed_with_the_same_bits(profile: Measured):
     plan, without = planned(profile, SHARE), planned(replace(profile, fused_remat=False, joint=False), SHARE)
     assert fused_products(plan)
     assert bool(jointly(plan)) == profile.joint
-    assert plan.bounds.within_us <= plan.predictions.train_us < without.predictions.train_us
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us < without.predictions.train_us
     assert trained(plan) == trained(planned(profile))
 
 
@@ -127,8 +131,8 @@ def test_both_in_one_launch_take_less_than_one_of_them_before():
 def test_only_what_the_same_kernel_made():
     """Another one may round otherwise."""
     plan = planned(Measured(forward=1.1), SHARE)
-    assert not fused_products(plan)
-    assert "pointwise" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
+    assert not products_along(plan)
+    assert "conv1x1" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
 
 @pytest.mark.parametrize("profile", [None, Measured(fused_remat=False)], ids=["estimated", "never measured"])
@@ -154,9 +158,9 @@ class Pairs:
         self.table = known
         choices = defer_readers(known, choose(known, {}, programs=fuse(known)))
         self.draft = emit_launches(known, choices)
-        self.runs = runs_of(known.graph, self.draft, self.draft.train)
-        self.fused_remats = fused_remat_runs(known, self.draft, self.runs, choices.train)
-        sums = {key: fused_remat.sums for key, fused_remat in self.fused_remats.items()}
+        self.regions = regions_of(known.graph, self.draft, self.draft.train)
+        self.fused_remats = fused_remat_launches(known, self.draft, self.regions, choices.train)
+        sums = {key: fused_remat.reductions for key, fused_remat in self.fused_remats.items()}
         self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
 
     def target(self, key: tuple[int, int]) -> int:
@@ -165,21 +169,23 @@ class Pairs:
     def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
         """The step that recomputes them."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
-        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.fused_remats).draft.train.launches
+        return rewrite(
+            self.draft, self.regions, Decisions(both), H200.host_link, self.fused_remats
+        ).draft.train.launches
 
     def check_ledger(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
-        ledger = Ledger(self.draft, self.runs, 0, (), self.fused_remats)
+        ledger = Ledger(self.draft, self.regions, 0, (), self.fused_remats)
         first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
         for one, other in ((first, last), (last, first)):
             for key in (one, other):
-                ledger.repeat(self.target(key), key[1])
-            assert ledger.again_us == pytest.approx(beside_us + last_us)
-            ledger.drop(self.target(last), last[1])
-            assert ledger.again_us == pytest.approx(first_us)
+                ledger.recompute_value(self.target(key), key[1])
+            assert ledger.recompute_us == pytest.approx(beside_us + last_us)
+            ledger.drop_recompute(self.target(last), last[1])
+            assert ledger.recompute_us == pytest.approx(first_us)
             assert ledger.displaced_us(*last) == pytest.approx(beside_us - first_us)
-            ledger.drop(self.target(first), first[1])
-            assert ledger.again_us == pytest.approx(0.0)
+            ledger.drop_recompute(self.target(first), first[1])
+            assert ledger.recompute_us == pytest.approx(0.0)
 
 
 def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
@@ -191,7 +197,7 @@ def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
         (sums,) = (
             i for i, launch in enumerate(made) if launch.operations == pairs.fused_remats[last].launch.operations
         )
-        again = pairs.runs[first[0]]
+        again = pairs.regions[first[0]]
         operations = pairs.draft.train.launches[again.start].operations
         alone = [i for i, launch in enumerate(made) if launch.operations == operations]
         assert len(made) == len(pairs.draft.train.launches) + 1
@@ -208,7 +214,7 @@ def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs
         made = pairs.made(first, last)
         assert len(made) == len(pairs.draft.train.launches)
         (sums,) = (launch for launch in made if launch.operations == run.launch.operations)
-        assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_signed") == signs
+        assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_masked") == signs
         assert set(run.targets) == {pairs.target(first), pairs.target(last)}
         assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.fused_remats[last].launch))
         pairs.check_ledger(first, last, run.more_us)
@@ -220,17 +226,19 @@ def test_both_are_not_where_one_of_them_is_read_before():
     checked = 0
     for first, last in pairs.found:
         run = pairs.fused_remats[first].joint
-        for reader, position in run.rivals - pairs.fused_remats[first].rivals if run else ():
-            (output,) = (b for b in pairs.runs[reader].writes if b in Ledger(pairs.draft, pairs.runs, 0).movable)
+        for reader, position in run.conflicts - pairs.fused_remats[first].conflicts if run else ():
+            (output,) = (b for b in pairs.regions[reader].writes if b in Ledger(pairs.draft, pairs.regions, 0).movable)
             decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
             decisions.append(Recompute(output, position))
-            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats)
+            written = rewrite(
+                pairs.draft, pairs.regions, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats
+            )
             assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
-            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.fused_remats)
+            ledger = Ledger(pairs.draft, pairs.regions, 0, (), pairs.fused_remats)
             for decision in decisions:
-                ledger.repeat(decision.buffer, decision.before)
-            alone_us = sum(pairs.runs[key[0]].time_us for key in (first, last))
-            assert ledger.again_us == pytest.approx(alone_us + ledger.again_us_of(reader, position))
+                ledger.recompute_value(decision.buffer, decision.before)
+            alone_us = sum(pairs.regions[key[0]].time_us for key in (first, last))
+            assert ledger.recompute_us == pytest.approx(alone_us + ledger.recompute_us_of(reader, position))
             checked += 1
     assert checked
 
@@ -251,7 +259,7 @@ def test_the_bound_has_no_higher_prices_than_the_ledger(signs: bool):
     for pair, run in joint:
         values = tuple(buffers[pairs.target(key)].value for key in pair)
         first_us, last_us = (pairs.fused_remats[key].more_us for key in pair)
-        (both,) = (both for both in extras.both if (both.first, both.last) == values)
+        (both,) = (both for both in extras.joint if (both.first, both.last) == values)
         assert 0 < extras.least_us(both.first) <= first_us * (1 + 1e-9)
         assert extras.least_us(both.last) <= last_us * (1 + 1e-9)
         assert both.more_us <= (run.more_us + last_us) * (1 + 1e-9)
@@ -265,5 +273,7 @@ def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
         forward = [op for op in known.graph.train if op.kind in ("convolution", "relu")]
         kept_bytes = sum(known.graph.values[op.outputs[0]].type.size_bytes for op in forward)
         fastest_us = choose(known, {}, programs=fuse(known)).train_us
-        bounds_us.append(budget_bound_us(known, Means(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us)
+        bounds_us.append(
+            budget_bound_us(known, Techniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
+        )
     assert 0 < bounds_us[0] < bounds_us[1]

@@ -17,7 +17,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.optimizer_offload import movable_states, offload_states
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Space, Stream
@@ -40,7 +40,7 @@ def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
 
 
 def planned(case: Case, every: int = 1, lead: float = 2.0) -> Plan:
-    return plan_of(kept_plan(*case), take_over(table(*case).graph, moved(case, every, lead)))
+    return plan_of(kept_plan(*case), alias_in_place(table(*case).graph, moved(case, every, lead)))
 
 
 def trained(plan: Plan, transfers: Transfers = Transfers.IN_ORDER) -> Module:

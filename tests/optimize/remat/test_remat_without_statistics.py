@@ -10,21 +10,21 @@ import pytest
 
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda import KERNELS, bare
+from mbc.kernels.cuda import KERNELS, without_statistics
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat.apply_decisions import rewrite
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.remat_without_statistics import repeated_without_statistics
+from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, graph_of, planned_for, trained
 from tests.optimize.remat.test_fused_remat_conv1x1 import FUSED_REMAT, SHARE, SLOWER, SOURCE, Measured
 
-ALONE = ("beside", "offload")
+ALONE = ("concurrent_stream", "offload")
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Summing(Measured):
 
     def _time_us(self, request: Request, c: Candidate) -> float:
         moved_us = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
-        if c.name in map(bare, KERNELS):
+        if c.name in map(without_statistics, KERNELS):
             return self.alone * moved_us
         if c.name in FUSED_REMAT:
             return SLOWER * moved_us
-        return moved_us if bare(c.name) else super()._time_us(request, c)
+        return moved_us if without_statistics(c.name) else super()._time_us(request, c)
 
 
 def again(plan: Plan) -> list[tuple[str, str]]:
@@ -49,15 +49,15 @@ def again(plan: Plan) -> list[tuple[str, str]]:
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations:
             makers.setdefault(launch.operations[0], []).append(launch.work.name)
-    return [(first, name) for first, *others in makers.values() if bare(first) for name in others]
+    return [(first, name) for first, *others in makers.values() if without_statistics(first) for name in others]
 
 
 @pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
 def test_recomputed_without_statistics_with_the_same_bits(share: float):
     """Also where memory is so small that statistics could be recomputed, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)
-    assert again(plan) and all(name == bare(first) for first, name in again(plan))
-    assert plan.bounds.within_us <= plan.predictions.train_us
+    assert again(plan) and all(name == without_statistics(first) for first, name in again(plan))
+    assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert trained(plan) == trained(planned_for(Summing(), SOURCE, 0.0, ALONE))
 
 
@@ -70,16 +70,16 @@ def test_what_is_recomputed_takes_what_the_ledger_says():
     known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
     choices = choose(known, {}, programs=fuse(known))
     draft = emit_launches(known, choices)
-    runs = repeated_without_statistics(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
-    ledger = Ledger(draft, runs, small_bytes=0)
-    repeated = [run for run in runs if run.repeat is not None]
-    assert repeated
-    for run in repeated:
+    regions = remat_without_statistics(known, draft, regions_of(known.graph, draft, draft.train), choices.train)
+    ledger = Ledger(draft, regions, small_bytes=0)
+    recomputed = [run for run in regions if run.remat_launch is not None]
+    assert recomputed
+    for run in recomputed:
         assert len(run.writes) == 3, "the product, its mean and its variance"
         (product,) = set(run.writes) & set(ledger.movable)
-        ledger.repeat(product, ledger.reads[product][-1])
-    rewritten = rewrite(draft, runs, ledger.decisions(), H200.host_link).draft
-    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.again_us)
+        ledger.recompute_value(product, ledger.reads[product][-1])
+    rewritten = rewrite(draft, regions, ledger.decisions(), H200.host_link).draft
+    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.recompute_us)
 
 
 def _train_us(draft: Draft) -> float:
@@ -92,7 +92,7 @@ class Roomy(Summing):
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
         found = tuple(super().candidates(request))
-        others = [c for c in found if bare(c.name)]
+        others = [c for c in found if without_statistics(c.name)]
         larger = [
             replace(
                 c,
@@ -113,5 +113,7 @@ def test_what_is_recomputed_keeps_its_kernel_where_memory_allows_another():
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
             kernels.setdefault(launch.operations[0], []).append(launch.work.name)
-    repeated = {tuple(names[:2]) for names in kernels.values() if names[1:2] == [bare("pointwise_statistics")]}
-    assert repeated == {("pointwise_statistics", "pointwise")}
+    recomputed = {
+        tuple(names[:2]) for names in kernels.values() if names[1:2] == [without_statistics("conv1x1_statistics")]
+    }
+    assert recomputed == {("conv1x1_statistics", "conv1x1")}

@@ -13,7 +13,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Mode, Plan
@@ -50,7 +50,7 @@ train { optimizer = sgd(momentum=0.9)  precision = fp32 }
 # Groups of which a part is a sum over rows.
 SUMS = {
     PLAIN: {"relu_backward+channel_sum", "relu_backward+max_pool_backward+channel_sum"},
-    NORMALIZED: {"batch_normalize+relu+relu_backward+batch_normalize_sums"},
+    NORMALIZED: {"batch_normalize+relu+relu_backward+batch_normalize_backward_reduce"},
 }
 
 
@@ -70,7 +70,7 @@ def plans(source: str, rows: int) -> tuple[Plan, Plan]:
     groups = (*every.train, *every.infer)
 
     def plan(draft: Draft) -> Plan:
-        return plan_of(kept, take_over(graph(source), draft, groups))
+        return plan_of(kept, alias_in_place(graph(source), draft, groups))
 
     whole, by_depth = divided_drafts(made, Division(500, rows), programs)
     return plan(whole), plan(by_depth)

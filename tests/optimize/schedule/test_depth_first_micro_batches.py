@@ -8,7 +8,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.schedule.depth_first_micro_batches import Division, depth_first, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
@@ -41,7 +41,7 @@ def divided_drafts(made: CandidateTable, division: Division, programs: Programs 
 
 
 def plan(network: str, precision: str, draft: Draft) -> Plan:
-    return plan_of(kept_plan(network, precision), take_over(table(network, precision).graph, draft))
+    return plan_of(kept_plan(network, precision), alias_in_place(table(network, precision).graph, draft))
 
 
 @pytest.mark.parametrize("large_bytes", [0, 400, 1500, 3000])

@@ -13,7 +13,7 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.split_updates import split_into, split_within
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Launch, Mode
@@ -43,7 +43,7 @@ def whole(network: str, precision: str) -> Draft:
     programs = fuse(made)
     groups = (*programs.train, *programs.infer)
     choices = choose(made, {}, programs=programs)
-    return take_over(made.graph, emit_launches(made, choices), (*groups, *choices.train, *choices.infer))
+    return alias_in_place(made.graph, emit_launches(made, choices), (*groups, *choices.train, *choices.infer))
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:

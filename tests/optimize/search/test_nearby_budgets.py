@@ -1,58 +1,70 @@
-"""Slightly smaller budgets are tried, too, where what is found depends on chance: `_with_other_budgets` of
-`mbc.optimize.search.search`."""
+"""Slightly smaller budgets are tried, too, where a step is slow: there the search is sensitive to small changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mbc.optimize import effort
-from mbc.optimize.search import search
+from mbc.optimize.search import search as search_module
+from mbc.optimize.search.fit import fit
+from mbc.optimize.search.search import Limits, search
+from mbc.optimize.search.solution import Problem
+from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from tests.optimize.planned import kept_plan, table
 
-LEAST_US = 100.0  # without a limit
-ROOM_BYTES = 1000
-
-
-def found(step_us: float, arena_bytes: int, launches: int = 10) -> Any:
-    draft = SimpleNamespace(train=SimpleNamespace(launches=range(launches)))
-    return SimpleNamespace(step_us=step_us, placed=SimpleNamespace(arena_bytes=arena_bytes), draft=draft)
+SHARE, UNLUCKY_SHARE = 0.84, 0.95  # of what keeping everything takes, and of that
 
 
 @pytest.fixture
-def luckier(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, Any]], tuple[Any, list[int]]]:
-    """What it takes of what is found in each room, and the rooms that were tried."""
-    forms: Any = (SimpleNamespace(table=None, unlimited=SimpleNamespace(train_us=LEAST_US)),)
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The budgets that are tried. In the first, the search has bad luck: it finds what it finds in a smaller one."""
+    kept_plan("residual")  # cached: its search is not watched
+    found: list[int] = []
 
-    def run(by_room: dict[int, Any]) -> tuple[Any, list[int]]:
-        tried: list[int] = []
+    def unlucky(problem: Problem, *others: Any) -> Any:
+        found.append(problem.available_bytes)
+        if problem.available_bytes == found[0]:
+            problem = replace(problem, available_bytes=int(UNLUCKY_SHARE * found[0]))
+        return fit(problem, *others)
 
-        def faster(forms: Any, limits: Any, means: Any, available_bytes: int) -> Any:
-            tried.append(available_bytes)
-            return by_room[available_bytes]
-
-        monkeypatch.setattr(search, "_with_or_without_masks", faster)
-        nothing: Any = None
-        return search._with_other_budgets(forms, nothing, nothing, ROOM_BYTES), tried
-
-    return run
+    monkeypatch.setattr(search_module, "fit", unlucky)
+    monkeypatch.setattr(effort, "NEARBY_BUDGETS_SLOWDOWN", 1.0)
+    return found
 
 
-def test_a_step_that_is_fast_enough_is_taken_at_once(luckier):
-    first = found(120.0, 1000)
-    assert luckier({1000: first}) == (first, [1000])
+def planned() -> Plan:
+    kept = kept_plan("residual").predictions
+    budget_bytes = int(SHARE * kept.arena_bytes) + kept.overhead_bytes
+    plan = search(table("residual"), Limits(without=frozenset({"beside", "offload"})), budget_bytes)
+    verify_plan(plan)
+    assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= budget_bytes
+    return plan
 
 
-def test_of_slow_ones_the_fastest_is_taken_until_one_is_fast(luckier):
-    slow, faster, fast = found(150.0, 1000), found(140.0, 995), found(110.0, 990)
-    assert luckier({1000: slow, 995: faster, 990: fast}) == (fast, [1000, 995, 990])
-    assert luckier({1000: slow, 995: fast}) == (fast, [1000, 995])
-    assert luckier({1000: faster, 995: slow, 990: slow}) == (faster, [1000, 995, 990])
+def test_the_fastest_of_them_is_taken(tried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned()
+    first_bytes = tried[0]
+    assert list(dict.fromkeys(tried)) == [first_bytes, *(int(part * first_bytes) for part in effort.NEARBY_BUDGETS)]
+    monkeypatch.setattr(effort, "NEARBY_BUDGETS", ())
+    assert plan.predictions.train_us < planned().predictions.train_us
 
 
-def test_what_does_not_fit_or_is_long_is_not_tried_again(luckier):
-    high, long = found(150.0, 1001), found(150.0, 1000, effort.NEARBY_ROOMS_MAX_LAUNCHES + 1)
-    assert luckier({1000: high}) == (high, [1000])
-    assert luckier({1000: long}) == (long, [1000])
+def test_the_first_that_is_fast_is_taken(tried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    slowdown = planned().predictions.train_us / kept_plan("residual").bounds.fastest_us
+    tried.clear()
+    monkeypatch.setattr(effort, "NEARBY_BUDGETS_SLOWDOWN", 1.001 * slowdown)
+    planned()
+    assert len(set(tried)) == 2
+
+
+@pytest.mark.parametrize(("constant", "value"), [("NEARBY_BUDGETS_SLOWDOWN", 2.0), ("NEARBY_BUDGETS_MAX_LAUNCHES", 0)])
+def test_a_step_that_is_fast_or_long_is_taken_at_once(
+    constant: str, value: float, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(effort, constant, value)
+    planned()
+    assert len(set(tried)) == 1

@@ -30,7 +30,7 @@ def test_every_request_of_planning_is_needed(policy: Policy):
         steps, H200, PROVIDERS, None, Rules(min(policy, Policy.POWER_OF_TWO, key=list(Policy).index))
     )
     for operation in (o for o in (*steps.train, *steps.infer) if not KINDS[o.kind].view):
-        for rows in table.slice_rows(operation):
+        for rows in table.micro_batch_rows(operation):
             assert table.request(operation, Rows(0, rows)) in found
     assert conversion_request(steps.values["image"].type, steps) in found
 

@@ -154,14 +154,14 @@ def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], e
 
 
 @pytest.mark.parametrize(("fills", "ends"), [((0.3, 0.6), (12, 5)), ((0.5, 1.0), (14.5, 7.5)), ((1.0, 1.0), (17, 10))])
-def test_concurrent_kernels_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
-    launches = (launch(Stream.COMPUTE, 12), launch(Stream.BESIDE, 5))
+def test_kernels_beside_each_other_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
+    launches = (launch(Stream.COMPUTE, 12), launch(Stream.CONCURRENT, 5))
     found = timeline(Program(launches, (), (), ()), None, Contention((ALONE,) * 2, 1.0, 1.0, fills))
     assert found.ends_us == pytest.approx(ends)
 
 
 def test_kernels_at_an_end_of_a_wait_take_longer() -> None:
-    streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.COMPUTE, Stream.COMPUTE, Stream.BESIDE)
+    streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.COMPUTE, Stream.COMPUTE, Stream.CONCURRENT)
     launches = tuple(launch(stream, 10) for stream in streams)
     waiting = replace(NOTHING, slowdowns=(ALONE,) * 5, fills=(0.0,) * 5, wait_us=2.0, copy_wait_us=3.0)
     found = timeline(Program(launches, ((0, 1), (1, 3), (2, 4)), (), ()), None, waiting)
@@ -188,7 +188,7 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
     # What each fills matters only with a concurrent stream.
     assert found.fills == (0,) * 5
-    aside = (*launches, replace(launches[3], stream=Stream.BESIDE))
+    aside = (*launches, replace(launches[3], stream=Stream.CONCURRENT))
     together = contention(Program(aside, (), (), ()), graph, [small, large], spec)
     assert together is not None
     assert together.fills[0] == 1 and together.fills[5] < 0.01 and together.fills[4] == 0
@@ -200,7 +200,7 @@ def test_what_multiplies_whole_words_fills_the_gpu() -> None:
     spec, graph = replace(find_spec("h200"), fp32_tflops=0.06, fp16_tflops=0.79), table("residual").graph
     operation = next(op for op in graph.train if op.kind == "convolution")
     for rate, fills in ((spec.fp32_tflops, 1.0), (0.3 * spec.fp32_tflops, 0.5)):
-        idle = Launch(Kernel("cudnn", "k", (), 0.0, measured=True), (operation.name,), Stream.BESIDE, ())
+        idle = Launch(Kernel("cudnn", "k", (), 0.0, measured=True), (operation.name,), Stream.CONCURRENT, ())
         time_us = flops_of(idle, operation, graph, []) / (rate * 1e6) + spec.launch_us
         launch = replace(idle, work=replace(idle.work, time_us=time_us))
         found = contention(Program((launch,), (), (), ()), graph, [], spec)

@@ -131,7 +131,7 @@ WIDE_KINDS = (
 def by_brute_force(table: Table, graph: TrainingGraph) -> float:
     """The fastest of all labellings of the operations and states of the training step that the rules allow."""
     asked = [o for o in graph.train if not KINDS[o.kind].view]
-    options = {o.name: best_within(table.menus(o), None) for o in asked}
+    options = {o.name: best_within(table.fronts(o), None) for o in asked}
     free = [o for o in asked if len(options[o.name]) > 1]
     states = [s.value for s in graph.states if layout_matters(graph.values[s.value].type.shape)]
     best = float("inf")
@@ -215,7 +215,7 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
 ):
     table = Table(WIDE_GRAPH, find_spec("h200"), (Drawn(times_us),), change_us=change_us)
     choices = choose(table, {})
-    options = {o.name: best_within(table.menus(o), None) for o in WIDE_GRAPH.train if not KINDS[o.kind].view}
+    options = {o.name: best_within(table.fronts(o), None) for o in WIDE_GRAPH.train if not KINDS[o.kind].view}
     chosen = {
         name: Layout.CHANNELS_LAST
         if Layout.CHANNELS_LAST in choices.operations[name].layouts

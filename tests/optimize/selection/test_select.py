@@ -20,7 +20,7 @@ from mbc.kernels.cuda import OWN
 from mbc.optimize.bounds.lower_bounds import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Mode, Plan
@@ -40,7 +40,7 @@ network small(batch = 8, classes = 4) {
 train { optimizer = sgd(momentum=0.9) }
 """
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-NO_LIMIT = Limits(without=frozenset({"beside"}))  # bounds are of launches one after the other
+NO_LIMIT = Limits(without=frozenset({"concurrent_stream"}))  # bounds are of launches one after the other
 CHOOSE = Rules()
 
 
@@ -161,14 +161,14 @@ def test_workspace_shrinks_until_the_budget_holds() -> None:
 def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
     found = plan(table(10.0, 10.0, rules=Rules(micro_batch=rows)))
     kinds = {op.name: op.kind for op in found.graph.train}
-    slices: dict[str, list[tuple[int, int, Mode]]] = {}
+    micro_batches: dict[str, list[tuple[int, int, Mode]]] = {}
     for launch in found.train.launches:
         for name in launch.operations:
             if kinds[name].startswith("convolution"):
                 rows_read, output = launch.accesses[0].rows, launch.accesses[2]
-                slices.setdefault(name, []).append((rows_read.start, rows_read.stop, output.mode))
-    assert len(slices) == 5  # two forward, one backward_data, two backward_filter
-    for name, parts in slices.items():
+                micro_batches.setdefault(name, []).append((rows_read.start, rows_read.stop, output.mode))
+    assert len(micro_batches) == 5  # two forward, one backward_data, two backward_filter
+    for name, parts in micro_batches.items():
         assert [start for start, _, _ in parts] == [0, *(stop for _, stop, _ in parts[:-1])]
         assert parts[-1][1] == 8
         later = {mode for _, _, mode in parts[1:]}
@@ -186,7 +186,7 @@ def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
 
 def test_outputs_take_over_inputs_that_die() -> None:
     candidates = table(10.0, 10.0)
-    draft = take_over(candidates.graph, emit_launches(candidates, choose(candidates, {})))
+    draft = alias_in_place(candidates.graph, emit_launches(candidates, choose(candidates, {})))
     aliased = {b.value for b in draft.buffers if b.alias is not None}
     assert "next.conv0.weight" in aliased, "updates happen in place"
     assert "d.relu1" not in aliased, "the gradient of a sum goes to two readers"

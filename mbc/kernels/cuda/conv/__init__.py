@@ -1,16 +1,16 @@
-"""Convolutions: direct, pointwise (1x1), depthwise and first layers, with prologues and epilogues.
+"""Convolutions: direct, pointwise (1x1), depthwise and stem convolutions, with prologues and epilogues.
 
 * `conv_operands`: operands and sizes of a pass of a convolution, as launchers read them
 * `conv1x1`: pointwise convolutions in 16 bits, with batch statistics in the epilogue
-* `conv1x1_backward_data`: their image gradients, with batch normalisation's reductions in the epilogue
+* `conv1x1_backward_data`: their data gradients, with batch normalisation's reductions in the epilogue
 * `conv1x1_bn_backward`: batch normalisation's backward pass over a recomputed pointwise convolution
 * `dual_conv1x1`: two pointwise GEMMs in one launch
-* `conv1x1_narrow`: pointwise convolutions with few filters
-* `conv_transpose_nonoverlapping`: transposed convolutions whose windows do not overlap
+* `conv1x1_narrow`: pointwise convolutions to at most eight filters
+* `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size
 * `depthwise`: depthwise 3x3 convolutions
 * `direct`: any convolution or linear layer that libraries refuse
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue
-* `stem_conv`: first layers, of images with few channels
+* `stem_conv`: stem convolutions, of images with at most seven channels
 * `tf32_filter_gradient`: filter gradients of 3x3 convolutions in tf32
 * `weight_stationary_conv`: 16-bit convolutions of 64 or 128 channels with the filter in shared memory
 """

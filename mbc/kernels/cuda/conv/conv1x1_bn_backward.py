@@ -1,6 +1,6 @@
-"""The backward pass of batch normalisation over the result of a 1x1 convolution, in bf16 and fp16: that is recomputed
-inside by the GEMM of `mbc.kernels.cuda.conv.conv1x1` (`REMAT_INSIDE` of `mbc.optimize.fusion.catalogue_conv1x1`), from
-an image that has fewer channels, so that there is less to read.
+"""The backward pass of batch normalisation over the result of a 1x1 convolution, in bf16 and fp16. The result is
+recomputed by the GEMM of `mbc.kernels.cuda.conv.conv1x1` and not written (`REMAT_INSIDE` of
+`mbc.optimize.fusion.catalogue_conv1x1`): its image has fewer channels, so that fewer bytes are read.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 
 from mbc.kernels.cuda.base import OwnKernel, Slice
 from mbc.kernels.cuda.conv.conv1x1 import (
-    BY_ITSELF,
+    PLAIN,
     Conv1x1RematArguments,
     arguments,
-    inside,
-    normalizing,
-    with_more,
-    with_sums,
+    not_stored,
+    with_affine,
+    with_epilogue,
+    with_reduction,
 )
 from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, members, run
 from mbc.ops.normalization import BatchNormalizeBackward
 
-_PRODUCT = replace(BY_ITSELF, file="conv/conv1x1_bn_backward.cu")
-_THROUGH_RELU = "batch_normalize+relu+relu_backward"
+_GEMM = replace(PLAIN, file="conv/conv1x1_bn_backward.cu")
+_RELU_BACKWARD = "batch_normalize+relu+relu_backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +36,24 @@ def _arguments(at: Slice) -> Conv1x1BnBackwardArguments:
     return Conv1x1BnBackwardArguments(*arguments(at).integers(), affine=affine, count=last.attributes.count)
 
 
-def _applying(launcher: str, behind: str, *wirings: Wiring) -> OwnKernel:
-    kernel = inside(with_more(_PRODUCT, launcher, behind, wirings))
+def _gradient_kernel(launcher: str, epilogue: str, *wirings: Wiring) -> OwnKernel:
+    kernel = not_stored(with_epilogue(_GEMM, launcher, epilogue, wirings))
     return replace(kernel, struct=Conv1x1BnBackwardArguments, integers=_arguments)
 
 
-def _summing(launcher: str, between: str, *wirings: Wiring) -> OwnKernel:
-    return inside(with_sums(_PRODUCT, launcher, between, wirings))
+def _reduction_kernel(launcher: str, between: str, *wirings: Wiring) -> OwnKernel:
+    return not_stored(with_reduction(_GEMM, launcher, between, wirings))
 
 
-def _plain(affine: bool) -> Wiring:
-    """Read are image, weights, the gradient, mean, variance, dgamma, dbeta, and gamma if there is one (`affine`)."""
+def _gradient_wiring(affine: bool) -> Wiring:
+    """Inputs: image, weights, the gradient, mean, variance, dgamma, dbeta, and gamma if there is one (`affine`)."""
     x = 8 if affine else 7
     return ((0, 1), (x, *run(2, x - 2))), (x + 1,)
 
 
-def _through_relu(operands: int, backward: bool) -> Wiring:
-    """Read are image, weights, what normalises their product (`operands` with that), and the gradient behind relu;
-    dgamma and dbeta, too, where dx is written of them (`backward`)."""
+def _relu_backward_wiring(operands: int, backward: bool) -> Wiring:
+    """Inputs: image, weights, what normalises their convolution (`operands` in all, with x), and the gradient of ReLU's
+    output; with `backward` also dgamma and dbeta, and dx is the output."""
     dy = operands + 1
     x = dy + (3 if backward else 1)
     z, y, d = run(x + 1, 3)
@@ -68,21 +68,23 @@ def _through_relu(operands: int, backward: bool) -> Wiring:
 # image, weights, d, mean, variance, dgamma, dbeta, gamma (`affine`); dx, which may be written over d. Reals: eps.
 # image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy.
 # image, weights, mean, variance, scale and shift (`affine`), dy; dgamma, dbeta, workspace.
-# Reals of these two: eps of the normalisation, and of its backward pass or of the sums.
+# Reals of these two: eps of the normalisation, and of its backward pass or the reductions.
 # image, weights, d, mean, variance; dgamma, dbeta, workspace. Reals: eps.
 KERNELS = (
-    _applying("pointwise_normalize_backward", "batch_normalize_backward", _plain(True), _plain(False)),
-    _applying(
-        "pointwise_normalize_relu_backward",
-        f"{_THROUGH_RELU}+batch_normalize_backward",
-        *(_through_relu(operands, backward=True) for operands in AFFINE),
+    _gradient_kernel(
+        "conv1x1_unstored_bn_backward", "batch_normalize_backward", _gradient_wiring(True), _gradient_wiring(False)
     ),
-    normalizing(
-        _summing(
-            "pointwise_normalize_relu_sums",
-            _THROUGH_RELU,
-            *(_through_relu(operands, backward=False) for operands in AFFINE),
+    _gradient_kernel(
+        "conv1x1_unstored_bn_relu_backward",
+        f"{_RELU_BACKWARD}+batch_normalize_backward",
+        *(_relu_backward_wiring(operands, backward=True) for operands in AFFINE),
+    ),
+    with_affine(
+        _reduction_kernel(
+            "conv1x1_unstored_bn_relu_bn_reduce",
+            _RELU_BACKWARD,
+            *(_relu_backward_wiring(operands, backward=False) for operands in AFFINE),
         )
     ),
-    _summing("pointwise_normalize_sums", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
+    _reduction_kernel("conv1x1_unstored_bn_reduce", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
 )

@@ -1,4 +1,4 @@
-"""1x1 convolutions to few filters, the last layers of networks: each pass goes over the image once."""
+"""1x1 convolutions to at most eight filters, the last layers of networks: each pass reads the image once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, moved_us, pixel_by_pixel, type_code
-from mbc.kernels.cuda.conv.conv_operands import Sides, attributes
+from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 
 MOST_FILTERS = 8  # as in the source; with more of them tensor cores have something to do
 MOST_CHANNELS = 1024  # whose weights the forward pass has in shared memory
-MOST_PARTS = 396  # of the filter pass: blocks of a large GPU at a time; a constant, so that sums are the same on all
-LEAST_PIXELS = 16  # that a thread of the filter pass sums over before its part is worth a block
+MOST_PARTS = (
+    396  # of the filter pass: blocks of a large GPU at a time; a constant, so that reductions are the same on all
+)
+LEAST_PIXELS = 16  # of a thread of the filter pass, or its part is not worth a block
 WARP = 32
 COPY_SHARE = 0.85  # of the copy bandwidth, by judgement
 ARITHMETIC_SHARE = 0.4  # of the peak in fp32, by judgement: elements of 16 bits are taken out of their words first
@@ -31,12 +33,12 @@ class Conv1x1NarrowArguments(Struct):
 
 
 def _takes(request: Request) -> bool:
-    a, sides = attributes(request), Sides.of(request)
-    channels = sides.image.shape[1]
+    a, conv = attributes(request), ConvOperands.of(request)
+    channels = conv.image.shape[1]
     return (
-        sides.image.dtype is sides.features.dtype
+        conv.image.dtype is conv.features.dtype
         and (a.kernel, a.stride, a.pad, a.groups) == ((1, 1), (1, 1), (0, 0, 0, 0), 1)
-        and sides.features.shape[1] <= MOST_FILTERS
+        and conv.features.shape[1] <= MOST_FILTERS
         and channels <= MOST_CHANNELS
         and channels % _vector(request) == 0
     )
@@ -44,20 +46,20 @@ def _takes(request: Request) -> bool:
 
 def _vector(request: Request) -> int:
     """Channels in 16 bytes."""
-    return VECTOR_BYTES // Sides.of(request).image.dtype.size_bytes
+    return VECTOR_BYTES // ConvOperands.of(request).image.dtype.size_bytes
 
 
 def _pixels(request: Request) -> int:
-    rows, _, *size = Sides.of(request).image.shape
+    rows, _, *size = ConvOperands.of(request).image.shape
     return rows * math.prod(size)
 
 
 def _parts(request: Request) -> int:
-    """Blocks among which the filter pass shares out the pixels, for each block of channels."""
-    vectors = Sides.of(request).image.shape[1] // _vector(request)
+    """Split-K of the filter pass, for each block of channels."""
+    vectors = ConvOperands.of(request).image.shape[1] // _vector(request)
     columns = math.ceil(vectors / WARP)
-    down = THREADS // math.ceil(vectors / columns)
-    return max(1, min(MOST_PARTS // columns, _pixels(request) // (down * LEAST_PIXELS)))
+    threads_y = THREADS // math.ceil(vectors / columns)
+    return max(1, min(MOST_PARTS // columns, _pixels(request) // (threads_y * LEAST_PIXELS)))
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
@@ -65,20 +67,20 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 
 
 def _arguments(at: Slice) -> Conv1x1NarrowArguments:
-    request, sides = at.request, Sides.of(at.request)
+    request, conv = at.request, ConvOperands.of(at.request)
     return Conv1x1NarrowArguments(
-        type=type_code(sides.image),
+        type=type_code(conv.image),
         pixels=_pixels(request),
-        channels=sides.image.shape[1],
-        filters=sides.features.shape[1],
+        channels=conv.image.shape[1],
+        filters=conv.features.shape[1],
         parts=_parts(request),
         accumulate=int(at.accumulate),
     )
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    sides = Sides.of(request)
-    operations = 2 * sides.image.elements * sides.features.shape[1]
+    conv = ConvOperands.of(request)
+    operations = 2 * conv.image.elements * conv.features.shape[1]
     arithmetic_us = operations / (device.fp32_tflops * 1e6 * ARITHMETIC_SHARE)
     return max(arithmetic_us, moved_us(request, device) / COPY_SHARE)
 
@@ -90,18 +92,18 @@ _FORWARD = OwnKernel(
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
-    launcher="few_filters",
+    launcher="conv1x1_narrow",
     takes=_takes,
     aligned=True,
 )
-_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", launcher="few_filters_backward_data")
+_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", launcher="conv1x1_narrow_backward_data")
 _BACKWARD_FILTER = replace(
     _FORWARD,
     kind="convolution_backward_filter",
     workspace=_partial_bytes,
     launches=2,
     accumulates=True,
-    launcher="few_filters_backward_filter",
+    launcher="conv1x1_narrow_backward_filter",
 )
 
 KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)

@@ -11,7 +11,7 @@ from mbc.ops.convolution import Convolution
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class ConvOperands:
     """The image side, the feature side and the filter of one pass."""
 
     image: TensorType
@@ -19,11 +19,11 @@ class Sides:
     weight: TensorType
 
     @staticmethod
-    def of(request: Request) -> Sides:
+    def of(request: Request) -> ConvOperands:
         (a, b), c = request.inputs, request.outputs[0]
         if request.kind == "convolution":
-            return Sides(a, c, b)
-        return Sides(c, a, b) if request.kind == "convolution_backward_data" else Sides(a, b, c)
+            return ConvOperands(a, c, b)
+        return ConvOperands(c, a, b) if request.kind == "convolution_backward_data" else ConvOperands(a, b, c)
 
 
 def attributes(request: Request) -> Convolution:
@@ -53,9 +53,9 @@ class ConvolutionSizes(Struct):
 
 def sizes(request: Request) -> dict[str, int]:
     """The fields of `ConvolutionSizes`, of the image side and the feature side."""
-    a, sides = attributes(request), Sides.of(request)
-    rows, channels, height, width = sides.image.shape
-    _, filters, out_height, out_width = sides.features.shape
+    a, conv = attributes(request), ConvOperands.of(request)
+    rows, channels, height, width = conv.image.shape
+    _, filters, out_height, out_width = conv.features.shape
     return {
         "rows": rows,
         "channels": channels,

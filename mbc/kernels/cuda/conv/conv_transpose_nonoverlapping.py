@@ -1,5 +1,5 @@
-"""Transposed convolutions whose windows do not overlap, with a stride as long as their filter, which are the gradient
-of an image as well: alone, and as a part of a concatenation."""
+"""Non-overlapping transposed convolutions, whose stride is their filter size, which are data gradients as well: alone,
+and as a part of a concatenation."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, product_us, shared_of, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, Sides, attributes, sizes
-from mbc.kernels.cuda.fused.wiring import Wiring, products_of, taking
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us, shared_of, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
+from mbc.kernels.cuda.fused.wiring import Wiring, gemms_of, taking
 
 # As in the source.
 CHANNELS = 64  # by which both sides have them
-COLUMNS = 256  # of the product, that a block makes at once
+COLUMNS = 256  # of the GEMM, in a tile
 VECTOR = 8  # channels of the other part of a concatenation, that are copied together
 SHARED_BYTES = 219 << 10  # with the other part of a concatenation; without it 24 KiB less
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
-# Of a product with its bias: before the other part, or behind it.
+# The GEMM with its bias is the first part of the concatenation, or the last.
 _FIRST: Wiring = ((0, 1), (4, 2), (5, 3)), (6,)
 _LAST: Wiring = ((0, 1), (4, 2), (3, 5)), (6,)
 _first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
@@ -35,53 +35,53 @@ class ConvTransposeArguments(ConvolutionSizes):
 
 
 def _takes(request: Request) -> bool:
-    """A filter of one place is a convolution like any other."""
-    a, sides = attributes(request), Sides.of(request)
-    image, features = sides.image, sides.features
+    """A filter of one tap is a convolution like any other."""
+    a, conv = attributes(request), ConvOperands.of(request)
+    image, features = conv.image, conv.features
     if len(image.shape) != 4 or {image.dtype, features.dtype} not in ({DType.BF16}, {DType.FP16}):
         return False
-    places = math.prod(a.kernel)
+    taps = math.prod(a.kernel)
     return (
-        places > 1
+        taps > 1
         and a.stride == a.kernel
         and (a.pad, a.dilation, a.groups) == ((0, 0, 0, 0), (1, 1), 1)
         and image.shape[2:] == tuple(n * k for n, k in zip(features.shape[2:], a.kernel, strict=True))
         and image.shape[1] % CHANNELS == 0
         and features.shape[1] % CHANNELS == 0
-        and places * image.shape[1] % COLUMNS == 0
+        and taps * image.shape[1] % COLUMNS == 0
         and max(image.elements, features.elements) < 1 << 31
     )
 
 
 def _takes_concat(request: Request) -> bool:
-    return _first_or_last(request) and _takes(products_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
+    return _first_or_last(request) and _takes(gemms_of(request)[0]) and request.inputs[3].shape[1] % VECTOR == 0
 
 
 def _arguments(at: Slice) -> ConvTransposeArguments:
-    image = Sides.of(at.request).image
+    image = ConvOperands.of(at.request).image
     return ConvTransposeArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
 
 
 def _concat_arguments(at: Slice) -> ConvTransposeArguments:
     joined, other = at.request.outputs[0], at.request.inputs[3]
-    plain = _arguments(replace(at, request=products_of(at.request)[0]))
+    plain = _arguments(replace(at, request=gemms_of(at.request)[0]))
     return replace(plain, all=joined.shape[1], start=other.shape[1] if _last(at.request) else 0)
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     features, weight = request.inputs[:2]
     operations = 2 * features.elements * math.prod(weight.shape[1:])
-    return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
+    return gemm_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
 
 
-_BY_ITSELF = OwnKernel(
+_PLAIN = OwnKernel(
     "convolution_backward_data",
     "conv/conv_transpose_nonoverlapping.cu",
     ConvTransposeArguments,
     _arguments,
     layouts=channels_last,
     time_us=_time_us,
-    launcher="convolution_backward_data_apart",
+    launcher="conv_transpose_nonoverlapping",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
@@ -90,12 +90,12 @@ _BY_ITSELF = OwnKernel(
 )
 
 KERNELS = (
-    _BY_ITSELF,
+    _PLAIN,
     replace(
-        _BY_ITSELF,
+        _PLAIN,
         kind="convolution_backward_data+bias_add+concat",
         integers=_concat_arguments,
-        launcher="convolution_backward_data_bias_add_concat",
+        launcher="conv_transpose_bias_add_concat",
         takes=_takes_concat,
     ),
 )

@@ -9,15 +9,15 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, OwnKernel, Slice, Struct, layout_code, moved_us, type_code
-from mbc.kernels.cuda.conv.conv_operands import Sides, attributes
+from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 
 COPY_SHARE = 0.70  # of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
 VECTOR = 4  # channels a thread of the filter pass, channels last; DEPTHWISE_FILTER_VECTOR in the source
 WARP = 32
-MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # places in a sample have 32 bits
+MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # indices within a sample have 32 bits
 MOST_BLOCKS = 512  # of the filter pass: several for every multiprocessor of the largest GPUs
-LEAST_PIXELS = 32  # that a thread of the filter pass sums over before its part is worth a block
+LEAST_PIXELS = 32  # of a thread of the filter pass, or its part is not worth a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class DepthwiseArguments(Struct):
     layout: int
     rows: int
     channels: int
-    multiplier: int
+    depth_multiplier: int
     height: int
     width: int
     out_height: int
@@ -40,42 +40,42 @@ class DepthwiseArguments(Struct):
 
 def _takes(request: Request) -> bool:
     a = attributes(request)
-    sides = Sides.of(request)
-    channels = sides.image.shape[1]
+    conv = ConvOperands.of(request)
+    channels = conv.image.shape[1]
     alone = a.groups == channels and channels > 1
-    small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (sides.image, sides.features))
+    small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (conv.image, conv.features))
     return alone and small and a.kernel == (3, 3) and a.dilation == (1, 1) and a.stride in STRIDES
 
 
 def _parts(request: Request, layout: Layout) -> int:
-    """Into how many parts the filter pass splits its sum over output pixels: as many as fill a GPU with blocks, each
-    worth its while."""
+    """Split-K of the filter pass, whose K is output pixels: as many parts as fill a GPU with blocks that are each worth
+    starting."""
     if request.kind != "convolution_backward_filter":
         return 1
     rows, filters, height, width = request.inputs[1].shape
     if layout is Layout.CHANNELS_LAST:
         vectors = math.ceil(filters / VECTOR)
         columns = math.ceil(vectors / WARP)
-        along = math.ceil(vectors / columns)
+        threads_x = math.ceil(vectors / columns)
     else:
-        along, columns = 1, filters
-    pixels = THREADS // along * LEAST_PIXELS  # of one part
+        threads_x, columns = 1, filters
+    pixels = THREADS // threads_x * LEAST_PIXELS  # of one part
     return max(1, min(rows * height * width // pixels, MOST_BLOCKS // columns))
 
 
 def _depthwise(at: Slice) -> DepthwiseArguments:
-    request, a, sides = at.request, attributes(at.request), Sides.of(at.request)
-    rows, channels, height, width = sides.image.shape
+    request, a, conv = at.request, attributes(at.request), ConvOperands.of(at.request)
+    rows, channels, height, width = conv.image.shape
     return DepthwiseArguments(
         type=type_code(request.inputs[0]),
         layout=layout_code(at.layout),
         rows=rows,
         channels=channels,
-        multiplier=sides.features.shape[1] // channels,
+        depth_multiplier=conv.features.shape[1] // channels,
         height=height,
         width=width,
-        out_height=sides.features.shape[2],
-        out_width=sides.features.shape[3],
+        out_height=conv.features.shape[2],
+        out_width=conv.features.shape[3],
         stride=a.stride[0],
         pad_top=a.pad[0],
         pad_left=a.pad[2],

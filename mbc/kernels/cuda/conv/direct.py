@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, layout_code, product_us, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, Sides, attributes, sizes
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, gemm_us, layout_code, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 from mbc.ops.matrix import Linear
 
-TILED_SHARE = 0.10  # of the fp32 peak, by the tiled product: two loads from shared memory for every two operations
+TILED_SHARE = 0.10  # of the fp32 peak, by the tiled GEMM: two loads from shared memory for every two operations
 DIRECT_SHARE = 0.03  # one element a thread, operands from the cache
-LEAST_TILE = 8  # rows or columns of a product under which a tile of 64 is mostly empty
-PIXELS_PER_PART = 2048  # over which the filter pass sums before it starts another part
+LEAST_TILE = 8  # rows or columns of a GEMM under which a tile of 64 is mostly empty
+PIXELS_PER_PART = 2048  # of the filter pass (split-K)
 MOST_PARTIAL_BYTES = 32 << 20
 MOST_GRID_DEPTH = 65535  # of CUDA: groups times parts
 
@@ -51,9 +51,9 @@ class LinearFilterArguments(Struct):
 
 
 def _tiled(request: Request) -> bool:
-    """Whether the pass is a product of matrices that fill tiles; depthwise convolutions are not."""
-    sides, a = Sides.of(request), attributes(request)
-    filters, channels = sides.features.shape[1] // a.groups, sides.weight.shape[1]
+    """Whether the pass is a GEMM that fills tiles; that of depthwise convolutions does not."""
+    conv, a = ConvOperands.of(request), attributes(request)
+    filters, channels = conv.features.shape[1] // a.groups, conv.weight.shape[1]
     if request.kind == "convolution":
         return filters >= LEAST_TILE
     if request.kind == "convolution_backward_data":
@@ -62,7 +62,7 @@ def _tiled(request: Request) -> bool:
 
 
 def _parts(request: Request) -> int:
-    """Into how many parts the filter pass splits its sum over output pixels."""
+    """Split-K of the filter pass, whose K is output pixels."""
     if request.kind != "convolution_backward_filter":
         return 1
     dy, dw = request.inputs[1], request.outputs[0]
@@ -92,11 +92,11 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 
 
 def _convolution_us(request: Request, device: DeviceSpec) -> float:
-    sides = Sides.of(request)
+    conv = ConvOperands.of(request)
     # Each pass multiplies every element of the feature side with every element of its filter.
-    operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:])
+    operations = 2 * conv.features.elements * math.prod(conv.weight.shape[1:])
     share = TILED_SHARE if _tiled(request) else DIRECT_SHARE
-    return product_us(request, device, operations, device.fp32_tflops, share)
+    return gemm_us(request, device, operations, device.fp32_tflops, share)
 
 
 def linear_sizes(request: Request) -> tuple[int, int, int]:
@@ -118,7 +118,7 @@ def _linear_filter(at: Slice) -> LinearFilterArguments:
 
 def _linear_us(request: Request, device: DeviceSpec) -> float:
     operations = 2 * math.prod(linear_sizes(request))
-    return product_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
+    return gemm_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
 
 
 KERNELS = (

@@ -1,8 +1,7 @@
-"""Two 1x1 GEMMs in one launch, in bf16 and fp16: what the reductions of batch normalisation's backward pass are over,
-recomputed from its image, and the gradient that comes back to them (`PAIR_SUMS` and `PAIR_FUSED_REMAT` of
-`mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`,
-rounded as if they had been
-stored, and neither is written. Accesses are told by `behind_relu` and `relu_along`.
+"""Two 1x1 GEMMs in one launch, in bf16 and fp16, for the reductions of batch normalisation's backward pass: x,
+recomputed from its image, and the gradient of x (`PAIR_SUMS` and `PAIR_FUSED_REMAT` of
+`mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as if they had been
+stored, and neither is written. For accesses see `relu_backward_reduction` and `add_relu_remat`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mbc.kernels.cuda.base import Slice
-from mbc.kernels.cuda.conv.conv1x1 import BY_ITSELF, FORMS, Conv1x1RematArguments, arguments, inside
-from mbc.kernels.cuda.conv.conv1x1_backward_data import behind_relu, relu_along
+from mbc.kernels.cuda.conv.conv1x1 import FORMS, PLAIN, Conv1x1RematArguments, arguments, not_stored
+from mbc.kernels.cuda.conv.conv1x1_backward_data import add_relu_remat, relu_backward_reduction
 from mbc.kernels.cuda.fused.wiring import affines
 
 
@@ -25,8 +24,8 @@ def _arguments(at: Slice) -> DualConv1x1Arguments:
     return DualConv1x1Arguments(*arguments(at).integers(), affine=affine, gradient_channels=channels)
 
 
-_PAIR = replace(
-    BY_ITSELF,
+_DUAL = replace(
+    PLAIN,
     kind="convolution+convolution_backward_data",
     file="conv/dual_conv1x1.cu",
     struct=DualConv1x1Arguments,
@@ -34,5 +33,7 @@ _PAIR = replace(
 )
 
 KERNELS = tuple(
-    inside(of(_PAIR, "pointwise_pair", *form, made=True)) for of in (behind_relu, relu_along) for form in FORMS
+    not_stored(of(_DUAL, "dual_conv1x1", *form, x_from_gemm=True))
+    for of in (relu_backward_reduction, add_relu_remat)
+    for form in FORMS
 )

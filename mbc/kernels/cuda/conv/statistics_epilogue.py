@@ -15,24 +15,24 @@ from mbc.kernels.base import Request
 from mbc.kernels.calibration import estimate_us
 from mbc.kernels.cuda.base import OwnKernel, channels_last, effort_of
 from mbc.kernels.cuda.fused.wiring import taking
-from mbc.kernels.cuda.norm.batch_norm import KERNELS as OF_CHANNELS
+from mbc.kernels.cuda.norm.batch_norm import KERNELS as BATCH_NORM_KERNELS
 from mbc.kernels.cuda.norm.batch_norm import STATISTICS_BYTES
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 
-_STATISTICS = next(kernel for kernel in OF_CHANNELS if kernel.kind == "batch_statistics")
-_of_its_result = taking((((0, 1), (2,)), (2, 3, 4)))
+_STATISTICS = next(kernel for kernel in BATCH_NORM_KERNELS if kernel.kind == "batch_statistics")
+_wired = taking((((0, 1), (2,)), (2, 3, 4)))
 
 
 def with_statistics(alone: OwnKernel, parts: Callable[[Request], int]) -> OwnKernel:
-    """The kernel of a convolution that sums up what it makes. `parts`: states that it leaves for each filter."""
+    """A convolution kernel with statistics in its epilogue. `parts`: partial states that it writes for each filter."""
 
     def takes(request: Request) -> bool:
-        return _of_its_result(request) and alone.takes(convolution_of(request))
+        return _wired(request) and alone.takes(convolution_of(request))
 
     def partial_bytes(request: Request, layout: Layout) -> int:
         return parts(request) * request.outputs[0].shape[1] * STATISTICS_BYTES
 
-    def one_by_one_us(request: Request, device: DeviceSpec) -> float:
+    def unfused_us(request: Request, device: DeviceSpec) -> float:
         statistics = statistics_of(request)
         (layouts,) = channels_last(statistics)
         alone_us = alone.time_us(convolution_of(request), device)
@@ -45,7 +45,7 @@ def with_statistics(alone: OwnKernel, parts: Callable[[Request], int]) -> OwnKer
         alone,
         kind=WITH_STATISTICS,
         workspace=partial_bytes,
-        time_us=one_by_one_us,
+        time_us=unfused_us,
         launches=2,
         launcher=f"{alone.name}_statistics",
         takes=takes,

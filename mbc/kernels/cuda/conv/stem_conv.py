@@ -10,18 +10,18 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, layout_code, pixel_by_pixel, product_us, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, Sides, attributes, sizes
+from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, gemm_us, layout_code, pixel_by_pixel, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
-ELEMENTS = 12288  # of the image in shared memory, beside weights or gradients
+ELEMENTS = 12288  # of the image in shared memory, next to weights or gradients
 FILTER_WORDS = 20480  # the same of a filter pass in fp32
-# The same where one product is made, so that of Hopper's 228 KiB three blocks have room, each with a ring of 54 KiB.
+# The same where tf32 is enough, so that three blocks fit into Hopper's 228 KiB, each with a pipeline of 54 KiB.
 FILTER_WORDS_OF_THREE = 5376
 # As in the source.
-COLUMNS = 64  # of the output, that a block makes at once
-STEPS = 24  # of 16 terms of a sum: what a block has threads and shared memory for
-FILTERS = 32  # that a warp makes at least
+COLUMNS = 64  # of the output, in a tile
+STEPS = 24  # of K = 16: what a block has threads and shared memory for
+FILTERS = 32  # of a warp, at least
 BANDS = (8, 4, 2)  # output rows of a block
 STAGES = 3  # rows of gradients in shared memory, of the filter pass
 PADDING = 8  # words behind the gradients of a pixel there
@@ -40,23 +40,23 @@ class StemConvArguments(ConvolutionSizes):
 
 
 def _in_words(request: Request) -> bool:
-    """Whether an element is a word: of 16 bits two are."""
-    return Sides.of(request).image.dtype is DType.FP32
+    """Whether an element is a 32-bit word; two elements of 16 bits share one."""
+    return ConvOperands.of(request).image.dtype is DType.FP32
 
 
 def _run(request: Request) -> int:
     """Elements of one row of a window, padded to whole words."""
-    run = attributes(request).kernel[1] * Sides.of(request).image.shape[1]
+    run = attributes(request).kernel[1] * ConvOperands.of(request).image.shape[1]
     return run if _in_words(request) else run + run % 2
 
 
 def _steps(request: Request) -> int:
-    """Of 16 terms in the sum of one output element."""
+    """Of K = 16."""
     return -(-attributes(request).kernel[0] * _run(request) // 16)
 
 
 def band(request: Request) -> int:
-    """Output rows that a block makes: as many as the image rows under them fit shared memory; 0 where none do."""
+    """Output rows of a tile: as many as the image rows under them fit shared memory; 0 where none do."""
     a, line = attributes(request), _line(request)
     fitting = (n for most in _elements(request) for n in BANDS if ((n - 1) * a.stride[0] + a.kernel[0]) * line <= most)
     return next(fitting, 0)
@@ -64,7 +64,7 @@ def band(request: Request) -> int:
 
 def _line(request: Request) -> int:
     """Elements of one image row under a block in shared memory, at most."""
-    a, channels = attributes(request), Sides.of(request).image.shape[1]
+    a, channels = attributes(request), ConvOperands.of(request).image.shape[1]
     span = (COLUMNS - 1) * a.stride[1] + a.kernel[1]
     if _in_words(request):
         return (span + 6) // 4 * 4 * channels
@@ -72,15 +72,15 @@ def _line(request: Request) -> int:
 
 
 def _elements(request: Request) -> tuple[int, ...]:
-    """Of the image in shared memory, at most; first what is better where it is enough."""
+    """Of the image in shared memory, at most; the preferred limit first."""
     if not _in_words(request) or request.kind != "convolution_backward_filter":
         return (ELEMENTS,)
     return (FILTER_WORDS,) if _products(request) == 3 else (FILTER_WORDS_OF_THREE, FILTER_WORDS)
 
 
 def _filter_shared_bytes(request: Request) -> int:
-    """Of a block of the filter pass in fp32: a ring of gradients, and the image."""
-    a, filters = attributes(request), Sides.of(request).features.shape[1]
+    """Of a block of the filter pass in fp32: a pipeline of gradients, and the image."""
+    a, filters = attributes(request), ConvOperands.of(request).features.shape[1]
     wide = 64 if _products(request) == 1 and filters % 64 == 0 else 32
     image = ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request)
     return (STAGES * COLUMNS * (wide + PADDING) + image) * 4
@@ -92,16 +92,16 @@ def _takes(*types: DType) -> Callable[[Request], bool]:
 
 def _type(request: Request) -> DType | None:
     """Of both images, where they have the same."""
-    sides = Sides.of(request)
-    return sides.image.dtype if sides.image.dtype is sides.features.dtype else None
+    conv = ConvOperands.of(request)
+    return conv.image.dtype if conv.image.dtype is conv.features.dtype else None
 
 
 def _fits(request: Request) -> bool:
-    a, sides = attributes(request), Sides.of(request)
+    a, conv = attributes(request), ConvOperands.of(request)
     return (
-        len(sides.image.shape) == 4
-        and sides.image.shape[1] <= MOST_CHANNELS
-        and sides.features.shape[1] % FILTERS == 0
+        len(conv.image.shape) == 4
+        and conv.image.shape[1] <= MOST_CHANNELS
+        and conv.features.shape[1] % FILTERS == 0
         and a.groups == 1
         and a.dilation == (1, 1)
         and _steps(request) <= STEPS
@@ -110,14 +110,14 @@ def _fits(request: Request) -> bool:
 
 
 def _parts(request: Request) -> int:
-    """Blocks among which the filter pass shares out the image: as many as it has tiles, up to two or three for each
-    multiprocessor of a large GPU; a constant, so that sums are the same on all."""
-    _, _, height, width = Sides.of(request).features.shape
-    return min(MOST_PARTS, Sides.of(request).image.shape[0] * -(-height // band(request)) * -(-width // COLUMNS))
+    """Split-K of the filter pass: as many blocks as there are tiles, up to two or three for each multiprocessor of a
+    large GPU; a constant, so that reductions are the same on all."""
+    _, _, height, width = ConvOperands.of(request).features.shape
+    return min(MOST_PARTS, ConvOperands.of(request).image.shape[0] * -(-height // band(request)) * -(-width // COLUMNS))
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _parts(request) * _steps(request) * 16 * Sides.of(request).features.shape[1] * 4
+    return _parts(request) * _steps(request) * 16 * ConvOperands.of(request).features.shape[1] * 4
 
 
 def _image_first(request: Request) -> Iterable[Layouts]:
@@ -141,14 +141,14 @@ def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArgum
 
 
 def _products(request: Request) -> int:
-    """Of tensor cores for one of the convolution: in strict fp32 what tf32 leaves of a word is multiplied, too."""
+    """tf32 MMAs for one product: three in strict fp32 (3xTF32)."""
     return 3 if request.precision is Precision.FP32 else 1
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    operations = 2 * Sides.of(request).features.elements * _steps(request) * 16 * _products(request)
+    operations = 2 * ConvOperands.of(request).features.elements * _steps(request) * 16 * _products(request)
     precision = Precision.TF32 if _in_words(request) else request.precision
-    return product_us(request, device, operations, peak_tflops(device, precision), TENSOR_SHARE)
+    return gemm_us(request, device, operations, peak_tflops(device, precision), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(
@@ -158,8 +158,8 @@ _FORWARD = OwnKernel(
     _arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
-    launcher="convolution_few_channels",
-    edition=2,
+    launcher="stem_conv",
+    version=2,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
@@ -173,21 +173,21 @@ _BACKWARD_FILTER = OwnKernel(
     time_us=_time_us,
     launches=2,
     accumulates=True,
-    launcher="convolution_few_channels_filter",
-    edition=3,
+    launcher="stem_conv_backward_filter",
+    version=3,
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
 
 
 def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
-    """Of the image as it lies in either layout: inputs of a network in fp32 are used as they arrive."""
+    """For images in either layout: inputs of a network in fp32 are used as they arrive."""
     launcher = f"{kernel.launcher}_fp32"
     file = kernel.file.replace(".cu", "_fp32.cu")
-    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), edition=1)
+    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)
     first = replace(
         last,
-        launcher=f"{launcher}_of_planes",
+        launcher=f"{launcher}_nchw",
         layouts=_image_first,
         integers=partial(_arguments, image=Layout.CHANNELS_FIRST),
     )

@@ -9,14 +9,14 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, product_us
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, Sides, attributes, sizes
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 # As in the source.
-CHANNELS = 64  # of the image and of its gradients, of a block
+CHANNELS = 64  # of the image and of the gradient, in a tile
 COLUMNS = 32  # of the output, that a block goes down
-ROWS = 14  # of the output that a block makes of a strip, at most
-MOST_BLOCKS = 132  # one for each multiprocessor of a large GPU; a constant, so that sums are the same on all
+ROWS = 14  # of the output in a strip, at most
+MOST_BLOCKS = 132  # one for each multiprocessor of a large GPU; a constant, so that reductions are the same on all
 TENSOR_SHARE = 0.3  # of the peak, as measured on an H200: mma.sync instead of wgmma, and half of the time around it
 
 
@@ -28,27 +28,27 @@ class Tf32FilterArguments(ConvolutionSizes):
 
 
 def _takes(request: Request) -> bool:
-    a, sides = attributes(request), Sides.of(request)
+    a, conv = attributes(request), ConvOperands.of(request)
     return (
         request.precision is Precision.TF32
-        and {sides.image.dtype, sides.features.dtype} == {DType.FP32}
-        and len(sides.image.shape) == 4
-        and sides.image.shape[1] % CHANNELS == 0
-        and sides.features.shape[1] % CHANNELS == 0
+        and {conv.image.dtype, conv.features.dtype} == {DType.FP32}
+        and len(conv.image.shape) == 4
+        and conv.image.shape[1] % CHANNELS == 0
+        and conv.features.shape[1] % CHANNELS == 0
         and (a.kernel, a.stride, a.dilation, a.groups) == ((3, 3), (1, 1), (1, 1), 1)
     )
 
 
 def _rows(request: Request) -> int:
-    return min(ROWS, Sides.of(request).features.shape[2])
+    return min(ROWS, ConvOperands.of(request).features.shape[2])
 
 
 def _parts(request: Request) -> int:
-    """Blocks that share out the strips, for each pair of `CHANNELS` channels."""
-    sides = Sides.of(request)
-    images, filters, height, width = sides.features.shape
+    """Split-K: blocks among which strips are divided, for each tile of channels and filters."""
+    conv = ConvOperands.of(request)
+    images, filters, height, width = conv.features.shape
     strips = images * math.ceil(height / _rows(request)) * math.ceil(width / COLUMNS)
-    return min(strips, max(1, MOST_BLOCKS // (sides.image.shape[1] // CHANNELS * (filters // CHANNELS))))
+    return min(strips, max(1, MOST_BLOCKS // (conv.image.shape[1] // CHANNELS * (filters // CHANNELS))))
 
 
 def _arguments(at: Slice) -> Tf32FilterArguments:
@@ -66,9 +66,9 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    sides = Sides.of(request)
-    operations = 2 * sides.features.elements * math.prod(sides.weight.shape[1:])
-    return product_us(request, device, operations, peak_tflops(device, Precision.TF32), TENSOR_SHARE)
+    conv = ConvOperands.of(request)
+    operations = 2 * conv.features.elements * math.prod(conv.weight.shape[1:])
+    return gemm_us(request, device, operations, peak_tflops(device, Precision.TF32), TENSOR_SHARE)
 
 
 KERNELS = (
@@ -82,7 +82,7 @@ KERNELS = (
         time_us=_time_us,
         launches=2,
         accumulates=True,
-        launcher="convolution_taps_filter",
+        launcher="convolution_backward_filter_tf32",
         takes=_takes,
         tensor_cores=True,
     ),

@@ -14,31 +14,31 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, product_us
-from mbc.kernels.cuda.conv.conv_operands import Sides, attributes
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
-from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import by_the_64, turns
+from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import channels_by_64, data_pass_is_convolution
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_halo import (
-    MOST_PLACES,
-    PLACES,
+    MOST_HALO_PIXELS,
+    PIXELS,
     HaloArguments,
-    patch_arguments,
-    places_made,
-    seen_in_patches,
+    halo_arguments,
+    halo_fits,
+    pixels_computed,
 )
 from mbc.kernels.statistics import convolution_of
 
 # As in the source.
-MADE = 64  # filters of a block
-PATCHES = 3
-EIGHT_BYTES = MADE * 16 + 16  # of eight terms of all weights under a place of the filter
+FILTERS = 64  # filters of a block
+HALOS = 3
+KEPT_PITCH_BYTES = FILTERS * 16 + 16  # of K = 8 of all filters of a block
 BARRIERS_BYTES = 128  # at most
-SUMMING = 8  # warps of a block that leave statistics each
-MOST_BLOCKS = 132  # that leave statistics, on a large GPU; a constant, so that sums are the same on all
+REDUCING_WARPS = 8  # of a block; each writes a partial state of the statistics
+MOST_BLOCKS = 132  # that reduce statistics, on a large GPU; a constant, so that reductions are the same on all
 TENSOR_SHARE = 0.7  # of the peak, by judgement: one warpgroup multiplies while the other writes
 
-# Of a patch, by all that are summed up: beside twice as many weights it has room for fewer.
-CHANNELS = MappingProxyType({64: 64, 128: 32})
+# Channels of a halo, by all channels: next to twice as many weights fewer fit into shared memory.
+HALO_CHANNELS = MappingProxyType({64: 64, 128: 32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +47,41 @@ class HaloStatisticsArguments(HaloArguments):
 
 
 def _takes(request: Request) -> bool:
-    sides = Sides.of(request)
+    conv = ConvOperands.of(request)
     return (
-        {sides.image.dtype, sides.features.dtype} in ({DType.BF16}, {DType.FP16})
-        and by_the_64(request)
-        and _summed(request) in CHANNELS
-        and seen_in_patches(request)
-        and (turns(request) or request.kind == "convolution")
+        {conv.image.dtype, conv.features.dtype} in ({DType.BF16}, {DType.FP16})
+        and channels_by_64(request)
+        and _reduced_channels(request) in HALO_CHANNELS
+        and halo_fits(request)
+        and (data_pass_is_convolution(request) or request.kind == "convolution")
     )
 
 
-def _summed(request: Request) -> int:
-    """Channels of what is read: of gradients, as many as the convolution has filters."""
+def _reduced_channels(request: Request) -> int:
+    """Channels of the operand that is read: of a gradient, as many as the convolution has filters."""
     return request.inputs[0].shape[1]
 
 
 def _shared_bytes(request: Request) -> int:
-    summed = _summed(request)
-    weights_bytes = math.prod(attributes(request).kernel) * summed // 8 * EIGHT_BYTES
-    return PATCHES * MOST_PLACES * CHANNELS[summed] * 2 + weights_bytes + BARRIERS_BYTES
+    channels = _reduced_channels(request)
+    weights_bytes = math.prod(attributes(request).kernel) * channels // 8 * KEPT_PITCH_BYTES
+    return HALOS * MOST_HALO_PIXELS * HALO_CHANNELS[channels] * 2 + weights_bytes + BARRIERS_BYTES
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    sides = Sides.of(request)
-    operations = 2 * places_made(request) * math.prod(sides.weight.shape)
-    return product_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
+    conv = ConvOperands.of(request)
+    operations = 2 * pixels_computed(request) * math.prod(conv.weight.shape)
+    return gemm_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(
     "convolution",
     "conv/weight_stationary_conv.cu",
     HaloArguments,
-    patch_arguments,
+    halo_arguments,
     layouts=channels_last,
     time_us=_time_us,
-    launcher="convolution_of_short_patches",
+    launcher="weight_stationary_conv",
     takes=_takes,
     shared=_shared_bytes,
     tensor_cores=True,
@@ -91,24 +91,24 @@ _FORWARD = OwnKernel(
 _BACKWARD_DATA = replace(
     _FORWARD,
     kind="convolution_backward_data",
-    launcher="convolution_backward_data_of_short_patches",
+    launcher="weight_stationary_conv_backward_data",
 )
 
 
 def _blocks(request: Request) -> int:
-    """Of the same filters."""
+    """Blocks that share the pixels of the same filters."""
     convolution = convolution_of(request)
-    across = convolution.outputs[0].shape[1] // MADE
-    return max(1, min(MOST_BLOCKS // across, places_made(convolution) // PLACES))
+    across = convolution.outputs[0].shape[1] // FILTERS
+    return max(1, min(MOST_BLOCKS // across, pixels_computed(convolution) // PIXELS))
 
 
 def _group_arguments(at: Slice) -> HaloStatisticsArguments:
-    alone = patch_arguments(replace(at, request=convolution_of(at.request)))
+    alone = halo_arguments(replace(at, request=convolution_of(at.request)))
     return HaloStatisticsArguments(*astuple(alone), blocks=_blocks(at.request))
 
 
 _WITH_STATISTICS = replace(
-    with_statistics(_FORWARD, lambda request: _blocks(request) * SUMMING),
+    with_statistics(_FORWARD, lambda request: _blocks(request) * REDUCING_WARPS),
     struct=HaloStatisticsArguments,
     integers=_group_arguments,
 )

@@ -9,49 +9,49 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, product_us, shared_of
+from mbc.kernels.cuda.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, gemm_us, shared_of
 from mbc.kernels.cuda.conv.direct import linear_sizes
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import (
-    AT_ONCE,
     MOST_BLOCKS,
     PRODUCTS,
     SCALE_BYTES,
     SHARED_BYTES,
+    STAGE_K,
     TENSOR_SHARE,
-    TERMS,
+    TILE,
 )
 
 # As in the source.
-ROWS = 128  # of a block
-FEW_COLUMNS = 64  # of a block, where there are no more
-MOVED_BYTES = 5 << 20  # while a block multiplies 64 terms, by 4 TB/s
+ROWS = 128  # of a tile
+FEW_COLUMNS = 64  # of a tile, where there are no more
+MOVED_BYTES = 5 << 20  # in the time of a stage, by 4 TB/s
 
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedLinearArguments(Struct):
     rows: int
     columns: int
-    terms: int
+    depth: int
     parts: int
     accumulate: int
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """A row for each output, of the data's gradient for each input, by columns that are divided into halves before."""
+class Gemm:
+    """M (`rows`), N (`columns`, which are split before) and K (`depth`), as in fp32_emulated_linear.cu."""
 
     rows: int
     columns: int
-    terms: int
+    depth: int
 
     @staticmethod
-    def of(request: Request) -> Product:
+    def of(request: Request) -> Gemm:
         samples, inputs, outputs = linear_sizes(request)
         if request.kind == "linear":
-            return Product(outputs, samples, inputs)
+            return Gemm(outputs, samples, inputs)
         if request.kind == "linear_backward_data":
-            return Product(inputs, samples, outputs)
-        return Product(outputs, inputs, samples)
+            return Gemm(inputs, samples, outputs)
+        return Gemm(outputs, inputs, samples)
 
     @property
     def elements(self) -> int:
@@ -59,8 +59,8 @@ class Product:
 
     @property
     def width(self) -> int:
-        """Columns of a block."""
-        return AT_ONCE if self.columns > FEW_COLUMNS else FEW_COLUMNS
+        """Columns of a tile."""
+        return TILE if self.columns > FEW_COLUMNS else FEW_COLUMNS
 
     @property
     def across(self) -> int:
@@ -72,29 +72,29 @@ class Product:
 
     @property
     def stages(self) -> int:
-        return math.ceil(self.terms / TERMS)
+        return math.ceil(self.depth / STAGE_K)
 
     @property
     def columns_bytes(self) -> int:
-        """In halves, as many as all blocks have, and a scale for every stage of each."""
-        return self.across * self.stages * (self.width * TERMS * 4 + SCALE_BYTES)
+        """Split columns of all tiles, and a scale for every stage of each."""
+        return self.across * self.stages * (self.width * STAGE_K * 4 + SCALE_BYTES)
 
     @property
     def parts(self) -> int:
-        """Into which terms are divided: so that blocks end at about the same time, and few sums are left to add up."""
-        adding = 2 * self.elements * 4 / MOVED_BYTES  # up a part, in the time of a stage
+        """Split-K: so that blocks end at about the same time, and few partials are merged."""
+        merge_cost = 2 * self.elements * 4 / MOVED_BYTES  # of a part, over the time of a stage
 
         def takes(parts: int) -> float:
             return (
                 math.ceil(self.tiles * parts / MOST_BLOCKS) * math.ceil(self.stages / parts)
-                + (parts > 1) * adding * parts
+                + (parts > 1) * merge_cost * parts
             )
 
         return min(range(1, min(MOST_BLOCKS, self.stages) + 1), key=takes)
 
 
 def _takes(request: Request) -> bool:
-    """Lines in memory are copied 16 bytes at a time."""
+    """Rows in memory are copied 16 bytes at a time."""
     _, inputs, outputs = linear_sizes(request)
     words = VECTOR_BYTES // 4
     fp32 = request.precision is Precision.FP32 and {t.dtype for t in request.inputs} == {DType.FP32}
@@ -102,20 +102,20 @@ def _takes(request: Request) -> bool:
 
 
 def _arguments(at: Slice) -> Fp32EmulatedLinearArguments:
-    p = Product.of(at.request)
-    return Fp32EmulatedLinearArguments(p.rows, p.columns, p.terms, p.parts, int(at.accumulate))
+    p = Gemm.of(at.request)
+    return Fp32EmulatedLinearArguments(p.rows, p.columns, p.depth, p.parts, int(at.accumulate))
 
 
 def _workspace_bytes(request: Request, layout: Layout) -> int:
-    """Columns in halves; and what each part comes to, where there are several."""
-    p = Product.of(request)
+    """Split columns; and a partial result for each part, where there are several."""
+    p = Gemm.of(request)
     return p.columns_bytes + (p.parts * p.elements * 4 if p.parts > 1 else 0)
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    p = Product.of(request)
-    operations = 2 * p.tiles * ROWS * p.width * p.stages * TERMS * PRODUCTS
-    return product_us(request, device, operations, peak_tflops(device, Precision.FP16), TENSOR_SHARE)
+    p = Gemm.of(request)
+    operations = 2 * p.tiles * ROWS * p.width * p.stages * STAGE_K * PRODUCTS
+    return gemm_us(request, device, operations, peak_tflops(device, Precision.FP16), TENSOR_SHARE)
 
 
 _FORWARD = OwnKernel(
@@ -126,22 +126,23 @@ _FORWARD = OwnKernel(
     layouts=channels_first,
     workspace=_workspace_bytes,
     time_us=_time_us,
-    launches=3,  # where terms are in parts, as they mostly are; those of the gradient of weights mostly not
-    launcher="linear_in_halves",
+    launches=3,  # with split-K, which is usual here and rare in the filter pass
+    launcher="fp32_emulated_linear",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
     tensor_cores=True,
     warpgroups=True,
+    emulates_fp32=True,
     aligned=True,
 )
 
 KERNELS = (
     _FORWARD,
-    replace(_FORWARD, kind="linear_backward_data", launcher="linear_backward_data_in_halves"),
+    replace(_FORWARD, kind="linear_backward_data", launcher="fp32_emulated_linear_backward_data"),
     replace(
         _FORWARD,
         kind="linear_backward_filter",
-        launcher="linear_backward_filter_in_halves",
+        launcher="fp32_emulated_linear_backward_filter",
         launches=2,
         accumulates=True,
     ),

@@ -1,6 +1,6 @@
 """Fused operations: one pass over memory for several operations.
 
 * `batch_norm_relu`: batch normalisation, biases and relu with their neighbours
-* `concat`: statistics, biases and gradients of the parts of a concatenation
-* `wiring`: how a kernel knows its fusion group: by how the members feed one another
+* `concat`: statistics, biases and batch normalisation of the parts of a concatenation
+* `wiring`: how a kernel recognises its fusion group
 """

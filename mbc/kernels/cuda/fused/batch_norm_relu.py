@@ -82,15 +82,15 @@ _ADDED = tuple(_normalize_add_relu(n, swapped) for n in AFFINE for swapped in (F
 _TWICE = tuple(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE for swapped in (False, True))
 
 
-def _signed(wiring: Wiring) -> Wiring:
-    """The signs of the last result are written beside it."""
+def _with_mask(wiring: Wiring) -> Wiring:
+    """The bit mask of the last result is written as well."""
     inputs, (y,) = wiring
     return (*inputs, (y,)), (y, y + 1)
 
 
 def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
-    """The forward pass over again, the gradient behind relu (a slice of a wider one), relu_backward, and one of sums
-    and batch_normalize_backward."""
+    """The forward pass, recomputed, the gradient of its output (`sliced`: a slice of a wider one), relu_backward, and
+    one of batch_normalize_backward_reduce and batch_normalize_backward."""
     outside = operands + (3 if backward else 1)
     y = outside + 1
     dy, d = (y + 1, y + 2) if sliced else (operands, y + 1)
@@ -100,12 +100,12 @@ def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
 
 
 def _of_backward(operands: int) -> Numbers:
-    """dgamma, dbeta and gamma, the first two right behind the gradient."""
+    """dgamma, dbeta and gamma, the first two right after the gradient."""
     return (operands + 1, operands + 2, *((3,) if operands == 5 else ()))
 
 
 def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> Wiring:
-    """To the gradient of what is normalised a slice of another one is added, and a part of the sum taken out."""
+    """A slice of another gradient is added to the gradient of x; `part`: a slice of the sum is written as well."""
     dy, wide, z = operands, operands + 3, operands + 4
     y, d, b, a, dx = run(z + 1, 5)
     last = (0, d, 1, 2, *_of_backward(operands))
@@ -127,7 +127,7 @@ def _sum(at: Slice) -> FusedSumArguments:
 
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
-    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), edition=2)
+    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), version=2)
 
 
 def _slice_and_part(at: Slice) -> tuple[int, ...]:
@@ -136,14 +136,14 @@ def _slice_and_part(at: Slice) -> tuple[int, ...]:
     return *slice_of(at), part.start, part.count
 
 
-def _with_signs(kernel: OwnKernel) -> OwnKernel:
-    """A new kernel that writes or reads the signs of eight channels as a byte."""
-    return replace(kernel, layouts=channels_last, edition=1)
+def _with_relu_masks(kernel: OwnKernel) -> OwnKernel:
+    """A kernel of its own, which writes or reads ReLU's bit mask, a byte for eight channels."""
+    return replace(kernel, layouts=channels_last, version=1)
 
 
 def _of_slice(kernel: OwnKernel) -> OwnKernel:
-    """A new kernel that reads a slice of a tensor where it lies."""
-    return replace(kernel, more=slice_of, time_us=touched_us, edition=1)
+    """A kernel of its own, which reads a slice of a tensor in place."""
+    return replace(kernel, trailing=slice_of, time_us=touched_us, version=1)
 
 
 def _summed(
@@ -153,7 +153,7 @@ def _summed(
     workspace: Callable[[Request, Layout], int] = sums_workspace,
     reals: Callable[[Slice], tuple[float, ...]] = eps,
 ) -> OwnKernel:
-    """Sums, of batch normalisation's backward pass unless `workspace` and `reals` say otherwise."""
+    """Reductions, of batch normalisation's backward pass unless `workspace` and `reals` say otherwise."""
     return OwnKernel(
         kind,
         FILE,
@@ -165,12 +165,12 @@ def _summed(
         accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
+        version=2,
     )
 
 
-_FORWARD_AGAIN = "batch_normalize+relu+relu_backward"
-_FORWARD_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
+_RELU_REMAT = "batch_normalize+relu+relu_backward"
+_RELU_REMAT_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
 
 KERNELS = (
     _mapped("batch_normalize+relu", "batch_normalize_relu", *map(_normalize_relu, AFFINE), reals=eps),
@@ -180,39 +180,39 @@ KERNELS = (
         *_ADDED,
         reals=eps,
     ),
-    _with_signs(
+    _with_relu_masks(
         _mapped(
-            "batch_normalize+add+relu+relu_signs",
-            "batch_normalize_add_relu_signs",
-            *map(_signed, _ADDED),
+            "batch_normalize+add+relu+relu_mask",
+            "batch_normalize_add_relu_mask",
+            *map(_with_mask, _ADDED),
             reals=eps,
         )
     ),
     _mapped(
         "batch_normalize*+add+relu",
-        "batch_normalize_twice_add_relu",
+        "dual_batch_normalize_add_relu",
         *_TWICE,
         reals=eps,
     ),
-    _with_signs(
+    _with_relu_masks(
         _mapped(
-            "batch_normalize*+add+relu+relu_signs",
-            "batch_normalize_twice_add_relu_signs",
-            *map(_signed, _TWICE),
+            "batch_normalize*+add+relu+relu_mask",
+            "dual_batch_normalize_add_relu_mask",
+            *map(_with_mask, _TWICE),
             reals=eps,
         )
     ),
     _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
-    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), edition=1),
+    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), version=1),
     _mapped(
-        f"{_FORWARD_AGAIN}+batch_normalize_backward",
+        f"{_RELU_REMAT}+batch_normalize_backward",
         "batch_normalize_relu_backward",
         *(_through_relu(n, backward=True, sliced=False) for n in AFFINE),
         reals=eps,
     ),
     _of_slice(
         _mapped(
-            f"{_FORWARD_SLICED}+batch_normalize_backward",
+            f"{_RELU_REMAT_SLICED}+batch_normalize_backward",
             "batch_normalize_relu_backward_of_slice",
             *(_through_relu(n, backward=True, sliced=True) for n in AFFINE),
             reals=eps,
@@ -220,7 +220,7 @@ KERNELS = (
     ),
     _of_slice(
         _mapped(
-            f"{_FORWARD_AGAIN}+batch_normalize_backward+channel_slice+add",
+            f"{_RELU_REMAT}+batch_normalize_backward+channel_slice+add",
             "batch_normalize_relu_backward_add_slice",
             *(_through_relu_and_add(n, swapped) for n in AFFINE for swapped in (False, True)),
             reals=eps,
@@ -229,48 +229,48 @@ KERNELS = (
     replace(
         _of_slice(
             _mapped(
-                f"{_FORWARD_AGAIN}+batch_normalize_backward+channel_slice+add+channel_slice",
+                f"{_RELU_REMAT}+batch_normalize_backward+channel_slice+add+channel_slice",
                 "batch_normalize_relu_backward_add_slice_and_part",
                 *(_through_relu_and_add(n, swapped, part=True) for n in AFFINE for swapped in (False, True)),
                 reals=eps,
             )
         ),
-        more=_slice_and_part,
+        trailing=_slice_and_part,
         layouts=channels_last,
     ),
     _summed(
-        f"{_FORWARD_AGAIN}+batch_normalize_sums",
-        "batch_normalize_relu_sums",
+        f"{_RELU_REMAT}+batch_normalize_backward_reduce",
+        "batch_normalize_relu_bn_reduce",
         *(_through_relu(n, backward=False, sliced=False) for n in AFFINE),
     ),
     _of_slice(
         _summed(
-            f"{_FORWARD_SLICED}+batch_normalize_sums",
-            "batch_normalize_relu_sums_of_slice",
+            f"{_RELU_REMAT_SLICED}+batch_normalize_backward_reduce",
+            "batch_normalize_relu_bn_reduce_of_slice",
             *(_through_relu(n, backward=False, sliced=True) for n in AFFINE),
         )
     ),
     _summed(
-        "relu_backward+batch_normalize_sums",
-        "relu_backward_sums",
+        "relu_backward+batch_normalize_backward_reduce",
+        "relu_backward_bn_reduce",
         (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
     ),
     _summed(
-        "add+relu_backward+batch_normalize_sums",
-        "add_relu_backward_sums",
+        "add+relu_backward+batch_normalize_backward_reduce",
+        "add_relu_backward_bn_reduce",
         (((0, 1), (2, 6), (3, 7, 4, 5)), (7, 8, 9)),
     ),
-    _with_signs(
+    _with_relu_masks(
         _summed(
-            "relu_backward_signs+batch_normalize_sums",
-            "relu_backward_signs_sums",
+            "relu_backward_masked+batch_normalize_backward_reduce",
+            "relu_backward_masked_bn_reduce",
             (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
         )
     ),
-    _with_signs(
+    _with_relu_masks(
         _summed(
-            "add+relu_backward_signs+batch_normalize_sums",
-            "add_relu_backward_signs_sums",
+            "add+relu_backward_masked+batch_normalize_backward_reduce",
+            "add_relu_backward_masked_bn_reduce",
             (((0, 1), (6, 2), (3, 7, 4, 5)), (7, 8, 9)),
         )
     ),

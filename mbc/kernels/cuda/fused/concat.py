@@ -1,4 +1,4 @@
-"""Fusion groups around a concatenation: statistics of a part, a part that gets a bias, a part of a gradient."""
+"""Fusion groups around a concatenation: statistics, bias or batch normalisation of its parts; a slice with its sum."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from mbc.kernels.cuda.fused.wiring import (
 )
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 
-# Of a sum, channels last, on 132 multiprocessors: half of what it moves is written, and loads wait behind that, so that
-# it takes more of them at once than a sum that reads only.
+# Of a reduction, channels last, on 132 multiprocessors: half of the bytes are written, and loads wait for stores, so
+# that more blocks are needed than for a reduction that only reads.
 SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsBesideArguments(Struct):
+class ConcatStatisticsArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -43,15 +43,15 @@ class StatisticsBesideArguments(Struct):
     before: int
 
 
-# Of x alone, and those that are there, in either order.
-_BEHIND_KNOWN = (((0,), (1, 2, 3, 4)), (5, 6))
-_BEFORE_KNOWN = (((0,), (3, 4, 1, 2)), (5, 6))
+# Statistics of x, and those of other channels, which are copied, in either order.
+_AFTER_COPIED = (((0,), (1, 2, 3, 4)), (5, 6))
+_BEFORE_COPIED = (((0,), (3, 4, 1, 2)), (5, 6))
 
 
-def _beside(at: Slice) -> StatisticsBesideArguments:
+def _statistics_and_copy(at: Slice) -> ConcatStatisticsArguments:
     x, joined, _ = at.request.inputs
     join = members(at.request).members[-1]
-    return StatisticsBesideArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+    return ConcatStatisticsArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class BiasConcatArguments(Struct):
     biased: int
 
 
-# Of two parts: the biased one is the first, or the second.
+# The biased part is the first of two, or the second.
 _BIASED = (3, 2)
 _BIAS_CONCAT = tuple((((0, 1), parts_), (4,)) for parts_ in (_BIASED, _BIASED[::-1]))
 
@@ -116,7 +116,7 @@ class ConcatNormalizeArguments(Struct):
 
 
 def _normalized(operands: int) -> Wiring:
-    """Two parts, what is concatenated of them, and batch_normalize and relu of that."""
+    """Two parts, their concatenation, and batch_normalize and relu of that."""
     joined = operands + 1
     return ((0, 1), (joined, *run(2, operands - 1)), (joined + 1,)), (joined, joined + 2)
 
@@ -125,14 +125,14 @@ MOST_PARTS = 4  # as in the source
 
 
 def _parts_normalized(operands: int, count: int) -> Wiring:
-    """batch_normalize of each part, then relu of each, then what is concatenated of them."""
+    """batch_normalize of each part, then relu of each, then their concatenation."""
     z, y = operands * count, operands * count + count
     normalized = (run(part * operands, operands) for part in range(count))
     return (*normalized, *((value,) for value in run(z, count)), run(y, count)), (y + count,)
 
 
 def _joined(at: Slice) -> tuple[TensorType, ...]:
-    """What is concatenated, or normalised to be."""
+    """The parts."""
     return tuple(x for x in at.request.inputs if len(x.shape) > 1)
 
 
@@ -147,21 +147,21 @@ def _channels_joined(at: Slice) -> tuple[int, ...]:
 
 KERNELS = (
     OwnKernel(
-        "batch_statistics+join_statistics",
+        "batch_statistics+concat_statistics",
         "norm/batch_norm.cu",
-        StatisticsBesideArguments,
-        _beside,
+        ConcatStatisticsArguments,
+        _statistics_and_copy,
         workspace=statistics_workspace,
         launches=2,
-        launcher="batch_statistics_beside",
-        takes=taking(_BEHIND_KNOWN, _BEFORE_KNOWN),
+        launcher="batch_statistics_concat",
+        takes=taking(_AFTER_COPIED, _BEFORE_COPIED),
     ),
     OwnKernel(
         "bias_add+concat",
         "fused/concat.cu",
         BiasConcatArguments,
         _bias_concat,
-        more=_channels_of_parts,
+        trailing=_channels_of_parts,
         layouts=channels_last,
         launcher="bias_add_concat",
         takes=taking(*_BIAS_CONCAT),
@@ -172,7 +172,7 @@ KERNELS = (
         ConcatNormalizeArguments,
         _concat_normalize,
         eps,
-        more=_channels_joined,
+        trailing=_channels_joined,
         layouts=channels_last,
         launcher="concat_batch_normalize_relu",
         takes=taking(*map(_normalized, AFFINE)),
@@ -183,7 +183,7 @@ KERNELS = (
         ConcatNormalizeArguments,
         _concat_normalize,
         eps,
-        more=_channels_joined,
+        trailing=_channels_joined,
         layouts=channels_last,
         launcher="batch_normalize_relu_concat",
         takes=taking(*(_parts_normalized(n, count) for n in AFFINE for count in range(2, MOST_PARTS + 1))),
@@ -198,6 +198,6 @@ KERNELS = (
         launches=2,
         launcher="channel_slice_sum",
         takes=taking((((0,), (1,)), (1, 2))),
-        edition=2,
+        version=2,
     ),
 )

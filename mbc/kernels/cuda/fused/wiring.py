@@ -1,4 +1,4 @@
-"""How a kernel knows its group: by how the members feed one another.
+"""How a kernel recognises its fusion group: by the wiring, how members feed one another.
 
 `mbc.optimize.fusion.catalogue` says where groups come from.
 """
@@ -17,7 +17,7 @@ from mbc.ops.shape import ChannelSlice
 AFFINE = (5, 3)  # operands of batch_normalize, with scale and shift and without
 
 Numbers = tuple[int, ...]
-Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and what leaves the group
+Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outputs of the group
 
 
 def members(request: Request) -> Fused:
@@ -25,8 +25,8 @@ def members(request: Request) -> Fused:
     return request.attributes
 
 
-def products_of(request: Request) -> tuple[Request, ...]:
-    """The products that a group begins with, each of the next two operands; of one operation itself."""
+def gemms_of(request: Request) -> tuple[Request, ...]:
+    """The GEMMs that a group begins with, each of the next two operands; a single operation is its own."""
     if not isinstance(request.attributes, Fused):
         return (request,)
     found: list[Request] = []
@@ -38,7 +38,7 @@ def products_of(request: Request) -> tuple[Request, ...]:
 
 
 def taking(*wirings: Wiring) -> Callable[[Request], bool]:
-    """Takes groups that are wired in one of these ways."""
+    """Takes groups that have one of these wirings."""
 
     def takes(request: Request) -> bool:
         a = members(request)
@@ -52,8 +52,8 @@ def run(first: int, count: int) -> Numbers:
 
 
 def adds(outside: int, first: tuple[Numbers, ...]) -> tuple[Wiring, ...]:
-    """Groups that start with `first`, which take their operands one after another, and add one more operand at a time,
-    before or behind what is there, until all `outside` are in."""
+    """Groups that start with `first`, which takes its operands in order, and add one more operand at a time, as the
+    first or the second summand, until all `outside` are in."""
     taken = 1 + max(max(numbers) for numbers in first)
     wirings = [first]
     for more in range(taken, outside):
@@ -74,7 +74,7 @@ def eps(at: Slice) -> tuple[float, ...]:
 
 
 def slice_of(at: Slice) -> tuple[int, ...]:
-    """Of the slice that is read in place: its first channel, and how many the tensor has that it is part of."""
+    """Of the slice that is read in place: its first channel, and the channels of the whole tensor."""
     for member in members(at.request).members:
         if isinstance(member.attributes, ChannelSlice):
             return member.attributes.start, at.request.inputs[member.inputs[0]].shape[1]

@@ -1,4 +1,4 @@
-"""What every channel has of its own: biases, and the statistics and gradients of batch normalisation."""
+"""Biases, and batch normalisation: statistics, normalisation, the backward reductions, the gradient of x."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mbc.kernels.cuda.base import (
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
-# Of a sum, on 132 multiprocessors. Channels last they are all there at once; channels first, where a thread has one
-# load on its way, they take turns. Constant, so that sums are the same on all GPUs.
+# Of a reduction, on 132 multiprocessors: channels last one wave; channels first, where a thread has one load in flight,
+# several. Constant, so that reductions are the same on all GPUs.
 BLOCKS_LAST = 3 * 132
 BLOCKS_FIRST = 12 * 132
-LEAST_ROWS = 8  # that a thread should sum before its sum is handed on
+LEAST_ROWS = 8  # of a thread, or its part is not worth a block
 WARP = 32
 
-# Of the states in channel_sum.cuh, batch_norm.cuh and batch_norm.cu.
+# Of the states in channel_sum.cuh, batch_norm.cuh and batch_statistics.cuh.
 SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 
@@ -60,7 +60,7 @@ class BatchStatisticsArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class JoinStatisticsArguments(Struct):
+class ConcatStatisticsArguments(Struct):
     pairs: int
 
 
@@ -75,7 +75,7 @@ class BatchNormalizeArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalizeSumsArguments(Struct):
+class BatchNormalizeBackwardReduceArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -103,8 +103,8 @@ class UpdateRunningArguments(Struct):
 
 
 def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
-    """Into how many parts the sum of a channel over rows and positions is split: enough to fill a large GPU, but
-    never so many that a part is not worth its own block. `blocks_last`: of a large GPU at once, channels last."""
+    """Into how many parts the reduction of a channel is split: enough to fill a large GPU, each worth a block of its
+    own. `blocks_last`: of a large GPU at a time, channels last."""
     c = Channels.of(x)
     vector = VECTOR_BYTES // x.dtype.size_bytes
     if layout is Layout.CHANNELS_FIRST:
@@ -117,7 +117,7 @@ def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
 
 
 def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: int = BLOCKS_LAST) -> int:
-    """Of the parts in which x is summed by channel; none where there is one."""
+    """Workspace of the partial states of a reduction by channel; none where there is one part."""
     count = parts(x, layout, blocks_last)
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
@@ -134,8 +134,8 @@ def _statistics(at: Slice) -> BatchStatisticsArguments:
     return BatchStatisticsArguments(*image_of(at), parts(at.request.inputs[0], at.layout))
 
 
-def _join(at: Slice) -> JoinStatisticsArguments:
-    return JoinStatisticsArguments(len(at.request.inputs) // 2)
+def _join(at: Slice) -> ConcatStatisticsArguments:
+    return ConcatStatisticsArguments(len(at.request.inputs) // 2)
 
 
 def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
@@ -146,8 +146,10 @@ def _normalize(at: Slice) -> BatchNormalizeArguments:
     return BatchNormalizeArguments(*image_of(at), affine=int(len(at.request.inputs) == 5))
 
 
-def _sums(at: Slice) -> BatchNormalizeSumsArguments:
-    return BatchNormalizeSumsArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+def _sums(at: Slice) -> BatchNormalizeBackwardReduceArguments:
+    return BatchNormalizeBackwardReduceArguments(
+        *image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate)
+    )
 
 
 def _backward(at: Slice) -> BatchNormalizeBackwardArguments:
@@ -187,7 +189,7 @@ def statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, _bias_add, edition=3),
+    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, _bias_add, version=3),
     OwnKernel(
         "channel_sum",
         "norm/bias.cu",
@@ -196,7 +198,7 @@ KERNELS = (
         workspace=sum_workspace,
         launches=2,
         accumulates=True,
-        edition=3,
+        version=3,
     ),
     OwnKernel(
         "batch_statistics",
@@ -205,30 +207,30 @@ KERNELS = (
         _statistics,
         workspace=statistics_workspace,
         launches=2,
-        edition=3,
+        version=3,
     ),
     OwnKernel(
-        "join_statistics",
+        "concat_statistics",
         "norm/batch_norm.cu",
-        JoinStatisticsArguments,
+        ConcatStatisticsArguments,
         _join,
-        more=_channels_of_pairs,
+        trailing=_channels_of_pairs,
         layouts=channels_first,
     ),
-    OwnKernel("batch_normalize", "norm/batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, edition=3),
+    OwnKernel("batch_normalize", "norm/batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, version=3),
     OwnKernel(
-        "batch_normalize_sums",
+        "batch_normalize_backward_reduce",
         "norm/batch_norm.cu",
-        BatchNormalizeSumsArguments,
+        BatchNormalizeBackwardReduceArguments,
         _sums,
         _eps,
         workspace=sums_workspace,
         launches=2,
         accumulates=True,
-        edition=3,
+        version=3,
     ),
     OwnKernel(
-        "batch_normalize_backward", "norm/batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, edition=3
+        "batch_normalize_backward", "norm/batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, version=3
     ),
     OwnKernel(
         "update_running",

@@ -23,14 +23,14 @@ from mbc.ops.normalization import BatchNormalizeBackward
 
 FILE = "norm/batch_norm_single_launch.cu"
 
-# Above, the few multiprocessors that share a tile of channels read for longer than two launches of all of them take.
+# Above that, the few multiprocessors that share a tile of channels take longer than two launches on all of them.
 MOST_BYTES = 4 << 20
 MOST_PARTS = (
     8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/norm/batch_norm_single_launch.cuh
 )
-MOST_BLOCKS = 132  # of an H200's multiprocessors: more would wait for those before them
+MOST_BLOCKS = 132  # an H200's multiprocessors: one wave
 SECTOR, LINE = 2, 4  # vectors that memory reads together
-MOST_ALONG = 16  # vectors of a tile, whose channels have a thread each
+MOST_TILE_VECTORS = 16  # vectors of a tile, whose channels have a thread each
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SingleLaunchArguments(Struct):
     channels: int
     affine: int
     count: int
-    along: int
+    tile_vectors: int
     parts: int
 
 
@@ -50,22 +50,22 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
     vectors, rows = max(1, c.channels * x.dtype.size_bytes // VECTOR_BYTES), c.rows * c.inner
     held = 2 if operands > 2 else 4  # rows, by a thread
 
-    def least_parts(along: int) -> int:
+    def least_parts(tile_vectors: int) -> int:
         parts = 1
-        while parts < MOST_PARTS and rows * along > parts * THREADS * held:
+        while parts < MOST_PARTS and rows * tile_vectors > parts * THREADS * held:
             parts *= 2
         return parts
 
-    along = min(SECTOR, vectors)
-    parts = least_parts(along)
-    if along == SECTOR and -(-vectors // along) * parts > MOST_BLOCKS:
-        along = LINE
-        parts = least_parts(along)
-    while along < MOST_ALONG and -(-vectors // along) > MOST_BLOCKS:
-        along *= 2
-    while parts > 1 and -(-vectors // along) * parts > MOST_BLOCKS:
+    tile_vectors = min(SECTOR, vectors)
+    parts = least_parts(tile_vectors)
+    if tile_vectors == SECTOR and -(-vectors // tile_vectors) * parts > MOST_BLOCKS:
+        tile_vectors = LINE
+        parts = least_parts(tile_vectors)
+    while tile_vectors < MOST_TILE_VECTORS and -(-vectors // tile_vectors) > MOST_BLOCKS:
+        tile_vectors *= 2
+    while parts > 1 and -(-vectors // tile_vectors) * parts > MOST_BLOCKS:
         parts //= 2
-    return along, parts
+    return tile_vectors, parts
 
 
 def _arguments(at: Slice) -> SingleLaunchArguments:
@@ -78,7 +78,7 @@ def _arguments(at: Slice) -> SingleLaunchArguments:
 
 
 def _image(request: Request) -> TensorType:
-    """What is normalised: it is of the shape of all others."""
+    """What is normalised; the other images have the same shape."""
     return request.inputs[0]
 
 
@@ -105,7 +105,7 @@ def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         SingleLaunchArguments,
         _arguments,
         eps,
-        launcher=f"{launcher}_at_once",
+        launcher=f"{launcher}_single_launch",
         takes=_small(wirings),
         layouts=channels_last,
         clusters=True,
@@ -113,7 +113,7 @@ def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
 
 
 def _forward(operands: int, relu: bool) -> Wiring:
-    m = operands - 2  # behind x, scale and shift
+    m = operands - 2  # after x, scale and shift
     z = m + 2
     start = ((0,), (0, m, m + 1, *run(1, m - 1)))
     return ((*start, (z,)), (m, m + 1, z + 1)) if relu else (start, (m, m + 1, z))
@@ -132,16 +132,16 @@ def _backward(gamma: bool) -> Wiring:
     return (operands, (*operands, sums, sums + 1, *run(4, gamma))), run(sums, 3)
 
 
-def _backward_through_relu(operands: int) -> Wiring:
-    """What relu let through is computed again."""
+def _relu_remat_backward(operands: int) -> Wiring:
+    """ReLU's output is recomputed from x."""
     dy, z = operands, operands + 1
     y, d, sums = z + 1, z + 2, z + 3
     start = (run(0, operands), (z,), (y, dy), (0, d, 1, 2))
     return (*start, (0, d, 1, 2, sums, sums + 1, *run(3, operands == 5))), run(sums, 3)
 
 
-def _backward_behind_relu(gamma: bool, added: bool) -> Wiring:
-    """What relu let through is told by its output. `added`: its gradient is a sum of two."""
+def _relu_backward(gamma: bool, added: bool) -> Wiring:
+    """ReLU's backward pass by its stored output. `added`: of the sum of two gradients."""
     y = 2 if added else 0
     x, dy = (3, 6 + gamma) if added else (2, 1)
     d = dy + 1 if added else 5 + gamma
@@ -152,7 +152,7 @@ def _backward_behind_relu(gamma: bool, added: bool) -> Wiring:
 
 _SCALED = (True, False)
 _STATISTICS = "batch_statistics+batch_normalize"
-_SUMS = "batch_normalize_sums+batch_normalize_backward"
+_SUMS = "batch_normalize_backward_reduce+batch_normalize_backward"
 
 KERNELS = (
     _kernel(_STATISTICS, "batch_normalize", *(_forward(n, relu=False) for n in AFFINE)),
@@ -166,16 +166,16 @@ KERNELS = (
     _kernel(
         f"batch_normalize+relu+relu_backward+{_SUMS}",
         "batch_normalize_relu_backward",
-        *map(_backward_through_relu, AFFINE),
+        *map(_relu_remat_backward, AFFINE),
     ),
     _kernel(
         f"relu_backward+{_SUMS}",
         "relu_backward_batch_normalize",
-        *(_backward_behind_relu(gamma, added=False) for gamma in _SCALED),
+        *(_relu_backward(gamma, added=False) for gamma in _SCALED),
     ),
     _kernel(
         f"add+relu_backward+{_SUMS}",
         "add_relu_backward_batch_normalize",
-        *(_backward_behind_relu(gamma, added=True) for gamma in _SCALED),
+        *(_relu_backward(gamma, added=True) for gamma in _SCALED),
     ),
 )

@@ -39,70 +39,76 @@ def _arguments(at: Slice) -> BnBackwardRematArguments:
     )
 
 
-def _of_x(operands: int) -> Wiring:
+def _relu_wiring(operands: int) -> Wiring:
     """batch_normalize, relu, relu_backward, sums."""
     dy, z = operands, operands + 1
     y, d, dgamma, dbeta = run(z + 1, 4)
     return ((run(0, operands), (z,), (y, dy), (0, d, 1, 2)), (y, dgamma, dbeta))
 
 
-def _behind_add(operands: int, operands2: int, added: bool, swapped: bool, signed: bool) -> Wiring:
+def _add_relu_wiring(operands: int, operands2: int, added: bool, swapped: bool, by_mask: bool) -> Wiring:
     """What is added to the first batch_normalize is an operand (`operands2` is 0) or another batch_normalize. `added`:
-    the gradient behind relu is a sum of two. `signed`: it goes through relu by the signs of the output."""
+    the gradient of ReLU's output is a sum of two. `by_mask`: ReLU's backward pass is by its bit mask."""
     second = (run(operands, operands2),) if operands2 else ()
     dy = operands + (operands2 or 1)
     z = dy + (2 if added else 1)
     other, s = (z + 1, z + 2) if second else (operands, z + 1)
     y = s + 1
-    told = y + 1 if signed else y
+    relu_operand = y + 1 if by_mask else y
     total = ((dy, dy + 1),) if added else ()
-    gradient, d = (told + 1, told + 2) if added else (dy, told + 1)
+    gradient, d = (relu_operand + 1, relu_operand + 2) if added else (dy, relu_operand + 1)
     add = (other, z) if swapped else (z, other)
-    start = (run(0, operands), *second, add, (s,), *(((y,),) if signed else ()), *total)
-    through = (gradient, told) if signed else (told, gradient)
+    start = (run(0, operands), *second, add, (s,), *(((y,),) if by_mask else ()), *total)
+    through = (gradient, relu_operand) if by_mask else (relu_operand, gradient)
     return ((*start, through, (0, d, 1, 2)), (y, d, d + 1, d + 2))
 
 
 def _fused_remat(
-    forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, signed: bool = False
+    forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, by_mask: bool = False
 ) -> OwnKernel:
-    backward = "relu_backward_signs" if signed else "relu_backward"
+    forward = f"{forward}{'+relu_mask' if by_mask else ''}{'+add' if added else ''}"
+    backward = "relu_backward_masked" if by_mask else "relu_backward"
     return OwnKernel(
-        f"{forward}{'+relu_signs' if signed else ''}{'+add' if added else ''}+{backward}+batch_normalize_sums",
+        f"{forward}+{backward}+batch_normalize_backward_reduce",
         FILE,
         BnBackwardRematArguments,
         _arguments,
         eps,
         workspace=sums_workspace,
         launches=2,
-        launcher=launcher + ("_of_two" if added else "") + ("_signed" if signed else ""),
+        launcher=launcher + ("_two_grads" if added else "") + ("_masked" if by_mask else ""),
         takes=taking(*wirings),
     )
 
 
-# Of a sum of two gradients, and by signs, or not.
+# (added, by_mask)
 _FORMS = tuple(product((False, True), repeat=2))
 
 KERNELS = (
-    _fused_remat("batch_normalize+relu", "batch_normalize_relu_and_sums", map(_of_x, AFFINE)),
+    _fused_remat("batch_normalize+relu", "batch_normalize_relu_remat_bn_reduce", map(_relu_wiring, AFFINE)),
     *(
         _fused_remat(
             "batch_normalize+add+relu",
-            "batch_normalize_add_relu_and_sums",
-            (_behind_add(n, 0, added, swapped, signed) for n in AFFINE for swapped in (False, True)),
+            "batch_normalize_add_relu_remat_bn_reduce",
+            (_add_relu_wiring(n, 0, added, swapped, by_mask) for n in AFFINE for swapped in (False, True)),
             added,
-            signed,
+            by_mask,
         )
-        for added, signed in _FORMS
+        for added, by_mask in _FORMS
     ),
     *(
         _fused_remat(
             "batch_normalize*+add+relu",
-            "batch_normalize_twice_add_relu_and_sums",
-            (_behind_add(n, n2, added, swapped, signed) for n in AFFINE for n2 in AFFINE for swapped in (False, True)),
+            "dual_batch_normalize_add_relu_remat_bn_reduce",
+            (
+                _add_relu_wiring(n, n2, added, swapped, by_mask)
+                for n in AFFINE
+                for n2 in AFFINE
+                for swapped in (False, True)
+            ),
             added,
-            signed,
+            by_mask,
         )
-        for added, signed in _FORMS
+        for added, by_mask in _FORMS
     ),
 )

@@ -1,4 +1,4 @@
-"""Activations, their gradients, addition and multiplication: one value at a time, in any layout."""
+"""Elementwise operations, in any layout: activations, their gradients, addition and multiplication."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, Weight
 
 MOST_PARTS = 512
 SCORE_BYTES = 16  # of a partial sum in loss.cuh
-FEW_CLASSES = 32  # that a thread goes through by itself
+FEW_CLASSES = 32  # of a position that one thread takes
 MOST_CLASSES = 16 * THREADS  # that a block keeps, as in cross_entropy_rows.cu
 PIXELS_PER_THREAD = 4  # at least, where there are many
-ELEMENTS_PER_THREAD = 16  # that a thread should sum before its sum is handed on
+ELEMENTS_PER_THREAD = 16  # of a reduction, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class WeightedSumArguments(Struct):
 
 
 def _positions_per_block(logits: TensorType, layout: Layout) -> int:
-    """A warp takes a position whose classes lie next to each other, otherwise a thread does."""
+    """A warp takes a position whose classes are adjacent, otherwise a thread does."""
     adjacent = layout is Layout.CHANNELS_LAST or Channels.of(logits).inner == 1
     return THREADS // 32 if adjacent else THREADS
 
@@ -199,7 +199,7 @@ KERNELS = (
         workspace=_pixels_workspace,
         launches=2,
         launcher="softmax_cross_entropy_pixels",
-        edition=2,
+        version=2,
         takes=_takes_pixels,
     ),
     OwnKernel(
@@ -209,7 +209,7 @@ KERNELS = (
         _entropy_backward,
         _entropy_backward_reals,
         launcher="softmax_cross_entropy_pixels_backward",
-        edition=2,
+        version=2,
         takes=_takes_pixels,
     ),
     OwnKernel(

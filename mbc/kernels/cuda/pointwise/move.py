@@ -1,4 +1,4 @@
-"""What moves elements: changes of layout and type, concatenation and slices of channels; and dropout."""
+"""Data movement: changes of layout and type, concatenation and slices of channels; and dropout."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _convert(at: Slice) -> ConvertArguments:
 
 
 def _any_layouts(request: Request) -> Iterable[Layouts]:
-    """A change of type may change the layout on the way."""
+    """One launch may change type and layout."""
     if not request.inputs[0].ordered:
         yield Layout.CHANNELS_FIRST, Layout.CHANNELS_FIRST
         return
@@ -112,8 +112,8 @@ def _kept(at: Slice) -> tuple[float, ...]:
 
 KERNELS = (
     OwnKernel("convert", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts),
-    OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, edition=2),
-    OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, more=_channels_of_inputs, edition=2),
+    OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, version=2),
+    OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, trailing=_channels_of_inputs, version=2),
     OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
     OwnKernel("dropout", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
     OwnKernel("dropout_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, type_code
-from mbc.ops.signs import CHANNELS
+from mbc.ops.relu_mask import CHANNELS
 
 FILE = "pointwise/relu_mask.cu"
 
@@ -24,4 +24,4 @@ def _arguments(at: Slice) -> ReluMaskArguments:
     return ReluMaskArguments(type_code(image), image.elements // CHANNELS, inner)
 
 
-KERNELS = tuple(OwnKernel(kind, FILE, ReluMaskArguments, _arguments) for kind in ("relu_signs", "relu_backward_signs"))
+KERNELS = tuple(OwnKernel(kind, FILE, ReluMaskArguments, _arguments) for kind in ("relu_mask", "relu_backward_masked"))

@@ -1,5 +1,5 @@
 """Pooling, by itself and fused with its neighbours.
 
 * `pooling`: pooling, local response normalisation and upsampling
-* `fused_pooling`: max pooling fused with relu and what comes before it
+* `fused_pooling`: max pooling with relu, bias or batch normalisation in its prologue, and their gradients
 """

@@ -25,8 +25,8 @@ from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
-# Of a sum, channels last, on 132 multiprocessors: registers last for two on each, and a third would run after them.
-SUMMING_BLOCKS = 2 * 132
+# Of a reduction, channels last: registers suffice for two blocks on each of 132 multiprocessors.
+REDUCING_BLOCKS = 2 * 132
 FORWARD, BACKWARD, BATCH_NORM = "pool/max_pool.cu", "pool/max_pool_backward.cu", "pool/max_pool_batch_norm.cu"
 
 
@@ -38,14 +38,14 @@ def _pool(at: Slice) -> PoolArguments:
     return pool_arguments(at, _attributes(at.request))
 
 
-def _pool_behind(at: Slice) -> PoolArguments:
-    """The first output is what is pooled."""
+def _pool_stored(at: Slice) -> PoolArguments:
+    """What is pooled is written as well, as the first output."""
     made = _pool(at)
     return replace(made, option=int(len(at.request.outputs) == 3))
 
 
 def _image(request: Request) -> TensorType:
-    """What is pooled, or the gradient of that. A group that sums has the pooled one or both."""
+    """The image that is pooled, or its gradient."""
     pooled = next(t for t in request.inputs if len(t.shape) == 4)
     return TensorType((*pooled.shape[:2], *_attributes(request).size), pooled.dtype)
 
@@ -62,18 +62,18 @@ def _sum(at: Slice) -> PoolArguments:
     return pool_arguments(at, _attributes(at.request), _image(at.request))
 
 
-def _sum_more(at: Slice) -> tuple[int, ...]:
-    return _affine(at.request), parts(_image(at.request), at.layout, SUMMING_BLOCKS), int(at.accumulate)
+def _sum_trailing(at: Slice) -> tuple[int, ...]:
+    return _affine(at.request), parts(_image(at.request), at.layout, REDUCING_BLOCKS), int(at.accumulate)
 
 
-def _normalize_more(at: Slice) -> tuple[int, ...]:
+def _normalize_trailing(at: Slice) -> tuple[int, ...]:
     last = members(at.request).members[-1].attributes
     assert isinstance(last, BatchNormalizeBackward)
     return _affine(at.request), last.count
 
 
 def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
-    return lambda request, layout: partial_bytes(_image(request), layout, state_bytes, SUMMING_BLOCKS)
+    return lambda request, layout: partial_bytes(_image(request), layout, state_bytes, REDUCING_BLOCKS)
 
 
 def _before_pool(operands: int, members_before: int, given: int) -> Wiring:
@@ -86,26 +86,28 @@ def _chain(operands: int, members_before: int) -> Callable[[Request], bool]:
     return taking(*(_before_pool(operands, members_before, given) for given in (1, 2)))
 
 
-_wired_for_both = taking(
+_wired_stored = taking(
     *((wiring[0], (n + 1, *wiring[1])) for n in AFFINE for given in (1, 2) for wiring in (_before_pool(n, 2, given),))
 )
 
 
-def _takes_both(request: Request) -> bool:
-    """What is pooled leaves the group as well, and every pixel is in one window."""
+def _takes_stored(request: Request) -> bool:
+    """What is pooled is written as well, and every pixel is in one window."""
     a = _attributes(request)
-    apart = a.kernel == a.stride and not any(a.pad) and all(n % k == 0 for n, k in zip(a.size, a.kernel, strict=True))
-    return apart and _wired_for_both(request)
+    disjoint = (
+        a.kernel == a.stride and not any(a.pad) and all(n % k == 0 for n, k in zip(a.size, a.kernel, strict=True))
+    )
+    return disjoint and _wired_stored(request)
 
 
-def _behind_pool(inputs: int, last: Numbers, given: Numbers) -> Wiring:
-    """relu_backward of the pooled image, max_pool_backward, and one more; their values come after `inputs`."""
+def _pool_backward_wiring(inputs: int, last: Numbers, given: Numbers) -> Wiring:
+    """relu_backward of the pooled image, max_pool_backward, and a last member; their values come after `inputs`."""
     return ((0, 1), (2, inputs), last), given
 
 
-def _added(operands: int, backward: bool, sliced: bool) -> tuple[Wiring, Wiring]:
-    """batch_normalize and relu over again, max_pool_backward, add (of a slice), relu_backward, and one of sums and
-    batch_normalize_backward, with what is added first or second."""
+def _add_wiring(operands: int, backward: bool, sliced: bool) -> tuple[Wiring, Wiring]:
+    """batch_normalize and relu, recomputed, max_pool_backward, add (`sliced`: of a slice), relu_backward, and one of
+    batch_normalize_backward_reduce and batch_normalize_backward; for either order of the summands."""
     index, more = operands, operands + 2
     z = operands + (5 if backward else 3)
     y, gathered = z + 1, z + 2
@@ -121,18 +123,18 @@ def _added(operands: int, backward: bool, sliced: bool) -> tuple[Wiring, Wiring]
     )
 
 
-def _through_add(backward: bool, sliced: bool = False) -> tuple[Wiring, ...]:
-    return tuple(wiring for operands in AFFINE for wiring in _added(operands, backward, sliced))
+def _add_wirings(backward: bool, sliced: bool = False) -> tuple[Wiring, ...]:
+    return tuple(wiring for operands in AFFINE for wiring in _add_wiring(operands, backward, sliced))
 
 
-_BEHIND_NORMALIZE = (
-    _behind_pool(9, (3, 10, 4, 5, 6, 7, 8), (11,)),
-    _behind_pool(8, (3, 9, 4, 5, 6, 7), (10,)),
+_NORMALIZE_WIRINGS = (
+    _pool_backward_wiring(9, (3, 10, 4, 5, 6, 7, 8), (11,)),
+    _pool_backward_wiring(8, (3, 9, 4, 5, 6, 7), (10,)),
 )
 
-_BEHIND = "relu_backward+max_pool_backward"
-_ADDED = "batch_normalize+relu+max_pool_backward+add+relu_backward"
-_ADDED_SLICE = "batch_normalize+relu+max_pool_backward+channel_slice+add+relu_backward"
+_RELU_POOL_BACKWARD = "relu_backward+max_pool_backward"
+_ADD_RELU_BACKWARD = "batch_normalize+relu+max_pool_backward+add+relu_backward"
+_ADD_SLICE_RELU_BACKWARD = "batch_normalize+relu+max_pool_backward+channel_slice+add+relu_backward"
 
 
 def _forward(kind: str, launcher: str, takes: Callable[[Request], bool]) -> OwnKernel:
@@ -146,13 +148,13 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
         PoolArguments,
         _sum,
         eps,
-        more=_sum_more,
+        trailing=_sum_trailing,
         workspace=_workspace(state_bytes),
         launches=2,
         accumulates=True,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
+        version=2,
     )
 
 
@@ -163,20 +165,20 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
         PoolArguments,
         _pool,
         eps,
-        more=_normalize_more,
+        trailing=_normalize_trailing,
         launcher=launcher,
         takes=taking(*wirings),
-        edition=2,
+        version=2,
     )
 
 
 def _with_slice(kernel: OwnKernel) -> OwnKernel:
-    """What is added is a slice, read where it lies."""
+    """What is added is a slice, read in place."""
 
-    def more(at: Slice) -> tuple[int, ...]:
-        return *kernel.more(at), *slice_of(at)
+    def trailing(at: Slice) -> tuple[int, ...]:
+        return *kernel.trailing(at), *slice_of(at)
 
-    return replace(kernel, more=more, time_us=touched_us)
+    return replace(kernel, trailing=trailing, time_us=touched_us)
 
 
 KERNELS = (
@@ -188,23 +190,23 @@ KERNELS = (
         PoolArguments,
         _pool,
         eps,
-        more=lambda at: affines(at.request),
+        trailing=lambda at: affines(at.request),
         launcher="batch_normalize_relu_max_pool",
         takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
-        edition=2,
+        version=2,
     ),
     OwnKernel(
         "batch_normalize+relu+max_pool",
         FORWARD,
         PoolArguments,
-        _pool_behind,
+        _pool_stored,
         eps,
-        more=lambda at: affines(at.request),
+        trailing=lambda at: affines(at.request),
         launcher="batch_normalize_relu_and_max_pool",
-        takes=_takes_both,
+        takes=_takes_stored,
     ),
     OwnKernel(
-        _BEHIND,
+        _RELU_POOL_BACKWARD,
         BACKWARD,
         PoolArguments,
         _pool,
@@ -220,42 +222,48 @@ KERNELS = (
         )
     ),
     _summed(
-        f"{_BEHIND}+channel_sum",
+        f"{_RELU_POOL_BACKWARD}+channel_sum",
         BACKWARD,
         "relu_max_pool_backward_channel_sum",
         SUM_BYTES,
-        _behind_pool(3, (4,), (4, 5)),
+        _pool_backward_wiring(3, (4,), (4, 5)),
     ),
     _summed(
-        f"{_BEHIND}+batch_normalize_sums",
+        f"{_RELU_POOL_BACKWARD}+batch_normalize_backward_reduce",
         BATCH_NORM,
-        "relu_max_pool_backward_sums",
+        "relu_max_pool_backward_bn_reduce",
         SUMS_BYTES,
-        _behind_pool(6, (3, 7, 4, 5), (8, 9)),
+        _pool_backward_wiring(6, (3, 7, 4, 5), (8, 9)),
     ),
-    _normalized(f"{_BEHIND}+batch_normalize_backward", "relu_max_pool_backward_normalize", *_BEHIND_NORMALIZE),
+    _normalized(
+        f"{_RELU_POOL_BACKWARD}+batch_normalize_backward", "relu_max_pool_backward_bn_backward", *_NORMALIZE_WIRINGS
+    ),
     _summed(
-        f"{_ADDED}+batch_normalize_sums",
+        f"{_ADD_RELU_BACKWARD}+batch_normalize_backward_reduce",
         BATCH_NORM,
-        "max_pool_backward_add_sums",
+        "max_pool_backward_add_bn_reduce",
         SUMS_BYTES,
-        *_through_add(backward=False),
+        *_add_wirings(backward=False),
     ),
-    _normalized(f"{_ADDED}+batch_normalize_backward", "max_pool_backward_add_normalize", *_through_add(backward=True)),
+    _normalized(
+        f"{_ADD_RELU_BACKWARD}+batch_normalize_backward",
+        "max_pool_backward_add_bn_backward",
+        *_add_wirings(backward=True),
+    ),
     _with_slice(
         _summed(
-            f"{_ADDED_SLICE}+batch_normalize_sums",
+            f"{_ADD_SLICE_RELU_BACKWARD}+batch_normalize_backward_reduce",
             BATCH_NORM,
-            "max_pool_backward_add_slice_sums",
+            "max_pool_backward_add_slice_bn_reduce",
             SUMS_BYTES,
-            *_through_add(backward=False, sliced=True),
+            *_add_wirings(backward=False, sliced=True),
         )
     ),
     _with_slice(
         _normalized(
-            f"{_ADDED_SLICE}+batch_normalize_backward",
-            "max_pool_backward_add_slice_normalize",
-            *_through_add(backward=True, sliced=True),
+            f"{_ADD_SLICE_RELU_BACKWARD}+batch_normalize_backward",
+            "max_pool_backward_add_slice_bn_backward",
+            *_add_wirings(backward=True, sliced=True),
         )
     ),
 )

@@ -63,7 +63,7 @@ def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArgu
     """Of a request that pools, alone or in a group. `of`: an image of the same rows, channels and type, where the first
     output is none."""
     request = at.request
-    y = of or request.outputs[0]  # of the backward pass the gradient of the image
+    y = of or request.outputs[0]  # of the backward pass the data gradient
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
     (height, width), (out_height, out_width) = a.size, a.output_size
     return PoolArguments(
@@ -109,8 +109,8 @@ def _upsample(at: Slice) -> UpsampleArguments:
 
 
 KERNELS = (
-    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, edition=3),
-    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, edition=3),
+    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, version=3),
+    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3),
     OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool),
     OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool),
     OwnKernel("lrn", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),

@@ -1,5 +1,5 @@
 """The end of a step.
 
-* `optimizer`: whether the step counts, and the new parameters
-* `multi_tensor`: one operation on each of many tensors, in one launch
+* `optimizer`: the guard (loss scale, finite gradients), and SGD and AdamW of one tensor
+* `multi_tensor`: one operation on each of many tensors, in few launches
 """

@@ -14,7 +14,7 @@ from mbc.ops.normalization import UpdateRunning
 from mbc.ops.update import AdamW, Sgd
 
 FILE = "update/multi_tensor.cu"
-MANY = 64  # tensors of a launch; as in the source
+MOST_TENSORS = 64  # tensors of a launch; as in the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class MultiTensorCastArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRunningsArguments(Struct):
+class MultiTensorUpdateRunningArguments(Struct):
     tensors: int
     control: int
 
@@ -44,13 +44,13 @@ def _members(request: Request) -> tuple[Member, ...]:
 
 
 def _any_layouts(request: Request) -> Iterable[Layouts]:
-    """Elements come one by one in whatever order: channels first stands for all. What `_lie_alike` demands of them the
-    search keeps, since a state lies in one layout and so does its gradient."""
+    """Layouts do not matter to elementwise updates: channels first stands for all. The search keeps what
+    `_same_layouts` asks for, since a state and its gradient have one layout."""
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
 
 
-def _lie_alike(call: Call) -> bool:
-    """Whether the operands of each member lie in one order."""
+def _same_layouts(call: Call) -> bool:
+    """Whether the operands of each member have one layout."""
     made = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
     for member in _members(call.request):
         places = (made.get(number, number) for number in (*member.inputs, *member.outputs))
@@ -64,8 +64,8 @@ def _given(request: Request) -> tuple[int, ...]:
     return request.attributes.given
 
 
-def _is_apart(request: Request) -> bool:
-    """Whether no member reads what another one makes, and everything that is made leaves the group."""
+def _independent(request: Request) -> bool:
+    """Whether no member reads the result of another one, and the group outputs all of them."""
     a = request.attributes
     assert isinstance(a, Fused)
     made = tuple(number for member in a.members for number in member.outputs)
@@ -73,11 +73,11 @@ def _is_apart(request: Request) -> bool:
 
 
 def _alike(request: Request) -> bool:
-    """And whether all have the same settings, types and number of operands."""
+    """Whether members are independent and have the same settings, types and number of operands."""
     members = _members(request)
     types = {(request.inputs[m.inputs[0]].dtype, request.outputs[0].dtype) for m in members}
     alike = len({(m.attributes, len(m.inputs)) for m in members}) == 1
-    return alike and len(types) == 1 and _is_apart(request)
+    return alike and len(types) == 1 and _independent(request)
 
 
 def _one_control(request: Request, operand: int) -> bool:
@@ -89,7 +89,7 @@ def _takes_updates(request: Request) -> bool:
 
 
 def _takes_running(request: Request) -> bool:
-    return _is_apart(request) and _one_control(request, 4)
+    return _independent(request) and _one_control(request, 4)
 
 
 def _updates(at: Slice) -> MultiTensorUpdateArguments:
@@ -123,7 +123,7 @@ def _casts(at: Slice) -> MultiTensorCastArguments:
 
 
 def _fields_of_casts(at: Slice) -> tuple[int, ...]:
-    """Outputs come after all inputs, as do the numbers of what members make."""
+    """Outputs are numbered after all inputs."""
     return tuple(
         field
         for member in _members(at.request)
@@ -131,9 +131,9 @@ def _fields_of_casts(at: Slice) -> tuple[int, ...]:
     )
 
 
-def _runnings(at: Slice) -> UpdateRunningsArguments:
+def _runnings(at: Slice) -> MultiTensorUpdateRunningArguments:
     members = _members(at.request)
-    return UpdateRunningsArguments(len(members), members[0].inputs[4])
+    return MultiTensorUpdateRunningArguments(len(members), members[0].inputs[4])
 
 
 def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ def _momenta(at: Slice) -> tuple[float, ...]:
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     """The first of the launches is counted with every kernel."""
-    launches = -(-len(_members(request)) // MANY)
+    launches = -(-len(_members(request)) // MOST_TENSORS)
     return moved_us(request, device) + (launches - 1) * device.launch_us
 
 
@@ -163,11 +163,11 @@ KERNELS = (
         MultiTensorUpdateArguments,
         _updates,
         _settings,
-        more=_fields_of_updates,
+        trailing=_fields_of_updates,
         layouts=_any_layouts,
-        lies=_lie_alike,
+        accepts_layouts=_same_layouts,
         time_us=_time_us,
-        launcher="sgd_updates",
+        launcher="multi_tensor_sgd",
         takes=_takes_updates,
     ),
     OwnKernel(
@@ -176,11 +176,11 @@ KERNELS = (
         MultiTensorUpdateArguments,
         _updates,
         _settings,
-        more=_fields_of_updates,
+        trailing=_fields_of_updates,
         layouts=_any_layouts,
-        lies=_lie_alike,
+        accepts_layouts=_same_layouts,
         time_us=_time_us,
-        launcher="adamw_updates",
+        launcher="multi_tensor_adamw",
         takes=_takes_updates,
     ),
     OwnKernel(
@@ -188,24 +188,24 @@ KERNELS = (
         FILE,
         MultiTensorCastArguments,
         _casts,
-        more=_fields_of_casts,
+        trailing=_fields_of_casts,
         layouts=_any_layouts,
-        lies=_lie_alike,
+        accepts_layouts=_same_layouts,
         time_us=_time_us,
-        launcher="casts",
+        launcher="multi_tensor_cast",
         takes=_alike,
     ),
     OwnKernel(
         "update_running*",
         FILE,
-        UpdateRunningsArguments,
+        MultiTensorUpdateRunningArguments,
         _runnings,
         _momenta,
-        more=_fields_of_runnings,
+        trailing=_fields_of_runnings,
         layouts=_any_layouts,
-        lies=_lie_alike,
+        accepts_layouts=_same_layouts,
         time_us=_time_us,
-        launcher="update_runnings",
+        launcher="multi_tensor_update_running",
         takes=_takes_running,
     ),
 )

@@ -1,4 +1,4 @@
-"""The end of a step: whether it counts, and the new parameters."""
+"""The end of a step: the guard (loss scale, finite gradients), and SGD and AdamW of one tensor."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ KERNELS = (
         FILE,
         GuardArguments,
         _guard,
-        more=_elements_of_gradients,
+        trailing=_elements_of_gradients,
         workspace=_guard_workspace,
         launches=3,
     ),

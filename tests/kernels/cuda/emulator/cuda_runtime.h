@@ -271,8 +271,8 @@ inline void cluster_wait() {
   emulator::wait(emulator::State::AT_CLUSTER_BARRIER);
 }
 template <typename Shared>
-const Shared& of_block(const Shared& mine, unsigned place) {
-  return *(&mine + (static_cast<int>(place) - static_cast<int>(blockIdx.y)));
+const Shared& map_shared_rank(const Shared& mine, unsigned rank) {
+  return *(&mine + (static_cast<int>(rank) - static_cast<int>(blockIdx.y)));
 }
 
 template <typename T>

@@ -38,7 +38,7 @@ inline float of_bits(uint32_t word) {
   return x;
 }
 
-inline float cut_to_tf32(float x) { return of_bits(bits_of(x) & 0xffffe000u); }
+inline float truncate_to_tf32(float x) { return of_bits(bits_of(x) & 0xffffe000u); }
 
 // Element (row, k) of A is held by thread (row % 8, k % 4), in word row / 8 + 2 * (k / 4).
 inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
@@ -50,7 +50,7 @@ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], float b0, float
     for (unsigned k = 0; k < 8; ++k) {
       const uint32_t left = all.of(row % 8 * 4 + k % 4)[row / 8 + 2 * (k / 4)];
       const uint32_t right = all.of(column * 4 + k % 4)[4 + k / 4];
-      d[i] += cut_to_tf32(of_bits(left)) * cut_to_tf32(of_bits(right));
+      d[i] += truncate_to_tf32(of_bits(left)) * truncate_to_tf32(of_bits(right));
     }
   }
 }

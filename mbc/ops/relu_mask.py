@@ -1,5 +1,4 @@
-"""ReLU bit masks: which elements of its output are positive, eight channels of a pixel in a byte; and its gradient by
-them."""
+"""ReLU bit masks, one bit for each element of its output, eight channels a byte; and ReLU's gradient by them."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from mbc.ops.base import Array, NoAttributes, OpKind, ShapeError
 CHANNELS = 8  # of a byte: bit i of byte c is that of channel 8 c + i, whatever the layout
 
 
-def _signs(_: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+def _mask(_: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     y = inputs[0]
     if len(y.shape) < 2 or y.shape[1] % CHANNELS:
         raise ShapeError(f"the channels of {y} are no multiple of {CHANNELS}")
@@ -21,40 +20,40 @@ def _signs(_: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 
 def _gradient(a: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    dy, signs = inputs
-    (wanted,) = _signs(a, (dy,))
-    if signs != wanted:
-        raise ShapeError(f"{signs} are no signs of {dy}")
+    dy, mask = inputs
+    (wanted,) = _mask(a, (dy,))
+    if mask != wanted:
+        raise ShapeError(f"{mask} is no bit mask of {dy}")
     return (dy,)
 
 
 def _pack(y: Array) -> Array:
-    """NaN counts as what is not positive, as in `relu_backward`."""
+    """NaN counts as not positive, as in `relu_backward`."""
     rows, channels, *rest = y.shape
     bits = (y > 0).reshape(rows, channels // CHANNELS, CHANNELS, *rest)
     return np.packbits(bits, axis=2, bitorder="little").reshape(rows, channels // CHANNELS, *rest)
 
 
-def _let_through(dy: Array, signs: Array) -> Array:
-    bits = np.unpackbits(signs[:, :, None], axis=2, bitorder="little").reshape(dy.shape)
+def _apply(dy: Array, mask: Array) -> Array:
+    bits = np.unpackbits(mask[:, :, None], axis=2, bitorder="little").reshape(dy.shape)
     return np.where(bits, dy, 0).astype(dy.dtype)
 
 
 OPS = (
     OpKind(
-        "relu_signs",
+        "relu_mask",
         NoAttributes,
-        _signs,
+        _mask,
         lambda a, inputs, call: (_pack(inputs[0]),),
         divisible=True,
         signs=(0,),
     ),
     # The gradient comes first, so that the first operand is an image here as elsewhere.
     OpKind(
-        "relu_backward_signs",
+        "relu_backward_masked",
         NoAttributes,
         _gradient,
-        lambda a, inputs, call: (_let_through(inputs[0], inputs[1]),),
+        lambda a, inputs, call: (_apply(inputs[0], inputs[1]),),
         divisible=True,
         in_place=((0, 0),),
     ),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.ablation import ablation
 from mbc.errors import BudgetError, MbcError
-from mbc.report.staircase import staircase_document, staircase_text
-from mbc.staircase import staircase
+from mbc.report.ablation import ablation_document, ablation_text
 from tests.plan.chains import random_plan
 
 PLAN = random_plan(3)
@@ -31,33 +31,31 @@ def planner(asked, least=lambda without: 1_000_000_000 * (1 + 6 * len(without)))
 
 def test_one_fewer_each_time():
     asked = []
-    stairs = staircase(planner(asked))
-    orders = [set(), {"offload"}, {"offload", "recompute"}, {"offload", "recompute", "split"}]
+    ablations = ablation(planner(asked))
+    orders = [set(), {"offload"}, {"offload", "recompute"}, {"offload", "recompute", "micro_batches"}]
     orders.append({*orders[-1], "workspace"})
-    assert [set(s.without) for s in stairs] == orders
-    assert [s.fits for s in stairs] == [True, True, False, False, False]
-    assert [s.figures.needed_bytes for s in stairs if s.figures is not None] == [10**9 * (1 + 6 * n) for n in range(5)]
+    assert [set(s.without) for s in ablations] == orders
+    assert [s.fits for s in ablations] == [True, True, False, False, False]
+    assert [s.figures.needed_bytes for s in ablations] == [10**9 * (1 + 6 * n) for n in range(5)]
     assert [budget for _, budget in asked] == [None, None, None, 13 * 10**9, None, 19 * 10**9, None, 25 * 10**9]
-    text = staircase_text(stairs)
-    assert text.count("exceeds the budget") == 3 and "offload, recompute, split, workspace" in text
-    assert [s["fits"] for s in staircase_document(stairs)] == [True, True, False, False, False]
+    text = ablation_text(ablations)
+    assert text.count("exceeds the budget") == 3 and "micro_batches, workspace" in text
+    assert [s["fits"] for s in ablation_document(ablations)] == [True, True, False, False, False]
 
 
 def test_what_is_left_out_from_the_start():
-    stairs = staircase(planner([]), frozenset({"recompute", "workspace"}))
-    assert [set(s.without) for s in stairs] == [
+    ablations = ablation(planner([]), frozenset({"recompute", "workspace"}))
+    assert [set(s.without) for s in ablations] == [
         {"recompute", "workspace"}, {"recompute", "workspace", "offload"},
-        {"recompute", "workspace", "offload", "split"},
+        {"recompute", "workspace", "offload", "micro_batches"},
     ]  # fmt: skip
 
 
 def test_no_plan_at_all():
     growing = iter(range(20, 1000))
-    stairs = staircase(planner([], lambda without: next(growing) * 10**9))
-    assert all(
-        s.figures is None and not s.fits and s.refusal is not None and s.refusal.code == "MBC204" for s in stairs
-    )
-    assert staircase_text(stairs).count("no plan was found") == 5
+    ablations = ablation(planner([], lambda without: next(growing) * 10**9))
+    assert all(s.figures is None and not s.fits and s.refusal.code == "MBC204" for s in ablations)
+    assert ablation_text(ablations).count("no plan was found") == 5
 
 
 def test_other_errors_are_raised():
@@ -65,4 +63,4 @@ def test_other_errors_are_raised():
         raise MbcError("MBC200", "no kernel")
 
     with pytest.raises(MbcError):
-        staircase(wrong)
+        ablation(wrong)

@@ -1,4 +1,4 @@
-"""What `mbc show --staircase` prints."""
+"""What `mbc show --ablation` prints."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mbc.options import STAIRCASE
+from mbc.ablation import Ablation
+from mbc.options import ABLATION_ORDER
 from mbc.report.columns import Column, render
 from mbc.report.tables import over, time_cell
-from mbc.staircase import Stair
 from mbc.units import show_size
 
-_STAIRS = (
+_COLUMNS = (
     Column("without", shrinks=True, least=20),
     Column("arena", right=True),
     Column("host", right=True),
@@ -24,13 +24,13 @@ _STAIRS = (
 )
 
 
-def staircase_text(stairs: Sequence[Stair], width: int | None = None) -> str:
+def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> str:
     """One row for each set of techniques that was left out."""
-    first = next((s.figures for s in stairs if s.figures is not None), None)
+    first = next((s.figures for s in ablations if s.figures is not None), None)
     rows: list[tuple[str, ...]] = []
-    for stair in stairs:
-        left_out = ", ".join(t for t in STAIRCASE if t in stair.without) or "-"
-        f = stair.figures
+    for ablated in ablations:
+        left_out = ", ".join(t for t in ABLATION_ORDER if t in ablated.without) or "-"
+        f = ablated.figures
         if f is None or first is None:
             rows.append((left_out, *[""] * 6, "no plan was found"))
             continue
@@ -43,19 +43,19 @@ def staircase_text(stairs: Sequence[Stair], width: int | None = None) -> str:
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, first.train_us),
                 f"{f.images_per_s:,.0f}",
-                "" if stair.fits else "exceeds the budget",
+                "" if ablated.fits else "exceeds the budget",
             )
         )
-    return render(_STAIRS, rows, width)
+    return render(_COLUMNS, rows, width)
 
 
-def staircase_document(stairs: Sequence[Stair]) -> list[dict[str, Any]]:
+def ablation_document(ablations: Sequence[Ablation]) -> list[dict[str, Any]]:
     """The same for a script."""
     return [
         {
-            "without": [t for t in STAIRCASE if t in stair.without],
-            "fits": stair.fits,
-            "figures": None if stair.figures is None else asdict(stair.figures),
+            "without": [t for t in ABLATION_ORDER if t in ablated.without],
+            "fits": ablated.fits,
+            "figures": None if ablated.figures is None else asdict(ablated.figures),
         }
-        for stair in stairs
+        for ablated in ablations
     ]

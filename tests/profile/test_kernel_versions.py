@@ -10,7 +10,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.base import NoAttributes
 from mbc.profile.edit import merged
-from mbc.profile.kernel_editions import current
+from mbc.profile.kernel_versions import current
 from mbc.profile.model import Extent, Measurement, Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
@@ -28,7 +28,7 @@ EXTENT = {REQUEST: Extent(1 << 30)}
 
 
 def test_the_kernel_was_rewritten():
-    assert TODAY.settings == (("edition", KERNELS["batch_statistics"].edition),) != BEFORE.settings
+    assert TODAY.settings == (("version", KERNELS["batch_statistics"].version),) != BEFORE.settings
 
 
 def test_an_earlier_edition_is_an_estimate_and_its_request_is_to_be_measured():

@@ -1,4 +1,4 @@
-"""What a profile says of mbc's own kernels as they were before they were rewritten, or could add to what is there."""
+"""Kernel versions: a profile's measurements of earlier versions of mbc's own kernels count as estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbc.profile.signature import read_signature
 
 
 def current(profile: Profile) -> Profile:
-    """`profile` with the times of earlier editions of kernels as what they are of today's: estimates, until today's is
+    """`profile` with the times of earlier versions of kernels as what they are of today's: estimates, until today's is
     measured. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
     found = {key: tuple(_adding(m) for m in rows if not _outdated(m)) for key, rows in profile.measurements.items()}
     if found == profile.measurements:

@@ -1,4 +1,5 @@
-"""What each technique contributes: the same network planned with techniques left out one after another."""
+"""What each technique contributes, a cumulative ablation: the same network planned with techniques left out one after
+another."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import Figures, figures
-from mbc.options import STAIRCASE
+from mbc.options import ABLATION_ORDER
 from mbc.plan.model import Plan
 
 MOST_TRIES = 4
@@ -16,7 +17,7 @@ PlanWith = Callable[[frozenset[str], int | None], Plan]  # techniques left out; 
 
 
 @dataclass(frozen=True, slots=True)
-class Stair:
+class Ablation:
     """`figures` of the plan without these techniques; where it does not fit (`fits`), of one as small as was found.
     None where there is none at all, for the reason `refusal`."""
 
@@ -26,24 +27,24 @@ class Stair:
     refusal: MbcError | None = None
 
 
-def staircase(plan_with: PlanWith, without: frozenset[str] = frozenset()) -> tuple[Stair, ...]:
-    """All techniques but `without`, then one fewer each time, in the order of STAIRCASE. Raises what planning raises,
-    but for budgets that are too small."""
-    stairs = [_stair(plan_with, without)]
-    for technique in STAIRCASE:
+def ablation(plan_with: PlanWith, without: frozenset[str] = frozenset()) -> tuple[Ablation, ...]:
+    """All techniques but `without`, then one fewer each time, in the order of ABLATION_ORDER. Raises what planning
+    raises, but for budgets that are too small."""
+    ablations = [_ablated(plan_with, without)]
+    for technique in ABLATION_ORDER:
         if technique not in without:
             without |= {technique}
-            stairs.append(_stair(plan_with, without))
-    return tuple(stairs)
+            ablations.append(_ablated(plan_with, without))
+    return tuple(ablations)
 
 
-def _stair(plan_with: PlanWith, without: frozenset[str]) -> Stair:
+def _ablated(plan_with: PlanWith, without: frozenset[str]) -> Ablation:
     budget_bytes: int | None = None
     refusal: BudgetError | None = None
     for _ in range(MOST_TRIES):
         try:
-            return Stair(without, figures(plan_with(without, budget_bytes)), budget_bytes is None, refusal)
+            return Ablation(without, figures(plan_with(without, budget_bytes)), budget_bytes is None, refusal)
         except BudgetError as error:
             # The smallest plan that was found is one within the budget that it needs.
             refusal, budget_bytes = error, error.needed_bytes
-    return Stair(without, None, False, refusal)
+    return Ablation(without, None, False, refusal)

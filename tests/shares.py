@@ -1,0 +1,98 @@
+"""`pytest --shares`: a table of the suites of tests, with the processor seconds of each.
+
+Run by `make test-all SHARES=1`, it tells what `make test` takes, too: the same less the exhaustive tests. What several
+tests share (a plan, a compiled library) counts where it is made first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+SUITES = {
+    "analysis": "rooflines and traffic of a plan",
+    "bench": "peers are run alike: same recipe, same network, timed the same way",
+    "benchmarks": "scripts of benchmarks: pictures, staleness, campaigns at small sizes",
+    "cli": "every command, from arguments to output and exit code",
+    "codegen": "generated sources, packages, the build with the real headers",
+    "equivalence": "each launch and a whole step against float64, within the rounding model",
+    "examples": "examples compile, and their plans stay the same, byte by byte",
+    "frontend": "parser, messages word for word, the language page, fuzzed sources",
+    "gpu": "kernels, libraries and measurements on a GPU (elsewhere skipped)",
+    "hardware": "specifications of GPUs, and their links to the host",
+    "ir": "the graph, differentiation and its passes: bits before and after",
+    "kernels": "every kernel on the emulator, in each layout and type, against float64",
+    "measure": "the measuring worker and its harnesses, on a GPU that is not there",
+    "ops": "meaning of operations, gradients by finite differences, PyTorch as the reference",
+    "optimize": "search: plans fit, give the same bits, and are no faster than their bounds",
+    "plan": "the plan verifier refuses mutants; plan files; memory",
+    "profile": "profiles: read, interpolated, scaled, compared",
+    "report": "tables and reports of plans",
+    "runtime": "the module: training on the CPU, checkpoints, hostile files",
+    "train": "the training loop and its data",
+    "the whole": "pages, messages and vocabulary; packaging; order of imports",
+}
+
+
+@dataclass
+class Share:
+    tests: int = 0
+    quick_s: float = 0.0
+    all_s: float = 0.0
+
+
+class Shares:
+    def __init__(self) -> None:
+        self._before_s = 0.0
+        self._shares: dict[str, Share] = defaultdict(Share)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        self._before_s = _cpu_s()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, Any, pytest.TestReport]:
+        """After each phase of a test. What a report carries reaches the process that prints, also from workers."""
+        report: Any = yield
+        now_s = _cpu_s()
+        report.cpu_s, self._before_s = now_s - self._before_s, now_s
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        _, *folders, _ = report.nodeid.split("::")[0].split("/")
+        share = self._shares[folders[0] if folders else "the whole"]
+        share.tests += report.when == "setup"
+        share.all_s += report.cpu_s
+        share.quick_s += 0.0 if "exhaustive" in report.keywords else report.cpu_s
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        write("| suite | tests | CPU s, make test | CPU s, make test-all | what it shows |")
+        write("| --- | --- | --- | --- | --- |")
+        for suite, share in sorted(self._shares.items()):
+            write(f"| `{suite}` | {share.tests} | {share.quick_s:.0f} | {share.all_s:.0f} | {SUITES[suite]} |")
+        quick_s = sum(share.quick_s for share in self._shares.values())
+        all_s = sum(share.all_s for share in self._shares.values())
+        tests = sum(share.tests for share in self._shares.values())
+        write(f"| sum | {tests} | {quick_s:.0f} | {all_s:.0f} | |")
+
+
+def _cpu_s() -> float:
+    """Of this process and those that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shares", action="store_true", help="print the processor seconds of each suite of tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--shares"):
+        config.pluginmanager.register(Shares())

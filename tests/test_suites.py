@@ -1,0 +1,80 @@
+"""Every test asserts something, and `--shares` knows every suite."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.shares import SUITES
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+# Functions of the compiler that raise where what they are given is wrong.
+VERIFIERS = {"verify_plan", "verify_network", "verify_training"}
+
+
+@cache
+def _functions(file: Path) -> dict[str, list[ast.FunctionDef]]:
+    """By name: those of a file, methods and nested ones, too, and those that it imports from other tests."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found: dict[str, list[ast.FunctionDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            found.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests."):
+            module = ROOT / node.module.replace(".", "/")
+            for alias in node.names:
+                if module.is_dir():
+                    found |= _functions(module / f"{alias.name}.py")
+                else:
+                    found[alias.asname or alias.name] = _functions(module.with_suffix(".py")).get(alias.name, [])
+    return found
+
+
+def _called(function: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                yield name
+            case _:
+                pass
+
+
+def _asserts(function: ast.FunctionDef, known: dict[str, list[ast.FunctionDef]], deep: int = 3) -> bool:
+    """By itself, or by a helper of the tests that it calls."""
+    if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
+        return True
+    called = set(_called(function))
+    if called & {"raises", "warns", *VERIFIERS} or any(name.startswith("assert_") for name in called):
+        return True
+    return deep > 0 and any(_asserts(f, known, deep - 1) for name in called for f in known.get(name, ()))
+
+
+def test_no_test_is_without_an_assertion() -> None:
+    without = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in FILES
+        for name, functions in _functions(file).items()
+        for function in functions
+        if name.startswith("test_") and not _asserts(function, _functions(file))
+    ]
+    assert not without
+
+
+@pytest.mark.parametrize(
+    ("body", "asserts"),
+    [("assert x", True), ("with pytest.raises(KeyError): {}[1]", True), ("verify_plan(x)", True), ("print(x)", False)],
+)
+def test_an_assertion_is_found(body: str, asserts: bool) -> None:
+    (function,) = ast.parse(f"def test_it(x):\n    {body}\n").body
+    assert isinstance(function, ast.FunctionDef)
+    assert _asserts(function, {}) is asserts
+
+
+def test_every_suite_has_its_line_in_the_table_of_shares() -> None:
+    folders = {file.relative_to(ROOT / "tests").parts[0] for file in FILES if file.parent != ROOT / "tests"}
+    assert folders | {"the whole"} == set(SUITES)
