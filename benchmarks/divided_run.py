@@ -1,4 +1,4 @@
-"""Divisions of one operation run on a GPU as a step runs them: slices one after another in one CUDA graph."""
+"""Divisions of one operation run on a GPU as a step runs them: micro-batches one after another in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.ir.types import Layout, TensorType
 from mbc.measure.clock import Clock
 from mbc.measure.gpu import Gpu
 from mbc.measure.kernel_library import Call, KernelLibrary
-from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.candidates.pareto import MicroBatch
 from mbc.runtime.formats import loaded, stored_bytes
 
 POOL_ELEMENTS = 1 << 23  # random numbers for one operand; its rows repeat where it has more
@@ -53,12 +53,12 @@ class Bench:
                 self._gpu.copy(other[index], first, tensor.size_bytes)
         self._gpu.synchronize()
 
-    def time_us(self, slices: Sequence[Slice]) -> tuple[float, float]:
+    def time_us(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Median time of the whole operation and the distance between the quartiles."""
         mark = self._gpu.mark()
         try:
-            workspace = self._workspace(slices)
-            sets = [self._calls(slices, pointers, workspace) for pointers in self._sets]
+            workspace = self._workspace(micro_batches)
+            sets = [self._calls(micro_batches, pointers, workspace) for pointers in self._sets]
             for calls in sets:
                 _enqueue(calls)  # outside of a capture first: kernels are loaded then
             self._gpu.synchronize()
@@ -68,13 +68,13 @@ class Bench:
         finally:
             self._let_go(mark)
 
-    def output(self, slices: Sequence[Slice]) -> np.ndarray:
+    def output(self, micro_batches: Sequence[MicroBatch]) -> np.ndarray:
         """The result on the first set of operands, canonical; of a large one some rows."""
         mark = self._gpu.mark()
         try:
             pointers, tensor = self._sets[0], self._types[-1]
             self._gpu.fill(pointers[-1], 0xFF, tensor.size_bytes)
-            _enqueue(self._calls(slices, pointers, self._workspace(slices)))
+            _enqueue(self._calls(micro_batches, pointers, self._workspace(micro_batches)))
             self._gpu.synchronize()
             if self._operation.sums:
                 return self._read(pointers[-1], tensor)
@@ -83,14 +83,14 @@ class Bench:
         finally:
             self._let_go(mark)
 
-    def _workspace(self, slices: Sequence[Slice]) -> int:
-        most = max(s.candidate.workspace_bytes for s in slices)
+    def _workspace(self, micro_batches: Sequence[MicroBatch]) -> int:
+        most = max(s.candidate.workspace_bytes for s in micro_batches)
         return self._gpu.take(most) if most else 0
 
-    def _calls(self, slices: Sequence[Slice], pointers: tuple[int, ...], workspace: int) -> list[Call]:
+    def _calls(self, micro_batches: Sequence[MicroBatch], pointers: tuple[int, ...], workspace: int) -> list[Call]:
         calls: list[Call] = []
         start = 0
-        for part in slices:
+        for part in micro_batches:
             request = self._operation.request(part.rows)
             moved = [
                 pointer + start * (whole.size_bytes // whole.shape[0]) if per_sample else pointer

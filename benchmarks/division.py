@@ -1,4 +1,4 @@
-"""The best way to divide one operation by a profile: as mbc's menu says, and as trying all divisions says.
+"""The best way to divide one operation by a profile: as mbc's Pareto front says, and as trying all divisions says.
 
 The brute force shares no code with `mbc.optimize.candidates.pareto`: it goes through every way to write the mini-batch
 as a sum of the sizes that can be called.
@@ -39,7 +39,7 @@ def undivided(found: Offers, rows: int, limit_bytes: int) -> Point | None:
     return best and Point(best.workspace_bytes, best.time_us, (MicroBatch(rows, best),))
 
 
-def menus(found: Offers, rows: int, sums: bool) -> tuple[ParetoFront, ...]:
+def fronts_of(found: Offers, rows: int, sums: bool) -> tuple[ParetoFront, ...]:
     """mbc's own fronts, one a combination of layouts."""
     return tuple(pareto_front(sizes, rows, sums) for sizes in found.values())
 

@@ -21,7 +21,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.measure.clock import Times
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.candidates.pareto import MicroBatch
 from mbc.runtime.formats import loaded, stored_bytes
 
 SMALL = Layer("deepbench", "small", 6, 5, 4, 8, 3, 1, 1)
@@ -126,8 +126,8 @@ class OnceClock:
         return Times(once_us, float(len(calls)))
 
 
-def slices(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[Slice]:
-    return [Slice(n, Candidate("mbc", "x", (), (layout,) * 3, workspace, 1.0, True)) for n in rows]
+def micro_batches(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[MicroBatch]:
+    return [MicroBatch(n, Candidate("mbc", "x", (), (layout,) * 3, workspace, 1.0, True)) for n in rows]
 
 
 def bench(which: str, layout: Layout, sets: int = 1) -> tuple[Bench, Library]:
@@ -141,27 +141,27 @@ def bench(which: str, layout: Layout, sets: int = 1) -> tuple[Bench, Library]:
 def test_a_division_gives_what_the_undivided_operation_gives(which: str) -> None:
     first, last = Layout
     divided, library = bench(which, last)
-    result = divided.output(slices((128, 64, 64), last, workspace=512))
+    result = divided.output(micro_batches((128, 64, 64), last, workspace=512))
     assert [entry[:2] for entry in library.log] == [(128, 0), (64, 128), (64, 192)]
     assert [entry[3] for entry in library.log] == [False, which == "W", which == "W"]
     whole, _ = bench(which, first)
-    reference = whole.output(slices((BATCH,), first))
+    reference = whole.output(micro_batches((BATCH,), first))
     assert reference.shape == result.shape and np.isfinite(reference).all()
     assert distance(result, reference) < 1e-6
 
 
 def test_rows_that_no_slice_writes_are_seen() -> None:
     made, _ = bench("F", Layout.CHANNELS_FIRST)
-    result = made.output(slices((128,), Layout.CHANNELS_FIRST))
+    result = made.output(micro_batches((128,), Layout.CHANNELS_FIRST))
     assert np.isnan(result[-1]).all() and np.isfinite(result[0]).all()
 
 
-def test_a_time_is_of_all_slices_on_all_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_is_of_all_micro_batches_on_all_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divided_run, "Clock", OnceClock)
     made, library = bench("F", Layout.CHANNELS_FIRST, sets=2)
     used = made._gpu.mark()
-    assert made.time_us(slices((128, 128), Layout.CHANNELS_FIRST, workspace=256)) == (7.0, 2.0)
+    assert made.time_us(micro_batches((128, 128), Layout.CHANNELS_FIRST, workspace=256)) == (7.0, 2.0)
     # Once before capturing and once timed on each of two sets, and once for a first guess.
     assert len(library.log) == 2 * (2 + 1 + 2)
-    assert len({entry[2] for entry in library.log}) == 1  # one workspace for all slices
+    assert len({entry[2] for entry in library.log}) == 1  # one workspace for all micro-batches
     assert made._gpu.mark() == used

@@ -1,4 +1,4 @@
-"""The best division by trying all, against mbc's menu; the layers; what is compared after a run."""
+"""The best division by trying all, against mbc's Pareto front; the layers; what is compared after a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from deepbench_layers import BATCH, LAYERS, PASSES, Layer, Operation, operations
-from division import brute_force_us, divided, menus, offers, partitions, undivided
+from division import brute_force_us, divided, fronts_of, offers, partitions, undivided
 
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate
@@ -36,7 +36,7 @@ def test_partitions_are_all_multisets_of_a_sum() -> None:
 
 @pytest.mark.parametrize("sums", (False, True))
 @pytest.mark.parametrize("seed", range(20))
-def test_menu_and_brute_force_agree(seed: int, sums: bool) -> None:
+def test_pareto_front_and_brute_force_agree(seed: int, sums: bool) -> None:
     random = np.random.default_rng(seed)
     sizes = [32 >> k for k in range(6) if k == 0 or random.random() < 0.8]
     found = {
@@ -56,7 +56,7 @@ def test_menu_and_brute_force_agree(seed: int, sums: bool) -> None:
         for layouts in (FIRST, LAST)
     }
     for limit in (10, 40, 100):
-        best = divided(menus(found, 32, sums), limit)
+        best = divided(fronts_of(found, 32, sums), limit)
         tried = brute_force_us(found, 32, sums, limit)
         assert tried == pytest.approx(best.time_us if best else float("inf"), rel=1e-9)
         whole = undivided(found, 32, limit)
@@ -104,7 +104,7 @@ def test_layers_are_distinct_and_their_requests_fit() -> None:
     assert all(PASSES[o.which].endswith("filter") == o.sums for o in operations(Precision.FP32))
 
 
-def test_slices_start_aligned() -> None:
+def test_micro_batches_start_aligned() -> None:
     odd = Layer("deepbench", "odd", 7, 7, 1, 1, 3, 1, 1)  # 49 elements a row
     assert Operation(odd, "F", Precision.FP32).sizes[-1] == 4
     assert Operation(odd, "F", Precision.BF16).sizes[-1] == 8

@@ -55,7 +55,7 @@ every_plan = pytest.mark.parametrize(("name", "precision"), [p for kind in PRECI
 
 
 def most_bytes(plan: Plan) -> float:
-    """Of the arena. What launches beside others touch lasts longer."""
+    """Of the arena. Buffers that the concurrent stream uses live longer."""
     beside = any(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
     return (CONCURRENT_MAX_ARENA if beside else 1) * ARENA_OVER_LIVE * plan.bounds.live_bytes
 

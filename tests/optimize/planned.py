@@ -196,7 +196,7 @@ def graph_of(source: str, batch: int = 0) -> TrainingGraph:
 
 @functools.cache
 def planned_for(
-    profile: Hashable, source: str, share: float = 0.0, without: tuple[str, ...] = ("concurrent_stream",)
+    profile: NoSizes | None, source: str, share: float = 0.0, without: tuple[str, ...] = ("concurrent_stream",)
 ) -> Plan:
     """On an H200 of these measurements, within so much of what keeping everything takes beside the states; 0: without a
     limit."""

@@ -97,7 +97,7 @@ def _by_output(pattern: Pattern) -> Pattern:
     return replace(pattern, statements=tuple(through if s.kind == "relu_backward_masked" else s for s in kept))
 
 
-def _has_signs(pattern: Pattern) -> bool:
+def _has_masks(pattern: Pattern) -> bool:
     return any(s.kind == "relu_mask" for s in pattern.statements)
 
 

@@ -187,7 +187,7 @@ def test_few_filters_are_up_to_eight_of_one_place(kind: str):
         assert name not in _offered(other, 64, 8, kind), other
 
 
-def test_windows_apart_are_those_that_lie_side_by_side():
+def test_which_transposed_convolutions_are_non_overlapping():
     name, kind, a = "conv_transpose_nonoverlapping", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
     assert name in _offered(a, 64, 192, kind) and name in _offered(a, 64, 64, kind, Precision.FP16)
     assert name not in _offered(a, 64, 64, kind, Precision.FP32)
@@ -225,7 +225,7 @@ def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_me
         assert name not in _offered(other, 64, 64, kind), other
 
 
-def test_what_is_copied_beside_a_product_comes_in_whole_vectors():
+def test_what_is_copied_next_to_a_gemm_comes_in_whole_vectors():
     kernel = KERNELS["conv_transpose_bias_add_concat"]
     request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
     *others, beside = request.inputs

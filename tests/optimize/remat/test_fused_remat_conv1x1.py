@@ -98,9 +98,8 @@ def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
-    return planned_for(
-        profile, SOURCE, share, ("concurrent_stream", "offload")
-    )  # else the optimizer's states go to the host
+    without = ("concurrent_stream", "offload")  # else the optimizer's states are offloaded
+    return planned_for(profile, SOURCE, share, without)
 
 
 def fused_products(plan: Plan) -> list[Launch]:
@@ -110,7 +109,7 @@ def fused_products(plan: Plan) -> list[Launch]:
 def jointly(plan: Plan) -> list[Launch]:
     return [
         launch
-        for launch in products_along(plan)
+        for launch in fused_products(plan)
         if isinstance(launch.work, Kernel) and "_remat_bn_reduce" in launch.work.name
     ]
 
@@ -131,7 +130,7 @@ def test_both_in_one_launch_take_less_than_one_of_them_before():
 def test_only_what_the_same_kernel_made():
     """Another one may round otherwise."""
     plan = planned(Measured(forward=1.1), SHARE)
-    assert not products_along(plan)
+    assert not fused_products(plan)
     assert "conv1x1" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
 

@@ -117,7 +117,7 @@ def region(reads: tuple[int, ...], writes: tuple[int, ...]) -> Region:
 
 
 def test_what_passes_between_repetitions_is_counted() -> None:
-    """0 -> 1 -> 2 are made again for the last run, which reads value 2 and writes value 3."""
+    """0 -> 1 -> 2 are recomputed for the last run, which reads value 2 and writes value 3."""
     regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)

@@ -82,7 +82,7 @@ def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
     return plan
 
 
-def signs_of(known: CandidateTable) -> list[str]:
+def masks_of(known: CandidateTable) -> list[str]:
     return [op.name for op in known.graph.train if op.kind == "relu_mask"]
 
 
@@ -94,7 +94,7 @@ def unsigned() -> CandidateTable:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_bit_masks_are_taken_where_they_were_measured_as_faster(precision: str):
     known = table(Measured(), precision)
-    assert signs_of(with_relu_masks(known)) == ["first.mask", "second.mask", "third.mask"]
+    assert masks_of(with_relu_masks(known)) == ["first.mask", "second.mask", "third.mask"]
     assert launched(planned(known).train) >= {
         "batch_normalize_add_relu_mask",
         "dual_batch_normalize_add_relu_mask",
@@ -121,7 +121,7 @@ def test_elsewhere_the_step_stays(profile: Measured | None):
 
 def test_relus_are_chosen_one_by_one():
     known = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
-    assert signs_of(with_relu_masks(known)) == ["first.mask", "third.mask"]
+    assert masks_of(with_relu_masks(known)) == ["first.mask", "third.mask"]
 
 
 def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
@@ -157,9 +157,9 @@ def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
     assert [op.name for op in signed.graph.train if op.kind == "relu_mask"] == ["third.mask"]
 
 
-def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
-    """What a plan with some signs may make again after all."""
-    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)  # type: ignore
+def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
+    """What a plan with some bit masks may recompute after all."""
+    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)
     signed = within(table(Measured()), 0.9)
     assert any(name.endswith("_masked") for name in launched(signed.train))
     assert trained(signed) == trained(planned(unsigned()))
@@ -167,7 +167,7 @@ def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pyte
 
 def test_within_a_budget_a_small_gain_is_not_looked_for():
     known = table(Measured(times=lambda kind: 1.5 if "mask" in kind else 1.0))
-    assert signs_of(with_relu_masks(known))
+    assert masks_of(with_relu_masks(known))
     assert within(known, 2.0).graph != known.graph
     assert within(known, 0.7).graph == known.graph  # with masks it would take 1 % less
 
