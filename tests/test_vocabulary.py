@@ -18,7 +18,7 @@ from mbc.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = ROOT / "docs" / "glossary.md"
-AREAS = ("docs", "front", "mbc", "templates")
+AREAS = ("docs", "front", "mbc", "templates", "tests", "benchmarks")
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,17 @@ class Found:
 
 
 def _files(area: str) -> list[Path]:
-    """The files of an area, sorted; the glossary is in none."""
+    """The files of an area, sorted; the glossary is in none, nor is this file."""
     patterns = {
         "docs": ["docs/**/*.md", "CHANGELOG.md", "benchmarks/README.md"],
         "front": ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/**/README.md"],
         "mbc": ["mbc/**/*.py"],
         "templates": ["templates/**/*"],
+        "tests": ["tests/**/*.py", "tests/**/*.cpp", "tests/**/*.h", "tests/**/*.cu"],
+        "benchmarks": ["benchmarks/*.py"],
     }[area]
     found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
-    return sorted(found - {GLOSSARY})
+    return sorted(found - {GLOSSARY, Path(__file__).resolve()})
 
 
 def _search(place: str, text: str) -> Iterator[Found]:

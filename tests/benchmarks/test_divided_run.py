@@ -133,7 +133,7 @@ def slices(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[Slic
 def bench(which: str, layout: Layout, sets: int = 1) -> tuple[Bench, Library]:
     gpu = Gpu()
     library = Library(gpu)
-    made: Any = Bench(gpu, library, Operation(SMALL, which, Precision.FP32), (layout,) * 3, sets)  # type: ignore[arg-type]
+    made: Any = Bench(gpu, library, Operation(SMALL, which, Precision.FP32), (layout,) * 3, sets)  # pyright: ignore[reportArgumentType]
     return made, library
 
 

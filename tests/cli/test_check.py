@@ -66,7 +66,7 @@ def test_a_wrong_gradient_fails_whatever_is_drawn(mbc, monkeypatch):
         found = run_step(subject, device, inputs, *rest)
         if len(variants.divisions(subject)) and subject.graph.precision == "fp32":
             draws.append(subject)
-            found.tensors[Part.GRADIENT, "conv0.weight"] *= 0.9
+            found.tensors[Part.GRADIENT, "conv0.weight"][...] *= 0.9
         return found
 
     monkeypatch.setattr(step, "run_step", spoiled)

@@ -16,8 +16,8 @@ from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text
 from mbc.report.page import plan_text
 from mbc.report.techniques import stalls, techniques_text
-from tests.optimize.schedule.test_depth_first_micro_batches import plan as stripped_plan
-from tests.optimize.schedule.test_depth_first_micro_batches import stripped
+from tests.optimize.schedule.test_depth_first_micro_batches import drafts_of
+from tests.optimize.schedule.test_depth_first_micro_batches import plan as plan_of_draft
 from tests.plan.chains import random_plan
 from tests.plan.offload import offloaded_plan
 
@@ -147,7 +147,7 @@ def test_stalls_are_blamed_on_what_ends_last():
     assert seen
 
 
-def test_waiting_for_kernels_beside_is_no_stall():
+def test_waiting_for_a_concurrent_kernel_is_no_stall():
     others = 0
     for seed in SEEDS:
         plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.CONCURRENT))
@@ -188,8 +188,8 @@ def test_the_scale_is_the_budget_where_that_is_near():
 
 
 @pytest.mark.parametrize("large_bytes", [400, 1500])
-def test_what_strips_hand_on_is_never_there_as_a_whole(large_bytes):
-    plan = stripped_plan("residual", "fp32", stripped("residual", "fp32", 2, large_bytes)[1])
+def test_values_between_micro_batches_never_exist_as_a_whole(large_bytes):
+    plan = plan_of_draft("residual", "fp32", drafts_of("residual", "fp32", 2, large_bytes)[1])
     found = techniques(plan, plan.train)
     assert found.depth_first and all(h.rows == 2 for h in found.depth_first)
     for handed in found.depth_first:

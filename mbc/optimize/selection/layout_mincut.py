@@ -75,7 +75,8 @@ class _Cut:
 
     def solve(self) -> tuple[frozenset[int], float]:
         """The nodes that are channels last, and the total in microseconds."""
-        from ortools.graph.python import max_flow  # heavy, and only needed here
+        # Heavy, and only needed here.
+        from ortools.graph.python import max_flow  # pyright: ignore[reportMissingTypeStubs]
 
         if not self.tails:
             return frozenset(), self.constant / _UNITS_PER_US

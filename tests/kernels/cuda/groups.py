@@ -195,7 +195,7 @@ def _ups() -> Iterable[Case]:
             yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
 
 
-# Of a convolution of one place: rows, channels, size, filters; of the gradient of its image the other way round.
+# Of a pointwise convolution: rows, channels, size, filters; of its data gradient the other way round.
 Sizes = tuple[int, int, tuple[int, int], int]
 POINTS: tuple[Sizes, ...] = (
     (3, 64, (9, 11), 320),
@@ -206,7 +206,7 @@ POINTS: tuple[Sizes, ...] = (
     (1, 128, (1, 2), 128),
     (1, 256, (7, 19), 128),
 )
-# For launches whose product is that of others: what else they do depends on the sizes by the room that is left alone.
+# For launches that run the GEMM of others: beside it, sizes only decide how much of the last tile is empty.
 BEHIND_POINTS = (POINTS[1], POINTS[-1])
 GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
 # Of two products: channels of the first one, of which the second has more. At the last there is room for four stages of
@@ -215,7 +215,7 @@ PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 200, (7, 19), 256))
 MORE_CHANNELS = 40
 
 
-def _reads_signs(pattern: Pattern) -> bool:
+def _reads_masks(pattern: Pattern) -> bool:
     kinds = {statement.kind for statement in pattern.statements}
     return "relu_backward_masked" in kinds and "relu_mask" not in kinds
 
@@ -235,7 +235,7 @@ POINT_FORMS = tuple(
     for part in pattern.launches
     if 0 in part.statements
     for sizes in all_sizes
-    if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
+    if sizes[-1] % 128 == 0 or not _reads_masks(pattern)
 )
 
 

@@ -1,4 +1,4 @@
-"""What values take at least that come back along with sums: no more than what is possible with made-up prices."""
+"""The lower bound on the time of fused rematerialization is no higher than what made-up prices allow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_two_values_that_share_one_launch():
     assert found.pair_us(joint, APART_US, 6.0) == (12, 5, 12 + 6)
 
 
-def test_the_first_value_along_with_other_sums():
+def test_the_first_value_in_the_reductions_of_others():
     joint = JointRemat("wide", "relu", "sums", 20.0)
     found = FusedRematCosts({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (joint,))
     assert found.pair_us(joint, APART_US, APART_US) == (12, 5, 13 + 5)

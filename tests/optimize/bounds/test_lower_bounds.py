@@ -1,4 +1,4 @@
-"""No step whose kernels run beside each other is shorter than the bound says, in whatever way they do."""
+"""No schedule on two streams is shorter than the critical-path lower bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUPED = tuple(Favouring(provider) for provider in PROVIDERS)
 
 
 @st.composite
-def ways(draw: st.DrawFn) -> list[LaunchOption]:
+def launch_options(draw: st.DrawFn) -> list[LaunchOption]:
     """Of values of which some can be made in several ways, some together, and some of each other."""
     needed, made = (st.sets(st.sampled_from(NAMES), min_size=least, max_size=2) for least in (0, 1))
     times = st.integers(0, 9).map(float)
@@ -38,18 +38,18 @@ def ways(draw: st.DrawFn) -> list[LaunchOption]:
     return [LaunchOption(tuple(sorted(inputs)), tuple(sorted(outputs)), time_us) for inputs, outputs, time_us in drawn]
 
 
-@given(ways())
+@given(launch_options())
 def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[LaunchOption]) -> None:
-    made = {name for way in given for name in way.outputs}
+    made = {name for option in given for name in option.outputs}
 
     def least(name: str, above: frozenset[str]) -> float:
         if name not in made:
             return 0.0  # it is there from the start
         return min(
             (
-                way.time_us + max((least(needed, above | {name}) for needed in way.inputs), default=0.0)
-                for way in given
-                if name in way.outputs and not (above | {name}) & set(way.inputs)
+                option.time_us + max((least(needed, above | {name}) for needed in option.inputs), default=0.0)
+                for option in given
+                if name in option.outputs and not (above | {name}) & set(option.inputs)
             ),
             default=float("inf"),
         )
@@ -67,7 +67,7 @@ def orders(reads: Sequence[set[int]]) -> Iterator[tuple[int, ...]]:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_no_way_to_run_a_small_program_is_faster(data: st.DataObject) -> None:
+def test_no_schedule_of_a_small_program_is_faster(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
     reads = [data.draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set[int]() for i in range(count)]
     times_us = [data.draw(st.integers(1, 9)) for _ in range(count)]

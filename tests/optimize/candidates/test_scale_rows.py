@@ -82,7 +82,7 @@ def test_whole_batches_are_not():
         assert not made.timed(operation)
 
 
-def test_nor_are_parts_that_are_held_beside_a_whole():
+def test_nor_are_parts_next_to_a_whole():
     """Of a batch that was not measured the parts are estimated, too; given micro-batches are told by larger sizes."""
     known = step_at(64)
     free = Rules(Policy.POWER_OF_TWO)

@@ -36,7 +36,7 @@ def last_position(case: Case, run: Region) -> int:
 
 @functools.cache
 def movable(case: Case) -> tuple[int, ...]:
-    """Buffers that may go to the host."""
+    """Buffers that may be offloaded."""
     draft = draft_of(*case)
     made = {b for run in regions(case) for b in run.writes if draft.buffers[b].alias is None}
     return tuple(sorted((made | set(draft.train.entry)) - set(draft.persistent)))
@@ -76,6 +76,7 @@ def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
     net = Module(plan, seed=5, device="cpu", transfers=transfers)
     random = np.random.default_rng(0)
     shape = plan.graph.values["image"].type.shape
+    loss = 0.0
     for _ in range(2):
         image = random.standard_normal(shape).astype(np.float32)
         loss = float(net.step(image, random.integers(0, 3, shape[0]), lr=0.05))
@@ -99,7 +100,7 @@ def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.
 
 @functools.cache
 def everything_at_once(network: str) -> Plan:
-    """Every value that can be is made again before its last reader, and every other one comes from the host."""
+    """Every value that can be is recomputed before its last reader, and every other one is prefetched."""
     case = (network, "fp32", 0)
     found = regions(case)
     recomputes: list[tuple[int, int]] = []

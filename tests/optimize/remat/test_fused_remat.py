@@ -1,4 +1,4 @@
-"""What is made again along with the sums that follow: fewer bytes, the same bits, and no later than it is read."""
+"""Fused rematerialization in reductions: fewer bytes, the same bits, and no later than it is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_launch_of_sums_writes_what_was_dropped(precision: str):
     assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in found)
 
 
-def test_nothing_is_made_again_where_all_fits():
+def test_nothing_is_recomputed_where_all_fits():
     assert not any(launch.operations for launch in recomputed_outputs(kept("fp32")))  # but for conversions
 
 

@@ -1,5 +1,5 @@
-"""What a convolution made, made again along with the sums over it, by itself and with relu's output: where that was
-measured, by the kernel that made it, and the same bits."""
+"""Fused rematerialization of a convolution's result in the reductions over it, by itself and with ReLU's output: where
+that was measured, by the kernel that computed it, and the same bits."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def is_joint(kind: str) -> bool:
 @dataclass(frozen=True)
 class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
-    large images; but for launches that keep to themselves what they make again. `fused_remat`: whether products along
-    with sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others
-    1; `both`: what joint launches take of what they would."""
+    large images; but for launches that do not write what they recompute. `fused_remat`: whether GEMMs fused with
+    reductions were measured; `joint`: with relu's output, too; `forward`: the time of the kernel that they repeat, of
+    others 1; `both`: what joint launches take of what they would."""
 
     fused_remat: bool = True
     joint: bool = True
@@ -94,32 +94,31 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
-    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
     return planned_for(
         profile, SOURCE, share, ("concurrent_stream", "offload")
-    )  # else the optimizer's states go to the host
+    )  # else the optimizer's states are offloaded
 
 
-def products_along(plan: Plan) -> list[Launch]:
-    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch for launch in launches if launch.work.name in FUSED_REMAT]
+def fused_products(plan: Plan) -> list[Launch]:
+    return [x for x in plan.train.launches if isinstance(x.work, Kernel) and x.work.name in FUSED_REMAT]
 
 
 def jointly(plan: Plan) -> list[Launch]:
     return [
         launch
-        for launch in products_along(plan)
+        for launch in fused_products(plan)
         if isinstance(launch.work, Kernel) and "_remat_bn_reduce" in launch.work.name
     ]
 
 
 @pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
-def test_what_was_dropped_is_made_again_with_the_same_bits(profile: Measured):
+def test_what_was_dropped_is_recomputed_with_the_same_bits(profile: Measured):
     plan, without = planned(profile, SHARE), planned(replace(profile, fused_remat=False, joint=False), SHARE)
-    assert products_along(plan)
+    assert fused_products(plan)
     assert bool(jointly(plan)) == profile.joint
     assert plan.bounds.within_budget_us <= plan.predictions.train_us < without.predictions.train_us
     assert trained(plan) == trained(planned(profile))
@@ -132,7 +131,7 @@ def test_both_in_one_launch_take_less_than_one_of_them_before():
 def test_only_what_the_same_kernel_made():
     """Another one may round otherwise."""
     plan = planned(Measured(forward=1.1), SHARE)
-    assert not products_along(plan)
+    assert not fused_products(plan)
     assert "conv1x1" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
 
@@ -142,7 +141,7 @@ def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Meas
     assert not [
         fused_remat for fused_remat in fused_remats_of(known) if gives_product(fused_remat.operation.attributes)
     ]
-    assert not products_along(planned(profile, SHARE))
+    assert not fused_products(planned(profile, SHARE))
     wanted = {a.operation.kind for a in all_fused_remats(known) if gives_product(a.operation.attributes)}
     assert any(map(is_joint, wanted)) and wanted <= {
         need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)
@@ -168,13 +167,13 @@ class Pairs:
         return self.fused_remats[key].targets[0]
 
     def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
-        """The step that makes them again."""
+        """The step that recomputes them."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
         return rewrite(
             self.draft, self.regions, Decisions(both), H200.host_link, self.fused_remats
         ).draft.train.launches
 
-    def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
+    def check_ledger(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
         ledger = Ledger(self.draft, self.regions, 0, (), self.fused_remats)
         first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
@@ -189,7 +188,7 @@ class Pairs:
             assert ledger.recompute_us == pytest.approx(0.0)
 
 
-def test_of_two_along_the_same_sums_the_one_made_last_is():
+def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
     """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
     pairs = Pairs(Measured(joint=False))
     assert pairs.found
@@ -203,11 +202,11 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
         alone = [i for i, launch in enumerate(made) if launch.operations == operations]
         assert len(made) == len(pairs.draft.train.launches) + 1
         assert len(alone) == 2 and alone[1] < sums
-        pairs.check_books(first, last, again.time_us)
+        pairs.check_ledger(first, last, again.time_us)
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
-def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool):
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
+def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs: bool):
     pairs = Pairs(Measured(), signs)
     joint = [(pair, run) for pair in pairs.found if (run := pairs.fused_remats[pair[0]].joint) is not None]
     assert joint
@@ -218,11 +217,11 @@ def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool
         assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_masked") == signs
         assert set(run.targets) == {pairs.target(first), pairs.target(last)}
         assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.fused_remats[last].launch))
-        pairs.check_books(first, last, run.more_us)
+        pairs.check_ledger(first, last, run.more_us)
 
 
 def test_both_are_not_where_one_of_them_is_read_before():
-    """By what is made again of relu's output before the sums: either has a launch of its own then."""
+    """By a recomputation of ReLU's output before the reductions: either has a launch of its own then."""
     pairs = Pairs(Measured())
     checked = 0
     for first, last in pairs.found:
@@ -249,8 +248,8 @@ def _time_us(launch: Launch) -> float:
     return launch.work.time_us
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
-def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
+def test_the_bound_has_no_higher_prices_than_the_ledger(signs: bool):
     pairs = Pairs(Measured(), signs)
     known, buffers = pairs.table, pairs.draft.buffers
     groups = (launch for group in groups_of(known)[0] for launch in group.launches)
@@ -267,7 +266,7 @@ def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
 
 
 def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
-    """A tenth of the room is lacking. Beside relu's output what the convolution makes would come back for nothing."""
+    """A tenth of the memory is lacking. With ReLU's output the convolution's result would be recomputed for free."""
     bounds_us: list[float] = []
     for profile in (Measured(both=0.8), Measured(joint=False)):
         known = table(profile, batch=256)

@@ -49,7 +49,7 @@ def kept_bytes(network: str) -> int:
 
 @pytest.mark.parametrize("network", ["residual", "dense"])
 @pytest.mark.parametrize("techniques", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
-def test_less_room_is_kept_to(network: str, techniques: Techniques) -> None:
+def test_smaller_budgets_are_kept_to(network: str, techniques: Techniques) -> None:
     defined_at = table(network)
     available_bytes = int(0.9 * kept_bytes(network))
     residency = choose_residency(

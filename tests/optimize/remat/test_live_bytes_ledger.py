@@ -1,4 +1,4 @@
-"""The books of what is kept: what they say of bytes is what the rewritten program takes, and they can be taken back."""
+"""The ledger of live bytes: its bytes are those of the rewritten program, and every decision can be undone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chooser(seed: int) -> RematState:
 
 
 def decide(found: RematState, rng: random.Random) -> None:
-    """Some values are made again over the run that takes most."""
+    """Some values are recomputed after the launch of peak live bytes."""
     peak = int(np.argmax(found.measured()[1]))
     ledger = found.ledger
     gaps = [gap for b in ledger.movable if ledger.can_recompute(b) and (gap := ledger.gap(b, peak)) is not None]
@@ -37,7 +37,7 @@ def decide(found: RematState, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_books_know_what_the_program_takes(seed: int) -> None:
+def test_the_ledger_has_the_bytes_of_the_program(seed: int) -> None:
     found = chooser(seed)
     kept = found.measured()[1]
     decide(found, random.Random(seed))
@@ -52,7 +52,7 @@ def test_the_books_know_what_the_program_takes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
+def test_what_is_undone_leaves_no_trace(seed: int) -> None:
     found = chooser(seed)
     found.measured()
     start = found.ledger.mark()
@@ -80,7 +80,7 @@ def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_gap_is_missed_where_values_are_looked_for(seed: int) -> None:
-    """Before anything is decided, with decisions and with some of them taken back."""
+    """Before anything is decided, with decisions and with some of them undone."""
     found = chooser(seed)
     found.measured()
     ledger = found.ledger
@@ -117,7 +117,7 @@ def region(reads: tuple[int, ...], writes: tuple[int, ...]) -> Region:
 
 
 def test_what_passes_between_repetitions_is_counted() -> None:
-    """0 -> 1 -> 2 are made again for the last run, which reads value 2 and writes value 3."""
+    """0 -> 1 -> 2 are recomputed for the last run, which reads value 2 and writes value 3."""
     regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)

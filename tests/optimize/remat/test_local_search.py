@@ -70,7 +70,7 @@ def time_us(seed: int, found: Residency) -> float:
     return cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), found.decisions)[1]
 
 
-def test_less_is_made_again() -> None:
+def test_less_is_recomputed() -> None:
     gained = 0
     for seed in SEEDS:
         (chosen, available_bytes), (improved, _) = residency(seed, RECOMPUTE, 0), residency(seed, RECOMPUTE, WORK)
@@ -82,7 +82,7 @@ def test_less_is_made_again() -> None:
     assert gained, "every first choice was the best: the test shows nothing"
 
 
-def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_counts_where_nothing_is_left_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back, rounds = local_search._destroy, 0
 
     def soon_nothing(chooser: RematState, draw: random.Random) -> bool:
@@ -104,7 +104,7 @@ def offloaded_bytes(seed: int, found: Residency) -> list[int]:
     return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in found.decisions.offloads]
 
 
-def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
     techniques = Techniques(recompute=True, offload=1.0, host_bytes=8 << 20)
     offloaded_share = 0
@@ -117,7 +117,7 @@ def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyP
 
 
 def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither at first nor in place of others; here everything that is sent could be made again, too."""
+    """Neither at first nor in place of others; here everything that is offloaded could be recomputed, too."""
     shortest_us = 40.0
     monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
     link = network(0)[0].device.host_link

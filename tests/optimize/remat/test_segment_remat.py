@@ -1,4 +1,4 @@
-"""Segments that are made again as a whole, and workspace that is given up: steps that take little room."""
+"""Segments that are recomputed as a whole, and workspace that is given up: steps within little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chooser(seed: int) -> RematState:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("parts", [2, 4])
-def test_a_segment_is_made_again_once(seed: int, parts: int) -> None:
+def test_a_segment_is_recomputed_once(seed: int, parts: int) -> None:
     found = chooser(seed)
     kept, excess_bytes = found.measured()
     cut_into_segments(found.ledger, int(np.argmax(excess_bytes)), kept.live_bytes // parts)

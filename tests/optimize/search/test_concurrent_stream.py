@@ -1,4 +1,4 @@
-"""Launches beside others: which go, that nothing but the time changes, and that the verifier knows what they need."""
+"""The concurrent stream: which launches it gets, that only times change, and that the verifier knows their waits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def kinds(network: str, precision: str, launch: Launch) -> list[str]:
 
 @functools.cache
 def plans(network: str, precision: str) -> tuple[Plan, Plan]:
-    """One after the other, and beside each other."""
+    """With one stream, and with a concurrent one."""
     alone, kept = solution(network, precision), kept_plan(network, precision)
     return plan_of(kept, alone.draft), plan_of(kept, use_concurrent_stream(alone, ROOM_BYTES).draft)
 
@@ -67,7 +67,7 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
+def test_filter_gradients_go_to_the_concurrent_stream_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
     alone = solution(*case)
     found = use_concurrent_stream(alone, ROOM_BYTES)
     gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.CONCURRENT]

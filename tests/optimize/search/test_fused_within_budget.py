@@ -1,4 +1,4 @@
-"""Groups of operations within a budget: what they make is kept, made again or sent to the host like anything else."""
+"""Fused operations within a budget: their results are kept, recomputed or offloaded like any other."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def train_blocks(draft: Draft) -> tuple[Block, ...]:
 
 
 def least_bytes() -> int:
-    """The room that values alone take."""
+    """The bytes that values alone take."""
     draft = decided(0).draft
     return persistent_bytes(draft) + peak_bytes(train_blocks(draft))[0]
 
@@ -43,7 +43,7 @@ def kernels_us(draft: Draft) -> float:
     return sum(launch.work.time_us for launch in draft.train.launches)
 
 
-def test_with_room_for_all_kernels_are_the_fastest() -> None:
+def test_with_enough_memory_kernels_are_the_fastest() -> None:
     made = decided(1 << 40)
     found, as_fast = made.placed(0)
     assert as_fast
@@ -53,12 +53,12 @@ def test_with_room_for_all_kernels_are_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("more_bytes", [0, 4096, 8192])
-def test_workspaces_find_room_between_values(more_bytes: int) -> None:
+def test_workspaces_are_placed_between_values(more_bytes: int) -> None:
     available_bytes = least_bytes() + more_bytes
     made = decided(available_bytes)
     by_counting = Problem(made.problem.table, made.problem.workspace_limits, 1 << 40)
     whole, _ = replace(made, problem=by_counting).placed((1 << 40) - available_bytes)
-    assert whole.placed.arena_bytes > available_bytes  # what is free lies in pieces
+    assert whole.placed.arena_bytes > available_bytes  # free memory is fragmented
     found, _ = made.placed(0)
     assert found.placed.arena_bytes <= available_bytes
     assert kernels_us(whole.draft) <= kernels_us(found.draft) < kernels_us(made.draft)

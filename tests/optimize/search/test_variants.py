@@ -1,4 +1,4 @@
-"""Ways to make room: under which limits of workspace values are chosen."""
+"""Variants of the search: under which limits of workspace kernels are selected."""
 
 from __future__ import annotations
 

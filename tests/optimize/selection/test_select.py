@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ class Fake:
                 self.accumulates,
             )
 
-    def arguments(self, *_: object) -> Arguments:
+    def arguments(self, *_: Any, **__: Any) -> Arguments:
         return Arguments()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
@@ -88,7 +89,7 @@ def graph() -> TrainingGraph:
 
 
 def table(
-    first_us: float, last_us: float, first_bytes: int = 0, last_bytes: int = 0, rules: Rules = CHOOSE, **more: bool
+    first_us: float, last_us: float, first_bytes: int = 0, last_bytes: int = 0, rules: Rules = CHOOSE, **more: Any
 ) -> CandidateTable:
     fake = Fake({FIRST: first_us, LAST: last_us}, {FIRST: first_bytes, LAST: last_bytes}, **more)
     return CandidateTable(graph(), find_spec("h200"), (fake,), rules=rules)

@@ -1,5 +1,5 @@
-"""Sums that make relu's output again on the way: all that they write is what the launches write that they stand for, to
-the bit."""
+"""Reductions with fused rematerialization of ReLU's output: all that they write is what the launches write that they
+replace, to the bit."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ class Bench:
 
 
 def _by_output(pattern: Pattern) -> Pattern:
-    """The same, where relu's gradient reads relu's output in the place of its signs."""
+    """The same, where the gradient of ReLU reads its output in the place of bit masks."""
     through = Statement.parse("d = relu_backward(y, dy)")
     kept = (s for s in pattern.statements if s.kind != "relu_mask")
     return replace(pattern, statements=tuple(through if s.kind == "relu_backward_masked" else s for s in kept))
 
 
-def _has_signs(pattern: Pattern) -> bool:
+def _has_masks(pattern: Pattern) -> bool:
     return any(s.kind == "relu_mask" for s in pattern.statements)
 
 
@@ -120,7 +120,7 @@ def test_equal_to_the_bit(
 ):
     for pattern in (RELU_FUSED_REMAT[number], _swapped(RELU_FUSED_REMAT[number])):
         for shape in SHAPES:
-            if _has_signs(pattern) and shape[1] % CHANNELS != 0:
+            if _has_masks(pattern) and shape[1] % CHANNELS != 0:
                 continue
             for vanishing in (False, True):
                 bench = Bench(libraries[precision], shape, precision, layout, vanishing)

@@ -118,7 +118,7 @@ def test_equal_to_the_launches_by_themselves(
 
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
 def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
-    """What is made again along with sums may be what was made along with statistics."""
+    """Fused rematerialization may repeat a kernel that had statistics in its epilogue."""
     bench = Bench(library, FORWARD, sizes)
     alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
