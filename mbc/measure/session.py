@@ -125,8 +125,8 @@ class Session:
         adds = candidate.accumulates and place.adds(attempt)
         self._replay(place, number, 0.0 if worse else TIMED_US)
         if adds and not self._measured[number].refused:
-            accumulating_us = 0.0 if worse else self._adding_us(place, attempt)
-            self._measured[number] = replace(self._measured[number], accumulates=True, accumulate_us=accumulating_us)
+            adding_us = 0.0 if worse else self._adding_us(place, attempt)
+            self._measured[number] = replace(self._measured[number], accumulates=True, accumulate_us=adding_us)
         self._trying = None
 
     def _is_worse(self, attempt: Attempt) -> bool:

@@ -55,9 +55,9 @@ def _key(candidate: Candidate) -> _Key:
 
 
 def _mixed(a: Candidate, b: Candidate, share: float) -> Candidate:
-    accumulating_us = 0.0
+    adding_us = 0.0
     if a.accumulate_us or b.accumulate_us:
-        accumulating_us = _linear(a.accumulate_us or a.time_us, b.accumulate_us or b.time_us, share)
+        adding_us = _linear(a.accumulate_us or a.time_us, b.accumulate_us or b.time_us, share)
     return Candidate(
         a.provider,
         a.name,
@@ -68,7 +68,7 @@ def _mixed(a: Candidate, b: Candidate, share: float) -> Candidate:
         False,
         a.deterministic and b.deterministic,
         a.accumulates and b.accumulates,
-        accumulating_us,
+        adding_us,
     )
 
 

@@ -128,7 +128,7 @@ def _layouts(text: str) -> tuple[Layout, ...]:
 
 def measurement_of(row: tuple[Any, ...]) -> Measurement:
     provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
-    accumulating_us, once = more
+    adding_us, once = more
     return Measurement(
         provider,
         name,
@@ -142,7 +142,7 @@ def measurement_of(row: tuple[Any, ...]) -> Measurement:
         tuple(notes.split(",")) if notes else (),
         error,
         refused,
-        accumulating_us,
+        adding_us,
         bool(once),
     )
 

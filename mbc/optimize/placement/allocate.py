@@ -146,10 +146,10 @@ def _greedy(
                 count = len(alive)
             low, high = lows[:count], highs[:count]
         else:
-            at_once = starts[:count] < block.stop
-            at_once &= stops[:count] > block.start
-            beside = at_once.nonzero()[0]
-            low, high = lows[beside], highs[beside]
+            overlapping = starts[:count] < block.stop
+            overlapping &= stops[:count] > block.start
+            concurrent = overlapping.nonzero()[0]
+            low, high = lows[concurrent], highs[concurrent]
         from_ = np.zeros(len(low) + 1, np.int64)  # where gaps start, and their sizes
         np.maximum.accumulate(high, out=from_[1:])
         sizes = np.append(low, HIGHEST_BYTES) - from_

@@ -95,16 +95,16 @@ FusedRematLaunches = Mapping[tuple[int, int], FusedRematLaunch]
 def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
     """Every fused rematerialization of the training step that some kernel can run; found once. Those with a convolution
     have to be measured; one that is not stored has to give the same bits."""
-    if "along" not in table.groups:
+    if "fused_remat" not in table.groups:
         found = (
             fused_remat for fused_remat in all_fused_remats(table) if table.recomputed.keys() >= fused_remat.inlined
         )
-        table.groups["along"] = tuple(
+        table.groups["fused_remat"] = tuple(
             fused_remat
             for fused_remat in found
             if not has_product(fused_remat.operation.attributes) or table.timed(fused_remat.operation)
         )
-    return table.groups["along"]
+    return table.groups["fused_remat"]
 
 
 def all_fused_remats(table: CandidateTable) -> tuple[FusedRemat, ...]:

@@ -164,8 +164,8 @@ def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution 
     if techniques.division is not None or techniques.recompute or techniques.offload > 0:
         # Deferred readers keep their other operands live for longer: where that does not fit, the source order is
         # tried.
-        again = techniques.recompute and problem.programs is not None and fused_remats_of(problem.table)
-        for defer_reads in (True, False) if again else (False,):
+        fusible = techniques.recompute and problem.programs is not None and fused_remats_of(problem.table)
+        for defer_reads in (True, False) if fusible else (False,):
             found += placed_variants(problem, techniques, known_us, defer_reads)
             if any(map(problem.fits, found)) or known_us < math.inf:
                 break

@@ -207,7 +207,7 @@ def test_which_transposed_convolutions_are_non_overlapping():
 
 @pytest.mark.parametrize("kind", ("", "_backward_data"))
 def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_memory(kind: str):
-    name, a = f"convolution{kind}_of_short_patches", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
+    name, a = f"weight_stationary_conv{kind}", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
     for channels, filters in ((64, 64), (128, 64), (64, 128), (128, 128)):
         assert name in _offered(a, channels, filters, kind)
     assert name in _offered(a, 64, 64, kind, Precision.FP16)

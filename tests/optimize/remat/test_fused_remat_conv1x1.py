@@ -98,8 +98,9 @@ def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
-    without = ("concurrent_stream", "offload")  # else the optimizer's states are offloaded
-    return planned_for(profile, SOURCE, share, without)
+    return planned_for(
+        profile, SOURCE, share, ("concurrent_stream", "offload")
+    )  # else the optimizer's states are offloaded
 
 
 def fused_products(plan: Plan) -> list[Launch]:
