@@ -207,7 +207,7 @@ def test_windows_apart_are_those_that_lie_side_by_side():
 
 @pytest.mark.parametrize("kind", ("", "_backward_data"))
 def test_short_patches_keep_all_weights_of_a_block_in_shared_memory(kind: str):
-    name, a = f"convolution{kind}_of_short_patches", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
+    name, a = f"weight_stationary_conv{kind}", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
     for channels, filters in ((64, 64), (128, 64), (64, 128), (128, 128)):
         assert name in _offered(a, channels, filters, kind)
     assert name in _offered(a, 64, 64, kind, Precision.FP16)
