@@ -1,4 +1,4 @@
-"""Steps with and without a concurrent stream (`--without concurrent_stream`), and whether the bits are the same.
+"""Steps with a concurrent stream and without (`--without concurrent_stream`), and whether the bits are the same.
 
 python benchmarks/beside.py [--profile FILE] [--only NAME ...] [--runs 2] [--steps 60]
 """

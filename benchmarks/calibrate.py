@@ -196,9 +196,9 @@ def interpolated(profile: Profile) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """A measured size as a larger one tells it: of one provider the kernel that looks fastest. `ratio`: measured over
-    foretold time; `times`: how many times as many rows the larger size has."""
+class ScaledTime:
+    """A measured size scaled from a larger one: of one provider the kernel that looks fastest. `ratio`: measured over
+    scaled time; `times`: how many times as many rows the larger size has."""
 
     request: Request
     provider: str
@@ -206,7 +206,7 @@ class Foretold:
     ratio: float
 
 
-def foretold(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIMES) -> Iterator[Foretold]:
+def scaled_times(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIMES) -> Iterator[ScaledTime]:
     """Of every size from every larger one of up to so many times the rows."""
 
     @cache
@@ -230,7 +230,7 @@ def foretold(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIME
                 if _key(guess) in known:
                     first.setdefault(guess.provider, guess)
             for provider, guess in first.items():
-                yield Foretold(request, provider, larger / rows, known[_key(guess)] / guess.time_us)
+                yield ScaledTime(request, provider, larger / rows, known[_key(guess)] / guess.time_us)
 
 
 def _key(candidate: Candidate) -> tuple[Any, ...]:
@@ -246,7 +246,7 @@ def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
     by_group = ratios(found, shares)
     if between_sizes := interpolated(profile):
         by_group[INTERPOLATED] = between_sizes
-    for size in foretold(profile, device):
+    for size in scaled_times(profile, device):
         by_group[scaled_group(size.provider, octave(size.times))].append(size.ratio)
     spreads = {name: Spread.of(group) for name, group in sorted(by_group.items())}
     identity = profile.identity

@@ -2,7 +2,7 @@
 
 "Loss" is against mbc's own plan with unlimited memory at the same batch and precision; where that does not fit the
 card, against the images/s of the largest batch that does (`free_batch`). MONeT's caps are shares of what the step takes
-that makes nothing again, as in the paper. The cap is enforced by occupying the rest of the card; gradients of a first
+that recomputes nothing, as in the paper. The cap is enforced by occupying the rest of the card; gradients of a first
 step are compared with those of the uncapped plan, where both have the same batch.
 
     python benchmarks/capped.py [--plan-only] [--only NAME ...] [--workers N] [--steps 20] [--for SECONDS] [--again]

@@ -2,7 +2,7 @@
 
 Stages that time nothing share the GPU and run side by side, the most important first; those that time steps or look at
 the memory in use run alone afterwards. What is there of today's code, in the folder of results of this run or of the
-checkout, is not made again; `results/correctness.json` says how long each stage took. Files go to `MBC_RESULTS`.
+checkout, is not run again; `results/correctness.json` says how long each stage took. Files go to `MBC_RESULTS`.
 
 Estimates on one H100 or H200 with 16 cores, in seconds (a stage alone; from the dates of the committed results, where a
 stage was not run for days, and from `correctness.json` where that is there):

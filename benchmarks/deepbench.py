@@ -62,8 +62,8 @@ def rows_of(profile: Profile, operation: Operation, run: Run | None) -> list[dic
             whole = undivided(offered, BATCH, limit * MIB)
             best = divided(fronts, limit * MIB)
             row = figures(operation, name, limit, offered, whole, best)
-            if run is not None and best is not None and len(best.slices) > 1:
-                key = (best.slices, whole and whole.slices)
+            if run is not None and best is not None and len(best.micro_batches) > 1:
+                key = (best.micro_batches, whole and whole.micro_batches)
                 if key not in ran:
                     ran[key] = attempt(lambda b=best, w=whole: run(operation, b, w), operation.name)
                 row = {**row, **ran[key]}
@@ -96,7 +96,7 @@ def figures(
 def described(point: Point) -> list[str]:
     """`4 x 64 rows: cudnn_legacy algorithm=5 layout=0`, a line for each kind of slice."""
     counts: dict[tuple[int, str], int] = {}
-    for part in point.slices:
+    for part in point.micro_batches:
         settings = " ".join(f"{key}={value}" for key, value in part.candidate.settings)
         key = (part.rows, f"{part.candidate.provider} {settings}".strip())
         counts[key] = counts.get(key, 0) + 1
@@ -105,7 +105,10 @@ def described(point: Point) -> list[str]:
 
 def same_algorithm(best: Point, whole: Point) -> bool:
     """Whether every slice runs what the undivided operation runs."""
-    used = {(s.candidate.provider, s.candidate.name, s.candidate.settings) for s in (*best.slices, *whole.slices)}
+    used = {
+        (s.candidate.provider, s.candidate.name, s.candidate.settings)
+        for s in (*best.micro_batches, *whole.micro_batches)
+    }
     return len(used) == 1
 
 
@@ -117,8 +120,8 @@ def runner(gpu: Any, library: Any, until: float) -> Run:
         if time.monotonic() > until:
             return {"run": "not reached in the time allowed"}
         gpu.reset()
-        bench = Bench(gpu, library, operation, best.slices[0].candidate.layouts, MOST_SETS)
-        took_us, spread_us = bench.time_us(best.slices)
+        bench = Bench(gpu, library, operation, best.micro_batches[0].candidate.layouts, MOST_SETS)
+        took_us, spread_us = bench.time_us(best.micro_batches)
         found: dict[str, Any] = {
             "run_us": took_us,
             "spread_us": spread_us,
@@ -126,9 +129,11 @@ def runner(gpu: Any, library: Any, until: float) -> Run:
             "within": abs(took_us / best.time_us - 1) <= WITHIN,
         }
         if whole is not None:
-            result = bench.output(best.slices)
+            result = bench.output(best.micro_batches)
             gpu.reset()
-            reference = Bench(gpu, library, operation, whole.slices[0].candidate.layouts, 1).output(whole.slices)
+            reference = Bench(gpu, library, operation, whole.micro_batches[0].candidate.layouts, 1).output(
+                whole.micro_batches
+            )
             found["same_algorithm"] = same = same_algorithm(best, whole)
             found["distance"] = distance(result, reference)
             if operation.precision is Precision.FP32:

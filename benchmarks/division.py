@@ -15,7 +15,7 @@ from record import ROOT  # puts mbc on the path
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate, Request
-from mbc.optimize.candidates.pareto import Menu, Point, Slice, menu
+from mbc.optimize.candidates.pareto import MicroBatch, ParetoFront, Point, pareto_front
 from mbc.profile.model import Profile
 
 assert ROOT
@@ -36,15 +36,15 @@ def undivided(found: Offers, rows: int, limit_bytes: int) -> Point | None:
     """The fastest single call within the limit."""
     within = (c for sizes in found.values() for c in sizes.get(rows, ()) if c.workspace_bytes <= limit_bytes)
     best = min(within, key=lambda c: (c.time_us, c.workspace_bytes), default=None)
-    return best and Point(best.workspace_bytes, best.time_us, (Slice(rows, best),))
+    return best and Point(best.workspace_bytes, best.time_us, (MicroBatch(rows, best),))
 
 
-def menus(found: Offers, rows: int, sums: bool) -> tuple[Menu, ...]:
+def menus(found: Offers, rows: int, sums: bool) -> tuple[ParetoFront, ...]:
     """mbc's own fronts, one a combination of layouts."""
-    return tuple(menu(sizes, rows, sums) for sizes in found.values())
+    return tuple(pareto_front(sizes, rows, sums) for sizes in found.values())
 
 
-def divided(fronts: Sequence[Menu], limit_bytes: int) -> Point | None:
+def divided(fronts: Sequence[ParetoFront], limit_bytes: int) -> Point | None:
     """The fastest point within the limit."""
     within = (point for front in fronts for point in front if point.workspace_bytes <= limit_bytes)
     return min(within, key=lambda point: point.time_us, default=None)

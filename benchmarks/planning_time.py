@@ -27,7 +27,7 @@ from record import attempt, show, start, write
 from mbc.compiler import compile_plan
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
-from mbc.optimize.candidates.pareto import menu
+from mbc.optimize.candidates.pareto import pareto_front
 from mbc.options import Policy
 from mbc.plan.summary import summarise
 from mbc.stages import Stages
@@ -120,7 +120,7 @@ def menus_here() -> dict[str, Any]:
             random = np.random.default_rng(seed)
             offers = {rows: candidates(rows, random) for rows in range(1, MENU_BATCH + 1)}
             started = time.perf_counter()
-            front = menu(offers, MENU_BATCH, sums)
+            front = pareto_front(offers, MENU_BATCH, sums)
             times.append(time.perf_counter() - started)
             found[f"{label.removesuffix('_s')}_points"] = len(front)
         found[label] = statistics.median(times)

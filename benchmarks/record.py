@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
         if "," in answer:
             found["gpu"], found["driver"] = (field.strip() for field in answer.splitlines()[0].split(",")[:2])
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
 
         found["torch"] = torch.__version__
         found["cudnn"] = torch.backends.cudnn.version()

@@ -27,7 +27,7 @@ WARM_STEPS = 10
 TIMEOUT_S = 400.0
 
 
-def timed(step: Callable[[], None], wait: Callable[[], None], steps: int) -> dict[str, Any]:
+def timed(step: Callable[[], None], wait: Callable[[], object], steps: int) -> dict[str, Any]:
     """Median of steps waited for one by one, and the mean of steps enqueued without waiting."""
     for _ in range(WARM_STEPS):
         step()
@@ -47,9 +47,9 @@ def timed(step: Callable[[], None], wait: Callable[[], None], steps: int) -> dic
 
 
 def run_torch(precision: str, batch: int, network: str, steps: int) -> dict[str, Any]:
-    import torch
-    from torch.nn import functional as F
-    from torchvision.models import get_model
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+    from torchvision.models import get_model  # pyright: ignore[reportMissingImports]
 
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -81,7 +81,7 @@ def run_torch(precision: str, batch: int, network: str, steps: int) -> dict[str,
 
 
 def run_mbc(precision: str, batch: int, network: str, steps: int) -> dict[str, Any]:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
     from modules import build, example, open_module
 
     depth = network.removeprefix("resnet")
@@ -99,7 +99,7 @@ def run_mbc(precision: str, batch: int, network: str, steps: int) -> dict[str, A
         def step() -> None:
             last[:] = [module.step(images, labels, lr=0.01)]
 
-        found = timed(step, lambda: float(last[0]) and None, steps)
+        found = timed(step, lambda: float(last[0]), steps)
         predictions = module.plan.predictions
         free, total = torch.cuda.mem_get_info()
         return {

@@ -1,6 +1,6 @@
 """How well a larger size tells the times of fewer rows (mbc.profile.scale), beside the estimate without any size.
 
-Each measured size of a profile is foretold from each larger one of up to 64 times the rows; of every provider the
+Each measured size of a profile is scaled from each larger one of up to 64 times the rows; of every provider the
 kernel that looks fastest is compared with what was measured. Beside it, for the same sizes, stands the estimate that no
 profile informs: the provider's best, and the fastest measured kernel that may take its place, as in calibrate.py.
 cuDNN's legacy API has none of its own, and is beside the estimate of cuDNN's engines. Needs no GPU.
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibrate import Foretold, fastest_us, foretold, vars_of
+from calibrate import ScaledTime, fastest_us, scaled_times, vars_of
 from record import show, write
 
 from mbc.hardware.spec import DeviceSpec, device_specs
@@ -84,8 +84,8 @@ def compare(profile: Profile) -> list[dict[str, Any]]:
     def general(request: Request, provider: str) -> float | None:
         return estimated(profile, device, request, provider)
 
-    groups: dict[tuple[str, int], list[Foretold]] = defaultdict(list)
-    for size in foretold(profile, device, MOST_TIMES):
+    groups: dict[tuple[str, int], list[ScaledTime]] = defaultdict(list)
+    for size in scaled_times(profile, device, MOST_TIMES):
         times = octave(size.times)
         groups[size.provider, times].append(size)
         groups[f"{size.provider} {work(size.request)}", times].append(size)

@@ -21,7 +21,7 @@ from superneurons import MODES, PUBLISHED_MIB, chain
 from mbc.errors import BudgetError
 from mbc.ops import KINDS
 from mbc.plan.live import Kind
-from mbc.plan.memory import taken_at
+from mbc.plan.memory import live_values_at
 from mbc.plan.model import Plan
 from mbc.units import parse_size
 
@@ -61,7 +61,7 @@ def counted_bytes(plan: Plan) -> tuple[int, int]:
     }
     most = with_workspace = 0
     for launch in range(len(plan.train.launches)):
-        taken = taken_at(plan, plan.train, launch)
+        taken = live_values_at(plan, plan.train, launch)
         counted = sum(
             t.size_bytes for t in taken if t.kind in (Kind.ACTIVATIONS, Kind.GRADIENTS) and t.value not in of_updates
         )

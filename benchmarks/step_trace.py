@@ -3,13 +3,13 @@
 PyTorch's profiler (kineto, CUPTI) runs in the process of the module and writes two traces. In the first the step runs
 launch by launch, each waited for, which says what kernels a launch consists of. In the second it is replayed as it
 always is, as one graph, whose kernels have names and times but no launch: the n-th run of a kernel belongs to the n-th
-launch that runs it. (Of launches that run the same kernel beside each other one may be taken for the other.)
+launch that runs it. (Of launches that run the same kernel at the same time one may be taken for the other.)
 
     python benchmarks/step_trace.py PLAN [--steps 5] [--name NAME] [--keep FOLDER] [--read]
 
 PLAN: a file of build/plans (as `capped.py --plan-only` leaves it), or a built package. Writes
 `results/step_trace_<name>.json`: a row a launch, in the plan's order, and sums by kind; `--keep` has the raw traces,
-from which `--read` makes it again.
+from which `--read` writes it anew.
 """
 
 from __future__ import annotations
@@ -188,13 +188,13 @@ def sums_of(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def trace_steps(folder: Path, steps: int, eager: bool, path: Path) -> None:
     """Trace so many steps of a built package, or one launch by launch, into a file."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.profiler import ProfilerActivity, profile  # pyright: ignore[reportMissingImports]
 
     with profile(activities=[ProfilerActivity.CUDA]):
         torch.ones(1, device="cuda").sum().item()  # the profiler is there before graphs are made
     with open_module(folder, "cuda", eager=eager) as module:
-        from pycuda import gpuarray
+        from pycuda import gpuarray  # pyright: ignore[reportMissingImports]
 
         arrays = [gpuarray.to_gpu(array) for array in random_inputs(module.plan.graph)]
         for _ in range(0 if eager else WARM_STEPS):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -34,8 +35,9 @@ def time_package(folder: Path, steps: int, digest_after: int = 0, cap_bytes: int
 
     before = occupy(folder, cap_bytes) if cap_bytes else None
     with open_module(folder, "cuda") as module:
-        import pycuda.driver as driver  # the context is current once the module is open
-        from pycuda import gpuarray
+        # The context is current once the module is open.
+        import pycuda.driver as driver  # pyright: ignore[reportMissingImports]
+        from pycuda import gpuarray  # pyright: ignore[reportMissingImports]
 
         arrays = before.arrays if before else [gpuarray.to_gpu(array) for array in random_inputs(module.plan.graph)]
         states = ""
@@ -44,7 +46,7 @@ def time_package(folder: Path, steps: int, digest_after: int = 0, cap_bytes: int
         if digest_after:
             states = states_digest(module)
         started = time.perf_counter()
-        done = 0
+        done, loss = 0, math.nan
         while done < WARM_STEPS or time.perf_counter() - started < SHORTEST_S:
             loss = float(module.step(*arrays, lr=LEARNING_RATE))
             done += 1
@@ -89,8 +91,8 @@ def occupy(folder: Path, cap_bytes: int) -> Occupied:
     from mbc.plan.file import PLAN_FILE, load_plan
 
     open_context()
-    import pycuda.driver as driver
-    from pycuda import gpuarray
+    import pycuda.driver as driver  # pyright: ignore[reportMissingImports]
+    from pycuda import gpuarray  # pyright: ignore[reportMissingImports]
 
     plan = load_plan((folder / PLAN_FILE).read_text(encoding="utf-8"), PLAN_FILE)
     arrays = [gpuarray.to_gpu(array) for array in random_inputs(plan.graph)]

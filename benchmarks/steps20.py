@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from modules import build, errors, example, median, open_module
 from record import attempt, show, write
 from torch_twin import Mode, Twin

@@ -5,12 +5,12 @@ workspaces. A layer's backward needs its input, its output and both gradients; t
 take the bytes of the gradients that come in.
 
 Rules that its published figures for AlexNet follow to a hundredth of a percent:
-* baseline: everything lies side by side, the gradient of the images too
+* baseline: nothing shares memory, the data gradients do not either
 * liveness: an output lives until the backward that reads it last: its layer's, or for convolutions and linear layers,
   which do not read what they put out, that of the next
-* offload: outputs of convolutions go to the host as soon as the next layer has read them, and come back while the next
+* offload: outputs of convolutions are offloaded as soon as the next layer has read them, and prefetched while the next
   convolution or linear layer runs backward
-* recompute: what lies between convolutions and linear layers is dropped, and made again once for each stretch where
+* recompute: what lies between convolutions and linear layers is dropped, and recomputed once for each stretch where
   that stays below the largest layer, else again for every layer that needs it
 """
 
@@ -141,7 +141,7 @@ def _backward_of_stretch(
     held = linear_bytes + layers[start].out_bytes
     for i in range(min(stop, len(layers) - 1), start, -1):
         layer, made = layers[i], range(start + 1, i)
-        coming = layer.out_bytes  # the gradient, which is there while outputs are made again
+        coming = layer.out_bytes  # the gradient, which is there while outputs are recomputed
         if again:
             moments += [Moment(f"* {layers[j].name}", held + layers[j].in_bytes * (j > start + 1)
                                + layers[j].out_bytes + coming) for j in made]  # fmt: skip

@@ -179,7 +179,7 @@ def data(plan: Plan, device: str) -> Iterator[tuple[Any, ...]]:
     for number in range(BATCHES):
         arrays = random_inputs(plan.graph, number)
         if device == "cuda":
-            from pycuda import gpuarray
+            from pycuda import gpuarray  # pyright: ignore[reportMissingImports]
 
             arrays = tuple(gpuarray.to_gpu(array) for array in arrays)
         yield arrays

@@ -35,10 +35,10 @@ PEERS = {1.0: (38.2, 10.6), 0.5: (45.6, 6.01), 0.1: (49.0, 8.84)}
 
 
 def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
-    import torch
-    from torch._functorch import config
-    from torch.nn import functional as F
-    from torchvision.models import resnet50
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch._functorch import config  # pyright: ignore[reportMissingImports]
+    from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+    from torchvision.models import resnet50  # pyright: ignore[reportMissingImports]
 
     config.activation_memory_budget = budget
     torch.backends.cudnn.benchmark = True

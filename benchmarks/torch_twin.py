@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+import torch  # pyright: ignore[reportMissingImports]
+from torch import Tensor  # pyright: ignore[reportMissingImports]
 
 from mbc.bench.recipe import dropout_masks
 from mbc.bench.torch_network import TorchNetwork

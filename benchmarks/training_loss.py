@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 from modules import Job, build, example, open_module
 from record import attempt, show, start, write
 

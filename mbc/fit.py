@@ -27,8 +27,8 @@ PlanAt = Callable[[int], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is kept of a plan. `needed_bytes` is arena + overhead; `floor_bytes` is what no plan goes below, overhead
-    included; `least_us` what no plan beats that runs its kernels so."""
+    """Figures of a plan. `needed_bytes` is arena + overhead; `floor_bytes` the lower bound of all plans, overhead
+    included; `least_us` the lower bound of plans whose kernels run as this one's do, concurrently or serially."""
 
     batch: int
     budget_bytes: int

@@ -50,7 +50,7 @@ def show_enough(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def show_apart(a_bytes: int, b_bytes: int) -> tuple[str, str]:
+def show_distinct(a_bytes: int, b_bytes: int) -> tuple[str, str]:
     """Both as people read them; with their bytes where rounding hides that they differ."""
     a, b = show_size(a_bytes), show_size(b_bytes)
     if a != b or a_bytes == b_bytes:

@@ -31,7 +31,7 @@ def test_every_code_is_explained_once(found):
 
 
 def test_a_code_belongs_to_one_part_of_the_compiler(found):
-    # One kind of mistake may be found in several places, but not in two parts that know nothing of each other.
+    # One kind of mistake may be found at more than one place, but not in two parts that know nothing of each other.
     for code, files in found.items():
         parts = {file.split("/")[1] for file in files}
         assert len(parts) == 1, f"{code} is raised in {sorted(files)}"

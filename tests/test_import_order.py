@@ -54,7 +54,7 @@ ORDER = (
     "mbc.optimize.bounds",
     "mbc.optimize.search",
     "mbc.optimize",  # nothing but its index
-    # The ways in.
+    # Entry points.
     "mbc.measuring",  # measures what a search will ask for
     "mbc.constraints",  # what a search may use
     "mbc.stages",  # named and timed
@@ -157,7 +157,7 @@ def upward(found: Sequence[Import]) -> list[str]:
     return [f"{i.importer} -> {i.imported}" for i in found if room(i.imported) > room(i.importer)]
 
 
-def test_every_file_has_a_room_and_every_room_a_file():
+def test_every_file_has_a_place_and_every_place_a_file():
     assert {ORDER[room(name)] for name in modules()} == set(ORDER)
 
 

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -146,9 +147,9 @@ def test_what_is_not_measured(fleet: Fleet, options: Options):
     ("options", "reason"),
     [({"gpu": "t4"}, "this machine has no such GPU"), ({"profile": "mine.sqlite"}, "a profile that was named")],
 )
-def test_what_cannot_be_measured_but_should_is_said(fleet: Fleet, options: dict[str, str], reason: str):
+def test_what_cannot_be_measured_but_should_is_said(fleet: Fleet, options: dict[str, Any], reason: str):
     with pytest.raises(MbcError, match=reason) as caught:
-        compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, **options))  # type: ignore[arg-type]
+        compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, **options))
     assert caught.value.code == "MBC089" and caught.value.message.startswith("cannot measure for ")
     assert caught.value.remedy.startswith("leave out --measure always")
     assert not fleet.tasks
@@ -243,4 +244,4 @@ def test_texts():
     assert "another process may be using the GPU" in unsteady
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not measure_missing(None, find_spec("t4"), ASKED)  # type: ignore[arg-type]
+        assert not measure_missing(None, find_spec("t4"), ASKED)  # pyright: ignore[reportArgumentType]

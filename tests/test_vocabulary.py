@@ -1,6 +1,6 @@
 """Texts use the terms of docs/glossary.md: none has a phrase that the project used before, but the glossary itself.
 
-`python tests/test_vocabulary.py [AREA ...]` lists what is found, those phrases included that are still to be replaced.
+`python tests/test_vocabulary.py [AREA ...]` lists what is found.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from mbc.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = ROOT / "docs" / "glossary.md"
-AREAS = ("docs", "front", "mbc", "templates")
+AREAS = ("docs", "front", "mbc", "templates", "tests", "benchmarks")
 
 
 @dataclass(frozen=True)
 class Old:
     """A phrase that is not to be used: a regular expression of whole words, in which a space matches a line break, too,
-    with the comment sign of the next line. `say` are terms of the glossary. `pending` names the areas that still have
-    the phrase; a test says when one no longer does."""
+    with the comment sign of the next line. `say` are terms of the glossary."""
 
     phrase: str
     say: str
-    pending: str = ""
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -38,20 +36,19 @@ class Old:
 
 _SPACE = r"(?:\s+(?:(?:#+|//+|\*|>)[ \t]+)?)"
 OLD = (
-    Old(r"ma(?:de|kes?|king) (?:\w+ ){0,2}again", "recompute, rematerialize", pending="mbc"),
+    Old(r"ma(?:de|kes?|king) (?:\w+ ){0,2}again", "recompute, rematerialize"),
     Old(r"(?:made|makes?) again along|back along with", "fused rematerialization"),
     Old(r"along with (?:the |any |other )?sums", "fused rematerialization"),
-    Old(r"(?:sent|sends?|go|goes|gone|going|went) to the host", "offload, prefetch", pending="mbc"),
+    Old(r"(?:sent|sends?|go|goes|gone|going|went) to the host", "offload, prefetch"),
     Old(r"fetched back|sent away", "offload, prefetch"),
     Old(r"hand(?:s|ed|ing)? (?:\w+ )?on in micro-batches", "depth-first execution in micro-batches"),
     Old(r"(?:in|groups in|into|of) strips", "depth-first execution in micro-batches"),
     Old(
         r"alive at once|alive when|what is alive|is alive then",
         "live bytes, peak live bytes",
-        pending="mbc",
     ),
-    Old(r"where most is taken|most is taken|the most that is taken", "live bytes, peak live bytes", pending="mbc"),
-    Old(r"what no plan needs less than|no plan beats", "lower bound (set by OP)", pending="mbc"),
+    Old(r"where most is taken|most is taken|the most that is taken", "live bytes, peak live bytes"),
+    Old(r"what no plan needs less than|no plan beats", "lower bound (set by OP)"),
     Old(r"no placement beats", "peak live bytes"),
     Old(r"(?:kernels|launches|others?|runs?) beside (?:others?|kernels|launches)", "concurrent stream"),
     Old(r"beside each other|go beside", "concurrent stream; critical-path lower bound"),
@@ -62,7 +59,6 @@ OLD = (
     Old(
         r"groups? of operations|launch(?:es)? that covers? several operations",
         "fused operation, fusion group",
-        pending="mbc",
     ),
     Old(
         r"halves of (?:words|them)|multipl(?:y|ies) halves|words? of fp32|product of words",
@@ -79,29 +75,27 @@ OLD = (
     ),
     Old(r"leaves? (?:the |their |its )?(?:batch )?statistics", "statistics in the epilogue"),
     Old(r"statistics (?:of its result )?that (?:a )?convolutions? leaves?", "statistics in the epilogue"),
-    Old(r"on (?:the|its|their) way (?:in|out|into|to)|on the way", "prologue, epilogue", pending="mbc"),
+    Old(r"on (?:the|its|their) way (?:in|out|into|to)|on the way", "prologue, epilogue"),
     Old(r"comes? along|shipped profile|profile as shipped", "bundled profile"),
     Old(r"terms? of (?:a|the) sums?|\d+ terms", "K is the length of the reduction"),
     Old(
         r"to the image|gradients? of (?:a convolution's|their|the|its) images?",
         "data gradient",
-        pending="mbc",
     ),
     Old(
         r"multiplying warp\w*|warps that multiply|copiers?|multipliers?",
         "producer, consumer warpgroup",
     ),
     Old(r"waits meet|they meet|threads meet", "coalesced waits"),
-    Old(r"convoys?|copies travel together", "coalesced copies", pending="mbc"),
-    Old(r"the books|books know|books that", "ledger of live bytes; undo log", pending="mbc"),
+    Old(r"convoys?|copies travel together", "coalesced copies"),
+    Old(r"the books|books know|books that", "ledger of live bytes; undo log"),
     Old(
         r"(?:makes?|made|making) room|room is made|less room|the room",
         "memory that is free, free bytes",
-        pending="mbc",
     ),
-    Old(r"taken back|takes? back", "to undo, to revert a decision", pending="mbc"),
-    Old(r"(?:in|into|to) pieces", "split update; micro-batch", pending="mbc"),
-    Old(r"ways that|the ways", "candidate, variant", pending="mbc"),
+    Old(r"taken back|takes? back", "to undo, to revert a decision"),
+    Old(r"(?:in|into|to) pieces", "split update; micro-batch"),
+    Old(r"ways that|the ways", "candidate, variant"),
     Old(r"windows (?:that )?lie side by side", "non-overlapping transposed convolution"),
     Old(r"foretold|foretells?", "prediction interval; scaled time"),
     Old(r"states at (?:home|the host)", "offload, prefetch"),
@@ -122,15 +116,17 @@ class Found:
 
 
 def _files(area: str) -> list[Path]:
-    """The files of an area, sorted; the glossary is in none."""
+    """The files of an area, sorted; the glossary is in none, nor is this file."""
     patterns = {
         "docs": ["docs/**/*.md", "CHANGELOG.md", "benchmarks/README.md"],
         "front": ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/**/README.md"],
         "mbc": ["mbc/**/*.py"],
         "templates": ["templates/**/*"],
+        "tests": ["tests/**/*.py", "tests/**/*.cpp", "tests/**/*.h", "tests/**/*.cu"],
+        "benchmarks": ["benchmarks/*.py"],
     }[area]
     found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
-    return sorted(found - {GLOSSARY})
+    return sorted(found - {GLOSSARY, Path(__file__).resolve()})
 
 
 def _search(place: str, text: str) -> Iterator[Found]:
@@ -161,18 +157,14 @@ def _found(area: str) -> list[Found]:
             for found in _search(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))]  # fmt: skip
 
 
-def _judge(area: str, found: list[Found]) -> None:
-    wrong = [str(one) for one in found if area not in one.old.pending.split()]
-    assert not wrong, "phrases that docs/glossary.md replaces:\n" + "\n".join(wrong)
-    left = {one.old for one in found}
-    clean = [old.phrase for old in OLD if area in old.pending.split() and old not in left]
-    assert not clean, f"replaced everywhere, so no longer pending in {area}: {clean}"
+def _judge(found: list[Found]) -> None:
+    assert not found, "phrases that docs/glossary.md replaces:\n" + "\n".join(map(str, found))
 
 
 @pytest.mark.parametrize("area", AREAS)
 def test_texts_use_the_terms_of_the_glossary(area: str) -> None:
     assert _files(area)
-    _judge(area, _found(area))
+    _judge(_found(area))
 
 
 def test_commands_use_the_terms_of_the_glossary(
@@ -188,7 +180,7 @@ def test_commands_use_the_terms_of_the_glossary(
         assert (code or 0) == expected, command
         written = capsys.readouterr()
         found += _search(f"mbc {' '.join(command)}", written.out + written.err)
-    _judge("commands", found)
+    _judge(found)
 
 
 def test_a_phrase_is_found_across_a_line_break_and_with_its_line() -> None:

@@ -8,13 +8,14 @@ digits alike. The sixteen levels of grey become 0 to 1.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 
 def main(folder: Path) -> None:
-    digits = load_digits()
+    digits: Any = load_digits()  # a Bunch; its stub says a tuple, too
     images = (digits.images / 16).astype(np.float32)[:, np.newaxis]  # [1797, 1, 8, 8]
     labels = digits.target.astype(np.int32)
     held_out = np.zeros(len(labels), dtype=bool)

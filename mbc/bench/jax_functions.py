@@ -25,7 +25,7 @@ def _convolution(a: Any, x: Tensor, w: Tensor) -> Tensor:
 
 
 def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
-    """What a convolution does to the gradient of its image."""
+    """The data gradient of a convolution."""
     image = jax.ShapeDtypeStruct((x.shape[0], w.shape[1] * a.groups, *a.size), x.dtype)
 
     def forward(y: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Whether a plan computes what its network means, divided or fused as it is: what `mbc check` asks.
+"""Whether a divided and fused plan computes what its network means: `mbc check`.
 
-* `variants`: one network compiled in several ways that must give the same step
+* `variants`: one network compiled as several variants, which must give the same step
 * `rule`: what may differ between the divided and the undivided step
 * `step`: one training step and one inference pass, and all that they give
-* `operations`: every divided operation by itself: slices against one call
+* `operations`: every divided operation by itself: micro-batches against one call
 * `calls`: kernel calls of one operation, taken out of a plan
 * `launches`: every launch of a plan by itself, against float64
 * `deviation`: how far an output is from what it must be, in units of roundoff

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from typing import cast
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Network, Operation, Role, State, TrainingGraph, Value
@@ -211,6 +212,5 @@ class _Check:
 
 def _plain(setting: object) -> bool:
     if isinstance(setting, tuple):
-        parts: tuple[object, ...] = tuple(setting)  # type: ignore[reportUnknownArgumentType]
-        return all(_plain(part) for part in parts)
+        return all(_plain(part) for part in cast("tuple[object, ...]", setting))
     return type(setting) in (int, float, bool, str)

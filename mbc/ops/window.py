@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from mbc.ir.types import TensorType
 from mbc.ops.base import ShapeError
@@ -14,15 +14,15 @@ Pads = tuple[int, int, int, int]  # (top, bottom, left, right)
 def as_pair(setting: Any) -> Pair:
     """(vertical, horizontal) from a setting of kind `pair`."""
     if isinstance(setting, tuple):
-        first, second = (int(v) for v in setting)  # type: ignore[reportUnknownVariableType]
-        return first, second
+        first, second = cast("tuple[Any, Any]", setting)
+        return int(first), int(second)
     return int(setting), int(setting)
 
 
 def as_pads(setting: Any) -> Pads:
     """(top, bottom, left, right) from a setting of kind `pads`."""
-    if isinstance(setting, tuple) and len(setting) == 4:  # type: ignore[reportUnknownArgumentType]
-        top, bottom, left, right = (int(v) for v in setting)  # type: ignore[reportUnknownVariableType]
+    if isinstance(setting, tuple) and len(parts := cast("tuple[Any, ...]", setting)) == 4:
+        top, bottom, left, right = (int(v) for v in parts)
         return top, bottom, left, right
     vertical, horizontal = as_pair(setting)
     return vertical, vertical, horizontal, horizontal

@@ -7,6 +7,6 @@
 * `schedule`: launches, their order, streams and waits, and their predicted time
 * `placement`: addresses of buffers
 * `remat`: what is kept, recomputed or offloaded, to fit a budget
-* `bounds`: what no plan can beat
+* `bounds`: lower bounds of all plans, in bytes and time
 * `search`: the loop over all of these
 """

@@ -27,12 +27,13 @@ MAX_US_PER_BYTE = 1e-2
 
 # --- schedule ---
 
-# Numbers of pieces that are tried for one launch of many updates beside other kernels (024).
-UPDATE_PIECES = (2, 4, 8)
+# Numbers of launches into which one multi-tensor update is split for the concurrent stream (024).
+UPDATE_SPLITS = (2, 4, 8)
 # Time in us of a launch from which on it is split (024).
 UPDATE_SPLIT_MIN_US = 10.0
-# Within a budget: the share of the room that one piece holds until it runs, and most pieces of a launch (037).
-UPDATE_HELD_SHARE, UPDATE_MAX_PIECES = 1 / 200, 16
+# Within a budget: the share of the available bytes that the operands of one part keep live until it runs, and parts of
+# a launch at most (037).
+UPDATE_HELD_SHARE, UPDATE_MAX_SPLITS = 1 / 200, 16
 # By how many us a copy is over before it is needed, to wait for a later kernel: predictions are off by some us (027).
 WAIT_SLACK_US = 50.0
 
@@ -44,8 +45,8 @@ PLACEMENT_GOOD_ENOUGH = 1.001
 GREEDY_PLACEMENT_WORK = 40_000
 # Blocks smaller than the lower bound over so many fill the gaps that others leave; the latter are annealed (013).
 SMALL_BLOCK_DIVISORS = (2000, 20_000)
-# Rounds from the bottom up: rounds times blocks, most rounds (013), and rounds where it is only asked whether that
-# fits (022).
+# Skyline placement: rounds times blocks, most rounds (013), and rounds where it is only asked whether the blocks fit
+# (022).
 SKYLINE_WORK = 60_000
 SKYLINE_MAX_ROUNDS = 200
 SKYLINE_QUICK_ROUNDS = 8
@@ -57,8 +58,8 @@ ANNEAL_MAX_ROUNDS = 8000
 ANNEAL_WORK = 60_000_000
 ANNEAL_MIN_ROUNDS = 2000
 ANNEAL_START_TOLERANCE = 0.002
-# CP-SAT (004): asked where the arena is over its lower bound by more than this factor, for so many blocks at most, of
-# those that are live beside so much of the bound, with so much deterministic time.
+# CP-SAT (004): asked where the arena exceeds its lower bound by more than this factor, for so many blocks at most, of
+# those that are live while live bytes are at least this share of the bound, with so much deterministic time.
 EXACT_PLACEMENT_GAP = 1.005
 EXACT_PLACEMENT_MAX_BLOCKS = 60
 EXACT_PLACEMENT_TIGHT_SHARE = 0.6
@@ -66,26 +67,25 @@ EXACT_PLACEMENT_DETERMINISTIC_TIME = 1.0
 
 # --- remat: greedy ---
 
-# Values of less than this share of the room are always kept.
+# Values of less than this share of the available bytes are always kept.
 ALWAYS_KEPT_SHARE = 1 / 20_000
-# Rounds of greedy choice, each measured in the rewritten program (009), and how many in a row may be no smaller than
-# what was found.
+# Rounds of greedy choice, each measured in the rewritten program (009), and how many in a row may find no lower peak.
 GREEDY_ROUNDS = 40
 GREEDY_PATIENCE = 10
-# Recomputation that takes longer than so many steps leads nowhere.
+# Recomputation that takes longer than so many steps is given up.
 MAX_RECOMPUTED_STEPS = 1.0
-# Some of what is recomputed proves not to be needed: the search gives up where it costs so many times what another
-# step, or other segments, leave (018).
+# Some recomputations are dropped again at the end: the search gives up only where they cost so many times what the best
+# step so far, or other segments, leave for them (018).
 RECOMPUTE_OVERSHOOT = 1.5
-# Lengths of segments that are tried, in shares of the room, rounds of greedy choice where one does not fit, and how
-# many times its bytes a segment may make to end where less is live (018).
+# Lengths of segments that are tried, in shares of the available bytes; rounds of greedy choice where one does not fit;
+# and up to how many times its length a segment may grow to end where fewer bytes are live (018).
 SEGMENT_SHARES = (1.0, 0.7, 0.5, 0.4, 0.3)
 SEGMENT_ROUNDS = 3
 SEGMENT_STRETCH = 1.5
-# Runs times trials of keeping a recomputed value after all, each of which looks at the whole program.
+# Regions times trials of dropping a recomputation, each of which looks at the whole program.
 KEEP_WORK = 60_000_000
-# Values that are recomputed for one, times runs, and how many of them are allowed in any program: in a deep network
-# some values between stay, from which the others are recomputed.
+# Values of one recomputation chain, times regions, and how long a chain may be in any program: in a deep network some
+# intermediate values are kept, from which the others are recomputed.
 CHAIN_WORK = 1_500_000
 CHAIN_MIN_VALUES = 60
 # All sets of so many gaps are compared; of those that are faster so many are measured (009).
@@ -96,25 +96,27 @@ EXHAUSTIVE_MEASURED = 1000
 
 # Rounds at most (014; twice as many find another 0.1 %, 038).
 LOCAL_SEARCH_ROUNDS = 200
-# Decisions that a round takes back (038).
+# Decisions that a round undoes (038).
 NEIGHBOURHOOD_SIZES = (2, 4, 8, 16, 32)
-# By how much of itself a price is off in a round (014; a quarter and nine tenths were worse, 038).
+# Largest relative perturbation of a price in a round (014; a quarter and nine tenths were worse, 038).
 PRICE_NOISE = 0.5
 # Share of the rounds that offload other values than before (014).
 SWAP_OFFLOAD_SHARE = 0.3
-# Improvements by the ledger after which the program is measured (014), and rounds of making room where it proves wrong.
+# Improvements by the ledger after which the program is measured (014), and rounds of freeing bytes where the ledger
+# proves wrong.
 MEASURE_AFTER = 8
 SETTLE_ROUNDS = 3
-# What counts as an improvement, in us.
+# The least gain that counts as an improvement, in us.
 IMPROVEMENT_US = 1e-3
 
 # --- remat: offloading and fused rematerialization ---
 
-# Shorter copies, in us, are not worth the kernels that wait for them, and that they wait for (020).
+# Shorter copies, in us, are not worth the waits between them and kernels (020).
 MIN_COPY_US = 100.0
-# Share of the room that coalesced copies leave to workspaces, and to addresses (027).
+# Share of the available bytes that coalesced copies leave to workspaces, and to fragmentation (027).
 COALESCE_SPARE_SHARE = 0.1
-# Runs behind a reduction until which what was recomputed in it may be read first: from there on it takes memory (021).
+# Regions after a reduction within which a value that it recomputed must be read first: until then it takes memory
+# (021).
 FUSED_REMAT_NEAR_RUNS = 6
 
 # --- bounds ---
@@ -122,54 +124,55 @@ FUSED_REMAT_NEAR_RUNS = 6
 # Operations at which the time within a budget is bounded, spread evenly over the step; the best bound counts (009).
 BUDGET_BOUND_POSITIONS = 64
 # Operations that the I/O bound looks back to recompute a value; what is further away is read. 30 find the optimum of a
-# ResNet, and all but 0.3 % of a DenseNet's; more makes the program of a network of 2,500 layers slow to solve.
+# ResNet, and all but 0.3 % of a DenseNet's; a longer reach makes the linear program of a network of 2,500 layers slow
+# to solve.
 IO_BOUND_REACH = 50
 
 # --- search: fitting a budget ---
 
-# Rounds of taking workspace from a step that keeps everything.
+# Rounds of reducing workspaces in a step that keeps everything.
 KEEP_ALL_ROUNDS = 8
-# Step over the fastest one without a limit: within the first, nothing else is tried; the second is what a prediction
-# cannot tell apart.
+# Time over that of the fastest step without a limit: within the first factor, nothing else is tried; the second is a
+# relative difference below the precision of predictions.
 FIT_GOOD_ENOUGH = 1.02
 FIT_NEGLIGIBLE = 1e-3
-# Shares of the room: optimizer states of less stay on the device if anything fits beside them; where they are more than
-# the second, offloading them is tried first (037).
+# Shares of the available bytes: optimizer states of less than the first stay on the device if a step fits with them;
+# where they are more than the second, offloading them is tried first (037).
 STATES_OFFLOAD_SHARE = 0.1
 STATES_CROWDING_SHARE = 0.4
-# How long states are on the device around their update, in times of their copy; and what is offloaded first: times of
-# the bytes lacking, beside what one update needs, with which lead.
+# How long states are on the device around their update, in times of their copy; and what is offloaded first: (factor of
+# the bytes lacking, added to what one update needs, and the lead).
 STATES_LEAD = 2.0
 STATES_TRIALS = ((1.0, 0.5), (1.5, 0.0))
-# Depth-first micro-batches (009, 018, 025): values above these shares of the room are divided; where something fits
-# without, only if the largest value takes at least the second.
+# Depth-first micro-batches (009, 018, 025): values above these shares of the available bytes are divided; where
+# something fits undivided, only if the largest value takes at least the second share.
 DIVIDED_VALUE_SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64)
 DIVIDED_MIN_SHARE = 0.2
-# Share of the room that a micro-batch is at most (several are live at once); operations times divisions that are
-# compared, of the same values; and passes over a value (read and write) above whose time it may be kept as a whole for
-# the backward pass.
+# Share of the available bytes that a micro-batch takes at most (several are live together); operations times divisions
+# of the same values that are compared; and the time in passes over a value (read and write) above which recomputing it
+# is too slow: it may be kept as a whole for the backward pass.
 MICRO_BATCH_SHARES = (1 / 8, 1 / 16)
 DIVISIONS_WORK = 1000
 KEPT_WHOLE_PASSES = 6
-# Fits again where many launches leave less room, and by how much more than that (022).
+# Repeated fits where many launches leave fewer available bytes, and the margin on that difference (022).
 MAX_REFITS, REFIT_MARGIN = 3, 1.25
-# Shares of the room that are tried, too, where a step takes so many times what it does without a limit, and has at most
-# so many launches.
-NEARBY_ROOMS = (0.995, 0.99)
-NEARBY_ROOMS_SLOWDOWN, NEARBY_ROOMS_MAX_LAUNCHES = 1.25, 2000
-# Step without ReLU bit masks over the one with, without a limit, from which on masks are tried within a budget (030).
+# Shares of the available bytes that are tried as well where a step takes so many times what it does without a limit,
+# and has at most so many launches.
+NEARBY_BUDGETS = (0.995, 0.99)
+NEARBY_BUDGETS_SLOWDOWN, NEARBY_BUDGETS_MAX_LAUNCHES = 1.25, 2000
+# Ratio of the fastest steps without and with ReLU bit masks from which on masks are tried within a budget (030).
 RELU_MASKS_GAIN = 1.01
 
 # --- search: variants ---
 
-# Limits of workspace that are tried, in shares of the room; the rest is for what is kept (018).
+# Limits of workspace that are tried, in shares of the available bytes; the rest is for kept values (018).
 WORKSPACE_SHARES = (1.0, 0.6, 0.42, 0.3, 1 / 5, 1 / 8, 1 / 16, 1 / 64, 0.0)
-# Shares of the excess that are offloaded at most, where all may be.
+# Shares of the excess that are offloaded at most, tried after no limit on it.
 OFFLOAD_SHARES = (0.5, 0.0)
-# Peak live bytes over the room: above the first, variants like it are given up where something fits; above the second,
-# local search does not bring it within the room (018).
-HOPELESS = 1.2
-FAR = 2.0
+# Peak live bytes over the available bytes: above the first ratio, similar variants are given up where something fits;
+# above the second, local search does not reach a fit (018).
+GIVE_UP_PEAK = 1.2
+REACHABLE_PEAK = 2.0
 # Launches times variants that are compared; a longer program is fitted in fewer of them.
 VARIANTS_WORK = 15_000
 # Launches times rounds of local search: for every variant, and for one that is to be placed (014).
@@ -180,16 +183,18 @@ THOROUGH_SEARCH_WORK = 80_000
 MAX_THOROUGH = 3
 THOROUGH_WITHIN = 1.05
 THOROUGH_MIN_ROUNDS = 10
-# As many rounds again, so often at most, while the last ones made the step shorter by such a share of it (025).
+# Repetitions of those rounds at most, while the last ones made the step shorter by at least this share of it (025).
 MAX_REPEATS, REPEAT_GAIN = 4, 1e-3
-# What placing leaves unused between buffers, in shares of the room: beyond the first no other try is worth it, and the
-# next try spares the second at least; and so many times what the last one was over the room (027).
+# Fragmentation: what placement leaves unused between buffers, in shares of the available bytes. Above the first there
+# is no other try; the next try spares at least the second, and so many times the bytes by which the last one did not
+# fit (027).
 MAX_SPARED_SHARE = 0.15
 MIN_SPARED_SHARE = 0.004
 SPARED_FACTOR = 1.5
-# Share of its time by which a variant that is tried again may be slower, since it is likelier to be placed (018).
+# Share of its time by which a variant that is tried again may be slower, since its placement is likelier to fit (018).
 RETRY_BONUS = 0.01
-# Variants that are placed, at most and at least, after one is within the room (022), and launches of all together.
+# Variants that are placed, at most and at least; how many after the first that fits (022); and the sum of their
+# launches.
 MAX_PLACEMENTS = 8
 MIN_PLACEMENTS = 5
 PLACEMENTS_AFTER_FIT = 2
@@ -197,20 +202,21 @@ PLACEMENTS_WORK = 15_000
 
 # --- search: after placement ---
 
-# Reclaimed workspace (022): placements along with values, launches times these, and the share of the kernels' time that
-# is not worth another try.
+# Reclaimed workspace (022): placements of workspaces together with values, launches times these, and the share of the
+# kernels' time that is not worth another try.
 RECLAIM_MAX_TRIALS, RECLAIM_WORK = 10, 20_000
 RECLAIM_NEGLIGIBLE = 1e-3
-# Concurrent stream (019): us from which on launches move to it, in one attempt after another (fewer of them wait for
-# each other less often); and us above which a launch fills every multiprocessor, however far it is from the roofline.
+# Concurrent stream (019): least time in us of the launches that move to it, in one attempt after another (fewer
+# launches need fewer waits); and us above which a launch fills every multiprocessor, however far it is from the
+# roofline.
 CONCURRENT_MIN_US = (4.0, 10.0, 25.0)
 CONCURRENT_MAX_US = 60.0
-# Step and arena over those of the serial schedule, at most (019): what runs at the same time is live for longer.
+# Time and arena over those of the serial schedule, at most (019): operands of concurrent launches are live for longer.
 CONCURRENT_MAX_TIME = 0.99
 CONCURRENT_MAX_ARENA = 1.1
 
 # --- search: what is measured first ---
 
-# Weights beside a training step's launches: inference is planned once, and most conversions are never chosen.
+# Weights relative to a training step's launches: inference is planned once, and most conversions are never chosen.
 INFERENCE_WEIGHT = 0.1
 CONVERSION_WEIGHT = 0.05

@@ -1,4 +1,4 @@
-"""A plan: data model, file, and what is told from it alone. `verify` shares nothing with the search.
+"""A plan: data model, file, and what can be derived from it alone. `verify` shares nothing with the search.
 
 * `model`: the plan
 * `schema`: the layout of a plan file

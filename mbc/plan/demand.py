@@ -42,8 +42,8 @@ class Operand:
 class Demand:
     """What one launch must access. `rows` is what the operation runs over in all.
 
-    `takes_over` and `updates`, by positions in `outputs`: the positions in `inputs` of what an output may be written
-    over, and of what it is the next version of.
+    `in_place` and `updates`, by positions in `outputs`: the positions of the inputs that an output may be written over,
+    and of the state whose next version it is.
     """
 
     inputs: tuple[Operand, ...]
@@ -51,7 +51,7 @@ class Demand:
     rows: Rows
     divisible: bool
     fused: bool
-    takes_over: Mapping[int, frozenset[int]]
+    in_place: Mapping[int, frozenset[int]]
     updates: Mapping[int, frozenset[int]]
 
 

@@ -31,11 +31,11 @@ class _Span:
     start: int
     stop: int
 
-    def meets(self, other: _Span) -> bool:
+    def overlaps(self, other: _Span) -> bool:
         return self.space is other.space and self.start < other.stop and other.start < self.stop
 
 
-def _meeting(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
+def _overlaps(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
     """By the number of a span the others that share bytes with it. Some kernels have thousands of operands."""
     found: dict[int, list[int]] = {}
     order = sorted(range(len(spans)), key=lambda i: (spans[i].space, spans[i].start))
@@ -44,7 +44,7 @@ def _meeting(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
             j = order[after]
             if spans[j].space is not spans[i].space or spans[j].start >= spans[i].stop:
                 break
-            if spans[i].meets(spans[j]):
+            if spans[i].overlaps(spans[j]):
                 found.setdefault(i, []).append(j)
                 found.setdefault(j, []).append(i)
     return found
@@ -150,20 +150,20 @@ class Execution:
             self._read(index, launch.stream, access, span, place)
         check_sums([access for operand, access in writes if operand.sums], place)
         operands = [access for _, access in (*reads, *writes)]
-        meeting = _meeting([*spans, *(self._span(access) for _, access in writes)])
+        overlapping = _overlaps([*spans, *(self._span(access) for _, access in writes)])
         # What stays inside a fused kernel counts among the demand's outputs, but is not written.
         outputs = {operand.name: position for position, operand in enumerate(demand.outputs)}
         for at, (operand, access) in enumerate(writes, len(reads)):
             self._check_operand(operand, access, place)
             allowed = self._check_alias(demand, outputs[operand.name], access, reads, place)
-            self._check_apart(at, allowed, operands, len(reads), meeting.get(at, ()), place)
+            self._check_disjoint(at, allowed, operands, len(reads), overlapping.get(at, ()), place)
             if access.mode is Mode.ACCUMULATE:
                 self._accumulate(index, launch.stream, access, rows, place)
             else:
                 self._write(index, launch.stream, access, rows if operand.sums else None, place)
         if workspace is not None:
             span = self._span(workspace)
-            if any(span.meets(self._span(access)) for access in operands):
+            if any(span.overlaps(self._span(access)) for access in operands):
                 self._fail("MBC132", f"{place}: its workspace shares bytes with one of its operands")
             self._overwrite(index, launch.stream, workspace, None, place)
         self.kernels.check(launch, self.demands.operations, place)
@@ -188,15 +188,15 @@ class Execution:
             self._fail("MBC123", f"{place}: '{launch.work.provider}/{launch.work.name}' runs no operation")
         else:
             self.kernels.check(launch, self.demands.operations, place)
-        if new.alias is not None and not self._returns_home(launch, new):
+        if new.alias is not None and not self._updates_host_state(launch, new):
             self._fail("MBC128", f"{place}: a conversion or copy cannot work in place")
         span = self._span(source)
-        if span.meets(self._span(target)):
+        if span.overlaps(self._span(target)):
             self._fail("MBC132", f"{place}: what it reads and what it writes share bytes")
         self._read(index, launch.stream, source, span, place)
         self._write(index, launch.stream, target, None, place)
 
-    def _returns_home(self, launch: Launch, new: Buffer) -> bool:
+    def _updates_host_state(self, launch: Launch, new: Buffer) -> bool:
         """Whether a copy brings the next version of a state to where the state lay, outside the arena."""
         if new.alias is None or not isinstance(launch.work, Copy) or new.space is Space.ARENA:
             return False
@@ -265,25 +265,25 @@ class Execution:
     def _check_alias(
         self, demand: Demand, position: int, access: Access, reads: list[tuple[Operand, Access]], place: str
     ) -> int | None:
-        """Position of the input whose bytes this output takes over, if it takes over any."""
+        """Position of the input that this output is written over, if there is one."""
         buffer = self.plan.buffers[access.buffer]
         for source in demand.updates.get(position, ()):
             if buffer.alias != reads[source][1].buffer:
                 self._fail("MBC128", f"{place}: the next version of '{reads[source][0].name}' lies elsewhere")
         if buffer.alias is None:
             return None
-        taken_over = [s for s in demand.takes_over.get(position, ()) if reads[s][1].buffer == buffer.alias]
-        if not taken_over:
+        sources = [s for s in demand.in_place.get(position, ()) if reads[s][1].buffer == buffer.alias]
+        if not sources:
             old, new = self._name(buffer.alias), self._name(access.buffer)
             self._fail("MBC128", f"{place}: it may not write {new} in place on {old}")
-        return taken_over[0]
+        return sources[0]
 
-    def _check_apart(
-        self, at: int, allowed: int | None, operands: list[Access], inputs: int, meeting: Sequence[int], place: str
+    def _check_disjoint(
+        self, at: int, allowed: int | None, operands: list[Access], inputs: int, overlapping: Sequence[int], place: str
     ) -> None:
-        """The output `at` of the operands shares bytes with nothing before it (`meeting` says with what it does), but
-        for the input that it takes over."""
-        for other in sorted(meeting):
+        """The output `at` shares bytes with no operand before it (`overlapping`: those with which it does), but the
+        input that it is written over."""
+        for other in sorted(overlapping):
             if other < inputs and other != allowed:
                 self._fail(
                     "MBC132",

@@ -17,7 +17,7 @@ from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
 
 PLAN_FILE = "plan.json"  # in a package
 
-_AGAIN = "make the plan again with 'mbc compile'"
+_AGAIN = "compile the network again with 'mbc compile'"
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""How many bytes of the arena are taken while each launch runs, and by what kind of thing.
+"""Live ranges of the arena's bytes, by kind.
 
-A buffer and those that take over its bytes are one *stay*: it lasts from the first write to the last read of any of
-them, and belongs at every moment to the one that took it over last. Sizes are rounded up to the alignment, as offsets
-are. Written apart from the search, so that the verifier can compare.
+A buffer and its aliases are one live range, from the first write to the last read of any of them; at every moment its
+bytes count as those of the alias written last. Sizes are rounded up to the alignment, as offsets are. Written
+independently of the search, so that the verifier can compare.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
     while pending:
         name = pending.pop()
         if name in makers and name not in forward:
-            # Everything an operation makes belongs together: the index that a pooling leaves for its gradient too.
+            # All results of an operation are of one kind: also the index that a pooling stores for its gradient.
             forward.update(makers[name].outputs)
             pending += makers[name].inputs
     sources: dict[str, bool] = {}  # whether a value follows from states alone
@@ -70,7 +70,7 @@ def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class LiveRange:
     """Bytes that the buffers `members` hold one after another, from launch `start` to before launch `stop`.
 
     `since[i]` is the launch that first touches `members[i]`, for which the bytes are from then on.
@@ -102,25 +102,25 @@ def rounded(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def stays(plan: Plan, program: Program) -> tuple[Stay, ...]:
-    """The stays in the arena during one program. Those of states last for all of it."""
+def live_ranges(plan: Plan, program: Program) -> tuple[LiveRange, ...]:
+    """The live ranges in the arena during one program. Those of states last for all of it."""
     lives = lifetimes(program)
     owner = _owners(plan.buffers)
     groups: dict[int, list[int]] = {}
     for buffer in lives:
         if plan.buffers[buffer].space is Space.ARENA:
             groups.setdefault(owner[buffer], []).append(buffer)
-    made: list[Stay] = []
+    made: list[LiveRange] = []
     end = max(1, len(program.launches))
     entry = frozenset(program.entry)
     for group in groups.values():
         members = sorted(group, key=lambda b: (lives[b][0], b))
         value = plan.buffers[members[0]].value
-        # A copy of a state in another layout is not there before the program makes it.
+        # A copy of a state in another layout is not live before the program writes it.
         there_before = members[0] in entry
         persistent = there_before and value is not None and plan.graph.values[value].role.persistent
         made.append(
-            Stay(
+            LiveRange(
                 tuple(members),
                 tuple(lives[b][0] for b in members),
                 max(rounded(plan.buffers[b].size_bytes) for b in members),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mbc.plan.live import Kind, kinds_of_values, lifetimes, rounded, stays
+from mbc.plan.live import Kind, kinds_of_values, lifetimes, live_ranges, rounded
 from mbc.plan.model import Plan, Program, Space
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCurve:
-    """`bytes_by_kind[kind][i]` is taken while launch i runs. All kinds are there, also those without a byte."""
+    """`bytes_by_kind[kind][i]` is live while launch i runs. All kinds are there, also those without a byte."""
 
     bytes_by_kind: Mapping[Kind, tuple[int, ...]]
 
@@ -26,7 +26,7 @@ class MemoryCurve:
 
     @property
     def peak_launch(self) -> int:
-        """The first launch at which most bytes are taken."""
+        """The first launch at the peak of live bytes."""
         total = self.total_bytes
         return total.index(max(total))
 
@@ -40,20 +40,20 @@ def memory_curve(plan: Plan, program: Program) -> MemoryCurve:
     kinds = kinds_of_values(plan.graph)
     count = max(1, len(program.launches))
     changes = {kind: [0] * (count + 1) for kind in Kind}
-    for stay in stays(plan, program):
-        # The bytes are for one member until the next one takes them over.
-        ends = (*stay.since[1:], stay.stop)
-        starts = (stay.start, *stay.since[1:])
-        for member, start, stop in zip(stay.members, starts, ends, strict=True):
+    for live_range in live_ranges(plan, program):
+        # The bytes count as those of one member until the next one is written.
+        ends = (*live_range.since[1:], live_range.stop)
+        starts = (live_range.start, *live_range.since[1:])
+        for member, start, stop in zip(live_range.members, starts, ends, strict=True):
             value = plan.buffers[member].value
             kind = Kind.WORKSPACE if value is None else kinds[value]
-            changes[kind][start] += stay.size_bytes
-            changes[kind][stop] -= stay.size_bytes
+            changes[kind][start] += live_range.size_bytes
+            changes[kind][stop] -= live_range.size_bytes
     return MemoryCurve({kind: tuple(accumulate(change[:-1])) for kind, change in changes.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LiveValue:
     """Bytes of the arena that one value (None: workspace) holds, from launch `start` to before launch `stop`."""
 
     value: str | None
@@ -63,17 +63,21 @@ class Taken:
     stop: int
 
 
-def taken_at(plan: Plan, program: Program, launch: int) -> tuple[Taken, ...]:
-    """What takes the arena while a launch runs, the largest first."""
+def live_values_at(plan: Plan, program: Program, launch: int) -> tuple[LiveValue, ...]:
+    """The values that are live in the arena while a launch runs, the largest first."""
     kinds = kinds_of_values(plan.graph)
-    found: list[Taken] = []
-    for stay in stays(plan, program):
-        if stay.start <= launch < stay.stop:
+    found: list[LiveValue] = []
+    for live_range in live_ranges(plan, program):
+        if live_range.start <= launch < live_range.stop:
             # The bytes belong to the last member that was touched by then.
-            member = [m for m, since in zip(stay.members, stay.since, strict=True) if since <= launch or since == 0]
-            value = plan.buffers[member[-1] if member else stay.members[0]].value
+            member = [
+                m
+                for m, since in zip(live_range.members, live_range.since, strict=True)
+                if since <= launch or since == 0
+            ]
+            value = plan.buffers[member[-1] if member else live_range.members[0]].value
             kind = Kind.WORKSPACE if value is None else kinds[value]
-            found.append(Taken(value, kind, stay.size_bytes, stay.start, stay.stop))
+            found.append(LiveValue(value, kind, live_range.size_bytes, live_range.start, live_range.stop))
     return tuple(sorted(found, key=lambda taken: (-taken.size_bytes, taken.start, taken.value or "")))
 
 

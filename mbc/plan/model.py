@@ -60,9 +60,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One stay of some rows of one value, in one layout, in one space. `value` None: workspace.
+    """One live range of some rows of one value, in one layout, in one space. `value` None: workspace.
 
-    `alias` names the buffer whose bytes this one takes over (in-place operations, updates of states).
+    `alias` names the buffer whose bytes this one reuses (in-place operations, updates of states).
     Values that are views of one another (`flatten`) have one buffer, of the viewed value.
     """
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 _NAME = re.compile(r"[A-Za-z0-9_.]+", re.ASCII)
 _NAMES = re.compile(rf"{_NAME.pattern}(\+{_NAME.pattern})*", re.ASCII)
 
@@ -108,12 +109,12 @@ def member(value: Any, known: Any, what: str) -> Any:
     return value
 
 
-def choice(value: Any, enum: type[T]) -> T:
+def choice(value: Any, enum: type[E]) -> E:
     """A member of an enumeration by its value."""
     try:
-        return enum(value)  # pyright: ignore[reportCallIssue]
+        return enum(value)
     except ValueError:
-        known = ", ".join(str(item.value) for item in enum)  # type: ignore[attr-defined]
+        known = ", ".join(str(item.value) for item in enum)
         raise BadField(f"{short(value)} is none of {known}") from None
 
 

@@ -30,8 +30,8 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """One stay of a value in host memory. `time_us` is that of its copies, `launches`; the value is out of the arena
-    during `absent`: all of the program but its use for what lies on the host between steps."""
+    """One live range of a value in host memory. `time_us` is that of its copies, `launches`; the value is out of the
+    arena during `absent`: all of the program but its use for what lies on the host between steps."""
 
     value: str
     launches: tuple[int, ...]
@@ -69,8 +69,8 @@ class Techniques:
     divided: tuple[Divided, ...]
     depth_first: tuple[DepthFirst, ...] = ()
 
-    def away_bytes(self, launch: int) -> tuple[int, int]:
-        """What is not in the arena at a launch: to be recomputed, and offloaded."""
+    def absent_bytes(self, launch: int) -> tuple[int, int]:
+        """Bytes that are absent from the arena at a launch: of recomputed, and of offloaded values."""
         return (
             sum(r.saved_bytes for r in self.recomputed if r.absent[0] <= launch < r.absent[1]),
             sum(o.saved_bytes for o in self.offloaded if o.absent[0] <= launch < o.absent[1]),

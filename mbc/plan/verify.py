@@ -30,9 +30,9 @@ _REMEDY = "this plan is not what mbc writes: report it with the plan file, and c
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was checked and recomputed. `peak_bytes`: by kind, at the moment when most is taken, of each program.
-    `unproved`: by library, launches of which it alone can say, on the GPU, that it has their kernel and that their
-    workspace is enough. It is asked when the module is loaded, and a module that lacks something is refused."""
+    """What was checked and recomputed. `peak_bytes`: live bytes by kind at the peak of each program. `unproved`: by
+    library, launches for which only the library can say, on the GPU, whether it has the kernel and the workspace
+    suffices. It is asked when the module is loaded, and a module that lacks something is refused."""
 
     train_launches: int
     infer_launches: int
@@ -145,7 +145,7 @@ def _check_buffers(plan: Plan, views: set[str]) -> None:
 
 
 def _check_alias(plan: Plan, index: int, place: str) -> None:
-    """A buffer that takes over another one has exactly its bytes."""
+    """An alias has exactly the bytes of its buffer."""
     buffer = plan.buffers[index]
     alias = buffer.alias
     if alias is None or not 0 <= alias < index:
@@ -234,7 +234,7 @@ def _check_exit(
 
 
 def _first_owner(plan: Plan, index: int) -> int:
-    """The buffer whose bytes this one took over, through any number of others between them."""
+    """The buffer whose bytes this one has, through any number of aliases."""
     alias = plan.buffers[index].alias
     return index if alias is None else _first_owner(plan, alias)
 

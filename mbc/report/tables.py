@@ -7,7 +7,7 @@ from itertools import groupby
 
 from mbc.plan.group import title
 from mbc.plan.live import rounded
-from mbc.plan.memory import memory_curve, taken_at
+from mbc.plan.memory import live_values_at, memory_curve
 from mbc.plan.model import Plan, Program, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
@@ -116,7 +116,7 @@ def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str
 
 
 def peak_table(plan: Plan, program: Program, width: int | None = None) -> str:
-    """What takes the arena when most of it is taken: by kind, and the largest values."""
+    """Live bytes at the peak: by kind, and the largest values."""
     curve = memory_curve(plan, program)
     peak = curve.peak_launch
     total = curve.total_bytes[peak]
@@ -128,7 +128,7 @@ def peak_table(plan: Plan, program: Program, width: int | None = None) -> str:
 
 
 def _largest(plan: Plan, program: Program, launch: int, width: int | None) -> str:
-    taken = [t for t in taken_at(plan, program, launch) if t.size_bytes]
+    taken = [t for t in live_values_at(plan, program, launch) if t.size_bytes]
     rows = [(t.value or "-", str(t.kind), show_size(t.size_bytes), f"{t.start}..{t.stop}") for t in taken[:LARGEST]]
     columns = (
         Column("largest then", shrinks=True, least=18), Column("kind"), Column("memory", right=True),

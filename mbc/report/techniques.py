@@ -84,7 +84,7 @@ def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
 
 
 def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[Stall]) -> str:
-    recomputed_away, offloaded_away = found.away_bytes(memory_curve(plan, program).peak_launch)
+    recomputed_away, offloaded_away = found.absent_bytes(memory_curve(plan, program).peak_launch)
     recompute_us = sum(r.time_us for r in found.recomputed)
     copies_us, stall_us = sum(o.time_us for o in found.offloaded), sum(s.time_us for s in waits)
     # A share of the kernels' time, which is what the step would take without them.

@@ -54,7 +54,7 @@ def test_counts_of_a_step():
     assert (relu.flops, relu.bound) == (0, Bound.MEMORY) and relu.moved_bytes - 4 * 3 * WIDE in (0, 4 * 8)
 
 
-def test_launches_that_run_the_same_on_their_way_are_told_apart():
+def test_launches_of_one_kernel_are_told_apart():
     shared = tuple(f"part{i}" for i in range(6))
     assert title((*shared, "sums")) != title((*shared, "backward")) == "part0+5 more+backward"
     assert title(shared) == "part0+part1+part2+part3+part4+part5"
@@ -119,7 +119,7 @@ def test_ceilings_are_those_of_the_precision():
     assert ceilings_of(plan).measured and not ceilings_of(unknown).measured
 
 
-def test_words_are_multiplied_in_halves_where_that_is_faster():
+def test_fp32_is_emulated_where_that_is_faster():
     gpu = find_spec("h200")
     assert Ceilings.of(gpu, Precision.FP32).flops_per_us == pytest.approx(gpu.fp16_tflops * 1e6 / 3)
     assert Ceilings.of(gpu, Precision.FP32).in_halves

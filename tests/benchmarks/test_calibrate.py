@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from calibrate import ESTIMATING, calibrate, fit, foretold, interpolated, put_into, samples, text
+from calibrate import ESTIMATING, calibrate, fit, interpolated, put_into, samples, scaled_times, text
 
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
@@ -145,13 +145,13 @@ def test_interpolation_is_compared_with_sizes_that_were_measured(exact: Profile)
 
 
 def test_larger_sizes_are_compared_with_smaller_ones(exact: Profile) -> None:
-    """What takes twice as long as estimated at every size is foretold from any."""
+    """What takes twice as long as estimated at every size is scaled right from any."""
     slower = {
         key: tuple(measurement(c, 2 * c.time_us) for c in OWN.candidates(read_signature(key), H200))
         for key in exact.measurements
         if read_signature(key).kind == "relu"
     }
-    found = list(foretold(replace(exact, measurements=slower), H200, 4))
+    found = list(scaled_times(replace(exact, measurements=slower), H200, 4))
     assert len(found) == 8 * (3 + 2)  # of four sizes: twice, and four times as large
     assert [size.ratio for size in found] == pytest.approx([1.0] * len(found))
     assert {(size.provider, size.times) for size in found} == {("mbc", 2), ("mbc", 4)}

@@ -310,7 +310,8 @@ def test_plans_that_nobody_waits_for_are_not_begun(planner: Planner) -> None:
     pool: Any = Busy()
     planner.pool = pool
     first, second = Wanted("a", small().plan), Wanted("b", small().plan)
-    planner._begin(first), planner._begin(second), planner._begin(second)
+    for wanted in (first, second, second):
+        planner._begin(wanted)
     assert len(begun) == 2, "each once"
     planner._withdraw("b")
     assert not begun[1].cancelled()
@@ -331,12 +332,13 @@ def test_figures_of_an_earlier_run_are_taken_and_their_plans_made_when_kept(plan
 
 
 def test_processes_end_with_the_block() -> None:
+    endless: list[Future[None]] = []
     with pytest.raises(ZeroDivisionError), processes(1) as pool:
-        endless = pool.submit(time.sleep, 1000)
-        while not endless.running():
+        endless.append(pool.submit(time.sleep, 1000))
+        while not endless[0].running():
             time.sleep(0.01)
         raise ZeroDivisionError
-    assert endless.exception() is not None and not multiprocessing.active_children()
+    assert endless[0].exception() is not None and not multiprocessing.active_children()
 
 
 def test_processes_end_with_a_benchmark_that_is_ended(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.measure.clock import Times
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.candidates.pareto import MicroBatch
 from mbc.runtime.formats import loaded, stored_bytes
 
 SMALL = Layer("deepbench", "small", 6, 5, 4, 8, 3, 1, 1)
@@ -126,14 +126,14 @@ class OnceClock:
         return Times(once_us, float(len(calls)))
 
 
-def slices(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[Slice]:
-    return [Slice(n, Candidate("mbc", "x", (), (layout,) * 3, workspace, 1.0, True)) for n in rows]
+def slices(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[MicroBatch]:
+    return [MicroBatch(n, Candidate("mbc", "x", (), (layout,) * 3, workspace, 1.0, True)) for n in rows]
 
 
 def bench(which: str, layout: Layout, sets: int = 1) -> tuple[Bench, Library]:
     gpu = Gpu()
     library = Library(gpu)
-    made: Any = Bench(gpu, library, Operation(SMALL, which, Precision.FP32), (layout,) * 3, sets)  # type: ignore[arg-type]
+    made: Any = Bench(gpu, library, Operation(SMALL, which, Precision.FP32), (layout,) * 3, sets)  # pyright: ignore[reportArgumentType]
     return made, library
 
 

@@ -28,7 +28,7 @@ def candidate(
     return Candidate("mbc", "made_up", (("rows", rows),), layouts, workspace, time_us, True, True, adds > 0, adds)
 
 
-def test_partitions_are_all_ways_to_make_a_sum() -> None:
+def test_partitions_are_all_multisets_of_a_sum() -> None:
     assert partitions(4, (4, 2, 1)).tolist() == [[0, 0, 4], [0, 1, 2], [0, 2, 0], [1, 0, 0]]
     assert len(partitions(256, tuple(256 >> k for k in range(9)))) == 692_004  # OEIS A000123
     assert len(partitions(6, (4,))) == 0

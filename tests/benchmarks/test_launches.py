@@ -28,6 +28,7 @@ def test_every_plan_that_is_timed_is_checked_once():
 
 def test_plans_are_made_with_the_settings_that_were_timed():
     row = next(row for row in launches.rows("h200") if row.name == "resnet18 8 bf16")
+    assert row.make is not None
     plan = load_plan(gzip.decompress(row.make()).decode(), "plan.json")
     assert (plan.graph.name, plan.graph.batch, plan.graph.precision) == ("resnet", 8, "bf16")
 

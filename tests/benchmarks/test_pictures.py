@@ -35,7 +35,9 @@ def step(limit_mib: int, over: float | None) -> dict[str, Any]:
 def test_chart_places_points_on_a_logarithmic_axis() -> None:
     text = chart("a < b", "x", "y", [Line("first", ((8, 1.0), (16, 2.0), (32, 3.0)))])
     root = ET.fromstring(text)
-    points = [p.split(",") for p in root.find(f"{SVG}polyline").get("points").split()]  # type: ignore[union-attr]
+    line = root.find(f"{SVG}polyline")
+    assert line is not None
+    points = [p.split(",") for p in line.attrib["points"].split()]
     (x0, y0), (x1, y1), (x2, y2) = ((float(x), float(y)) for x, y in points)
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2) and y0 > y2

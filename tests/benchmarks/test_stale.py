@@ -1,4 +1,4 @@
-"""Results know what code made them: those of other code are listed, and made again."""
+"""Results know what code made them: those of other code are listed, and the benchmarks run again."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_wrong_gradient_fails_whatever_is_drawn(mbc, monkeypatch):
         found = run_step(subject, device, inputs, *rest)
         if len(variants.divisions(subject)) and subject.graph.precision == "fp32":
             draws.append(subject)
-            found.tensors[Part.GRADIENT, "conv0.weight"] *= 0.9
+            found.tensors[Part.GRADIENT, "conv0.weight"][...] *= 0.9
         return found
 
     monkeypatch.setattr(step, "run_step", spoiled)
@@ -106,7 +106,7 @@ def test_nothing_to_compare_is_said_and_no_failure(mbc, division):
     ("rows", "size", "said", "remedy"),
     [
         ("9", "6", "--micro-batch 9 is more than the mini-batch of 8 rows", "give at most 8"),
-        ("2", "7", "--micro-batch 2 cannot divide 'conv0'", "leave it out: no slice of 8 rows does"),
+        ("2", "7", "--micro-batch 2 cannot divide 'conv0'", "leave it out: no micro-batch of 8 rows does"),
     ],
 )
 def test_micro_batches_that_cannot_be_are_refused(mbc, rows, size, said, remedy):

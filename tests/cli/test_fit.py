@@ -46,7 +46,7 @@ def test_the_curve_over_the_budget(mbc, gpu):
     assert done.code == 0, done.err
     probes, unlimited = done.json["probes"], done.json["unlimited"]
     assert [p["budget_bytes"] for p in probes][::2] == [unlimited["floor_bytes"], unlimited["needed_bytes"]]
-    # Kernels beside each other wait as addresses have it, which are others in other rooms: it may be faster.
+    # Waits between streams depend on addresses, which differ from budget to budget: it may be faster.
     assert probes[-1]["fits"] and probes[-1]["train_us"] <= unlimited["train_us"]
     assert "over no limit" in mbc("fit", "tiny.mbc", *gpu, "--curve", "--points", "2").out
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
@@ -40,7 +41,7 @@ class EchoProvider:
 
     name: str = "mbc"
 
-    def candidates(self, request: Request, device: object) -> tuple[Candidate, ...]:
+    def candidates(self, request: Request, device: DeviceSpec) -> tuple[Candidate, ...]:
         return ()
 
     def arguments(
@@ -54,6 +55,9 @@ class EchoProvider:
         workspace_bytes: int,
     ) -> Arguments:
         return Arguments((request.outputs[0].elements, first_row, int(accumulate), workspace_bytes), (0.1, 1e-30))
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        return Acceptance()
 
 
 class _Maker:
@@ -283,10 +287,10 @@ def with_legacy(plan: Plan, math: int, algorithms: Mapping[str, int] = LEGACY_AL
     return replace(plan, train=train, infer=infer)
 
 
-def providers() -> dict[str, object]:
+def providers() -> dict[str, Provider]:
     from mbc.kernels.cublaslt import CUBLASLT
     from mbc.kernels.cudnn import CUDNN
     from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 
-    known = (CUDNN, CUDNN_LEGACY, CUBLASLT, EchoProvider())
+    known: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, EchoProvider())
     return {provider.name: provider for provider in known}

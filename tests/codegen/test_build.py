@@ -114,7 +114,7 @@ def test_gpus_too_old_for_the_toolkit_are_for_plans(tmp_path: Path) -> None:
     package = write_package(old, tmp_path / "net", NOTHING)
     assert [str(missing) for missing in package.missing] == [str(PLAN_ONLY)] and package.library is None
     assert {"plan.json", "__init__.py"} <= _files(tmp_path / "net")
-    # A toolkit that still makes the code is not sent away.
+    # A toolkit that can still make the code is not refused.
     part = build_module.Part(tmp_path, tmp_path, "lib.so.1")
     older = Toolchain(None, tmp_path, part, part, part, ("sm_37",), ())
     package = write_package(old, tmp_path / "older", older)

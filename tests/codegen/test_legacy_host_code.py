@@ -92,7 +92,7 @@ def test_both_apis_share_one_handle_and_give_everything_back(tmp_path: Path) -> 
             assert lib.fake_cudnn_handles() == 1
             # Image, filter, result and convolution of the slices of 5 and of 3 rows; inference runs the same.
             assert lib.fake_cudnn_descriptors() == 2 * 4
-    assert (lib.fake_cudnn_handles(), lib.fake_cudnn_descriptors()) == (0, 0)
+    assert (library.lib.fake_cudnn_handles(), library.lib.fake_cudnn_descriptors()) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.shadow import access_region
 from mbc.source import Source
 from tests.optimize.search.test_relu_masks import Measured, planned, table
-from tests.runtime.nets import copier_plan, small_plan
+from tests.runtime.nets import same_shape_plan, small_plan
 from tests.runtime.test_interpreter import offloaded
 
 Spoil = Callable[[Array], None]  # changes a canonical array
@@ -85,7 +85,7 @@ def test_every_launch_of_both_programs_passes(precision: Precision, micro_batch:
         assert all(o.elements > 0 for o in launch.outputs)
 
 
-@pytest.mark.parametrize("make", [masked_plan, copier_plan, offloading_plan], ids=["masks", "mse", "offloading"])
+@pytest.mark.parametrize("make", [masked_plan, same_shape_plan, offloading_plan], ids=["masks", "mse", "offloading"])
 def test_masks_and_copies_pass(make: Callable[[], Plan]):
     plan = make()
     checked = check_launches(plan, "cpu", 2, 0)
@@ -288,7 +288,7 @@ def test_a_step_that_does_not_count_is_said(monkeypatch: pytest.MonkeyPatch):
     assert caught.value.message == "the loss of step 1 is nan, so there is nothing to compare"
 
 
-def test_launches_without_room_are_compared_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
+def test_launches_without_enough_memory_are_compared_in_smaller_parts(monkeypatch: pytest.MonkeyPatch):
     plan = small_plan("bf16")
     load = launches.InNumpy.load
     rows: list[int] = []

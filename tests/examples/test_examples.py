@@ -27,7 +27,7 @@ from tests.frontend.test_examples import EXAMPLES, SMALL
 
 NAMES = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.mbc"))
 PRECISIONS = ("fp32", "bf16")
-ARENA_OVER_LIVE = 1.02  # what the placement may lose, as a share of the most bytes alive at once
+ARENA_OVER_LIVE = 1.02  # what the placement may lose, as a share of peak live bytes
 
 # The plan of another process, with another order of sets and of anything else that hashes strings.
 AGAIN = """
@@ -55,7 +55,7 @@ every_plan = pytest.mark.parametrize(("name", "precision"), [p for kind in PRECI
 
 
 def most_bytes(plan: Plan) -> float:
-    """Of the arena. What launches beside others touch lasts longer."""
+    """Of the arena. Buffers that the concurrent stream uses live longer."""
     beside = any(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
     return (CONCURRENT_MAX_ARENA if beside else 1) * ARENA_OVER_LIVE * plan.bounds.live_bytes
 

@@ -17,7 +17,7 @@ SOURCES += [(ROOT / "examples" / name).read_text(encoding="utf-8") for name in (
 WORDS = st.sampled_from(["true", "false", "he", "bf16", "image", "relu", "(1, 2)"])
 TENSORS = ["image", "(image, image)", "target", "(image, target)", "(image |> flatten)", "(image |> flatten, target)"]
 TOKENS = sorted({t for s in SOURCES for t in re.findall(r"\w+|[^\w\s]+", s)})
-QUIET = settings(max_examples=120, suppress_health_check=list(HealthCheck))
+QUIET = settings(max_examples=120, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 
 
 def answers(text: str, *pairs: str) -> None:

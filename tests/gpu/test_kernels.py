@@ -90,7 +90,7 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
     shares: dict[tuple[str, Precision], float] = defaultdict(float)
     yield shares
     terminal = request.config.pluginmanager.getplugin("terminalreporter")
-    if terminal is None or not shares:
+    if not isinstance(terminal, pytest.TerminalReporter) or not shares:
         return
     allowed = ", ".join(f"{dtype} {tolerance:.1e}" for dtype, tolerance in TOLERANCES.items())
     terminal.write_line(f"\nworst relative L2 error as a share of what is allowed ({allowed})")

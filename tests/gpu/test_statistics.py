@@ -1,4 +1,4 @@
-"""Convolutions that leave statistics, on a real GPU: measured, captured, and in a step beside the interpreter."""
+"""Convolutions with statistics in the epilogue, on a real GPU: measured, captured, and in a step next to the CPU."""
 
 from __future__ import annotations
 

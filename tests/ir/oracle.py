@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Network, Role
-from mbc.ops.random import dropout_keep
+from mbc.ops.random import Dropout, dropout_keep
 
 torch = pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
 F = torch.nn.functional
@@ -28,10 +28,10 @@ def run(
             env[name] = tensor.requires_grad_(value.role is Role.PARAMETER)
     for op in network.operations:
         inputs = [env[v] for v in op.inputs]
-        if op.kind == "dropout":
+        if isinstance(op.attributes, Dropout):
             keep = np.ones(inputs[0].shape)
             if training and op.attributes.probability:
-                keyed = type(op.attributes)(op.attributes.probability, zlib.crc32(op.name.encode()))
+                keyed = Dropout(op.attributes.probability, zlib.crc32(op.name.encode()))
                 keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
             made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
         elif op.kind == "batch_norm":

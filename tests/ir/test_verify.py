@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         "MBC055: operation 'pool1' has NoAttributes, but 'max_pool' takes MaxPool",
     ),
     "a setting that is no plain value": (
-        lambda g: _operation(g, "pool1", attributes=MaxPool([8, 8], (2, 2), (2, 2))),  # type: ignore[arg-type]
+        lambda g: _operation(g, "pool1", attributes=MaxPool([8, 8], (2, 2), (2, 2))),  # pyright: ignore[reportArgumentType]
         "MBC055: operation 'pool1': setting 'size' cannot be [8, 8]",
     ),
     "no such value": (

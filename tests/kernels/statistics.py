@@ -1,4 +1,4 @@
-"""Requests for a convolution that leaves the statistics of what it makes."""
+"""Requests for a convolution with statistics of its result in the epilogue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def with_statistics(
     groups: int = 1,
 ) -> Request:
     """Padded so that only the stride makes the result smaller."""
-    a = Convolution(image[2:], (kernel, kernel), (stride, stride), (kernel // 2,) * 4, groups=groups)
+    pad = kernel // 2
+    a = Convolution(image[2:], (kernel, kernel), (stride, stride), (pad, pad, pad, pad), groups=groups)
     group = grouped(a)
     assert isinstance(group.attributes, Fused)
     shapes = (image, (filters, image[1] // groups, kernel, kernel))

@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,9 @@ network net(batch = 8, classes = 8) {
 """
 
 
-def call(request: Request, c: Candidate, **changes: object) -> Call:
+def call(request: Request, c: Candidate, **changes: Any) -> Call:
     made = Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 def accepted(c: Candidate, asked: Call) -> Acceptance:

@@ -47,7 +47,7 @@ def convolution(
     kind: str = "convolution",
 ) -> Request:
     pad = kernel // 2
-    a = Convolution((28, 28), (kernel, kernel), (stride, stride), (pad,) * 4)
+    a = Convolution((28, 28), (kernel, kernel), (stride, stride), (pad, pad, pad, pad))
     dtype = precision.working
     image = TensorType((rows, channels, 28, 28), dtype)
     weight = TensorType((128, channels, kernel, kernel), dtype)

@@ -1,4 +1,4 @@
-"""What is said of convolutions that leave statistics: for which it may be, and that only measuring takes one."""
+"""cuDNN's convolutions with statistics in the epilogue: which it may run, and that only a measured one is taken."""
 
 from __future__ import annotations
 

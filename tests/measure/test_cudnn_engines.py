@@ -192,7 +192,7 @@ LAYERS = (  # channels, size, filters, kernel, stride
 
 @needs_cudnn
 @pytest.mark.parametrize("rows", [1, 2, 6, 32, 256])
-def test_what_is_offered_with_statistics_has_room_for_an_engine(device: Device, rows: int) -> None:
+def test_workspace_with_statistics_is_enough_for_an_engine(device: Device, rows: int) -> None:
     for channels, size, filters, kernel, stride in LAYERS:
         asked = with_statistics((rows, channels, size, size), filters, kernel, stride=stride)
         (candidate,) = CUDNN.candidates(asked, find_spec("h200"))

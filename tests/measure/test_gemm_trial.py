@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision, TensorType
@@ -48,7 +50,7 @@ class OnCpu(Trials):
         self._pool = np.random.default_rng(0).standard_normal(POOL_ELEMENTS, np.float32)
         self.computed = 0
 
-    def in_double(self, request: Request, operands: Sequence[Floats]) -> Floats:  # type: ignore[override]
+    def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
         self.computed += 1
         rows = request.inputs[0].shape[0]
         call = Call(in_double(request).outputs, 0, rows, Precision.FP64)
@@ -67,7 +69,7 @@ def test_a_few_rows_tell_the_result_of_all(kind: str, rows: int, precision: Prec
     for slice_rows in {rows, max(1, rows // 2), 1}:
         # The whole computation, on operands repeated as on the GPU.
         part = with_rows(asked, slice_rows)
-        shown = [
+        shown: list[Any] = [
             o if is_filter(asked, i) else np.resize(o, (slice_rows, *o.shape[1:])) for i, o in enumerate(trial.operands)
         ]
         if trial.adds_up:

@@ -48,7 +48,7 @@ class Memory(Gpu):
     def __init__(self, size_bytes: int = 1 << 25) -> None:
         self.name, self.architecture, self.multiprocessors = "NVIDIA H200", "sm_90", 132
         self.l2_bytes, self.sm_clock_mhz, self.memory_clock_mhz = 1 << 16, 1980, 3201
-        self.library = SimpleNamespace(version=91900)  # type: ignore[assignment]
+        self.library = SimpleNamespace(version=91900)
         self.failures = ()
         self._base, self._used_bytes, self._block_bytes = 0, 0, size_bytes
         self.data = np.zeros(size_bytes, np.uint8)
@@ -172,7 +172,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def bench_of(gpu: Memory, library: Kernels) -> Bench:
-    bench = Bench(gpu, lambda gpu, precision: library)  # type: ignore[arg-type, return-value]
+    bench = Bench(gpu, lambda gpu, precision: library)  # pyright: ignore[reportArgumentType]
     bench.trials = OnCpu(gpu)
     return bench
 
@@ -185,7 +185,7 @@ def product(kind: str, precision: Precision = Precision.FP32, rows: int = 6) -> 
         a: Any = Linear((4, 3, 5))
     else:
         x, w, y = (TensorType(shape, working) for shape in ((rows, 8, 6, 5), (16, 8, 3, 3), (rows, 16, 6, 5)))
-        operands = dict(zip(PASSES, ((x, w, y), (y, w, x), (x, y, w)), strict=True))[kind]
+        operands = ((x, w, y), (y, w, x), (x, y, w))[PASSES.index(kind)]
         a = Convolution((6, 5), (3, 3), (1, 1), (1, 1, 1, 1))
     result = TensorType(operands[2].shape, precision.master) if kind.endswith("filter") else operands[2]
     return Request(kind, a, operands[:2], (result,), precision)
@@ -358,7 +358,7 @@ def test_every_other_kind_has_operands_that_it_accepts(gpu: Memory, case: Case, 
 
 
 def bench_calls(bench: Bench) -> list[Any]:
-    return next(iter(bench._libraries.values())).prepared  # type: ignore[attr-defined]
+    return next(iter(bench._libraries.values())).prepared  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_wrong_kernel_of_ours_is_refused(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_small_copies_that_take_long_do_not_bend_the_rate() -> None:
     assert found.to_host_gb_s == pytest.approx(TRUE.to_host_gb_s, rel=0.01)
 
 
-def test_what_runs_beside_is_there_until_the_end() -> None:
+def test_the_concurrent_kernel_runs_until_the_end() -> None:
     """A bus that is faster than any known: what was meant to last long enough does not, and is made to last longer."""
     both, alone = {f"{to}_both_gb_s": 400.0 for to in DIRECTIONS}, {f"{to}_gb_s": 800.0 for to in DIRECTIONS}
     fast = replace(TRUE, latency_us=0.0, **both, **alone)

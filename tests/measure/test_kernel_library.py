@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,8 +44,7 @@ def fake(built: Path) -> ctypes.CDLL:
 
 @pytest.fixture
 def library(built: Path) -> Iterator[KernelLibrary]:
-    known: Mapping[str, Any] = providers()
-    with KernelLibrary(built, STREAM, known) as library:
+    with KernelLibrary(built, STREAM, providers()) as library:
         yield library
 
 

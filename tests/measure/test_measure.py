@@ -201,7 +201,7 @@ def test_copies_are_measured_once_a_profile(path: Path) -> None:
     assert run(again, path, asked).measured == 0
     profile = read_profile(path)
     assert again.log == ["warm", "link"] and measured_link(profile.constants) == LINK
-    assert profile.constants == before.constants | link_constants(LINK)
+    assert profile.constants == {**before.constants, **link_constants(LINK)}
     third = Table([FAST])
     run(third, path, asked)
     assert third.log == []

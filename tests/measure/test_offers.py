@@ -119,7 +119,7 @@ class Listed:
 
     def configurations(self) -> Any:
         for number, _ in enumerate(self._workspaces):
-            yield Configuration(number, (), frozenset(), frozenset(), SimpleNamespace())  # type: ignore[arg-type]
+            yield Configuration(number, (), frozenset(), frozenset(), SimpleNamespace())  # pyright: ignore[reportArgumentType]
 
     def plan(self, configuration: Configuration) -> Any:
         return SimpleNamespace(workspace_bytes=self._workspaces[configuration.engine])
@@ -148,7 +148,7 @@ def test_under_a_limit_the_best_that_keep_to_it(gpu: Any, monkeypatch: pytest.Mo
 
 
 def test_engine_offer_carries_its_notes() -> None:
-    configuration = Configuration(3, ((2, 5),), frozenset({"FFT"}), frozenset(), SimpleNamespace())  # type: ignore[arg-type]
+    configuration = Configuration(3, ((2, 5),), frozenset({"FFT"}), frozenset(), SimpleNamespace())  # pyright: ignore[reportArgumentType]
     offer = engine_offer(product("convolution"), Layout.CHANNELS_LAST, configuration, 512)
     assert offer.notes == ("FFT",)
     assert offer.candidate.settings == (("deterministic", 1), ("engine", 3), ("knob2", 5), ("layout", 1))

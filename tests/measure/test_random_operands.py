@@ -16,7 +16,7 @@ from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.normalization import BatchNormalize
 from mbc.ops.update import Sgd
-from mbc.optimize.fusion.catalogue import PAIR_SUMS
+from mbc.optimize.fusion.catalogue import PAIR_REDUCTIONS
 from tests.kernels.cuda.cases import CASES, Case
 from tests.kernels.cuda.groups import MORE_CHANNELS, point_operand, points
 
@@ -54,7 +54,7 @@ def test_rows_are_few_and_channels_stay() -> None:
 
 def test_weights_of_every_product_stay() -> None:
     rows = 8 + MORE_CHANNELS  # as many as the gradient has channels
-    pattern, sizes = PAIR_SUMS[0], (rows, 8, (8, 8), 128)
+    pattern, sizes = PAIR_REDUCTIONS[0], (rows, 8, (8, 8), 128)
     launch = points(pattern, pattern.launches[0], sizes)
     operands = tuple(point_operand(name, pattern, sizes).type(Precision.BF16) for name in launch.inputs)
     assert operands[2].shape[:2] == (rows, rows)

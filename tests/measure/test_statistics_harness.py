@@ -1,4 +1,4 @@
-"""Convolutions that leave statistics, on a GPU made of host memory: what is admitted and what is refused."""
+"""Convolutions with statistics in the epilogue, on a GPU made of host memory: what is admitted and what is refused."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LIGHT = settings(
     max_examples=20,
     database=None,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
 )
 STEP = 1e-5
 

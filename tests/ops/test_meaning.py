@@ -70,7 +70,7 @@ def test_pooling_has_the_windows_of_pytorch(size: int, kernel: int, stride: int,
     theirs = torch.nn.functional.max_pool2d(wide, kernel, stride, pad, ceil_mode=ceil).numpy()
     np.testing.assert_array_equal(y, theirs)
     for count_pad in (False, True):
-        (y,) = call("avg_pool", AveragePool(*window, count_pad), x)
+        (y,) = call("avg_pool", AveragePool(*window, count_pad=count_pad), x)
         theirs = torch.nn.functional.avg_pool2d(wide, kernel, stride, pad, ceil, count_pad).numpy()
         np.testing.assert_allclose(y, theirs, rtol=1e-14)
 
@@ -155,7 +155,7 @@ def test_a_convolution_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyP
         np.testing.assert_allclose(call(kind, a, *operands)[0], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_signs_are_bits_of_eight_channels() -> None:
+def test_bit_masks_have_bytes_of_eight_channels() -> None:
     y = np.zeros((1, 16, 2, 1), np.float32)
     y[0, (0, 3, 9), 1] = 1.0
     (signs,) = call("relu_mask", NoAttributes(), y)
@@ -163,7 +163,7 @@ def test_signs_are_bits_of_eight_channels() -> None:
     assert signs[0, :, :, 0].tolist() == [[0, 0b1001], [0, 0b10]]
 
 
-def test_gradients_by_signs_are_those_by_the_output_to_the_bit() -> None:
+def test_gradients_from_bit_masks_are_those_from_the_output_to_the_bit() -> None:
     rng = np.random.default_rng(5)
     y, dy = (rng.standard_normal((3, 24, 5, 7)).astype(np.float32) for _ in range(2))
     for values in (y, dy):
@@ -176,11 +176,11 @@ def test_gradients_by_signs_are_those_by_the_output_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 3, 3), (16,)])
-def test_signs_need_whole_bytes(shape: tuple[int, ...]) -> None:
+def test_bit_masks_need_whole_bytes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="multiple of 8"):
         call("relu_mask", NoAttributes(), np.zeros(shape))
 
 
-def test_signs_of_another_image_are_refused() -> None:
+def test_bit_masks_of_another_image_are_refused() -> None:
     with pytest.raises(ShapeError, match="is no bit mask of"):
         call("relu_backward_masked", NoAttributes(), np.zeros((2, 16, 3, 3)), np.zeros((2, 1, 3, 3), np.uint8))

@@ -1,4 +1,4 @@
-"""Products are summed in pieces: right for every shape, and nearer to the exact result than one long sum."""
+"""GEMMs add K block by block: right for every shape, and nearer to the exact result than one long sum."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.ops.fused import Fused, gives_product
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.placement.addresses import assign_addresses
@@ -60,16 +61,19 @@ train { optimizer = adamw() }
 }
 
 
-class NoSizes:
-    """Of a profile made up here: it knows the size that it is asked for, and no other."""
+class NoSizes(Any):
+    """Stands in for a Profile, made up here: it knows the size that it is asked for, and no other."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return object.__new__(cls)  # that of Any takes no arguments for the fields of subclasses
 
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         return {}
 
 
 @dataclass(frozen=True)
-class Without:
-    """A provider that has no kernels for groups."""
+class Adapted:
+    """A provider as `inner`; subclasses change its candidates."""
 
     inner: Provider
 
@@ -78,18 +82,26 @@ class Without:
         return self.inner.name
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        return self.inner.candidates(request, device)
+
+    def arguments(self, *given: Any, **named: Any) -> Arguments:
+        return self.inner.arguments(*given, **named)
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        return self.inner.accepts(call, device)
+
+
+@dataclass(frozen=True)
+class Without(Adapted):
+    """A provider that has no kernels for groups."""
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         return () if isinstance(request.attributes, Fused) else self.inner.candidates(request, device)
 
 
 @dataclass(frozen=True)
-class Favouring:
+class Favouring(Adapted):
     """A provider whose kernels for groups take half the time, so that they are chosen for small tensors, too."""
-
-    inner: Provider
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         part = 0.5 if isinstance(request.attributes, Fused) else 1.0
@@ -97,14 +109,8 @@ class Favouring:
 
 
 @dataclass(frozen=True)
-class Roomy:
+class Roomy(Adapted):
     """A provider whose kernels are faster with workspace."""
-
-    inner: Provider
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         for candidate in self.inner.candidates(request, device):
@@ -114,16 +120,11 @@ class Roomy:
 
 
 @dataclass(frozen=True)
-class Only:
+class Only(Adapted):
     """A provider of no groups but those of one kind, which take `part` of their time."""
 
-    inner: Provider
     kind: str
     part: float
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         if isinstance(request.attributes, Fused) and request.kind != self.kind:
@@ -132,7 +133,7 @@ class Only:
         return (replace(c, time_us=part * c.time_us) for c in self.inner.candidates(request, device))
 
 
-ONE_BY_ONE: tuple[Provider, ...] = tuple(Without(provider) for provider in PROVIDERS)  # type: ignore[misc]
+ONE_BY_ONE: tuple[Provider, ...] = tuple(Without(provider) for provider in PROVIDERS)
 
 
 @functools.cache
@@ -141,13 +142,13 @@ def table(network: str, precision: str = "fp32", micro_batch: int = 0) -> Candid
     lowered = lower(parse(Source(f"{network}.mbc", NETWORKS[network])), (("train.precision", precision),), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     rules = Rules(micro_batch=micro_batch)
-    return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, rules)  # type: ignore[arg-type]
+    return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, rules)
 
 
 def roomy_problem(network: str, available_bytes: int) -> Problem:
     """Of kernels that are faster with workspace, each allowed all that it wants."""
     known = table(network)
-    roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)  # type: ignore[misc]
+    roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)
     made = CandidateTable(known.graph, known.device, roomy, None, known.rules)
     names = [operation.name for operation in (*made.graph.train, *made.graph.infer)]
     return Problem(made, dict.fromkeys(names, UNLIMITED_BYTES), available_bytes)
@@ -195,7 +196,7 @@ def graph_of(source: str, batch: int = 0) -> TrainingGraph:
 
 @functools.cache
 def planned_for(
-    profile: Hashable, source: str, share: float = 0.0, without: tuple[str, ...] = ("concurrent_stream",)
+    profile: NoSizes | None, source: str, share: float = 0.0, without: tuple[str, ...] = ("concurrent_stream",)
 ) -> Plan:
     """On an H200 of these measurements, within so much of what keeping everything takes beside the states; 0: without a
     limit."""
@@ -204,7 +205,7 @@ def planned_for(
         all_bytes = planned_for(profile, source, 0.0).predictions.arena_bytes  # cached as callers ask for it
         states_bytes = sum(steps.values[state.value].type.size_bytes for state in steps.states)
         budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
-    known = CandidateTable(steps, H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    known = CandidateTable(steps, H200, PROVIDERS, profile, Rules())
     plan = search(known, Limits(without=frozenset(without)), budget_bytes)
     verify_plan(plan)
     return plan

@@ -37,7 +37,7 @@ from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import H200, Favouring, kept_plan, table
-from tests.optimize.search import test_concurrent_stream as test_beside
+from tests.optimize.search import test_concurrent_stream
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 
 KINDS = KINDS_OF_MUTATIONS
@@ -61,7 +61,7 @@ def _within(network: str, share: float, *without: str) -> Plan:
 def _fused() -> Plan:
     favouring = tuple(Favouring(provider) for provider in PROVIDERS)
     graph = table("residual", "bf16").graph
-    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(), 1 << 40)  # type: ignore[arg-type]
+    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(), 1 << 40)
 
 
 def _measured() -> Plan:
@@ -80,7 +80,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "recomputing": lambda: _within("residual", 0.85, "offload", "micro_batches"),
     "divided": lambda: kept_plan("residual", "fp32", 2),
     "measured": _measured,
-    "concurrent": lambda: test_beside.plans("residual", "fp32")[1],
+    "concurrent": lambda: test_concurrent_stream.plans("residual", "fp32")[1],
 }
 
 
@@ -111,6 +111,7 @@ def results(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
     with Module(plan, seed=3, device="cpu", transfers=transfers) as net:
         random = np.random.default_rng(0)
         shape = plan.graph.values["image"].type.shape
+        image = np.zeros(shape, np.float32)
         found: dict[str, bytes] = {}
         for step in range(2):
             image = random.standard_normal(shape).astype(np.float32)
@@ -149,7 +150,7 @@ def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
 
 
 def _same(found: Mapping[str, bytes], wanted: Mapping[str, bytes], reordered: bool) -> bool:
-    """To the bit; within rounding where terms of a sum are added in another order."""
+    """To the bit; within rounding where a reduction adds in another order."""
     if found == wanted or not reordered:
         return found == wanted
     pairs = ((_numbers(key, found[key]), _numbers(key, wanted[key])) for key in wanted)

@@ -217,7 +217,7 @@ class ProgramMaker:
             self.launches.append(Launch(work, (op.name,), self.rng.choice(self.streams), tuple(accesses)))
 
     def access(self, buffer: int, part: Rows, mode: Mode) -> Access:
-        if self.graph.values[self.buffers[buffer].value].per_sample:
+        if self.graph.values[self.buffers[buffer].value or ""].per_sample:
             return Access(buffer, part, Mode.WRITE if mode is Mode.ACCUMULATE else mode)
         return Access(buffer, Rows(0, 1), mode)
 

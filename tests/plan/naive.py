@@ -34,7 +34,7 @@ def schedules(program: Program, seed: int, count: int):
             ready = [s for s in Stream if queues[s] and done.issuperset(waits.get(queues[s][0], ()))]
             if not ready:
                 return  # no schedule at all: the program hangs
-            stream = min(ready, key=ranks[number].get) if number < len(ranks) else rng.choice(ready)
+            stream = min(ready, key=ranks[number].__getitem__) if number < len(ranks) else rng.choice(ready)
             made.append(queues[stream].pop(0))
             done.add(made[-1])
         if tuple(made) not in tried:
@@ -98,7 +98,7 @@ class Machine:
         self.memory: dict[tuple[str, int], tuple[int, int]] = {}
         for index in program.entry:
             buffer = plan.buffers[index]
-            for row, token in enumerate(reference.tokens[buffer.value]):
+            for row, token in enumerate(reference.tokens[buffer.value or ""]):
                 self.store(index, row, token)
 
     def cells(self, index: int, row: int) -> list[tuple[str, int]]:
@@ -174,7 +174,7 @@ def is_right(plan: Plan, seed: int = 0, count: int = 4) -> bool:
                 if not any(machine.holds(index, root) for index in program.exit):
                     return False
             for index in program.entry:
-                name = plan.buffers[index].value
+                name = plan.buffers[index].value or ""
                 if graph.values[name].role.persistent:
                     final = finals.get(name, name) if program is plan.train else name
                     ends = [i for i in program.exit if plan.buffers[i].value == final]

@@ -41,11 +41,12 @@ def results(plan: Plan, transfers: Transfers) -> dict[tuple[str, str], bytes]:
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         for index in program.entry:
             buffer, offset = plan.buffers[index], plan.offsets[index]
-            if title == "train" or plan.graph.values[buffer.value].role is Role.INPUT:
-                data = np.frombuffer(start_bytes(plan, buffer.value), np.uint8)
+            name = buffer.value or ""
+            if title == "train" or plan.graph.values[name].role is Role.INPUT:
+                data = np.frombuffer(start_bytes(plan, name), np.uint8)
                 interpreter.arena[offset : offset + buffer.size_bytes] = data
         interpreter.run(title)
         for index in program.exit:
             buffer, offset = plan.buffers[index], plan.offsets[index]
-            found[title, buffer.value] = interpreter.arena[offset : offset + buffer.size_bytes].tobytes()
+            found[title, buffer.value or ""] = interpreter.arena[offset : offset + buffer.size_bytes].tobytes()
     return found

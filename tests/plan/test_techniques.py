@@ -9,15 +9,15 @@ import pytest
 
 from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.live import rounded
-from mbc.plan.memory import host_curve, memory_curve, taken_at
+from mbc.plan.memory import host_curve, live_values_at, memory_curve
 from mbc.plan.model import Copy, Mode, Space, Stream
 from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text
 from mbc.report.page import plan_text
 from mbc.report.techniques import stalls, techniques_text
-from tests.optimize.schedule.test_depth_first_micro_batches import plan as stripped_plan
-from tests.optimize.schedule.test_depth_first_micro_batches import stripped
+from tests.optimize.schedule.test_depth_first_micro_batches import drafts_of
+from tests.optimize.schedule.test_depth_first_micro_batches import plan as plan_of_draft
 from tests.plan.chains import random_plan
 from tests.plan.offload import offloaded_plan
 
@@ -97,7 +97,7 @@ def test_what_was_saved_is_not_in_the_arena_meanwhile():
             if shared(plan, made.outputs):
                 continue  # other values have the bytes meanwhile
             for launch in range(*made.absent):
-                there = {t.value for t in taken_at(plan, plan.train, launch)}
+                there = {t.value for t in live_values_at(plan, plan.train, launch)}
                 assert not there & set(made.outputs)
                 checked += 1
     assert checked > 10
@@ -114,7 +114,7 @@ def test_what_is_taken_adds_up(seed):
     plan = offloaded_plan(seed)
     curve = memory_curve(plan, plan.train)
     for launch in (0, curve.peak_launch, len(plan.train.launches) - 1):
-        taken = taken_at(plan, plan.train, launch)
+        taken = live_values_at(plan, plan.train, launch)
         by_kind = {kind: sum(t.size_bytes for t in taken if t.kind is kind) for kind in {t.kind for t in taken}}
         assert {kind: size for kind, size in by_kind.items() if size} == curve.at(launch)
         assert [t.size_bytes for t in taken] == sorted((t.size_bytes for t in taken), reverse=True)
@@ -147,7 +147,7 @@ def test_stalls_are_blamed_on_what_ends_last():
     assert seen
 
 
-def test_waiting_for_kernels_beside_is_no_stall():
+def test_waiting_for_a_concurrent_kernel_is_no_stall():
     others = 0
     for seed in SEEDS:
         plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.CONCURRENT))
@@ -188,8 +188,8 @@ def test_the_scale_is_the_budget_where_that_is_near():
 
 
 @pytest.mark.parametrize("large_bytes", [400, 1500])
-def test_what_strips_hand_on_is_never_there_as_a_whole(large_bytes):
-    plan = stripped_plan("residual", "fp32", stripped("residual", "fp32", 2, large_bytes)[1])
+def test_values_between_micro_batches_never_exist_as_a_whole(large_bytes):
+    plan = plan_of_draft("residual", "fp32", drafts_of("residual", "fp32", 2, large_bytes)[1])
     found = techniques(plan, plan.train)
     assert found.depth_first and all(h.rows == 2 for h in found.depth_first)
     for handed in found.depth_first:

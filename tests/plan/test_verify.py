@@ -348,12 +348,12 @@ def test_sum_that_is_overwritten():
 
 
 def test_operation_that_misses_rows():
-    for seed in range(50):
-        plan = random_plan(seed, ONE_STREAM)
-        last = [i for i, x in enumerate(plan.infer.launches) if x.operations[:1] == (plan.graph.infer[-1].name,)]
-        if len(last) > 1:
-            break
-    launches = tuple(launch for i, launch in enumerate(plan.infer.launches) if i != last[1])
+    def last(plan: Plan) -> list[int]:
+        name = plan.graph.infer[-1].name
+        return [i for i, x in enumerate(plan.infer.launches) if x.operations[:1] == (name,)]
+
+    plan = next(p for p in (random_plan(seed, ONE_STREAM) for seed in range(50)) if len(last(p)) > 1)
+    launches = tuple(launch for i, launch in enumerate(plan.infer.launches) if i != last(plan)[1])
     refused(
         with_figures(replace(plan, infer=replace(plan.infer, launches=launches))),
         "MBC127",
@@ -385,8 +385,7 @@ def test_update_elsewhere():
 
 def test_alias_where_the_kind_has_none():
     plans = (random_plan(s, ONE_STREAM, widths=[6, 6, 6]) for s in range(50))
-    plan = next(p for p in plans if fits_in_place(p))
-    y, x = fits_in_place(plan)
+    plan, (y, x) = next((p, found) for p in plans if (found := fits_in_place(p)))
     refused(with_figures(with_buffer(plan, y, plan.offsets[x], alias=x)), "MBC128", "may not write", "in place")
 
 
@@ -598,8 +597,8 @@ def rebuilt(plan: Plan, launches: list[Launch], buffers: list[Buffer], offsets: 
     return with_figures(changed)
 
 
-def by_way_of_the_host(stream_out: Stream, stream_in: Stream) -> Plan:
-    """r0 is sent to the host after the forward pass and comes back to another buffer for its backward pass."""
+def offloaded_and_prefetched(stream_out: Stream, stream_in: Stream) -> Plan:
+    """r0 is offloaded after the forward pass and prefetched to another buffer for its backward pass."""
     plan = plain()
     buffers, offsets, launches = list(plan.buffers), list(plan.offsets), list(plan.train.launches)
     kept = buffer_of(plan, "r0")
@@ -620,7 +619,7 @@ def by_way_of_the_host(stream_out: Stream, stream_in: Stream) -> Plan:
 
 
 def test_offload():
-    plan = by_way_of_the_host(Stream.TO_HOST, Stream.TO_DEVICE)
+    plan = offloaded_and_prefetched(Stream.TO_HOST, Stream.TO_DEVICE)
     assert plan.predictions.host_bytes > 0
     verify_plan(plan)
     assert is_right(plan)
@@ -630,7 +629,7 @@ def test_offload():
 
 
 def test_kernel_on_host_memory():
-    plan = by_way_of_the_host(Stream.TO_HOST, Stream.TO_DEVICE)
+    plan = offloaded_and_prefetched(Stream.TO_HOST, Stream.TO_DEVICE)
     launches = [
         replace(x, work=Kernel("mbc", "convert", (), 1.0, False)) if isinstance(x.work, Copy) else x
         for x in plan.train.launches
@@ -640,13 +639,13 @@ def test_kernel_on_host_memory():
 
 def recomputed() -> Plan:
     """relu0 runs again, into another buffer, just before its backward pass."""
-    plan = random_plan(11, ONE_STREAM, layers=2)
-    for seed in range(100):
-        plan = random_plan(seed, ONE_STREAM, layers=2)
-        r0 = buffer_of(plan, "r0")
-        relu = [x for x in plan.train.launches if x.operations == ("relu0",)]
-        if plan.buffers[r0].alias is None and len(relu) == 1:
-            break
+
+    def relu0(plan: Plan) -> list[Launch]:
+        return [x for x in plan.train.launches if x.operations == ("relu0",)]
+
+    plans = (random_plan(seed, ONE_STREAM, layers=2) for seed in range(100))
+    plan = next(p for p in plans if p.buffers[buffer_of(p, "r0")].alias is None and len(relu0(p)) == 1)
+    r0, (relu,) = buffer_of(plan, "r0"), relu0(plan)
     buffers, offsets, launches = list(plan.buffers), list(plan.offsets), list(plan.train.launches)
     again = len(buffers)
     # Everything gets room of its own, so that the input of relu0 is still there.
@@ -662,7 +661,7 @@ def recomputed() -> Plan:
         launches[i] = replace(launches[i], accesses=accesses)
     launches.insert(
         backward,
-        replace(relu[0], accesses=tuple(replace(a, buffer=again) if a.buffer == r0 else a for a in relu[0].accesses)),
+        replace(relu, accesses=tuple(replace(a, buffer=again) if a.buffer == r0 else a for a in relu.accesses)),
     )
     return rebuilt(plan, launches, buffers, offsets)
 

@@ -133,7 +133,7 @@ def test_a_profile_is_written_in_one_stroke(tmp_path: Path):
     assert caught.value.code == "MBC072"
     assert [p.name for p in tmp_path.iterdir()] == ["p.sqlite"]
     with pytest.raises(AttributeError):
-        write_profile(replace(profile({A: [None]})), target)  # type: ignore[list-item]
+        write_profile(replace(profile({A: [None]})), target)  # pyright: ignore[reportArgumentType]
     assert set(engines(read_profile(target).measurements[signature(A)])) == {2}
     assert [p.name for p in tmp_path.iterdir()] == ["p.sqlite"]
 

@@ -7,8 +7,10 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,12 +101,12 @@ def test_a_request_is_replaced_as_a_whole(path: Path) -> None:
 
 
 def test_what_fails_while_recording_changes_nothing(path: Path) -> None:
-    def broken() -> object:
+    def broken() -> Iterator[Measurement]:
         yield measurement(7, 1.0)
         raise RuntimeError("lost the GPU")
 
     with ProfileWriter(path, IDENTITY) as writer, pytest.raises(RuntimeError):
-        writer.record(request(), broken())  # type: ignore[arg-type]
+        writer.record(request(), broken())
     assert len(read_profile(path).candidates(request())) == 2
 
 
@@ -240,9 +242,9 @@ def test_a_log_that_two_writers_left_to_each_other_is_folded(path: Path):
 
 
 @pytest.mark.parametrize("change", [{"gpu": "Another GPU"}, {"multiprocessors": 66}, {"cudnn": 92800}])
-def test_times_of_two_machines_are_never_mixed(path: Path, change: dict[str, object]) -> None:
+def test_times_of_two_machines_are_never_mixed(path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(MbcError, match="never mixed") as caught:
-        ProfileWriter(path, replace(IDENTITY, **change))  # type: ignore[arg-type]
+        ProfileWriter(path, replace(IDENTITY, **change))
     assert caught.value.code == "MBC076"
 
 

@@ -34,7 +34,7 @@ def small_plan(precision: str = "fp32", micro_batch: int = 0, optimizer: str = "
     return compile_plan(Source("small.mbc", source), options)
 
 
-COPIER = """network copier(batch = 6) {
+SAME_SHAPE = """network same_shape(batch = 6) {
   input x[batch, 5] : float
   input t[batch, 5] : float
   y = x |> linear(5)
@@ -44,9 +44,9 @@ COPIER = """network copier(batch = 6) {
 
 
 @functools.cache
-def copier_plan() -> Plan:
+def same_shape_plan() -> Plan:
     """Whose output has the shape of its input."""
-    return compile_plan(Source("copier.mbc", COPIER), Options(gpu="h200"))
+    return compile_plan(Source("same_shape.mbc", SAME_SHAPE), Options(gpu="h200"))
 
 
 def package(folder: Path, plan: Plan) -> Path:

@@ -15,6 +15,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.runtime.module import Module
+from mbc.runtime.output import DeviceOutput
 from mbc.runtime.transfers import Transfers
 from tests.optimize.remat.test_apply_decisions import everything_at_once
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu
@@ -160,7 +161,7 @@ def test_a_process_forks_between_two_calls():
         assert go_on.wait(60)
         return train(control)
 
-    net._opened_machine.train = slow  # type: ignore[method-assign]
+    net._opened_machine.train = slow
     thread = threading.Thread(target=lambda: net.step(*batch(), lr=0.1))
     thread.start()
     assert started.wait(60)
@@ -208,7 +209,7 @@ def test_a_call_that_was_broken_off_leaves_nothing_to_go_on_with(tmp_path: Path,
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    machine.train = machine.write = interrupt  # type: ignore[assignment, method-assign]
+    machine.train = machine.write = interrupt  # pyright: ignore[reportAttributeAccessIssue]
     name = next(iter(net.states))
     weights = net.state(name)
     with pytest.raises(KeyboardInterrupt):
@@ -217,7 +218,7 @@ def test_a_call_that_was_broken_off_leaves_nothing_to_go_on_with(tmp_path: Path,
             "load": lambda: net.load(tmp_path / "w"),
             "set_state": lambda: net.set_state(name, weights),
         }[what]()
-    machine.train, machine.write = whole  # type: ignore[method-assign]
+    machine.train, machine.write = whole
     for call in (
         lambda: net.step(*batch(1), lr=0.1), lambda: net.forward(batch()[0]), lambda: net.save(tmp_path / "v"),
         lambda: net.control, lambda: net.state(name), lambda: copy.deepcopy(net),
@@ -286,6 +287,7 @@ def everything_of(net: Module, shown: Any, loss: Any, folder: Path) -> dict[str,
 def test_a_forked_process_does_not_use_the_gpu(gpu: Gpu, there: Module, tmp_path: Path):
     there.save(tmp_path / "good")
     loss, shown = there.step(*batch(), lr=0.1), there.forward(batch()[0], copy=False)
+    assert isinstance(shown, DeviceOutput)
     for use, call in everything_of(there, shown, loss, tmp_path).items():
         told = in_a_fork(call)
         assert told.startswith("MBC235: the module was opened on a GPU by process"), (use, told)
@@ -293,7 +295,7 @@ def test_a_forked_process_does_not_use_the_gpu(gpu: Gpu, there: Module, tmp_path
     assert in_a_fork(there.close) == "None"
 
     def closed_at_exit() -> list[object]:
-        there._opened_machine._closed()  # type: ignore[attr-defined]
+        there._opened_machine._closed()  # pyright: ignore[reportAttributeAccessIssue]
         return [FakeLibrary.made[0].calls[-1], any(memory.freed for memory in gpu.allocations)]
 
     assert in_a_fork(closed_at_exit) == "['infer captured', False]"
@@ -304,6 +306,7 @@ def test_a_forked_process_does_not_use_the_gpu(gpu: Gpu, there: Module, tmp_path
 def test_another_thread_does_not_use_the_gpu(there: Module, tmp_path: Path):
     there.save(tmp_path / "good")
     loss, shown = there.step(*batch(), lr=0.1), there.forward(batch()[0], copy=False)
+    assert isinstance(shown, DeviceOutput)
     errors: dict[str, Exception] = {}
 
     def use_all() -> None:

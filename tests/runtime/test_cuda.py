@@ -27,7 +27,7 @@ from mbc.runtime.places import find_places
 from mbc.runtime.shadow import access_region
 from mbc.units import show_size
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes
-from tests.runtime.nets import batch, copier_plan, package, small_plan
+from tests.runtime.nets import batch, package, same_shape_plan, small_plan
 
 
 class OnDevice:
@@ -72,10 +72,10 @@ def test_inputs_travel_ahead_and_arrive_in_order(gpu: Gpu, tmp_path: Path, early
     for seed in range(20):
         image, target = batch(seed)
         if seed % 5 == 3:  # one input is on the GPU already
-            image = OnDevice(image)  # type: ignore[assignment]
+            image = OnDevice(image)
         losses.append((here.step(*batch(seed), lr=0.05), there.step(image, target, lr=0.05)))
         if seed % 7 == 6:
-            images.append(there.forward(batch(100 + seed)[0][:3]))
+            images.append(np.asarray(there.forward(batch(100 + seed)[0][:3])))
             np.testing.assert_array_equal(here.forward(batch(100 + seed)[0][:3]), images[-1])
     for mine, theirs in losses:
         assert float(mine) == float(theirs)
@@ -103,7 +103,7 @@ def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
     assert [float(loss) for loss in losses]
 
 
-def test_room_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
+def test_memory_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     ahead = prefetch_bytes(plan)
     assert ahead == 6 * 2 * 6 * 6 * 4 + (-6 * 2 * 6 * 6 * 4 % 256) + 256
@@ -265,13 +265,23 @@ def moving(plan: Plan, size_bytes: int) -> Plan:
     return replace(plan, buffers=(*plan.buffers, away), offsets=(*plan.offsets, 0), predictions=taken)
 
 
+def pinned_arrays(gpu: Gpu, size_bytes: int) -> list[weakref.ref[np.ndarray]]:
+    return [ref for ref in gpu.pinned if (array := ref()) is not None and array.nbytes == size_bytes]
+
+
+def address(ref: weakref.ref[np.ndarray]) -> int:
+    array = ref()
+    assert array is not None
+    return array.ctypes.data
+
+
 def test_host_memory_is_pinned_once_and_given_back(gpu: Gpu, tmp_path: Path):
     plan = moving(small_plan(), 5 << 20)
     net = Module(package(tmp_path, plan), device="cuda")
-    taken = [array for array in gpu.pinned if array().nbytes == 5 << 20]
+    taken = pinned_arrays(gpu, 5 << 20)
     assert len(taken) == 1
     library = FakeLibrary.made[0]
-    assert (library.host, library.host_bytes) == (taken[0]().ctypes.data, 5 << 20)
+    assert (library.host, library.host_bytes) == (address(taken[0]), 5 << 20)
     for seed in range(3):
         net.step(*batch(seed), lr=0.1)
     memory = net.memory
@@ -279,7 +289,7 @@ def test_host_memory_is_pinned_once_and_given_back(gpu: Gpu, tmp_path: Path):
     image, target = (place.size_bytes for place in find_places(plan).train_inputs.values())
     assert memory.staging_taken == 2 * (image + target)
     assert "host memory 5.00 MiB (planned 5.00 MiB)" in str(memory)
-    assert [array for array in gpu.pinned if array() is not None and array().nbytes == 5 << 20] == taken
+    assert pinned_arrays(gpu, 5 << 20) == taken
     net.close()
     assert taken[0]() is None
     assert FakeLibrary.made[0].calls[-1] == "destroy"
@@ -341,7 +351,7 @@ def test_an_overhead_beyond_the_budget(gpu: Gpu, tmp_path: Path, monkeypatch: py
     assert "prefetch" not in caught.value.remedy
 
 
-def test_an_overhead_that_leaves_no_room_for_prefetching(gpu: Gpu, tmp_path: Path):
+def test_an_overhead_that_leaves_no_memory_for_prefetching(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     # The overhead was thought to be less than it is.
     plan = replace(
@@ -479,6 +489,7 @@ def test_outputs_stay_on_the_gpu(gpu: Gpu, tmp_path: Path, precision: str):
 def test_an_output_is_gone_after_the_next_call(gpu: Gpu, tmp_path: Path, call: Any):
     net = Module(package(tmp_path, small_plan()), device="cuda")
     shown = net.forward(batch()[0], copy=False)
+    assert isinstance(shown, DeviceOutput)
     call(net)
     for use in (lambda: shown.numpy(), lambda: shown.__dlpack__(), lambda: shown.__cuda_array_interface__):
         with pytest.raises(MbcError) as caught:
@@ -491,13 +502,13 @@ def test_an_output_feeds_another_module(gpu: Gpu, tmp_path: Path):
     # As anybody would read it: through DLPack, on a stream that has to wait for the program.
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first, then = Module(package(tmp_path / "a", small_plan())), Module(package(tmp_path / "b", copier_plan()))
+    first, then = Module(package(tmp_path / "a", small_plan())), Module(package(tmp_path / "b", same_shape_plan()))
     expected = then.forward(first.forward(batch()[0]))
     np.testing.assert_array_equal(then.forward(first.forward(batch()[0], copy=False)), expected)
 
 
 def test_an_output_does_not_feed_its_own_module(gpu: Gpu, tmp_path: Path):
-    net = Module(package(tmp_path, copier_plan()), device="cuda")
+    net = Module(package(tmp_path, same_shape_plan()), device="cuda")
     shown = net.forward(np.ones((6, 5), np.float32), copy=False)
     with pytest.raises(MbcError) as caught:
         net.forward(shown)

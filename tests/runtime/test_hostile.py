@@ -82,7 +82,7 @@ def calls(net: Module, folder: Path) -> dict[str, Callable[[Any], object]]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("entry", list(calls(None, Path())))  # type: ignore[arg-type]
+@pytest.mark.parametrize("entry", list(calls(None, Path())))  # pyright: ignore[reportArgumentType]
 def test_every_entry_takes_it_or_says_what_is_wrong(net: Module, tmp_path: Path, entry: str, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     net.save(tmp_path / "good")
@@ -106,11 +106,11 @@ def test_every_entry_takes_it_or_says_what_is_wrong(net: Module, tmp_path: Path,
 @pytest.mark.parametrize(
     ("call", "code", "message"),
     [
-        (lambda net: Module(None), "MBC166", "cannot read the plan: None is a NoneType, not a path"),  # type: ignore[arg-type]
+        (lambda net: Module(None), "MBC166", "cannot read the plan: None is a NoneType, not a path"),  # pyright: ignore[reportArgumentType]
         (lambda net: Module(""), "MBC166", "cannot read the plan: '' is no path"),
-        (lambda net: Module(small_plan(), device=None), "MBC167", "unknown device None"),  # type: ignore[arg-type]
+        (lambda net: Module(small_plan(), device=None), "MBC167", "unknown device None"),  # pyright: ignore[reportArgumentType]
         (lambda net: Module(small_plan(), device="cpu", transfers="x"), "MBC167", "unknown transfers 'x'"),
-        (lambda net: Module(small_plan(), device="cpu", eager="no"), "MBC167", "eager is 'no', neither True nor False"),  # type: ignore[arg-type]
+        (lambda net: Module(small_plan(), device="cpu", eager="no"), "MBC167", "eager is 'no', neither True nor False"),  # pyright: ignore[reportArgumentType]
         (lambda net: net.forward(IMAGES, copy=None), "MBC167", "copy is None, neither True nor False"),
         (lambda net: net.step(IMAGES, np.zeros(6, int), lr=10**400), "MBC169", "the learning rate is 1000000"),
         (lambda net: net.step(IMAGES.astype(object), np.zeros(6, int), lr=1), "MBC148", "must hold floating-point"),
@@ -125,7 +125,7 @@ def test_every_entry_takes_it_or_says_what_is_wrong(net: Module, tmp_path: Path,
         (lambda net: net.load(b"w"), "MBC163", "cannot read a checkpoint: b'w' is a bytes, not a path"),
         (lambda net: net.load("/"), "MBC163", "cannot read checkpoint '/': it is no file"),
         (lambda net: net.load("/dev/null"), "MBC163", "cannot read checkpoint '/dev/null': it is no file"),
-        (lambda net: load_plan(None, "it"), "MBC110", "it is not text but a NoneType"),  # type: ignore[arg-type]
+        (lambda net: load_plan(None, "it"), "MBC110", "it is not text but a NoneType"),  # pyright: ignore[reportArgumentType]
     ],
 )  # fmt: skip
 def test_what_is_said(net: Module, call: Any, code: str, message: str):
@@ -136,8 +136,8 @@ def test_what_is_said(net: Module, call: Any, code: str, message: str):
 
 def test_numbers_that_numpy_makes_are_numbers():
     plan = small_plan()
-    net = Module(plan, seed=np.int64(3), device="cpu", shadow=np.bool_(False))  # type: ignore[arg-type]
+    net = Module(plan, seed=np.int64(3), device="cpu", shadow=np.bool_(False))  # pyright: ignore[reportArgumentType]
     image, target = batch()
     other = Module(plan, seed=3, device="cpu")
-    assert float(net.step(image, target, lr=np.float32(0.5))) == float(other.step(image, target, lr=0.5))
-    assert net.forward(image, copy=np.bool_(True)).shape == (6, 5)  # type: ignore[call-overload]
+    assert float(net.step(image, target, lr=np.float32(0.5))) == float(other.step(image, target, lr=0.5))  # pyright: ignore[reportArgumentType]
+    assert net.forward(image, copy=np.bool_(True)).shape == (6, 5)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,9 @@ def test_a_step_is_what_the_graph_says(precision: str, micro_batch: int):
 
     loss = float(net.step(image, target, lr=0.05))
 
-    exact = {"rtol": 1e-5, "atol": 1e-6} if micro_batch and precision != "fp64" else {"rtol": 1e-6, "atol": 1e-7}
+    exact: dict[str, Any] = (
+        {"rtol": 1e-5, "atol": 1e-6} if micro_batch and precision != "fp64" else {"rtol": 1e-6, "atol": 1e-7}
+    )
     if precision in ("bf16", "fp16") and micro_batch:
         exact = {"rtol": 2e-2, "atol": 1e-3}  # BLAS adds in another order for other sizes: a last bit of 8 or 11
     np.testing.assert_allclose(loss, values[plan.graph.loss][0], **exact)
@@ -108,10 +111,10 @@ def moved(plan: Plan, buffer: int, offset: int) -> Plan:
     return replace(plan, offsets=tuple(offsets))
 
 
-def failure(plan: Plan, **settings: object) -> MbcError:
+def failure(plan: Plan, **settings: Any) -> MbcError:
     """The error of one step of a plan."""
     with pytest.raises(MbcError) as caught:
-        Module(plan, device="cpu", **settings).step(*batch(), lr=0.1)  # type: ignore[arg-type]
+        Module(plan, device="cpu", **settings).step(*batch(), lr=0.1)
     return caught.value
 
 
@@ -128,7 +131,7 @@ def test_buffers_that_overlap_are_caught():
 def test_reading_another_buffers_bytes_names_both():
     plan = small_plan()
     # A value that nothing takes over, small enough to cover nothing else, of a launch that reads no control block.
-    taken_over = {buffer.alias for buffer in plan.buffers}
+    aliased = {buffer.alias for buffer in plan.buffers}
     control = find_places(plan).control.buffer
     available_bytes = plan.buffers[control].size_bytes
     output = next(
@@ -137,7 +140,7 @@ def test_reading_another_buffers_bytes_names_both():
         if control not in (access.buffer for access in launch.accesses)
         for access in launch.accesses
         if access.mode is Mode.WRITE and plan.buffers[access.buffer].value is not None
-        if access.buffer not in taken_over and plan.buffers[access.buffer].alias is None
+        if access.buffer not in aliased and plan.buffers[access.buffer].alias is None
         if plan.buffers[access.buffer].size_bytes <= available_bytes
     )
     error = failure(moved(plan, output, find_places(plan).control.offset_bytes))
@@ -254,7 +257,7 @@ def test_without_a_shadow_nothing_is_watched():
 
 
 def offloaded(plan: Plan) -> Plan:
-    """`plan` with one activation sent to the host after its first use and brought back for its last."""
+    """`plan` with one activation offloaded after its first use and prefetched for its last."""
     launches = list(plan.train.launches)
     source = launches[launch_of(plan, "convolution")].accesses[2].buffer
     uses = [

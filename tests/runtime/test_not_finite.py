@@ -1,4 +1,4 @@
-"""What is not finite in training, under plans that recompute, offload, keep states at the host and update early."""
+"""What is not finite in training, under plans that recompute, offload, keep states in host memory and update early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_plans_do_all_of_it() -> None:
         names = [name for launch in plan.train.launches for name in launch.operations]
         updates = [KINDS[kinds[name]].updates != () for name in names]
         assert any(isinstance(launch.work, Copy) for launch in plan.train.launches)
-        assert len(names) > len(set(names)), "something is made again"
+        assert len(names) > len(set(names)), "something is recomputed"
         last = max(i for i, updating in enumerate(updates) if not updating)
         assert updates[:last].count(True) > 1, "beside the guard, a parameter is updated before the last gradient"
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,12 +77,12 @@ def test_several_write_the_same_file(tmp_path: Path):
     assert file.read_bytes() in (letter * 10_000 for letter in (b"a", b"b", b"c"))
 
 
-def test_a_file_that_is_taken_away_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_is_removed_before_it_is_locked_is_created_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make = replace.tempfile.mkstemp
     made: list[str] = []
 
-    def take_away(**named: object) -> tuple[int, str]:
-        number, name = make(**named)  # type: ignore[call-overload]
+    def take_away(**named: Any) -> tuple[int, str]:
+        number, name = make(**named)
         made.append(name)
         if len(made) == 1:
             Path(name).unlink()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
-from mbc.train.data import check_place, has_part, open_data
+from mbc.train.data import ArrayData, check_place, has_part, open_data
 from mbc.train.inputs import Input, converted, fit
 
 IMAGE = Input("image", TensorType((4, 1, 8, 8), DType.FP32))
@@ -25,7 +26,8 @@ def batches(data, rows=4):
 
 @pytest.mark.parametrize("names", [("image", "target"), ("x", "y"), ("images", "labels"), ("x_train", "y_train")])
 def test_npz(tmp_path, names):
-    np.savez(tmp_path / "d.npz", **dict(zip(names, (X, Y), strict=True)))
+    arrays: dict[str, Any] = dict(zip(names, (X, Y), strict=True))
+    np.savez(tmp_path / "d.npz", **arrays)
     data = open_data(str(tmp_path / "d.npz"), INPUTS)
     assert data.rows == 10
     assert batches(data) == [(4, 4), (4, 4), (2, 2)]
@@ -36,6 +38,7 @@ def test_folder_is_read_as_needed(tmp_path):
     np.save(tmp_path / "image.npy", X)
     np.save(tmp_path / "target.npy", Y)
     data = open_data(str(tmp_path), INPUTS)
+    assert isinstance(data, ArrayData)
     assert isinstance(data.arrays[0].base, np.memmap) or isinstance(data.arrays[0], np.memmap)
     assert batches(data) == [(4, 4), (4, 4), (2, 2)]
 

@@ -1,4 +1,4 @@
-"""Why no plan of a network fits a budget (MBC203, MBC204), and what would lower the bound that says so."""
+"""Infeasible budgets (MBC203, MBC204): why no plan of a network fits, and what would lower the bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.plan.model import aligned
-from mbc.units import show_apart, show_enough, show_size
+from mbc.units import show_distinct, show_enough, show_size
 
 _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
@@ -36,10 +36,10 @@ def cannot_fit(
         remedies.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:
         remedies.insert(0, f"lower the batch to {rows} or less")
-    reserved, budget = show_apart(overhead_bytes, budget_bytes)
+    reserved, budget = show_distinct(overhead_bytes, budget_bytes)
     reason = f"{reserved} are reserved for the GPU's context and libraries, before any tensor"
     if available_bytes > 0:
-        needed, budget = show_apart(floor + overhead_bytes, budget_bytes)
+        needed, budget = show_distinct(floor + overhead_bytes, budget_bytes)
         reason = (
             f"the lower bound of all plans is {needed}, set by '{operation.name}' ({operation.kind}): "
             f"{show_size(floor)} of its operands, its workspace and the states, and {show_size(overhead_bytes)} "
@@ -60,7 +60,7 @@ def cannot_start(table: CandidateTable, start_bytes: int, overhead_bytes: int, b
     graph = table.graph
     inputs_bytes = sum(aligned(graph.values[name].type.size_bytes) for name in graph.inputs)
     rows = (budget_bytes - overhead_bytes - start_bytes + inputs_bytes) * graph.batch // inputs_bytes
-    needed, budget = show_apart(start_bytes + overhead_bytes, budget_bytes)
+    needed, budget = show_distinct(start_bytes + overhead_bytes, budget_bytes)
     lower = f"lower the batch to {rows} or less, or " if 0 < rows < graph.batch else ""
     return BudgetError(
         "MBC203",
@@ -78,7 +78,7 @@ def not_found(
 ) -> BudgetError:
     """MBC204, for the best plan that was found. `floor`: the lower bound of all plans, with the overhead."""
     needed_bytes = arena_bytes + overhead_bytes
-    needed, budget = show_apart(needed_bytes, budget_bytes)
+    needed, budget = show_distinct(needed_bytes, budget_bytes)
     return BudgetError(
         "MBC204",
         f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
@@ -95,8 +95,8 @@ def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:
 
 
 def _most_rows(table: CandidateTable, available_bytes: int, split: bool) -> int:
-    """At any larger batch the operands of some operation take more than `available_bytes`; below 1 where they do at
-    all. What workspaces take is not counted."""
+    """The largest batch at which the operands of every operation fit `available_bytes`, without workspaces; below 1
+    where there is none."""
     graph = table.graph
     most = graph.batch
     for operation in (*graph.train, *graph.infer):

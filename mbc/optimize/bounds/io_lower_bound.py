@@ -1,11 +1,11 @@
-"""I/O lower bound: the fewest bytes that a step has to move apart from its convolutions and GEMMs, however it is fused.
+"""I/O lower bound: the fewest bytes that a step has to move outside its convolutions and GEMMs, however it is fused.
 
-What lies between two barriers can run as one *sweep* over memory: it reads each stored value that it needs once, and
-keeps what it makes in registers. A barrier is a matrix product, whose operands and result are stored, or an operation
-that makes less than it reads across the samples (statistics, sums, losses): what depends on it comes in a later sweep.
-Any other value is either stored, written once and read once by every sweep that needs it, or recomputed from others in
-each of these sweeps. Where only the sign of a value is needed a bit mask is stored, if that is less. Which values are
-stored is a linear program whose optimum no way of fusing undercuts.
+The operations between two barriers can run as one *sweep* over memory: it reads each stored value that it needs once,
+and keeps its results in registers. A barrier is a GEMM or convolution, whose operands and result are stored, or a
+reduction across the samples (statistics, sums, losses): operations that depend on it come in a later sweep. Any other
+value is either stored, written once and read once by every sweep that needs it, or recomputed from others in each of
+these sweeps. Where only the sign of a value is needed a bit mask is stored, if that is smaller. Which values are stored
+is a linear program, whose optimum is a lower bound for every fusion.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ def fewest_bytes(graph: TrainingGraph) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """`present`: values that it must hold, `inside`: those that it may hold, and of these `made`: what each is made of
-    where it can be made here. `optional`: values that it writes if they are stored at all."""
+    """`present`: values that it must hold, `inside`: those that it may hold, `computed_from`: operands of those that it
+    can compute itself. `optional`: values that it writes if they are stored at all."""
 
     level: int
     present: tuple[str, ...]
     optional: tuple[str, ...]
-    made: Mapping[str, tuple[str, ...]]
+    computed_from: Mapping[str, tuple[str, ...]]
     inside: tuple[str, ...]
 
 
 @dataclass
 class _Step:
-    """The graph without its views. `level`: number of the sweep from which on a value is there; `makes`: operands of
-    the operation that makes it inside of a sweep; `stored`: values that are in memory whatever is decided."""
+    """The graph without its views. `level`: the first sweep in which a value can exist; `computed_from`: operands of
+    the operation that computes it within a sweep; `stored`: values that are in memory in any case."""
 
     graph: TrainingGraph
     size: dict[str, float] = field(default_factory=dict[str, float])
     level: dict[str, int] = field(default_factory=dict[str, int])
-    makes: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    computed_from: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     stored: set[str] = field(default_factory=set[str])
     held: dict[int, set[str]] = field(default_factory=dict[int, set[str]])  # by sweep: operands of its barriers
     _root: dict[str, str] = field(default_factory=dict[str, str])
@@ -86,7 +86,7 @@ class _Step:
         else:
             for name in operation.outputs:
                 self._add(name, level)
-                self.makes[name] = tuple(dict.fromkeys(operands))
+                self.computed_from[name] = tuple(dict.fromkeys(operands))
             return
         for name in operation.outputs:
             self._add(name, level + 1)
@@ -95,55 +95,60 @@ class _Step:
         sign = f"sign of {name}"
         self.size[sign] = self.graph.values[name].type.elements / 8
         self.level[sign] = self.level[name]
-        self.makes[sign] = (name,)
+        self.computed_from[sign] = (name,)
         return sign
 
     def _gathers(self, operation: Operation) -> bool:
         values = self.graph.values
         if any(values[name].per_sample for name in operation.outputs):
             return False
-        made = sum(values[name].type.elements for name in operation.outputs)
-        return made < max(values[name].type.elements for name in operation.inputs)
+        computed_from = sum(values[name].type.elements for name in operation.outputs)
+        return computed_from < max(values[name].type.elements for name in operation.inputs)
 
 
 def _sweeps(step: _Step) -> tuple[list[_Sweep], set[str]]:
-    """All sweeps, and the values of which storing is a choice: those that a later sweep might want."""
+    """All sweeps, and the values that may be stored or not: those that a later sweep might read."""
     written: dict[int, list[str]] = {}
-    for name in step.makes:
+    for name in step.computed_from:
         if name in step.stored:
             written.setdefault(step.level[name], []).append(name)
     wanted: dict[int, list[str]] = {}  # by the sweep that could write it
     optional: set[str] = set()
     sweeps: list[_Sweep] = []
-    # Backwards, since what a sweep might read an earlier one has to write.
+    # Backwards, since an earlier sweep has to write what a later one might read.
     for level in sorted({*step.held, *written, *step.level.values()}, reverse=True):
         present = tuple(sorted({*step.held.get(level, ()), *written.get(level, ())}))
         choices = tuple(wanted.get(level, ()))
-        made, inside = _within(step, (*present, *choices))
+        computed_from, inside = _within(step, (*present, *choices))
         for name in inside:
-            if name in step.makes and name not in step.stored and name not in optional and step.level[name] < level:
+            if (
+                name in step.computed_from
+                and name not in step.stored
+                and name not in optional
+                and step.level[name] < level
+            ):
                 optional.add(name)
                 wanted.setdefault(step.level[name], []).append(name)
-        sweeps.append(_Sweep(level, present, choices, made, inside))
+        sweeps.append(_Sweep(level, present, choices, computed_from, inside))
     return sweeps, optional
 
 
 def _within(step: _Step, roots: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """What a sweep that holds `roots` may hold besides, nearest first, and how it is made there."""
-    made: dict[str, tuple[str, ...]] = {}
+    """The values that a sweep with `roots` may hold, nearest first, and the operands of those that it can compute."""
+    computed_from: dict[str, tuple[str, ...]] = {}
     inside = dict.fromkeys(roots)
     pending = deque(inside)
     while pending:
         name = pending.popleft()
-        operands = step.makes.get(name)
-        if operands is None or (len(made) >= effort.IO_BOUND_REACH + len(roots) and name not in roots):
+        operands = step.computed_from.get(name)
+        if operands is None or (len(computed_from) >= effort.IO_BOUND_REACH + len(roots) and name not in roots):
             continue
-        made[name] = operands
+        computed_from[name] = operands
         for operand in operands:
             if operand not in inside:
                 inside[operand] = None
                 pending.append(operand)
-    return made, tuple(inside)
+    return computed_from, tuple(inside)
 
 
 def _solve(step: _Step, sweeps: Sequence[_Sweep], optional: set[str]) -> float:
@@ -161,13 +166,13 @@ def _solve(step: _Step, sweeps: Sequence[_Sweep], optional: set[str]) -> float:
         for name in sweep.optional:
             model.add(hold[name] >= store[name])
         for name, variable in hold.items():
-            operands = sweep.made.get(name, ())
-            if name in sweep.made and step.level[name] == sweep.level:
-                # Made here for the first time: there is nothing to read yet.
+            operands = sweep.computed_from.get(name, ())
+            if name in sweep.computed_from and step.level[name] == sweep.level:
+                # Computed here for the first time: there is nothing to read yet.
                 read = None
                 constant += step.size[name] if name in step.stored else 0.0
             else:
-                read = model.new_num_var(0, 1, None) if name in sweep.made else variable
+                read = model.new_num_var(0, 1, None) if name in sweep.computed_from else variable
                 costs.append((read, step.size[name]))
                 if name in store:
                     model.add(read <= store[name])

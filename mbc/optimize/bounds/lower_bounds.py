@@ -33,7 +33,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
 
     No stream does more than its share, and no value is ready before all its operands: the critical path, as in Graham,
     "Bounds on multiprocessing timing anomalies" (1969). Operations in micro-batches may start on a part of their
-    operands, and then make no chain.
+    operands, so they form no chain.
     """
     if all(launch.stream is not Stream.CONCURRENT for launch in train.launches):
         return 0.0
@@ -59,7 +59,7 @@ def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
     launches = [launch for group in groups_of(table)[0] for launch in group.launches]
     launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
     for operation in (*table.graph.train, *launches):
-        free = kind_of(operation).view or fuses_horizontally(operation)  # the latter share a launch with many
+        free = kind_of(operation).view or fuses_horizontally(operation)  # the latter share a launch with many others
         times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))
         if free or times_us:
             yield LaunchOption(operation.inputs, operation.outputs, min(times_us, default=0.0))
@@ -98,13 +98,13 @@ def floor_bytes(
     A lower bound of all plans: whatever is recomputed or offloaded, each operation needs its operands together, or
     those of the least demanding launch that covers it. Of the optimizer's states as much as `host_bytes` may be in host
     memory when no operation needs them. `split`: operations may run row by row, and need one row of their operands
-    only. Without `workspaces` it is what shapes alone say, which holds whatever a profile will say.
+    only. Without `workspaces` the bound depends on shapes alone, and holds for any profile.
     """
     graph = table.graph
     sizes, movable = _states(table)
     movable_bytes = sum(sizes[name] for name in movable)
-    away = min(host_bytes, movable_bytes)
-    states = sum(sizes.values()) - away
+    offloaded = min(host_bytes, movable_bytes)
+    states = sum(sizes.values()) - offloaded
     fused: dict[str, int] = {}
     for group in all_groups(table) if workspaces else itertools.chain(*possible_groups(table)):
         for launch in group.launches:
@@ -118,9 +118,10 @@ def floor_bytes(
             continue
         taken = operands_bytes(table, operation, split, workspaces)
         taken = min(taken, fused.get(operation.name, taken))
-        # Of the movable states those that it needs are in the arena while it runs, and those that find no other place.
+        # Of the movable states those that it needs are in the arena while it runs, and those for which host memory does
+        # not suffice.
         needed = sum(sizes[name] for name in set(operation.inputs) & movable)
-        taken += max(0, needed - (movable_bytes - away))
+        taken += max(0, needed - (movable_bytes - offloaded))
         if taken > worst:
             worst, where = taken, operation
     return states + worst, where
@@ -130,8 +131,8 @@ def start_bytes(table: CandidateTable, host_bytes: int = 0) -> int:
     """States + inputs: what is in the arena when a step starts, as `floor_bytes` counts states."""
     values = table.graph.values
     sizes, movable = _states(table)
-    away = min(host_bytes, sum(sizes[name] for name in movable))
-    return sum(sizes.values()) - away + sum(aligned(values[name].type.size_bytes) for name in table.graph.inputs)
+    offloaded = min(host_bytes, sum(sizes[name] for name in movable))
+    return sum(sizes.values()) - offloaded + sum(aligned(values[name].type.size_bytes) for name in table.graph.inputs)
 
 
 def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
@@ -142,8 +143,8 @@ def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
 
 
 def operands_bytes(table: CandidateTable, operation: Operation, split: bool, workspace: bool = True) -> int:
-    """What an operation cannot do without besides the states: its operands and its smallest `workspace`. `split`: where
-    it works row by row, of one row."""
+    """The bytes that an operation needs besides the states: its operands and its smallest `workspace`. `split`: of one
+    row, where it works row by row."""
     graph = table.graph
     kind = kind_of(operation)
     shared = {output for output, _ in (*kind.updates, *kind.in_place)}
@@ -157,4 +158,4 @@ def operands_bytes(table: CandidateTable, operation: Operation, split: bool, wor
             continue
         rows = graph.batch if by_rows and value.per_sample else 1
         taken += aligned(value.type.size_bytes // rows)
-    return taken + (0 if by_rows or not workspace else least_workspace_bytes(table.menus(operation)))
+    return taken + (0 if by_rows or not workspace else least_workspace_bytes(table.fronts(operation)))

@@ -1,4 +1,4 @@
-"""The measured floor of a network: the time of a step at best on a GPU whose kernels were measured, the yardstick of
+"""The measured floor of a network: the least time of a step on a GPU whose kernels were measured, the yardstick of
 benchmarks."""
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ BANDWIDTH_SHARE = 0.9  # of the copy bandwidth: what a good kernel reaches
 class Floor:
     """The fastest known kernel of every convolution and GEMM (`products`), undivided and in whatever layout, and the
     fewest bytes of everything else at `BANDWIDTH_SHARE` of the copy bandwidth. `estimated_us`: the part of
-    `products_us` that no profile knows. A GEMM that was measured fused with the reductions that read it takes what
-    their launch takes beyond what the reductions move, possibly less than nothing, since they read its result."""
+    `products_us` that no profile knows. A GEMM that was measured fused with the reductions that read it counts as the
+    time of their launch less that of the bytes that the reductions move, possibly below zero, since these include its
+    result."""
 
     products_us: float
     products: int
@@ -39,13 +40,13 @@ class Floor:
 
 
 def step_floor(table: CandidateTable) -> Floor:
-    """Of the training step of the table's graph. Another fused kernel that does part of the rest together with a GEMM
-    may be below it. Raises MBC200 and MBC202 where no kernel can run a GEMM."""
+    """Of the training step of the table's graph. Another kernel that fuses a GEMM with part of the rest may be faster.
+    Raises MBC200 and MBC202 where no kernel can run a GEMM."""
     products_us = estimated_us = 0.0
     products = estimated = 0
     bytes_per_us = BANDWIDTH_SHARE * table.device.copy_gb_s * 1e3
     within_us = _within_us(table, bytes_per_us)
-    every = table.repeating({})  # the fastest, whatever recomputes its result
+    every = table.with_recomputed({})  # the fastest, without bitwise matches
     for operation in table.graph.train:
         if KINDS[operation.kind].flops is None:
             continue

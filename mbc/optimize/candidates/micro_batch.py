@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mbc.errors import MbcError
 from mbc.optimize import effort
-from mbc.optimize.candidates.table import SLICE_ALIGNMENT_BYTES, CandidateTable
+from mbc.optimize.candidates.table import MICRO_BATCH_ALIGNMENT_BYTES, CandidateTable
 
 
 def check_micro_batch(table: CandidateTable) -> None:
-    """MBC205 where given micro-batches have more rows than there are or too few, or would start where kernels cannot
-    read."""
+    """MBC205 where the given micro-batches have too many rows or too few, or would start at an address that kernels
+    cannot take."""
     rows, graph = table.rules.micro_batch, table.graph
     if rows > graph.batch:
         raise MbcError(
@@ -26,18 +26,20 @@ def check_micro_batch(table: CandidateTable) -> None:
             f"{effort.MAX_MICRO_BATCHES} are possible",
             f"give at least {-(-graph.batch // effort.MAX_MICRO_BATCHES)}",
         )
-    apart = [(o, table.aligned_rows(o)) for o in graph.train if table.divisible(o)]
-    apart = [(operation, least) for operation, least in apart if rows % least]
-    if not apart:
+    unaligned = [(o, table.aligned_rows(o)) for o in graph.train if table.divisible(o)]
+    unaligned = [(operation, least) for operation, least in unaligned if rows % least]
+    if not unaligned:
         return
-    operation, least = apart[0]
-    more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+    operation, least = unaligned[0]
+    more = f" and {len(unaligned) - 1} more" if len(unaligned) > 1 else ""
     # Powers of two, so that the largest suits all of them.
-    suits = max(least for _, least in apart)
+    suits = max(least for _, least in unaligned)
     raise MbcError(
         "MBC205",
-        f"--micro-batch {rows} cannot divide '{operation.name}'{more}: every slice must start at a multiple of "
-        f"{SLICE_ALIGNMENT_BYTES} bytes, which in {graph.precision} takes multiples of {least} rows of this one",
-        f"give a multiple of {suits}" if suits < graph.batch else f"leave it out: no slice of {graph.batch} rows does",
+        f"--micro-batch {rows} cannot divide '{operation.name}'{more}: every micro-batch must start at a multiple of "
+        f"{MICRO_BATCH_ALIGNMENT_BYTES} bytes, which in {graph.precision} takes multiples of {least} rows of this one",
+        f"give a multiple of {suits}"
+        if suits < graph.batch
+        else f"leave it out: no micro-batch of {graph.batch} rows does",
         operation.span,
     )

@@ -1,5 +1,5 @@
-"""The Pareto front of the divisions of one operation into micro-batches: those that no other division beats in both
-time and workspace.
+"""The Pareto front of the divisions of one operation into micro-batches: those of which none is both slower and larger
+in workspace than another.
 
 A division is a number of kernel calls, each on some of the rows: their times add up, and the workspace is that of the
 call that needs most, because one call starts after another. That is micro-cuDNN's problem (Oyama, Ben-Nun, Hoefler and
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from mbc.kernels.base import Candidate
 from mbc.optimize import effort
 
-_SAME = 1 + 1e-9  # two sums of the same times, added up in another order
+_ROUNDING = 1 + 1e-9  # two sums of the same times, added up in another order
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class MicroBatch:
     """One kernel call of a division."""
 
     rows: int
@@ -33,74 +33,80 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One division of an operation, slices in order. `time_us` counts the first slice of an accumulated output as
-    overwriting and the others as accumulating."""
+    """One division of an operation, micro-batches in order. `time_us` counts the first micro-batch of an accumulated
+    output as overwriting and the others as accumulating."""
 
     workspace_bytes: int
     time_us: float
-    slices: tuple[Slice, ...]
+    micro_batches: tuple[MicroBatch, ...]
 
 
 _Cost = Callable[[Candidate], float]
-Menu = tuple[Point, ...]  # workspace ascending, time descending, both strictly
+ParetoFront = tuple[Point, ...]  # workspace ascending, time descending, both strictly
 
 
-def adding_us(candidate: Candidate) -> float:
+def accumulating_us(candidate: Candidate) -> float:
     """Time of a call that adds to its output; infinite where it cannot."""
     if not candidate.accumulates:
         return math.inf
     return candidate.accumulate_us or candidate.time_us
 
 
-def menu(offers: Mapping[int, Sequence[Candidate]], rows: int, sums: bool) -> Menu:
-    """The exact front for `rows` rows. `offers`: what can run a slice, by its rows.
+def pareto_front(offers: Mapping[int, Sequence[Candidate]], rows: int, accumulates: bool) -> ParetoFront:
+    """The exact front for `rows` rows. `offers`: the candidates of a micro-batch, by its rows.
 
-    `sums`: the slices' results are added up (filter gradients), so that all but one of them must be able to add.
+    `accumulates`: the results of micro-batches are added up (filter gradients), so that all but one of the calls must
+    be able to accumulate.
     """
     step = math.gcd(rows, *offers)
     if step > 1:  # the knapsack counts in the largest step that all sizes are multiples of
-        counted = menu({n // step: found for n, found in offers.items()}, rows // step, sums)
-        return tuple(replace(p, slices=tuple(Slice(s.rows * step, s.candidate) for s in p.slices)) for p in counted)
-    if not sums:
+        scaled = pareto_front({n // step: found for n, found in offers.items()}, rows // step, accumulates)
+        return tuple(
+            replace(p, micro_batches=tuple(MicroBatch(s.rows * step, s.candidate) for s in p.micro_batches))
+            for p in scaled
+        )
+    if not accumulates:
         calls = _Calls.of(offers, lambda candidate: candidate.time_us)
-        return tuple(_front(calls, calls, rows, sums=False))
-    adding = _Calls.of({n: found for n, found in offers.items() if n < rows}, adding_us)
-    return tuple(_front(_Calls.of(offers, lambda candidate: candidate.time_us), adding, rows, sums=True))
+        return tuple(_front(calls, calls, rows, accumulates=False))
+    accumulating = _Calls.of({n: found for n, found in offers.items() if n < rows}, accumulating_us)
+    return tuple(_front(_Calls.of(offers, lambda candidate: candidate.time_us), accumulating, rows, accumulates=True))
 
 
-def fixed(offers: Mapping[int, Sequence[Candidate]], division: Sequence[int], sums: bool) -> Menu:
-    """The front of one given division: each slice takes the fastest call within the same workspace."""
+def fixed_division(
+    offers: Mapping[int, Sequence[Candidate]], division: Sequence[int], accumulates: bool
+) -> ParetoFront:
+    """The front of one given division: each micro-batch takes the fastest call within the same workspace."""
     found: list[Point] = []
     for workspace_bytes in sorted({c.workspace_bytes for n in set(division) for c in offers.get(n, ())}):
-        slices: list[Slice] = []
+        micro_batches: list[MicroBatch] = []
         time_us = 0.0
-        for place, n in enumerate(division):
+        for number, n in enumerate(division):
 
-            def cost(candidate: Candidate, adds: bool = sums and place > 0) -> float:
-                return adding_us(candidate) if adds else candidate.time_us
+            def cost(candidate: Candidate, adds: bool = accumulates and number > 0) -> float:
+                return accumulating_us(candidate) if adds else candidate.time_us
 
             within = (c for c in offers.get(n, ()) if c.workspace_bytes <= workspace_bytes)
             best = min(within, key=cost, default=None)
             if best is None:
                 time_us = math.inf
                 break
-            slices.append(Slice(n, best))
+            micro_batches.append(MicroBatch(n, best))
             time_us += cost(best)
         if math.isfinite(time_us) and (not found or time_us < found[-1].time_us):
-            found.append(Point(max(s.candidate.workspace_bytes for s in slices), time_us, tuple(slices)))
+            found.append(Point(max(s.candidate.workspace_bytes for s in micro_batches), time_us, tuple(micro_batches)))
     return tuple(found)
 
 
-def worthwhile(front: Menu, whole: Menu) -> Menu:
+def worthwhile(front: ParetoFront, undivided: ParetoFront) -> ParetoFront:
     """The front without divisions that gain next to nothing over one call with no more workspace, of `whole`."""
 
     def gains(point: Point) -> bool:
-        alone_us = min((w.time_us for w in whole if w.workspace_bytes <= point.workspace_bytes), default=math.inf)
+        alone_us = min((w.time_us for w in undivided if w.workspace_bytes <= point.workspace_bytes), default=math.inf)
         return point.time_us * effort.DIVISION_GAIN < alone_us
 
     found: list[Point] = []
-    divided = [point for point in front if len(point.slices) > 1 and gains(point)]
-    for point in sorted((*whole, *divided), key=lambda p: (p.workspace_bytes, p.time_us)):
+    divided = [point for point in front if len(point.micro_batches) > 1 and gains(point)]
+    for point in sorted((*undivided, *divided), key=lambda p: (p.workspace_bytes, p.time_us)):
         if not found or point.time_us < found[-1].time_us:
             found.append(point)
     return tuple(found)
@@ -108,7 +114,7 @@ def worthwhile(front: Menu, whole: Menu) -> Menu:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls in the order of their workspace; of those of one size none is beaten by another in both."""
+    """Calls in the order of their workspace; of those of one size none is dominated by another."""
 
     workspaces: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -135,12 +141,13 @@ class _Calls:
         )
 
     def within(self, workspace_bytes: int) -> int:
-        """How many of them need no more."""
+        """The number of calls that need no more workspace."""
         return int(np.searchsorted(self.workspaces, workspace_bytes, side="right"))
 
 
-def _front(first: _Calls, more: _Calls, rows: int, sums: bool) -> list[Point]:
-    """`first`: calls that may come first; `more`: those that may follow, from which all rows are made unless `sums`."""
+def _front(first: _Calls, more: _Calls, rows: int, accumulates: bool) -> list[Point]:
+    """`first`: calls that may come first; `more`: those that may follow. Unless `accumulates`, all calls are of
+    `more`."""
     found: list[Point] = []
     best_us = math.inf
     fastest = np.full(rows + 1, math.inf)
@@ -151,38 +158,38 @@ def _front(first: _Calls, more: _Calls, rows: int, sums: bool) -> list[Point]:
         for k in range(admitted, until):
             _admit(fastest, int(more.rows[k]), float(more.times_us[k]))
         admitted = until
-        if sums:
+        if accumulates:
             count = first.within(workspace_bytes)
             totals = first.times_us[:count] + fastest[rows - first.rows[:count]]
             start = int(np.argmin(totals)) if count else -1
             total_us = float(totals[start]) if count else math.inf
         else:
             start, total_us = -1, float(fastest[rows])
-        if total_us * _SAME < best_us:
+        if total_us * _ROUNDING < best_us:
             best_us = total_us
-            slices = [] if start < 0 else [Slice(int(first.rows[start]), first.candidates[start])]
-            slices += _parts(fastest, more, until, rows - sum(s.rows for s in slices))
-            found.append(Point(max(s.candidate.workspace_bytes for s in slices), total_us, tuple(slices)))
+            micro_batches = [] if start < 0 else [MicroBatch(int(first.rows[start]), first.candidates[start])]
+            micro_batches += _backtrack(fastest, more, until, rows - sum(s.rows for s in micro_batches))
+            found.append(Point(max(s.candidate.workspace_bytes for s in micro_batches), total_us, tuple(micro_batches)))
     return found
 
 
 def _admit(fastest: NDArray[np.float64], rows: int, time_us: float) -> None:
     """Allow one more call, any number of times."""
     if time_us >= fastest[rows]:
-        return  # what the calls before make of so many rows is as fast
+        return  # the calls admitted before are as fast for so many rows
     for low in range(rows, len(fastest), rows):
         part = fastest[low : low + rows]
         np.minimum(part, fastest[low - rows : low - rows + len(part)] + time_us, out=part)
 
 
-def _parts(fastest: NDArray[np.float64], calls: _Calls, admitted: int, rows: int) -> list[Slice]:
+def _backtrack(fastest: NDArray[np.float64], calls: _Calls, admitted: int, rows: int) -> list[MicroBatch]:
     """Calls that make up `fastest[rows]`, the largest first."""
     sizes, times = calls.rows[:admitted], calls.times_us[:admitted]
-    found: list[Slice] = []
+    found: list[MicroBatch] = []
     while rows:
         fits = np.flatnonzero(sizes <= rows)
-        makes = fits[fastest[rows - sizes[fits]] + times[fits] <= fastest[rows] * _SAME]
-        k = int(makes[np.argmax(sizes[makes])])
-        found.append(Slice(int(sizes[k]), calls.candidates[k]))
+        reaching = fits[fastest[rows - sizes[fits]] + times[fits] <= fastest[rows] * _ROUNDING]
+        k = int(reaching[np.argmax(sizes[reaching])])
+        found.append(MicroBatch(int(sizes[k]), calls.candidates[k]))
         rows -= int(sizes[k])
     return sorted(found, key=lambda s: -s.rows)

@@ -16,8 +16,8 @@ from mbc.profile.signature import rows_of, signature, with_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A candidate, and the rows of the larger size that it is from."""
+class ScaledCandidate:
+    """A candidate whose time is scaled from a larger size of so many rows."""
 
     size: int
     candidate: Candidate
@@ -25,35 +25,38 @@ class Told:
 
 @dataclass
 class LargerSizes:
-    """`providers` say how times fall with the rows, also those that are not to be used."""
+    """Measured sizes of a profile that are larger than a request. `providers`, also those that may not be used, model
+    how times fall with the rows."""
 
     profile: Profile
     providers: tuple[Provider, ...]
     device: DeviceSpec
-    _told: dict[Request, tuple[Told, ...]] = field(default_factory=dict[Request, tuple[Told, ...]])
+    _known: dict[Request, tuple[ScaledCandidate, ...]] = field(
+        default_factory=dict[Request, tuple[ScaledCandidate, ...]]
+    )
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        """Of fewer rows than any that were measured: times scaled from the nearest size. Of rows that were measured:
-        also those kernels of mbc's own that were written since and measured at another size, where even the upper end
-        of their range is faster than all that was known."""
-        return tuple(told.candidate for told in self._all(request))
+        """For fewer rows than were measured: times scaled from the nearest size. For rows that were measured: only
+        kernels of mbc's own that were measured later, at another size, where even the upper end of their prediction
+        interval is faster than all known candidates."""
+        return tuple(scaled_candidate.candidate for scaled_candidate in self._all(request))
 
     def spread(self, request: Request, kernel: Kernel) -> Spread | None:
-        """How far the time of a kernel may be off; None where it is from no larger size."""
+        """The error spread of a kernel's time; None where it is not scaled from a larger size."""
         wanted = (kernel.provider, kernel.name, kernel.settings)
-        for told in self._all(request):
-            c = told.candidate
+        for scaled_candidate in self._all(request):
+            c = scaled_candidate.candidate
             if (c.provider, c.name, c.settings) == wanted and kernel.time_us in (c.time_us, c.accumulate_us):
-                return _spread(c.provider, told.size, rows_of(request))
+                return _spread(c.provider, scaled_candidate.size, rows_of(request))
         return None
 
-    def _all(self, request: Request) -> tuple[Told, ...]:
-        known = self._told.get(request)
+    def _all(self, request: Request) -> tuple[ScaledCandidate, ...]:
+        known = self._known.get(request)
         if known is None:
-            known = self._told[request] = tuple(self._look_up(request))
+            known = self._known[request] = tuple(self._look_up(request))
         return known
 
-    def _look_up(self, request: Request) -> Iterator[Told]:
+    def _look_up(self, request: Request) -> Iterator[ScaledCandidate]:
         family, rows = self.profile.family(request), rows_of(request)
         nearest = larger_size(family, rows)
         if nearest is None:
@@ -61,11 +64,11 @@ class LargerSizes:
             return
         size, measured = nearest
         found = self._scaled(request, size, measured)
-        yield from (Told(size, candidate) for candidate in found)
+        yield from (ScaledCandidate(size, candidate) for candidate in found)
         yield from self._newer(request, size, found)
 
-    def _newer(self, request: Request, size: int, known: Sequence[Candidate]) -> Iterator[Told]:
-        """What sizes that were measured later tell beside what is `known` by a size."""
+    def _newer(self, request: Request, size: int, known: Sequence[Candidate]) -> Iterator[ScaledCandidate]:
+        """Candidates of sizes that were measured later, in addition to those `known` from one size."""
         if not known or not (date := self._date(request, size)):
             return
         family, rows = self.profile.family(request), rows_of(request)
@@ -78,7 +81,7 @@ class LargerSizes:
             seen.update(map(_key, new))
             _, high = calibration().factors(_spread(OWN.name, larger, rows), self.device)
             found = self._scaled(request, larger, new)
-            yield from (Told(larger, c) for c in found if high * c.time_us < fastest_us)
+            yield from (ScaledCandidate(larger, c) for c in found if high * c.time_us < fastest_us)
 
     def _scaled(self, request: Request, size: int, measured: Sequence[Candidate]) -> tuple[Candidate, ...]:
         there, here = (tuple(self._offered(r)) for r in (with_rows(request, size), request))
@@ -88,7 +91,7 @@ class LargerSizes:
         return (c for provider in self.providers for c in provider.candidates(request, self.device))
 
     def _date(self, request: Request, size: int) -> str:
-        """When it was measured at a size, empty where that is not known."""
+        """The date of the measurement at a size, empty where that is not known."""
         extent = self.profile.extents.get(signature(with_rows(request, size)))
         return extent.date if extent else ""
 

@@ -1,5 +1,5 @@
-"""The table of candidates: every provider's kernels for each operation, asked once per distinct request, and the menu
-of its divisions into micro-batches."""
+"""The table of candidates: every provider's kernels for each operation, asked once per distinct request, and the Pareto
+front of its divisions into micro-batches."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.pareto import Menu, fixed, menu, worthwhile
+from mbc.optimize.candidates.pareto import ParetoFront, fixed_division, pareto_front, worthwhile
 from mbc.optimize.candidates.rules import Rules, no_candidate
 from mbc.optimize.candidates.scale_rows import LargerSizes
 from mbc.options import Policy
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile
 
-Repeaters = frozenset[str]  # names of kernels
-Menus = Mapping[tuple[Layout, ...], Menu]  # by layouts of the operands
-_Asked = tuple[Request, Repeaters]
-SLICE_ALIGNMENT_BYTES = 16  # of every operand of a slice: what candidates were measured with
+RematKernels = frozenset[str]  # names of kernels
+ParetoFronts = Mapping[tuple[Layout, ...], ParetoFront]  # by layouts of the operands
+_Key = tuple[Request, RematKernels]
+MICRO_BATCH_ALIGNMENT_BYTES = 16  # of every operand of a micro-batch: what candidates were measured with
 
 
 @dataclass
 class CandidateTable:
     """Candidates of the operations of one graph on one device.
 
-    `repeated`: convolutions, by name, that launches of these kernels recompute elsewhere
+    `recomputed`: convolutions, by name, that launches of these kernels recompute elsewhere
     (`mbc.optimize.fusion.bitwise_remat_match`). They run only by kernels that give the same bits.
 
     The answers are the same for equal requests, so a deep network of few distinct layers costs little.
@@ -48,11 +48,11 @@ class CandidateTable:
     providers: tuple[Provider, ...]
     profile: Profile | None = None
     rules: Rules = field(default_factory=Rules)
-    repeated: Mapping[str, Repeaters] = field(default_factory=dict[str, Repeaters])
-    _known: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
-    _of_parts: dict[_Asked, tuple[Candidate, ...]] = field(default_factory=dict[_Asked, tuple[Candidate, ...]])
-    _menus: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
-    _divided: dict[_Asked, Menus] = field(default_factory=dict[_Asked, Menus])
+    recomputed: Mapping[str, RematKernels] = field(default_factory=dict[str, RematKernels])
+    _known: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
+    _of_micro_batches: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
+    _fronts: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
+    _divided: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
     # The same by names of operations and their outputs, which a deep network asks for over and over.
     _named: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
     # What `mbc.optimize.selection.select` found, by what it was asked; the groups of
@@ -62,26 +62,26 @@ class CandidateTable:
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:
-        """The same table with kernels that give other bits in each run: what `deterministic = true` costs."""
+        """The same table with nondeterministic kernels: the difference is what `deterministic = true` costs."""
         rules = replace(self.rules, deterministic=False)
-        return CandidateTable(self.graph, self.device, self.providers, self.profile, rules, self.repeated)
+        return CandidateTable(self.graph, self.device, self.providers, self.profile, rules, self.recomputed)
 
     def of(self, graph: TrainingGraph) -> CandidateTable:
         """The same for another graph of the same mini-batch."""
-        return self._like(graph, self.repeated)
+        return self._like(graph, self.recomputed)
 
-    def repeating(self, repeated: Mapping[str, Repeaters]) -> CandidateTable:
+    def with_recomputed(self, recomputed: Mapping[str, RematKernels]) -> CandidateTable:
         """The same with recomputed convolutions."""
-        return self if repeated == self.repeated else self._like(self.graph, repeated)
+        return self if recomputed == self.recomputed else self._like(self.graph, recomputed)
 
-    def _like(self, graph: TrainingGraph, repeated: Mapping[str, Repeaters]) -> CandidateTable:
+    def _like(self, graph: TrainingGraph, recomputed: Mapping[str, RematKernels]) -> CandidateTable:
         """With the same answers to equal requests."""
         assert graph.batch == self.graph.batch
-        made = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, repeated)
-        made._known, made._of_parts = self._known, self._of_parts
-        made._menus, made._divided = self._menus, self._divided
-        made._conversions = self._conversions
-        return made
+        copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed)
+        copy._known, copy._of_micro_batches = self._known, self._of_micro_batches
+        copy._fronts, copy._divided = self._fronts, self._divided
+        copy._conversions = self._conversions
+        return copy
 
     @property
     def whole(self) -> Rows:
@@ -99,8 +99,8 @@ class CandidateTable:
     def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
         """Every admitted candidate: those of the profile, measured or between measured sizes, else estimates.
 
-        An optimistic estimate must not beat a fact: beside a profile's candidates only those are estimated that need
-        less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
+        An optimistic estimate must not beat a measurement: where a profile has candidates, estimates are added only of
+        those that need less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
         """
         request = self.request(operation, rows)
         known = self._offered(operation, request)
@@ -108,22 +108,24 @@ class CandidateTable:
             raise no_candidate(self.rules, self.providers, self.device, operation, request)
         return known
 
-    def candidates_of_part(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
-        """The same of a micro-batch that is not held beside the whole, and with what larger sizes tell of it: of
-        kernels that were not measured at so few rows. MBC200 and MBC202 as before."""
+    def candidates_of_micro_batch(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """The same of a micro-batch that is not compared with the whole mini-batch, including times scaled from larger
+        sizes, of kernels that were not measured at so few rows. MBC200 and MBC202 as before."""
         if self.larger is None or rows.count >= self.graph.batch:
             return self.candidates(operation, rows)
         request = self.request(operation, rows)
-        key = request, self._repeaters(operation)
-        known = self._of_parts.get(key)
+        key = request, self._remat_kernels(operation)
+        known = self._of_micro_batches.get(key)
         if known is None:
-            known = self._of_parts[key] = tuple(_with_plain_layouts(c, request) for c in self._find_part(*key))
+            known = self._of_micro_batches[key] = tuple(
+                _with_plain_layouts(c, request) for c in self._find_micro_batch(*key)
+            )
         if not known:
             raise no_candidate(self.rules, self.providers, self.device, operation, request)
         return known
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
-        """`candidates` for the whole mini-batch, none where there is none: fused groups need not have any."""
+        """`candidates` for the whole mini-batch, but empty where there are none: fusion groups need not have any."""
         key = "offered", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
@@ -137,65 +139,66 @@ class CandidateTable:
         known = self._named.get(key)
         if known is None:
             found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-            known = self._named[key] = bool(self._admitted(found, self._repeaters(operation)))
+            known = self._named[key] = bool(self._admitted(found, self._remat_kernels(operation)))
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
         if 0 < self.rules.micro_batch < self.graph.batch and _holds_convolution(operation):
-            return ()  # a group runs all rows at once
-        key = request, self._repeaters(operation)
+            return ()  # a fusion group runs undivided
+        key = request, self._remat_kernels(operation)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
         return known
 
-    def _repeaters(self, operation: Operation) -> Repeaters:
+    def _remat_kernels(self, operation: Operation) -> RematKernels:
         """Kernels that recompute the outputs of an operation or group."""
-        makes = operation.kind in ("convolution", WITH_STATISTICS)
-        return self.repeated.get(names_of(operation)[0], Repeaters()) if makes else Repeaters()
+        computes = operation.kind in ("convolution", WITH_STATISTICS)
+        return self.recomputed.get(names_of(operation)[0], RematKernels()) if computes else RematKernels()
 
     @cached_property
     def larger(self) -> LargerSizes | None:
-        """What a profile tells beyond the sizes that it has."""
+        """Times scaled from the measured sizes of the profile."""
         return LargerSizes(self.profile, self.providers, self.device) if self.profile else None
 
-    def _find(self, request: Request, repeaters: Repeaters) -> tuple[Candidate, ...]:
+    def _find(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         known = self.profile.candidates(request) if self.profile else ()
-        return self._with_leaner(self._admitted(known, repeaters), request, repeaters)
+        return self._with_estimates(self._admitted(known, remat_kernels), request, remat_kernels)
 
-    def _find_part(self, request: Request, repeaters: Repeaters) -> tuple[Candidate, ...]:
+    def _find_micro_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         assert self.profile is not None and self.larger is not None
-        known = self._admitted(self.profile.candidates(request), repeaters)
-        told = self._admitted(self.larger.candidates(request), repeaters)
+        known = self._admitted(self.profile.candidates(request), remat_kernels)
+        scaled = self._admitted(self.larger.candidates(request), remat_kernels)
         if not known:
-            return self._with_leaner(told, request, repeaters)
-        return (*told, *self._with_leaner(known, request, repeaters))
+            return self._with_estimates(scaled, request, remat_kernels)
+        return (*scaled, *self._with_estimates(known, request, remat_kernels))
 
-    def _with_leaner(
-        self, known: tuple[Candidate, ...], request: Request, repeaters: Repeaters
+    def _with_estimates(
+        self, known: tuple[Candidate, ...], request: Request, remat_kernels: RematKernels
     ) -> tuple[Candidate, ...]:
-        """What a profile tells, and estimates of what needs less workspace; without a profile's all estimates."""
-        admitted = self._admitted(self._estimated(request), repeaters)
-        # A group's operations are there by themselves where what was measured of it needs too much workspace.
+        """`known` candidates of a profile, and estimates of those that need less workspace; all estimates where a
+        profile has none."""
+        admitted = self._admitted(self._estimated(request), remat_kernels)
+        # Where the measured kernels of a group need too much workspace, its operations can run one by one.
         if not known or isinstance(request.attributes, Fused):
             return known or admitted
         least_bytes = min(c.workspace_bytes for c in known)
         slowest_us = max(c.time_us for c in known)
-        leaner = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
-        return (*known, *leaner)
+        smaller = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
+        return (*known, *smaller)
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
         return tuple(c for p in named for c in p.candidates(request, self.device))
 
-    def _admitted(self, candidates: tuple[Candidate, ...], repeaters: Repeaters) -> tuple[Candidate, ...]:
+    def _admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         admitted = (c for c in candidates if self.rules.admit(c, self.graph.precision))
-        return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in repeaters))
+        return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in remat_kernels))
 
-    def slice_rows(self, operation: Operation) -> tuple[int, ...]:
-        """Rows that a kernel call of the operation may work on, largest first: all of them, and what the policy and
-        alignment leave of smaller ones. A mini-batch of many rows is divided in steps of several, so that what is
-        searched does not grow with it."""
+    def micro_batch_rows(self, operation: Operation) -> tuple[int, ...]:
+        """Rows that a kernel call of the operation may work on, largest first: all of them, and the smaller sizes that
+        policy and alignment admit. A mini-batch of many rows is divided in steps of several, which bounds the
+        search."""
         batch = self.graph.batch
         step = 1 << max(0, (batch - 1).bit_length() - effort.MAX_MICRO_BATCHES.bit_length() + 1)
         if self.rules.policy is Policy.UNDIVIDED or batch % step:
@@ -213,106 +216,113 @@ class CandidateTable:
         return (self.graph.batch, *sorted(smaller, reverse=True))
 
     def divisible(self, operation: Operation) -> bool:
-        """Of the operations that could be divided only convolutions gain by it."""
+        """Whether dividing the operation can save anything: of divisible operations only convolutions have
+        workspace."""
         return kind_of(operation).divisible and isinstance(operation.attributes, Convolution)
 
     def _aligned(self, operation: Operation, rows: int) -> bool:
         return rows % self.aligned_rows(operation) == 0
 
     def aligned_rows(self, operation: Operation) -> int:
-        """Slices of multiples of so many rows start at addresses that kernels can take, in every operand."""
+        """Micro-batches of multiples of so many rows start at aligned addresses in every operand."""
         values = (self.graph.values[name] for name in (*operation.inputs, *operation.outputs))
         row_bytes = (v.type.size_bytes // self.graph.batch for v in values if v.per_sample)
-        return math.lcm(*(SLICE_ALIGNMENT_BYTES // math.gcd(SLICE_ALIGNMENT_BYTES, size) for size in row_bytes))
+        return math.lcm(
+            *(MICRO_BATCH_ALIGNMENT_BYTES // math.gcd(MICRO_BATCH_ALIGNMENT_BYTES, size) for size in row_bytes)
+        )
 
-    def menus(self, operation: Operation) -> Menus:
-        """Per combination of layouts the divisions of the operation; never empty."""
-        key = "menus", operation.name, operation.outputs
+    def fronts(self, operation: Operation) -> ParetoFronts:
+        """Per combination of layouts the Pareto front of the operation's divisions; never empty."""
+        key = "fronts", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            asked = self.request(operation, self.whole), self._repeaters(operation)
-            known = self._menus.get(asked)
+            key = self.request(operation, self.whole), self._remat_kernels(operation)
+            known = self._fronts.get(key)
             if known is None:
-                known = self._menus[asked] = self._make_menus(operation)
+                known = self._fronts[key] = self._make_fronts(operation)
             self._named[key] = known
         return known
 
-    def menus_in(self, operation: Operation, rows: int) -> Menus:
-        """As `menus`, all of it in micro-batches of so many rows (the last may be smaller); empty where that cannot
-        be."""
-        key = self.request(operation, Rows(0, rows)), self._repeaters(operation)
+    def fronts_in_micro_batches(self, operation: Operation, rows: int) -> ParetoFronts:
+        """As `fronts`, with all rows in micro-batches of so many (the last may be smaller); empty where that is
+        impossible."""
+        key = self.request(operation, Rows(0, rows)), self._remat_kernels(operation)
         known = self._divided.get(key)
         if known is None:
-            known = self._divided[key] = self._make_menus_in(operation, rows)
+            known = self._divided[key] = self._make_fronts_in_micro_batches(operation, rows)
         return known
 
-    def _make_menus_in(self, operation: Operation, rows: int) -> Menus:
-        division = self._parts(rows)
+    def _make_fronts_in_micro_batches(self, operation: Operation, rows: int) -> ParetoFronts:
+        division = self._micro_batches(rows)
         if not kind_of(operation).divisible or not self._aligned(operation, rows):
             return {}
         offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
         for count in dict.fromkeys(division):
-            for candidate in self.candidates_of_part(operation, Rows(0, count)):
+            for candidate in self.candidates_of_micro_batch(operation, Rows(0, count)):
                 offers.setdefault(candidate.layouts, {}).setdefault(count, []).append(candidate)
-        sums = kind_of(operation).accumulates
-        menus = {layouts: fixed(found, division, sums) for layouts, found in offers.items()}
-        return {layouts: front for layouts, front in menus.items() if front}
+        accumulates = kind_of(operation).accumulates
+        fronts = {layouts: fixed_division(found, division, accumulates) for layouts, found in offers.items()}
+        return {layouts: front for layouts, front in fronts.items() if front}
 
-    def _make_menus(self, operation: Operation) -> Menus:
-        sums = kind_of(operation).accumulates
-        division = self._forced(operation)
-        sizes = division or self.slice_rows(operation)
+    def _make_fronts(self, operation: Operation) -> ParetoFronts:
+        accumulates = kind_of(operation).accumulates
+        division = self._given_division(operation)
+        sizes = division or self.micro_batch_rows(operation)
         offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
         measured = True
         for rows in dict.fromkeys(sizes):
-            if division:  # given sizes run by whatever is known of them
-                found = self.candidates_of_part(operation, Rows(0, rows))
+            if division:  # given sizes may use any candidate
+                found = self.candidates_of_micro_batch(operation, Rows(0, rows))
             elif rows == sizes[0]:
-                found = self.candidates_of_part(operation, Rows(0, rows))
+                found = self.candidates_of_micro_batch(operation, Rows(0, rows))
                 measured = any(c.measured for c in found)
             elif measured and self.profile is not None:
-                # A size that profiling left out is no use: estimates would stand beside measurements.
+                # A size that was not profiled is left out: its estimates would compete with measurements.
                 request = self.request(operation, Rows(0, rows))
-                found = self._admitted(self.profile.candidates(request), self._repeaters(operation))
+                found = self._admitted(self.profile.candidates(request), self._remat_kernels(operation))
                 found = tuple(_with_plain_layouts(c, request) for c in found)
             elif self.timed(operation):
-                found = self.candidates_of_part(operation, Rows(0, rows))
-            else:  # beside an estimate only facts and estimates
+                found = self.candidates_of_micro_batch(operation, Rows(0, rows))
+            else:  # estimates compete with estimates only
                 found = self.candidates(operation, Rows(0, rows))
             for candidate in found:
                 offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)
-        menus = {
-            layouts: fixed(found, division, sums) if division else self._menu(found, sums)
+        fronts = {
+            layouts: fixed_division(found, division, accumulates) if division else self._front(found, accumulates)
             for layouts, found in offers.items()
         }
-        menus = {layouts: front for layouts, front in menus.items() if front}
-        if menus:
-            return menus
-        # Where no kernel can add up forced slices, or none runs them all in one layout, the operation stays whole.
+        fronts = {layouts: front for layouts, front in fronts.items() if front}
+        if fronts:
+            return fronts
+        # Where no kernel can accumulate given micro-batches, or none runs them all in one layout, the operation stays
+        # undivided.
         warnings.warn(
-            f"--micro-batch {self.rules.micro_batch}: '{operation.name}' stays whole, for want of a kernel that adds "
-            "up the results of slices, or that runs all of them in one layout",
+            f"--micro-batch {self.rules.micro_batch}: '{operation.name}' stays whole, for want of a kernel that "
+            "accumulates the results of micro-batches, or that runs all of them in one layout",
             RuntimeWarning,
             stacklevel=2,
         )
         whole = self.candidates(operation, self.whole)
-        alike = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
-        return {layouts: menu({self.graph.batch: found}, self.graph.batch, sums) for layouts, found in alike.items()}
+        by_layouts = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
+        return {
+            layouts: pareto_front({self.graph.batch: found}, self.graph.batch, accumulates)
+            for layouts, found in by_layouts.items()
+        }
 
-    def _menu(self, offers: Mapping[int, Sequence[Candidate]], sums: bool) -> Menu:
+    def _front(self, offers: Mapping[int, Sequence[Candidate]], accumulates: bool) -> ParetoFront:
         batch = self.graph.batch
-        front = menu(offers, batch, sums)
+        front = pareto_front(offers, batch, accumulates)
         if len(offers) == 1:
             return front
-        return worthwhile(front, menu({batch: offers.get(batch, ())}, batch, sums))
+        return worthwhile(front, pareto_front({batch: offers.get(batch, ())}, batch, accumulates))
 
-    def _forced(self, operation: Operation) -> tuple[int, ...]:
+    def _given_division(self, operation: Operation) -> tuple[int, ...]:
         rows = self.rules.micro_batch
         if not rows or not self.divisible(operation) or not self._aligned(operation, rows):
             return ()
-        return self._parts(rows)
+        return self._micro_batches(rows)
 
-    def _parts(self, rows: int) -> tuple[int, ...]:
+    def _micro_batches(self, rows: int) -> tuple[int, ...]:
         full, rest = divmod(self.graph.batch, rows)
         return (rows,) * full + ((rest,) if rest else ())
 
@@ -365,13 +375,13 @@ def conversion_request(type_: TensorType, graph: TrainingGraph) -> Request:
     return Request("convert", NoAttributes(), (type_,), (type_,), graph.precision)
 
 
-def least_workspace_bytes(menus: Mapping[tuple[Layout, ...], Menu]) -> int:
-    """Of the candidate that needs least, in any layouts."""
-    return min(front[0].workspace_bytes for front in menus.values())
+def least_workspace_bytes(fronts: Mapping[tuple[Layout, ...], ParetoFront]) -> int:
+    """Workspace of the candidate that needs least, in any layouts."""
+    return min(front[0].workspace_bytes for front in fronts.values())
 
 
 def _with_plain_layouts(candidate: Candidate, request: Request) -> Candidate:
-    """Operands whose layout does not matter are CHANNELS_FIRST, so that nothing is converted for their sake."""
+    """Operands whose layout does not matter are CHANNELS_FIRST, so that none is converted."""
     types = (*request.inputs, *request.outputs)
     layouts = tuple(
         layout if layout_matters(type_.shape) else Layout.CHANNELS_FIRST

@@ -1,9 +1,9 @@
-"""Fusion groups: which operations run as one launch.
+"""Fusion: which operations run as one launch.
 
 * `pattern`: a group as a small program to be found in a graph
 * `catalogue`: the patterns of fused operations, and of fused rematerialization
 * `catalogue_conv1x1`: patterns around pointwise (1x1) convolutions
-* `select_groups`: which groups are taken: those that save time
+* `select_groups`: selection of the fusion groups that save time
 * `horizontal`: independent operations of one kind in one launch
 * `bitwise_remat_match`: kernels that must match what other launches recompute, bit by bit
 """

@@ -1,9 +1,9 @@
-"""Which convolutions run by kernels that fused launches can recompute bit by bit and consume without storing the result
-(`REMAT_INSIDE`, `REMAT_INSIDE_REDUCTIONS` and `PAIR_SUMS` of `mbc.optimize.fusion.catalogue_conv1x1`): those where that
-was measured to be faster.
+"""Bitwise matching rematerialization: selects convolutions that fused launches recompute and consume without storing
+the result (`REMAT_INSIDE`, `REMAT_INSIDE_REDUCTIONS` and `PAIR_REDUCTIONS` of `mbc.optimize.fusion.catalogue_conv1x1`):
+those where that was measured to be faster.
 
 Another kernel would round some elements differently. So such a convolution runs only by kernels that give the same
-bits, even if they are slower, and that loss is weighed against what the launches save that recompute it.
+bits, even if they are slower, and that loss is weighed against the time that the recomputing launches save.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Sequence
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import names_of
-from mbc.optimize.candidates.table import CandidateTable, Repeaters
+from mbc.optimize.candidates.table import CandidateTable, RematKernels
 from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
 
 
 def with_bitwise_remat(table: CandidateTable) -> CandidateTable:
-    """A table of the same step with the convolutions that are worth it. A profile that does not know such launches
-    gives the plans that it gave before there were any."""
+    """A table of the same step with the convolutions whose rematerialization saves time. A profile without such
+    launches leaves plans unchanged."""
     every = _possible(table)
-    if not every.repeated:
+    if not every.recomputed:
         return table
     before, after = fuse(table).train, fuse(every).train
-    worth: dict[str, Repeaters] = {}
-    for name, repeaters in every.repeated.items():
+    worth: dict[str, RematKernels] = {}
+    for name, remat_kernels in every.recomputed.items():
         old, new = _around(name, before, after)
         if _fastest_us(every, new) < _fastest_us(table, old):
-            worth[name] = repeaters
-    return every.repeating(worth) if worth else table
+            worth[name] = remat_kernels
+    return every.with_recomputed(worth) if worth else table
 
 
 def _possible(table: CandidateTable) -> CandidateTable:
     """A table with all convolutions that some group recomputes. Where kernels of a convolution were measured, one of
     those has to give the same bits: an estimate must not stand in for it."""
-    found: dict[str, Repeaters] = {}
+    found: dict[str, RematKernels] = {}
     for group in possible_groups(table)[0]:
-        for name, launches in group.repeats.items() if is_measured(table, group) else ():
+        for name, launches in group.recomputes.items() if is_measured(table, group) else ():
             kernels = frozenset(c.name for launch in launches for c in table.offered(launch))
-            found[name] = found.get(name, Repeaters()) | kernels
-    every = table.repeating(found)
+            found[name] = found.get(name, RematKernels()) | kernels
+    every = table.with_recomputed(found)
     made = (o for o in table.graph.train if o.name in found)
     possible = {o.name for o in made if (every.timed(o) if table.timed(o) else every.offered(o))}
-    return every.repeating({name: kernels for name, kernels in found.items() if name in possible})
+    return every.with_recomputed({name: kernels for name, kernels in found.items() if name in possible})
 
 
 def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:
-    """Of each program the launches that run an operation, and all that others run together with it."""
+    """Of each program the launches that run an operation, and all launches that share operations with those."""
     names, known = {name}, 0
     found: list[list[Operation]] = []
     while len(names) > known:

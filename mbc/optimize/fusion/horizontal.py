@@ -1,8 +1,8 @@
 """Horizontal fusion: small independent operations of one kind in one multi-tensor launch: the updates of all
 parameters, their casts, the running statistics. That saves launches, of which a deep network has hundreds.
 
-Their layouts are settled before. Such a launch goes through its operands element by element, so that an operation which
-changes the layout, as a cast may, keeps a launch of its own.
+Layouts are chosen before. Such a launch is elementwise, so an operation that changes the layout, as a cast may, keeps a
+launch of its own.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Layout
 from mbc.ops import KINDS
 from mbc.ops.fused import join, names_of
-from mbc.optimize.candidates.pareto import Point, Slice
+from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
-# Whose kernels take many tensors at once.
+# With multi-tensor kernels.
 _KINDS = frozenset({"cast", "sgd_update", "adamw_update", "update_running"})
-_OF_STATES = frozenset({"sgd_update", "adamw_update"})  # of the optimizer
-_ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes, too
+_OF_STATES = frozenset({"sgd_update", "adamw_update"})  # updates of optimizer states
+_ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
 
 _Key = tuple[str, Attributes | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one operation runs: the layouts of its operands, and its slices in order."""
+    """How one operation runs: the layouts of its operands, and its micro-batches in order."""
 
     layouts: tuple[Layout, ...]
     point: Point
 
     @property
-    def slices(self) -> tuple[Slice, ...]:
-        return self.point.slices
+    def micro_batches(self) -> tuple[MicroBatch, ...]:
+        return self.point.micro_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def fuses_horizontally(operation: Operation) -> bool:
 def bundles(
     program: Sequence[Operation], table: CandidateTable, updates: bool = True
 ) -> tuple[tuple[Operation, ...], ...]:
-    """Operations that one launch may run: nobody reads what they make before the last of them, or all that they read
-    is there before the first. `updates`: those that update the optimizer's states, too."""
+    """Operations that one launch may run: nothing reads their results before the last of them, or all their operands
+    are defined before the first. `updates`: including updates of the optimizer's states."""
     found: dict[_Key, list[Operation]] = {}
     values = table.graph.values
     made = {output for operation in program for output in operation.outputs}
@@ -67,18 +67,19 @@ def bundles(
         early = made.isdisjoint(operation.inputs)
         key = operation.kind, operation.attributes if operation.kind in _ALIKE else None, early
         found.setdefault(key, []).append(operation)
-    return tuple(tuple(group) for group in found.values() if len(group) > 1 and _place(program, group) is not None)
+    return tuple(tuple(group) for group in found.values() if len(group) > 1 and _position(program, group) is not None)
 
 
 def fuse_horizontally(
     table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice], updates: bool = True
 ) -> HorizontallyFused:
-    """`program` with every bundle (`bundles`) whose one launch takes less time than its many."""
+    """`program` with every bundle (`bundles`) fused whose single launch takes less time than its operations one by
+    one."""
     saved_us = 0.0
     chosen = dict(choices)
     for bundle in bundles(program, table, updates):
         group = tuple(o for o in bundle if _lies_in_one_order(table, o, choices[o.name].layouts))
-        if len(group) < 2 or _place(program, group) is None:
+        if len(group) < 2 or _position(program, group) is None:
             continue
         joined = join(group, [name for operation in group for name in operation.outputs])
         offered = table.offered(joined)
@@ -86,22 +87,22 @@ def fuse_horizontally(
             continue
         best = min(offered, key=lambda candidate: candidate.time_us)
         singly_us = sum(choices[operation.name].point.time_us for operation in group)
-        measured = all(s.candidate.measured for o in group for s in choices[o.name].slices)
+        measured = all(s.candidate.measured for o in group for s in choices[o.name].micro_batches)
         layouts = _layouts(joined, group, choices)
         if best.time_us >= singly_us or best.measured != measured or layouts is None:
             continue
         best = replace(best, layouts=layouts)
-        point = Point(best.workspace_bytes, best.time_us, (Slice(table.whole.count, best),))
+        point = Point(best.workspace_bytes, best.time_us, (MicroBatch(table.whole.count, best),))
         chosen[joined.name] = Choice(layouts, point)
         saved_us += singly_us - best.time_us
         program = _rewritten(program, group, joined)
     return HorizontallyFused(program, chosen, saved_us)
 
 
-def _place(program: Sequence[Operation], group: Sequence[Operation]) -> int | None:
-    """Where one launch can stand for the group: at its last operation, or at its first."""
-    places = {operation.name: place for place, operation in enumerate(program)}
-    first, last = places[group[0].name], places[group[-1].name]
+def _position(program: Sequence[Operation], group: Sequence[Operation]) -> int | None:
+    """The position at which one launch can replace the group: that of its last operation, or of its first."""
+    positions = {operation.name: position for position, operation in enumerate(program)}
+    first, last = positions[group[0].name], positions[group[-1].name]
     outputs = {name for operation in group for name in operation.outputs}
     inputs = {name for operation in group for name in operation.inputs}
     if not outputs.isdisjoint(inputs):
@@ -109,20 +110,20 @@ def _place(program: Sequence[Operation], group: Sequence[Operation]) -> int | No
     between = program[first : last + 1]
     if all(outputs.isdisjoint(operation.inputs) for operation in between):
         return last
-    makers = {name for operation in between for name in operation.outputs}
+    producers = {name for operation in between for name in operation.outputs}
     updates = any(KINDS[operation.kind].updates for operation in group)
-    return first if makers.isdisjoint(inputs) and not updates else None
+    return first if producers.isdisjoint(inputs) and not updates else None
 
 
 def _lies_in_one_order(table: CandidateTable, operation: Operation, layouts: Sequence[Layout]) -> bool:
-    """Whether all operands of an operation for which that makes a difference lie in the same layout."""
+    """Whether all operands of an operation for which the layout matters have the same one."""
     names = (*operation.inputs, *operation.outputs)
     values = table.graph.values
     return len({layout for name, layout in zip(names, layouts, strict=True) if values[name].type.ordered}) < 2
 
 
 def _layouts(joined: Operation, group: Sequence[Operation], choices: Mapping[str, Choice]) -> tuple[Layout, ...] | None:
-    """Those of every operand; None where one that several operations read is to lie in two ways."""
+    """The layouts of every operand; None where operations read one operand in two layouts."""
     found: dict[str, Layout] = {}
     for operation in group:
         names = (*operation.inputs, *operation.outputs)
@@ -133,11 +134,11 @@ def _layouts(joined: Operation, group: Sequence[Operation], choices: Mapping[str
 
 
 def _rewritten(program: tuple[Operation, ...], group: Sequence[Operation], joined: Operation) -> tuple[Operation, ...]:
-    place = _place(program, group)
+    position = _position(program, group)
     replaced = frozenset(names_of(joined))
     found: list[Operation] = []
     for at, operation in enumerate(program):
-        if at == place:
+        if at == position:
             found.append(joined)
         if operation.name not in replaced:
             found.append(operation)

@@ -1,8 +1,8 @@
 """A fusion pattern: a small program to be found in a graph, whose operations one launch may cover, or a few.
 
 A pattern is a few statements over names of its own. Its launches, in order, say which statements they run and which
-values they write. A statement that no launch `replaces` stays where it is in the step as well: a launch that recomputes
-it has less to read. A name with a question mark may be missing.
+values they write. A statement that is not among `replaces` keeps a launch of its own: the fused launch recomputes it,
+and has less to read. An input with a question mark is optional.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _COMMUTATIVE = frozenset({"add", "mul"})
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One operation of a pattern: `outputs = kind(inputs)`, values by names that hold for the pattern alone. Of
-    `optional` inputs it has all or none."""
+    """One operation of a pattern: `outputs = kind(inputs)`, values by names local to the pattern. An operation has all
+    of the `optional` inputs or none."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -42,22 +42,22 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One launch: `runs` are numbers of statements, `gives` the names that it writes."""
+class LaunchPattern:
+    """One launch: the numbers of the `statements` that it runs, and the names that it `writes`."""
 
-    runs: tuple[int, ...]
-    gives: tuple[str, ...]
+    statements: tuple[int, ...]
+    writes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`replaces`: numbers of the statements that need no launch of their own any more. The last statement is where
-    finding the pattern starts: all others have to be reached from it, from readers to makers. `late`: what it leaves
-    unmade may have readers that other groups run without reading it; it is taken where these are. `measured`: how long
-    it takes nobody can tell who has not measured it; it is not known before."""
+    """`replaces`: numbers of the statements that need no launch of their own any more. Matching starts at the last
+    statement: all others have to be reached from it, from readers to producers. `late`: values that it does not store
+    may have readers in other groups that do not read them; it is selected only where these groups are. `measured`: no
+    estimate predicts its time, so it is used only where it was measured."""
 
     statements: tuple[Statement, ...]
-    launches: tuple[Part, ...]
+    launches: tuple[LaunchPattern, ...]
     replaces: tuple[int, ...]
     late: bool = False
     measured: bool = False
@@ -65,15 +65,15 @@ class Pattern:
     @staticmethod
     def of(
         *texts: str,
-        launches: tuple[Part, ...] = (),
+        launches: tuple[LaunchPattern, ...] = (),
         replaces: tuple[int, ...] = (),
         late: bool = False,
         measured: bool = False,
     ) -> Pattern:
-        """One launch of everything that writes what the last statement makes, unless something else is said."""
+        """By default one launch of all statements, which writes the outputs of the last."""
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
-        launches = launches or (Part(everything, statements[-1].outputs),)
+        launches = launches or (LaunchPattern(everything, statements[-1].outputs),)
         return Pattern(statements, launches, replaces or everything, late, measured)
 
 
@@ -85,11 +85,11 @@ class Binding:
     values: Mapping[str, str]
 
 
-def find(pattern: Pattern, last: Operation, makers: Mapping[str, Operation]) -> Iterator[Binding]:
-    """The pattern with `last` as its last statement, once for all operations that it may be found with. `makers`:
-    operations by their outputs."""
+def find(pattern: Pattern, last: Operation, producers: Mapping[str, Operation]) -> Iterator[Binding]:
+    """Matches of the pattern with `last` as its last statement, one for each set of operations. `producers`: operations
+    by their outputs."""
     known: set[frozenset[str]] = set()
-    for binding in _bind(pattern, len(pattern.statements) - 1, last, makers, Binding({}, {})):
+    for binding in _bind(pattern, len(pattern.statements) - 1, last, producers, Binding({}, {})):
         names = frozenset(operation.name for operation in binding.operations.values())
         if names not in known:
             known.add(names)
@@ -97,7 +97,7 @@ def find(pattern: Pattern, last: Operation, makers: Mapping[str, Operation]) -> 
 
 
 def _bind(
-    pattern: Pattern, number: int, operation: Operation, makers: Mapping[str, Operation], so_far: Binding
+    pattern: Pattern, number: int, operation: Operation, producers: Mapping[str, Operation], so_far: Binding
 ) -> Iterator[Binding]:
     statement = pattern.statements[number]
     required = len(statement.inputs) - len(statement.optional)
@@ -116,23 +116,27 @@ def _bind(
         names = (*statement.inputs[: len(inputs)], *statement.outputs)
         values = _agree(so_far.values, names, (*inputs, *operation.outputs))
         if values is not None:
-            yield from _bind_makers(pattern, number, makers, Binding({**so_far.operations, number: operation}, values))
+            yield from _bind_makers(
+                pattern, number, producers, Binding({**so_far.operations, number: operation}, values)
+            )
 
 
-def _bind_makers(pattern: Pattern, number: int, makers: Mapping[str, Operation], so_far: Binding) -> Iterator[Binding]:
-    """With the statements before `number` whose outputs have become known."""
+def _bind_makers(
+    pattern: Pattern, number: int, producers: Mapping[str, Operation], so_far: Binding
+) -> Iterator[Binding]:
+    """Binds the statements before `number` whose outputs are bound."""
     for before, other in enumerate(pattern.statements[:number]):
         made = next((so_far.values[name] for name in other.outputs if name in so_far.values), None)
         if before not in so_far.operations and made is not None:
-            if made in makers:
-                for found in _bind(pattern, before, makers[made], makers, so_far):
-                    yield from _bind_makers(pattern, number, makers, found)
+            if made in producers:
+                for found in _bind(pattern, before, producers[made], producers, so_far):
+                    yield from _bind_makers(pattern, number, producers, found)
             return
     yield so_far
 
 
 def _agree(known: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:
-    """`known` with these names, unless one of them stands for another value already."""
+    """`known` with these names bound as well; None where one is bound to another value."""
     found = dict(known)
     for name, value in zip(names, values, strict=True):
         if found.setdefault(name, value) != value:

@@ -1,7 +1,7 @@
 """Selects fusion groups: those whose launches take less time than their operations one by one.
 
-A group stands in the program as an operation of its own (`mbc.ops.fused`), with candidates, layouts and workspace like
-any other. Groups that overlap exclude one another, and those that save most are taken first.
+A group is an operation of the program (`mbc.ops.fused`), with candidates, layouts and workspace like any other. Groups
+that overlap exclude one another, and those that save most are selected first.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mbc.optimize.fusion.pattern import Binding, Pattern, find
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A pattern at one place of a program. `launches` and where each stands (it takes the place of an operation with
-    this number); `replaces`: operations by name; `unmade`: values that then exist nowhere. `late`: others may read
-    these, so that it may be taken only where other groups run them that do not. `measured`: no estimate tells its
-    time."""
+    """A match of a pattern in a program. `launches`, and the `positions` of the operations that they stand at;
+    `replaces`: operations by name; `unstored`: values that are then never stored. `late`: other operations may read
+    these, so it may be selected only where other groups run those operations without reading them. `measured`: no
+    estimate predicts its time."""
 
     launches: tuple[Operation, ...]
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     replaces: frozenset[str]
-    unmade: frozenset[str]
+    unstored: frozenset[str]
     late: bool = False
     measured: bool = False
 
@@ -36,8 +36,8 @@ class Group:
         return frozenset(name for launch in self.launches for name in launch.inputs)
 
     @property
-    def repeats(self) -> Mapping[str, tuple[Operation, ...]]:
-        """Convolutions, by name, that are computed elsewhere and recomputed by these launches."""
+    def recomputes(self) -> Mapping[str, tuple[Operation, ...]]:
+        """Convolutions, by name, that have launches of their own and are recomputed by these."""
         found: dict[str, tuple[Operation, ...]] = {}
         for launch in self.launches:
             product = names_of(launch)[0]
@@ -48,19 +48,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What the two programs run, views included."""
+    """The operations of both programs, views included."""
 
     train: tuple[Operation, ...]
     infer: tuple[Operation, ...]
 
 
 def plain(graph: TrainingGraph) -> Programs:
-    """Every operation by itself."""
+    """The programs without fusion."""
     return Programs(graph.train, graph.infer)
 
 
 def fuse(table: CandidateTable, limit_bytes: int | None = None) -> Programs:
-    """Both programs with the groups that save time and need no more than `limit_bytes` of workspace."""
+    """Both programs with the fusion groups that save time and need no more than `limit_bytes` of workspace."""
     graph, (train, infer) = table.graph, groups_of(table)
     return Programs(_fused(table, graph.train, train, limit_bytes), _fused(table, graph.infer, infer, limit_bytes))
 
@@ -72,23 +72,25 @@ def all_groups(table: CandidateTable) -> tuple[Group, ...]:
 
 
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Every place where a pattern fits that some kernel can run, of the training step and of inference; found once.
-    Where it has to be measured, it was; what it recomputes has the same bits."""
+    """All matches of patterns that some kernel can run, of the training step and of inference; found once. Those that
+    have to be measured were, and what they recompute is bitwise the same."""
     if "train" not in table.groups:
         for name, found in zip(("train", "infer"), possible_groups(table), strict=True):
             table.groups[name] = tuple(
-                group for group in found if is_measured(table, group) and table.repeated.keys() >= group.repeats.keys()
+                group
+                for group in found
+                if is_measured(table, group) and table.recomputed.keys() >= group.recomputes.keys()
             )
     return table.groups["train"], table.groups["infer"]
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
-    """Whether it is known how long it takes."""
+    """Whether the time of a group is known."""
     return not group.measured or all(map(table.timed, group.launches))
 
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """The same, whether it may be taken or has to be measured before."""
+    """The same, including those that have to be measured before they may be selected."""
     if "possible" not in table.groups:
         graph = table.graph
         train, infer = (groups(program, kept(graph, program)) for program in (graph.train, graph.infer))
@@ -108,14 +110,14 @@ def kept(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
 
 
 def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Group, ...]:
-    """Every place of one program where a pattern fits."""
-    makers = {output: operation for operation in program for output in operation.outputs}
-    places = {operation.name: place for place, operation in enumerate(program)}
+    """All matches of patterns in one program."""
+    producers = {output: operation for operation in program for output in operation.outputs}
+    positions = {operation.name: position for position, operation in enumerate(program)}
     readers: dict[str, list[str]] = {}
     for operation in program:
         for name in operation.inputs:
             readers.setdefault(name, []).append(operation.name)
-    at = _Places(program, places, readers, frozenset(results))
+    at = _Positions(program, positions, readers, frozenset(results))
     found: list[Group] = []
     unfit: list[tuple[Pattern, Binding]] = []
     last_kinds: dict[str, list[Pattern]] = {}
@@ -123,7 +125,7 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
         last_kinds.setdefault(pattern.statements[-1].kind, []).append(pattern)
     for operation in program:
         for pattern in last_kinds.get(operation.kind, ()):
-            for binding in find(pattern, operation, makers):
+            for binding in find(pattern, operation, producers):
                 group = at.group(pattern, binding)
                 if group is not None:
                     found.append(group)
@@ -139,7 +141,7 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
 
 
 def _spared(program: Sequence[Operation], found: Sequence[Group]) -> set[tuple[str, str]]:
-    """Operations by name, and values that some group runs them without reading."""
+    """Pairs of an operation and an operand that some group runs it without reading."""
     by_name = {operation.name: operation for operation in program}
     return {
         (name, value)
@@ -151,49 +153,50 @@ def _spared(program: Sequence[Operation], found: Sequence[Group]) -> set[tuple[s
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Positions:
     program: Sequence[Operation]
-    places: dict[str, int]
+    positions: dict[str, int]
     readers: dict[str, list[str]]
     results: frozenset[str]
 
     def group(self, pattern: Pattern, binding: Binding) -> Group | None:
-        """The group, if nobody misses what it does not write, somebody reads all that it does, and its launches come in
-        time for all who read."""
+        """The group of a match; None where another operation reads a value that it does not store, nothing reads one
+        that it does, or a launch comes after a reader."""
         replaced = frozenset(binding.operations[number].name for number in pattern.replaces)
-        given = {binding.values[name] for part in pattern.launches for name in part.gives}
+        given = {binding.values[name] for part in pattern.launches for name in part.writes}
         made = {value for number in pattern.replaces for value in binding.operations[number].outputs}
-        unmade = made - given
-        if any(self._wanted(value, replaced) for value in unmade):
+        unstored = made - given
+        if any(self._wanted(value, replaced) for value in unstored):
             return None
         launches: list[Operation] = []
-        harnesses: list[int] = []
+        positions: list[int] = []
         for part in pattern.launches:
             launch = join(
-                [binding.operations[number] for number in part.runs], [binding.values[name] for name in part.gives]
+                [binding.operations[number] for number in part.statements],
+                [binding.values[name] for name in part.writes],
             )
-            place = max(self.places[binding.operations[n].name] for n in part.runs if n in pattern.replaces)
-            if not self._in_time(launch, place, replaced):
+            position = max(self.positions[binding.operations[n].name] for n in part.statements if n in pattern.replaces)
+            if not self._in_time(launch, position, replaced):
                 return None
             launches.append(launch)
-            harnesses.append(place)
-        first = min(self.places[name] for name in replaced)
-        # A state must not change between where an operation stood and where it now runs.
-        if any(KINDS[operation.kind].updates for operation in self.program[first : max(harnesses)]):
+            positions.append(position)
+        first = min(self.positions[name] for name in replaced)
+        # No state may be updated between the old position of an operation and that of its launch.
+        if any(KINDS[operation.kind].updates for operation in self.program[first : max(positions)]):
             return None
-        # What one launch writes another one may read.
+        # A launch may read what another one writes.
         wanted = {value for launch in launches for value in launch.inputs}
         if not all(value in wanted or self._wanted(value, replaced) for value in given):
             return None
-        return Group(tuple(launches), tuple(harnesses), replaced, frozenset(unmade), measured=pattern.measured)
+        return Group(tuple(launches), tuple(positions), replaced, frozenset(unstored), measured=pattern.measured)
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
-        """Whether anybody else reads it."""
+        """Whether any other operation reads it."""
         return value in self.results or not replaced.issuperset(self.readers.get(value, ()))
 
-    def _in_time(self, launch: Operation, place: int, replaced: frozenset[str]) -> bool:
+    def _in_time(self, launch: Operation, position: int, replaced: frozenset[str]) -> bool:
         readers = (name for value in launch.outputs for name in self.readers.get(value, ()))
-        return all(self.places[name] > place for name in readers if name not in replaced)
+        return all(self.positions[name] > position for name in readers if name not in replaced)
 
 
 def _fused(
@@ -210,14 +213,14 @@ def _fused(
     taken: list[Group] = []
     replaced: set[str] = set()
     read: set[str] = set()
-    unmade: set[str] = set()
+    unstored: set[str] = set()
     for _, _, group in sorted(saving, key=lambda entry: entry[:2]):
         reads = group.reads
-        if replaced.isdisjoint(group.replaces) and unmade.isdisjoint(reads) and read.isdisjoint(group.unmade):
+        if replaced.isdisjoint(group.replaces) and unstored.isdisjoint(reads) and read.isdisjoint(group.unstored):
             taken.append(group)
             replaced |= group.replaces
             read |= reads
-            unmade |= group.unmade
+            unstored |= group.unstored
     for group in groups_:
         if group.late:
             taken = _with_late(table, program, taken, group, limit_bytes)
@@ -227,15 +230,15 @@ def _fused(
 def _with_late(
     table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, limit_bytes: int | None
 ) -> list[Group]:
-    """`taken` with `group` in the place of those that it contains, if nobody else then reads what it leaves unmade, and
-    it takes less time than what it replaces."""
+    """`taken` with `group` in the place of those that it contains, if no other operation then reads a value that it
+    does not store, and it takes less time than what it replaces."""
     others = [other for other in taken if not other.replaces <= group.replaces]
     inside = [other for other in taken if other.replaces <= group.replaces]
     gone = group.replaces.union(*(other.replaces for other in others))
     read = {value for operation in program if operation.name not in gone for value in operation.inputs}
     read = read.union(kept(table.graph, program), *(other.reads for other in others))
-    fits = all(other.replaces.isdisjoint(group.replaces) and other.unmade.isdisjoint(group.reads) for other in others)
-    if not fits or not read.isdisjoint(group.unmade):
+    fits = all(other.replaces.isdisjoint(group.replaces) and other.unstored.isdisjoint(group.reads) for other in others)
+    if not fits or not read.isdisjoint(group.unstored):
         return taken
     covered = frozenset(name for other in inside for name in other.replaces)
     alone = [operation for operation in program if operation.name in group.replaces - covered]
@@ -244,13 +247,13 @@ def _with_late(
 
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
-    """What the operations take one by one, each in its best layout, less what the group takes; below zero where it
-    cannot be run, or a profile has times of only one of the two: a fact and an estimate are not held side by side."""
+    """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
+    group cannot run, or a profile has times of only one of the two: measurements are not compared with estimates."""
     return _gained_us(table, [by_name[name] for name in group.replaces], group, limit_bytes)
 
 
 def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limit_bytes: int | None) -> float:
-    """The same of other launches in the place of its operations."""
+    """The same with other launches in the place of its operations."""
     fused = [
         [c for c in table.offered(launch) if limit_bytes is None or c.workspace_bytes <= limit_bytes]
         for launch in group.launches
@@ -270,11 +273,11 @@ def _rewritten(program: tuple[Operation, ...], taken: Iterable[Group]) -> tuple[
     launches: dict[int, list[Operation]] = {}
     for group in taken:
         replaced |= group.replaces
-        for place, launch in zip(group.places, group.launches, strict=True):
-            launches.setdefault(place, []).append(launch)
+        for position, launch in zip(group.positions, group.launches, strict=True):
+            launches.setdefault(position, []).append(launch)
     found: list[Operation] = []
-    for place, operation in enumerate(program):
-        found += launches.get(place, ())
+    for position, operation in enumerate(program):
+        found += launches.get(position, ())
         if operation.name not in replaced:
             found.append(operation)
     return tuple(found)

@@ -1,6 +1,6 @@
-"""Addresses: every buffer in the arena or in host memory.
+"""Placement: an address for every buffer in the arena or in host memory.
 
 * `addresses`: addresses of the buffers of a draft
 * `allocate`: offsets of blocks: greedy, skyline, annealing, CP-SAT
-* `skyline`: blocks placed from the bottom up
+* `skyline`: blocks placed by the skyline heuristic
 """

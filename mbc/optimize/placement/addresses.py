@@ -11,14 +11,13 @@ from mbc.optimize.schedule.cross_stream_liveness import serial_program
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import blocks, owners, peak_bytes
 from mbc.plan.model import Space, aligned
-from mbc.units import show_apart, show_enough
+from mbc.units import show_distinct, show_enough
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """`offsets` of all buffers, each from the start of its space. `live_bytes`: peak live bytes of the arena in listed
-    order, the concurrent stream not considered: what that adds is not the placement's doing. They are the lower bound
-    of any placement."""
+    order, without longer live ranges by the concurrent stream: the lower bound of any placement."""
 
     offsets: tuple[int, ...]
     arena_bytes: int
@@ -31,9 +30,8 @@ def assign_addresses(
 ) -> Placed:
     """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
 
-    `available_bytes`: an arena of this size is small enough. Not `thorough`: quickly, for a first look. `known`:
-    offsets of blocks in the arena above the persistent buffers, by owner; what else the same program needs goes between
-    them.
+    `available_bytes`: an arena of this size is small enough. Not `thorough`: one quick pass. `known`:
+    offsets of blocks in the arena above the persistent buffers, by owner; the program's other blocks go between them.
     """
     offsets = [0] * len(draft.buffers)
     ends: dict[Space, int] = {}
@@ -70,7 +68,7 @@ def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
     """MBC210 where the pinned memory of a plan is more than the limit (None: there is none)."""
     if limit_bytes is None or placed.host_bytes <= limit_bytes:
         return
-    kept, allowed = show_apart(placed.host_bytes, limit_bytes)
+    kept, allowed = show_distinct(placed.host_bytes, limit_bytes)
     raise MbcError(
         "MBC210",
         f"the plan of '{network}' keeps {kept} in host memory at once, memory.host allows {allowed}",

@@ -1,8 +1,7 @@
 """Give every block an offset: no two blocks that are live at the same launch may overlap.
 
-Greedy placement at the smallest gap that fits, in several orders; then from the bottom up, over and over
-(`mbc.optimize.placement.skyline`); of few blocks the order is annealed, and CP-SAT is asked for less. The peak live
-bytes are the lower bound.
+Greedy best-fit placement in several orders; then repeated skyline placement (`mbc.optimize.placement.skyline`); of few
+blocks the order is annealed, and CP-SAT is asked for an arena below that. The peak live bytes are the lower bound.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True) -> tuple[list[int], int]:
     """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
 
-    `enough_bytes`: a height that needs no improvement. Not `thorough`: a first look.
+    `enough_bytes`: a height that needs no improvement. Not `thorough`: one quick pass.
     """
     if not blocks:
         return [], 0
@@ -59,7 +58,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 
 
 def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
-    """Offsets of the blocks within `available_bytes` that they nearly fill, where such are found quickly."""
+    """Offsets of the blocks within `available_bytes`; None where they are not found quickly."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
     offsets, reached = _greedy(blocks, order, most_bytes=available_bytes + 1)
     if reached <= available_bytes:
@@ -75,8 +74,8 @@ def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | Non
 def place_around(
     blocks: Sequence[Block], known: Mapping[int, int], most_bytes: int = HIGHEST_BYTES
 ) -> tuple[list[int], int]:
-    """Offsets of the blocks and the height they reach, where those of some are `known`. What reaches `most_bytes` is
-    given up: its offsets mean nothing."""
+    """Offsets of the blocks and the height they reach, where those of some are `known`. A placement that reaches
+    `most_bytes` is given up: its offsets mean nothing."""
     rest = sorted(set(range(len(blocks))) - known.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
     return _greedy(blocks, rest, known, most_bytes)
 
@@ -84,8 +83,8 @@ def place_around(
 def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Fill up the large ones from the bottom; anneal the order of few, then prove the largest; smaller ones then fill
-    what these leave."""
+    """Improve the placement of the large blocks: by the skyline heuristic, by annealing the order of few, and by
+    CP-SAT; smaller blocks then fill the gaps."""
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
         return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
@@ -112,7 +111,7 @@ def _improved(
 
 
 def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
-    """Those that are live when so many bytes are; a large one with few others is placed easily."""
+    """The blocks that are live when so many bytes are; those that are live at other times only are placed easily."""
     live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
     return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
 
@@ -126,14 +125,14 @@ def _greedy(
     """Place in the given order, each block into the smallest gap that holds it, else on top; others have offsets that
     are `known`. What reaches `most_bytes` is given up."""
     offsets = [0] * len(blocks)
-    # What is placed so far, ordered by offset.
+    # The placed blocks, ordered by offset.
     lows, highs, starts, stops = placed = [np.zeros(len(blocks), np.int64) for _ in range(4)]
     count = len(known) if known else 0
     for at, (offset, i) in enumerate(sorted((offset, i) for i, offset in known.items()) if known else ()):
         offsets[i] = lows[at] = offset
         highs[at], starts[at], stops[at] = offset + blocks[i].size_bytes, blocks[i].start, blocks[i].stop
     reached = int(highs.max(initial=0))
-    # In the order in which blocks start, one that has ended conflicts with none of the later ones, and all others do.
+    # In the order of their starts, a block that has ended conflicts with none of the later ones, and all others do.
     forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
     for i in order:
         if reached >= most_bytes:
@@ -147,10 +146,10 @@ def _greedy(
                 count = len(alive)
             low, high = lows[:count], highs[:count]
         else:
-            at_once = starts[:count] < block.stop
-            at_once &= stops[:count] > block.start
-            beside = at_once.nonzero()[0]
-            low, high = lows[beside], highs[beside]
+            overlapping = starts[:count] < block.stop
+            overlapping &= stops[:count] > block.start
+            concurrent = overlapping.nonzero()[0]
+            low, high = lows[concurrent], highs[concurrent]
         from_ = np.zeros(len(low) + 1, np.int64)  # where gaps start, and their sizes
         np.maximum.accumulate(high, out=from_[1:])
         sizes = np.append(low, HIGHEST_BYTES) - from_

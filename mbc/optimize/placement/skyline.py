@@ -1,10 +1,10 @@
-"""Skyline placement, from the bottom up: into the lowest gap goes the first of the blocks that are live within it;
-where there is none, the gap is lost and the next lowest is filled.
+"""Skyline placement: the lowest gap of the skyline gets the first of the blocks whose live range lies within it; where
+there is none, the gap is lost and the next lowest is filled.
 
 The best fit of Burke, Kendall and Whitwell ("A new placement heuristic for the orthogonal stock-cutting problem", 2004)
 as Sekiyama et al. take it to memory ("Profile-guided memory optimization for deep neural networks", 2018), the blocks
-that live longest first. What ends up too high then comes earlier in the next round, as in "Squeaky wheel" optimization
-(Joslin and Clements, 1999).
+that live longest first. Blocks that end up too high then come earlier in the next round, as in "Squeaky wheel"
+optimization (Joslin and Clements, 1999).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _filled(blocks: Sequence[Block]) -> list[int]:
     starts = [number[block.start] for block in blocks]
     stops = [number[block.stop] for block in blocks]
     sizes = [block.size_bytes for block in blocks]
-    # Blocks as bits of whole numbers, the first one lowest: those that start at each time or later, those that stop at
-    # it or earlier, and those that are left. What fits a gap is then found without a look at each.
+    # Sets of blocks as bits of integers, the first block lowest: those that start at each time or later, those that
+    # stop at it or earlier, and those that are left. The first block that fits a gap is then found by bit operations.
     since, until = [0] * len(times), [0] * len(times)
     for i in range(len(blocks)):
         since[starts[i]] |= 1 << i
@@ -63,8 +63,8 @@ def _filled(blocks: Sequence[Block]) -> list[int]:
         until[time + 1] |= until[time]
     left = (1 << len(blocks)) - 1
     offsets = [0] * len(blocks)
-    # Gaps of the skyline, each by the time at which it begins: when it ends, and above which height it is (-1: none
-    # begins then). `begins`: of the gap that ends at a time. `lowest`: the first that is still so high is it.
+    # Gaps of the skyline, each by the time at which it begins: when it ends, and its height (-1: none begins then).
+    # `begins`: of the gap that ends at a time. `lowest`: a heap of (height, begin), some of them outdated.
     heights, ends, begins = [-1] * len(times), [0] * len(times), [0] * len(times)
     heights[0], ends[0] = 0, last
     lowest = [(0, 0)]

@@ -1,8 +1,8 @@
 """Decisions (a value is kept, recomputed or offloaded between two uses), and the program that carries them out.
 
-A decision starts a new stay of a value at some run: a use reads the stay that started last before it, and a stay lasts
-until its last use. So whatever is decided, the program computes the same; memory and time are what changes. A value is
-recomputed by the same kernels on the same slices from the same bytes: recomputation is exact.
+A decision starts a new live range of a value at some region: a use reads the live range that started last before it,
+and a live range lasts until its last use. So whatever is decided, the program computes the same; only memory and time
+change. A value is recomputed by the same kernels on the same micro-batches from the same bytes: recomputation is exact.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from mbc.hardware.transfers import HostLink
 from mbc.ir.types import DType, Layout
-from mbc.optimize.remat.fused_remat import FusedRematRun, FusedRematRuns
+from mbc.optimize.remat.fused_remat import FusedRematLaunch, FusedRematLaunches
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft, renumbered
-from mbc.optimize.schedule.regions import Run
+from mbc.optimize.schedule.regions import Region
 from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Space, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """`buffer` is recomputed just before run `before`, by the run that made it first, from the values that are live
+    """`buffer` is recomputed just before region `before`, by the region that defines it, from the values that are live
     then."""
 
     buffer: int
@@ -29,10 +29,10 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """`buffer` is copied to the host, listed just before run `out`, and back, listed just before run `back`.
+    """`buffer` is copied to the host, listed just before region `out`, and back, listed just before region `back`.
 
-    A copy starts as soon as its stream and what it waits for allow, so the places in the list say for how long bytes of
-    the arena are taken: until `out`, and from `back` on.
+    A copy starts as soon as its stream and what it waits for allow, so the positions in the list say when the value is
+    live in the arena: until `out`, and from `back` on.
     """
 
     buffer: int
@@ -42,7 +42,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """In the order of buffers and runs; empty: everything is kept."""
+    """In the order of buffers and regions; empty: everything is kept."""
 
     recomputes: tuple[Recompute, ...] = ()
     offloads: tuple[Offload, ...] = ()
@@ -50,7 +50,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """`position[i]`: the run at which launch i of the training program stands, itself or by a decision. New buffers
+    """`position[i]`: the region at which launch i of the training program stands, itself or by a decision. New buffers
     have the highest numbers (see `in_launch_order`)."""
 
     draft: Draft
@@ -58,49 +58,53 @@ class Rewritten:
 
 
 def rewrite(
-    draft: Draft, runs: Sequence[Run], decisions: Decisions, link: HostLink, fused_remat: FusedRematRuns | None = None
+    draft: Draft,
+    regions: Sequence[Region],
+    decisions: Decisions,
+    link: HostLink,
+    fused_remat: FusedRematLaunches | None = None,
 ) -> Rewritten:
-    """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. What is
-    recomputed according to `fused_remat` (fused rematerialization) has no launch of its own."""
-    writer = _Writer(draft, runs, link)
-    made_by = {buffer: i for i, run in enumerate(runs) for buffer in run.writes}
-    again: dict[int, dict[int, list[int]]] = {}  # position -> run -> outputs
-    instead: dict[int, FusedRematRun] = {}  # by the run in whose place it is launched
-    repeated = {(made_by[decision.buffer], decision.before) for decision in decisions.recomputes}
+    """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. A value
+    that is recomputed according to `fused_remat` (fused rematerialization) has no launch of its own."""
+    writer = _Writer(draft, regions, link)
+    defined_at = {buffer: i for i, region in enumerate(regions) for buffer in region.writes}
+    recomputed: dict[int, dict[int, list[int]]] = {}  # position -> region -> outputs
+    fused: dict[int, FusedRematLaunch] = {}  # by the region that it replaces
+    recomputes = {(defined_at[decision.buffer], decision.before) for decision in decisions.recomputes}
     for decision in decisions.recomputes:
-        run = made_by[decision.buffer]
-        assert run < decision.before and runs[run].again
-        found = (fused_remat or {}).get((run, decision.before))
-        found = found.beside(repeated) if found else None
+        region = defined_at[decision.buffer]
+        assert region < decision.before and regions[region].recomputable
+        found = (fused_remat or {}).get((region, decision.before))
+        found = found.given(recomputes) if found else None
         if found and decision.buffer in found.targets:
             # Of two values at the same reductions, the launch that recomputes both replaces the one that recomputes
             # one.
-            instead[found.sums] = max(found, instead.get(found.sums, found), key=lambda one: len(one.targets))
+            fused[found.reductions] = max(found, fused.get(found.reductions, found), key=lambda one: len(one.targets))
         else:
-            again.setdefault(decision.before, {}).setdefault(run, []).append(decision.buffer)
+            recomputed.setdefault(decision.before, {}).setdefault(region, []).append(decision.buffer)
     out: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
     for decision in decisions.offloads:
         assert decision.out <= decision.back
         out.setdefault(decision.out, []).append(decision.buffer)
         back.setdefault(decision.back, []).append(decision.buffer)
-    for position, run in enumerate(runs):
+    for position, region in enumerate(regions):
         for buffer in out.get(position, ()):
             writer.to_host(buffer, position)
         for buffer in back.get(position, ()):
             writer.to_device(buffer, position)
-        for clone, outputs in sorted(again.get(position, {}).items()):
-            writer.run(runs[clone], position, outputs)
-        if position in instead:
-            writer.fused_remat(instead[position], position)
+        for clone, outputs in sorted(recomputed.get(position, {}).items()):
+            writer.region(regions[clone], position, outputs)
+        if position in fused:
+            writer.fused_remat(fused[position], position)
         else:
-            writer.run(run, position, None)
+            writer.region(region, position, None)
     return writer.finish()
 
 
 def in_launch_order(draft: Draft) -> Draft:
-    """The same draft with the numbers of buffers as its launches first touch them: in a plan a buffer may take over the
-    bytes of one with a lower number only."""
+    """The same draft with the numbers of buffers as its launches first touch them: in a plan a buffer may alias one
+    with a lower number only."""
     numbers = dict.fromkeys((*draft.persistent, *draft.train.entry))
     numbers |= dict.fromkeys(access.buffer for launch in draft.train.launches for access in launch.accesses)
     numbers |= dict.fromkeys(range(len(draft.buffers)))
@@ -108,11 +112,11 @@ def in_launch_order(draft: Draft) -> Draft:
 
 
 class _Writer:
-    """Writes the new training program. `_now` is where the latest stay of a value lies."""
+    """Writes the new training program. `_now`: the buffer of the latest live range of each value."""
 
-    def __init__(self, draft: Draft, runs: Sequence[Run], link: HostLink) -> None:
+    def __init__(self, draft: Draft, regions: Sequence[Region], link: HostLink) -> None:
         self._draft = draft
-        self._runs = runs
+        self._runs = regions
         self._link = link
         self._buffers = list(draft.buffers)
         self._launches: list[Launch] = []
@@ -121,7 +125,7 @@ class _Writer:
         self._host: dict[int, int] = {}
 
     def to_host(self, buffer: int, position: int) -> None:
-        if buffer not in self._host:  # a value never changes, so one copy serves every return
+        if buffer not in self._host:  # a value never changes, so one copy serves every prefetch
             self._host[buffer] = self._new(replace(self._draft.buffers[buffer], space=Space.HOST, alias=None))
             self._copy(self._now.get(buffer, buffer), self._host[buffer], Stream.TO_HOST, position)
 
@@ -130,28 +134,28 @@ class _Writer:
         self._copy(self._host[buffer], returned, Stream.TO_DEVICE, position)
         self._now[buffer] = returned
 
-    def run(self, run: Run, position: int, again: Sequence[int] | None) -> None:
-        """The launches of a run; `again`: as a repetition of which these outputs are wanted."""
-        moved: dict[int, int] = {}
-        launches = self._draft.train.launches[run.start : run.stop]
-        if again is not None:
-            launches = launches if run.repeat is None else (run.repeat,)
-            moved = {buffer: self._new(self._alone(buffer)) for buffer in run.made_again}
+    def region(self, region: Region, position: int, recomputed: Sequence[int] | None) -> None:
+        """The launches of a region; `recomputed`: as a recomputation of which these outputs are wanted."""
+        renamed: dict[int, int] = {}
+        launches = self._draft.train.launches[region.start : region.stop]
+        if recomputed is not None:
+            launches = launches if region.remat_launch is None else (region.remat_launch,)
+            renamed = {buffer: self._new(self._alone(buffer)) for buffer in region.recomputed_outputs}
         for launch in launches:
-            self._add(self._renamed(launch, moved, again is not None), position)
-        if again is not None:
-            self._now |= {buffer: moved[buffer] for buffer in again}
+            self._add(self._renamed(launch, renamed, recomputed is not None), position)
+        if recomputed is not None:
+            self._now |= {buffer: renamed[buffer] for buffer in recomputed}
 
-    def fused_remat(self, fused_remat: FusedRematRun, position: int) -> None:
+    def fused_remat(self, fused_remat: FusedRematLaunch, position: int) -> None:
         """Fused rematerialization: a launch that recomputes values together with its own outputs."""
-        made = {target: self._new(self._alone(target)) for target in fused_remat.targets}
-        launch = self._renamed(fused_remat.launch, {}, again=False)
-        accesses = [Access(made.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
+        renamed = {target: self._new(self._alone(target)) for target in fused_remat.targets}
+        launch = self._renamed(fused_remat.launch, {}, recomputed=False)
+        accesses = [Access(renamed.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
         if fused_remat.workspace_bytes:
             scratch = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, fused_remat.workspace_bytes)
             accesses.append(Access(self._new(scratch), WHOLE, Mode.WRITE))
         self._add(replace(launch, accesses=tuple(accesses)), position)
-        self._now |= made
+        self._now |= renamed
 
     def finish(self) -> Rewritten:
         program = replace(
@@ -167,20 +171,20 @@ class _Writer:
         found = self._draft.buffers[buffer]
         return found if found.alias is None else replace(found, alias=None)
 
-    def _renamed(self, launch: Launch, moved: dict[int, int], again: bool) -> Launch:
-        if not again and self._now.keys().isdisjoint([access.buffer for access in launch.accesses]):
+    def _renamed(self, launch: Launch, renamed: dict[int, int], recomputed: bool) -> Launch:
+        if not recomputed and self._now.keys().isdisjoint([access.buffer for access in launch.accesses]):
             return launch
         accesses: list[Access] = []
         changed = False
         for access in launch.accesses:
             buffer = access.buffer
             if access.mode is Mode.READ:
-                buffer = moved.get(buffer, self._now.get(buffer, buffer))
-            elif again:
-                # What a repetition writes is new, its workspace and the values inside it included.
-                if buffer not in moved:
-                    moved[buffer] = self._new(self._draft.buffers[buffer])
-                buffer = moved[buffer]
+                buffer = renamed.get(buffer, self._now.get(buffer, buffer))
+            elif recomputed:
+                # What a recomputation writes is new, its workspace and intermediate values included.
+                if buffer not in renamed:
+                    renamed[buffer] = self._new(self._draft.buffers[buffer])
+                buffer = renamed[buffer]
             if buffer != access.buffer:
                 changed = True
                 access = Access(buffer, access.rows, access.mode)

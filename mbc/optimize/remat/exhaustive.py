@@ -13,28 +13,29 @@ from mbc.optimize.remat.apply_decisions import Decisions
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 
 
-def fastest_first(ledger: Ledger, over: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
-    """The sets of gaps over runs that exceed the available bytes (`over`, with everything kept), each recomputed where
-    it ends, that take less than `limit_us`; none where there are too many. `ledger`: one without entries."""
+def fastest_first(ledger: Ledger, excess_bytes: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
+    """The sets of gaps over regions that exceed the available bytes (`excess_bytes`, with everything kept), each
+    recomputed where it ends, that take less than `limit_us`; none where there are too many. `ledger`: one without
+    entries."""
     gaps: dict[Gap, None] = {}
-    for position in np.flatnonzero(over > 0):
-        found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_repeat(b))
+    for position in np.flatnonzero(excess_bytes > 0):
+        found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_recompute(b))
         gaps |= dict.fromkeys(gap for gap in found if gap is not None)
         if len(gaps) > effort.EXHAUSTIVE_GAPS:
             return ()
-    # What is made first may be needed to make the others.
+    # A value that is defined earlier may be needed to recompute the others.
     ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
     sets: list[tuple[float, Decisions]] = []
 
     def extend(index: int) -> None:
-        if ledger.again_us >= limit_us:
+        if ledger.recompute_us >= limit_us:
             return
         if index == len(ordered):
-            sets.append((ledger.again_us, ledger.decisions()))
+            sets.append((ledger.recompute_us, ledger.decisions()))
             return
         extend(index + 1)
         start = ledger.mark()
-        ledger.recompute(ordered[index].buffer, ordered[index].before)
+        ledger.recompute_chain(ordered[index].buffer, ordered[index].before)
         extend(index + 1)
         ledger.undo(start)
 

@@ -1,9 +1,9 @@
-"""Choose for every gap between two uses of a value whether it is kept, recomputed or sent to the host.
+"""Choose for every gap between two uses of a value whether it is kept, recomputed or offloaded.
 
-First as much goes to the host as its link can carry unseen, what is slowest to make again first. Then, where most is
-taken, the gap that costs least time for its bytes is recomputed, until everything fits; how much is taken is found
-from the rewritten program, and the choice goes on from there. What proves not to be needed is kept after all. What was
-found so is then improved (`mbc.optimize.remat.local_search`).
+First as many values are offloaded as the host link can copy without a stall, those that are slowest to recompute first.
+Then, at the peak of live bytes, the gap that costs least time per byte is recomputed, until everything fits; live bytes
+are measured in the rewritten program, and the choice goes on from there. Decisions that prove unneeded are dropped.
+Local search then improves the result (`mbc.optimize.remat.local_search`).
 """
 
 from __future__ import annotations
@@ -20,40 +20,47 @@ from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import in_launch_order
 from mbc.optimize.remat.coalesce_copies import coalesce_copies
 from mbc.optimize.remat.exhaustive import fastest_first
-from mbc.optimize.remat.fused_remat import FusedRematRuns
+from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.local_search import Found, drop_offloads, improve, keep_after_all, squeeze
+from mbc.optimize.remat.local_search import (
+    Evaluated,
+    drop_unneeded_offloads,
+    drop_unneeded_recomputes,
+    improve,
+    search_feasible,
+)
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.remat.state import Means, Measured, Points, RematState, Residency
+from mbc.optimize.remat.state import Measured, Points, RematState, Residency, Techniques
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.optimize.schedule.regions import Region, regions_of
 
 
 def choose_residency(
     graph: TrainingGraph,
     draft: Draft,
     link: HostLink,
-    means: Means,
+    techniques: Techniques,
     available_bytes: int,
     known_us: float = math.inf,
     groups: Sequence[Operation] = (),
     work: int = 0,
     start: Residency | None = None,
     points: Points | None = None,
-    fused_remat: FusedRematRuns | None = None,
-    runs: Sequence[Run] = (),
+    fused_remat: FusedRematLaunches | None = None,
+    regions: Sequence[Region] = (),
 ) -> Residency:
-    """The draft as it fits the room, or as little over it as was found. `draft` must not alias but by updates.
+    """The draft within the available bytes, or with the smallest excess that was found. `draft` must have no aliases
+    but those of updates.
 
-    `known_us`: a step that fits; one that would take much longer is given up. `work`: rounds that improve what fits,
-    times the runs of the program. `start`: what was found for the same draft and as much room or more, to go on from.
-    `points`: bytes of workspace and time of the other ways to run operations that are launched together, by their
-    names. `fused_remat`: what can be recomputed along with other runs, whose operations are among `groups`.
-    `runs`: of the training program, where some are repeated by other launches.
+    `known_us`: time of a step that fits; one that would take much longer is given up. `work`: rounds of local search
+    times the regions of the program. `start`: an earlier result for the same draft and as many available bytes or more,
+    to resume from. `points`: workspace in bytes and time of the other candidates of operations that are launched
+    together, by their names. `fused_remat`: fused rematerializations, whose operations are among `groups`. `regions`:
+    of the training program, where some are recomputed by other launches.
     """
-    runs = tuple(runs) or runs_of(graph, draft, draft.train)
+    regions = tuple(regions) or regions_of(graph, draft, draft.train)
     state = RematState(
-        graph, draft, link, means, available_bytes, known_us, groups, points or {}, fused_remat or {}, runs
+        graph, draft, link, techniques, available_bytes, known_us, groups, points or {}, fused_remat or {}, regions
     )
     found = _decide(state, work, start)
     return replace(found, draft=in_launch_order(found.draft))
@@ -61,28 +68,28 @@ def choose_residency(
 
 def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
     """Greedy choice, local search from there, and all sets of decisions where there are few. `work`, `start`: as for
-    `reside`."""
+    `choose_residency`."""
     best = state.measured()
-    kept_over = best[1]
+    kept_excess_bytes = best[1]
     if start is not None:
-        state.go_on(start)
+        state.resume(start)
         best = state.measured()
     elif best[0].live_bytes > state.available_bytes:
-        best = _started(state, best)
+        best = _initial_decisions(state, best)
     smallest, best = _relieved(state, best, effort.GREEDY_ROUNDS)
     limit_us = math.inf
-    rounds = min(effort.LOCAL_SEARCH_ROUNDS, work // len(state.runs))
+    rounds = min(effort.LOCAL_SEARCH_ROUNDS, work // len(state.regions))
     if best[0].live_bytes > state.available_bytes and rounds:
-        found = squeeze(state, Found(*best, state.costs_us()), rounds)
-        best = found.residency, found.over
+        found = search_feasible(state, Evaluated(*best, state.costs_us()), rounds)
+        best = found.residency, found.excess_bytes
         smallest = min(smallest, found.residency, key=lambda found: found.live_bytes)
     if best[0].live_bytes <= state.available_bytes:
-        kept = _keep_after_all(state, best)
-        found = improve(state, Found(*kept, state.costs_us()), rounds)
+        kept = _drop_unneeded(state, best)
+        found = improve(state, Evaluated(*kept, state.costs_us()), rounds)
         smallest, limit_us = _with_coalesced_copies(state, found), found.costs_us
-    if state.means.recompute and not smallest.decisions.offloads:
-        ledger = Ledger(state.draft, state.runs, state.small_bytes, fused_remat=state.along)
-        for decisions in fastest_first(ledger, kept_over, limit_us):
+    if state.techniques.recompute and not smallest.decisions.offloads:
+        ledger = Ledger(state.draft, state.regions, state.small_bytes, fused_remat=state.fused_remat)
+        for decisions in fastest_first(ledger, kept_excess_bytes, limit_us):
             proved = state.measure(decisions, {})[0]
             if proved.live_bytes <= state.available_bytes:
                 return proved
@@ -90,14 +97,18 @@ def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
 
 
 def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Residency, Measured]:
-    """What is smallest of what choosing gap by gap comes to, and what it ends with."""
-    smallest = best[0]  # one round may take more than that before
+    """Choose gap by gap until the step fits: the smallest result of all rounds, and the last one."""
+    smallest = best[0]  # a round may end with a higher peak than the one before
     worse = 0
     for _ in range(rounds):
-        residency, over = best
-        if residency.live_bytes <= state.available_bytes or state.again_too_long() or worse >= effort.GREEDY_PATIENCE:
+        residency, excess_bytes = best
+        if (
+            residency.live_bytes <= state.available_bytes
+            or state.recompute_too_long()
+            or worse >= effort.GREEDY_PATIENCE
+        ):
             break
-        if not (state.relieve(over) or state.forbid_at(int(np.argmax(over)))):
+        if not (state.relieve(excess_bytes) or state.forbid_at(int(np.argmax(excess_bytes)))):
             break
         state.offloader.schedule()
         best = state.measured()
@@ -106,43 +117,43 @@ def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Residency
     return smallest, best
 
 
-def _started(state: RematState, kept: Measured) -> Measured:
-    """Where to go on from: as much at the host as its link can carry, and then the segments that cost least once
-    they fit; where choosing gap by gap could cost less than that, nothing yet."""
-    if state.means.offload > 0:
-        state.offloader.send_away(kept[1], state.means.offload, state.means.recompute)
-    sent = state.measured()
-    if not state.means.recompute:
-        return sent
+def _initial_decisions(state: RematState, kept: Measured) -> Measured:
+    """The initial decisions: as much offloaded as the link can copy, and then the segments that cost least once they
+    fit; where choosing gap by gap costs less than any segments, the result of that."""
+    if state.techniques.offload > 0:
+        state.offloader.offload_hidden(kept[1], state.techniques.offload, state.techniques.recompute)
+    offloaded = state.measured()
+    if not state.techniques.recompute:
+        return offloaded
     found: list[tuple[float, Residency]] = []
     before = state.ledger.mark()
-    peak, most_again_us = int(np.argmax(kept[1])), state.most_again_us
+    peak, max_recompute_us = int(np.argmax(kept[1])), state.max_recompute_us
     for part in (*effort.SEGMENT_SHARES, 0.0):
         if part:
             cut_into_segments(state.ledger, peak, int(part * state.available_bytes))
             state.offloader.schedule()
         best = _relieved(state, state.measured(), effort.SEGMENT_ROUNDS if part else effort.GREEDY_ROUNDS)[1]
         if best[0].live_bytes <= state.available_bytes:
-            residency, _ = _keep_after_all(state, best)
+            residency, _ = _drop_unneeded(state, best)
             found.append((state.costs_us(), residency))
-            state.most_again_us = min(state.most_again_us, effort.RECOMPUTE_OVERSHOOT * state.costs_us())
+            state.max_recompute_us = min(state.max_recompute_us, effort.RECOMPUTE_OVERSHOOT * state.costs_us())
         elif not part and not found:
             return best
         state.ledger.undo(before)
-        state.offloader.forced.clear()
+        state.offloader.stalling.clear()
         state.forbidden.clear()
-    state.most_again_us = most_again_us
-    state.go_on(min(found, key=lambda found: found[0])[1])
+    state.max_recompute_us = max_recompute_us
+    state.resume(min(found, key=lambda found: found[0])[1])
     return state.measured()
 
 
-def _keep_after_all(state: RematState, best: Measured) -> Measured:
-    """Take decisions back, the most expensive first, where the books say that it fits without."""
+def _drop_unneeded(state: RematState, best: Measured) -> Measured:
+    """Drop decisions, the most expensive first, without which the step still fits by the ledger."""
     before = state.ledger.mark()
-    keep_after_all(state, best[1], max(1, effort.KEEP_WORK // len(state.runs)))
-    drop_offloads(state, best[1])
+    drop_unneeded_recomputes(state, best[1], max(1, effort.KEEP_WORK // len(state.regions)))
+    drop_unneeded_offloads(state, best[1])
     state.offloader.schedule()
-    found = state.measure(state.ledger.decisions(), state.ledger.leaner)
+    found = state.measure(state.ledger.decisions(), state.ledger.workspace_cuts)
     if found[0].live_bytes > state.available_bytes:
         state.ledger.undo(before)
         return best
@@ -150,18 +161,18 @@ def _keep_after_all(state: RematState, best: Measured) -> Measured:
     return found
 
 
-def _with_coalesced_copies(state: RematState, found: Found) -> Residency:
-    """What need not go to the host stays, and copies travel together, if that fits. That copies travel together is
-    in the draft only: decisions are gone on from as they are."""
+def _with_coalesced_copies(state: RematState, found: Evaluated) -> Residency:
+    """Drop offloads that are not needed, and coalesce copies, if that fits. Coalescing changes the draft only: a later
+    search resumes from the decisions as they are."""
     if not found.residency.decisions.offloads:
         return found.residency
-    state.go_on(found.residency)
-    _, over = state.measured()
-    drop_offloads(state, over)
-    alone, over = state.measured()
+    state.resume(found.residency)
+    _, excess_bytes = state.measured()
+    drop_unneeded_offloads(state, excess_bytes)
+    alone, excess_bytes = state.measured()
     if alone.live_bytes > state.available_bytes:
         return found.residency
-    coalesce_copies(state.offloader, state.ledger, over, state.available_bytes)
+    coalesce_copies(state.offloader, state.ledger, excess_bytes, state.available_bytes)
     together, _ = state.measured()
     if together.live_bytes > state.available_bytes:
         return alone

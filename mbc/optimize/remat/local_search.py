@@ -1,8 +1,9 @@
-"""Improve what was chosen for the gaps: take some of it back, make room again in another way, keep what is faster.
+"""Local search over decisions: undo some of them, free the bytes by others, keep the result if it is faster.
 
 A large neighbourhood search (Shaw, "Using constraint programming and local search methods to solve vehicle routing
-problems", 1998): what is chosen one by one where most is taken is not what is best together, and a round costs little,
-since the books follow it. What they find is measured before it counts.
+problems", 1998): what a greedy choice decides one by one at the peak is not the best combination, and a round costs
+little, since the ledger of live bytes is updated incrementally. Improvements by the ledger are measured in the
+rewritten program before they count.
 """
 
 from __future__ import annotations
@@ -18,59 +19,60 @@ from numpy.typing import NDArray
 from mbc.optimize import effort
 from mbc.optimize.remat.state import RematState, Residency
 
-Again = tuple[int, int]  # a value, and the run before which it is recomputed
+Recomputation = tuple[int, int]  # a value, and the region before which it is recomputed
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Decisions as they were measured. `over`: by how much each run exceeds the room; `costs_us`: what they cost."""
+class Evaluated:
+    """Decisions as they were measured. `excess_bytes`: by how much each region exceeds the available bytes; `costs_us`:
+    the time that the decisions add."""
 
     residency: Residency
-    over: NDArray[np.int64]
+    excess_bytes: NDArray[np.int64]
     costs_us: float
 
 
-def improve(state: RematState, best: Found, rounds: int) -> Found:
-    """What was found from `best`, which fits and is what the books say.
+def improve(state: RematState, best: Evaluated, rounds: int) -> Evaluated:
+    """The best decisions found from `best`, which fits and is the state of the ledger.
 
     Seeded and counted in rounds, never in seconds: the same step gets the same decisions.
     """
     draw = random.Random(0)
     ledger = state.ledger
     least_us = best.costs_us
-    known, known_forced = ledger.mark(), frozenset(state.offloader.forced)  # as `best` was measured
+    known, known_stalling = ledger.mark(), frozenset(state.offloader.stalling)  # as `best` was measured
     unmeasured, most_unmeasured = 0, effort.MEASURE_AFTER
 
     def settle() -> None:
-        nonlocal best, least_us, known, known_forced, unmeasured, most_unmeasured
+        nonlocal best, least_us, known, known_stalling, unmeasured, most_unmeasured
         found = _settled(state)
         unmeasured = 0
-        if found.over.max() <= 0 and found.costs_us < best.costs_us:
+        if found.excess_bytes.max() <= 0 and found.costs_us < best.costs_us:
             best = found
-            known, known_forced = ledger.mark(), frozenset(state.offloader.forced)
+            known, known_stalling = ledger.mark(), frozenset(state.offloader.stalling)
             most_unmeasured = min(2 * most_unmeasured, effort.MEASURE_AFTER)
-        else:  # the books are further off than that
+        else:  # the ledger was too optimistic
             ledger.undo(known)
             ledger.measured()
-            state.offloader.forced = set(known_forced)
+            state.offloader.stalling = set(known_stalling)
             most_unmeasured = max(1, most_unmeasured // 2)
         least_us = best.costs_us
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(state.offloader.forced)
-        if not _take_back(state, draw):
+        stalling = frozenset(state.offloader.stalling)
+        if not _destroy(state, draw):
             break
-        state.most_again_us = least_us
-        _relieve(state, best.over, draw)
-        if _fits(state, best.over):
-            keep_after_all(state, best.over, len(state.runs))
-        if _fits(state, best.over) and state.costs_us() < least_us - effort.IMPROVEMENT_US:
+        state.max_recompute_us = least_us
+        _relieve(state, best.excess_bytes, draw)
+        if _fits(state, best.excess_bytes):
+            drop_unneeded_recomputes(state, best.excess_bytes, len(state.regions))
+        if _fits(state, best.excess_bytes) and state.costs_us() < least_us - effort.IMPROVEMENT_US:
             least_us = state.costs_us()
             unmeasured += 1
         else:
             ledger.undo(start)
-            state.offloader.forced = set(forced)
+            state.offloader.stalling = set(stalling)
         if unmeasured >= most_unmeasured:
             settle()
     if unmeasured:
@@ -78,40 +80,40 @@ def improve(state: RematState, best: Found, rounds: int) -> Found:
     return best
 
 
-def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
-    """What fits, found from what does not and is what the books say; else what is smallest.
+def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Evaluated:
+    """Decisions that fit, found from some that do not and are the state of the ledger; else those with the lowest peak.
 
-    Where room is lacking decisions are taken back and others are made, as long as less is lacking then in all.
+    Where bytes are lacking, decisions are undone and others are made, as long as the total of lacking bytes falls.
     """
     draw = random.Random(0)
     ledger = state.ledger
-    over = smallest.over
-    lacking = _lacking(state, over)
+    excess_bytes = smallest.excess_bytes
+    lacking = _lacking(state, excess_bytes)
     unmeasured = 0
 
     def settle() -> None:
-        nonlocal over, lacking, smallest, unmeasured
+        nonlocal excess_bytes, lacking, smallest, unmeasured
         found = _settled(state)
-        over, unmeasured = found.over, 0
-        lacking = _lacking(state, over)
+        excess_bytes, unmeasured = found.excess_bytes, 0
+        lacking = _lacking(state, excess_bytes)
         smallest = min(smallest, found, key=lambda found: found.residency.live_bytes)
 
     for _ in range(rounds):
         start = ledger.mark()
-        forced = frozenset(state.offloader.forced)
-        again = state.ledger.repeated()
-        if not again:
+        stalling = frozenset(state.offloader.stalling)
+        recomputed = state.ledger.recomputed()
+        if not recomputed:
             break
-        worst = int(np.argmax(over + ledger.delta_bytes))
-        _drop(state, _nearest(again, worst, draw.choice(effort.NEIGHBOURHOOD_SIZES), draw))
-        _relieve(state, over, draw)
-        left = _lacking(state, over)
+        worst = int(np.argmax(excess_bytes + ledger.delta_bytes))
+        _drop_all(state, _nearest(recomputed, worst, draw.choice(effort.NEIGHBOURHOOD_SIZES), draw))
+        _relieve(state, excess_bytes, draw)
+        left = _lacking(state, excess_bytes)
         if left < lacking:
             lacking = left
             unmeasured += 1
         else:
             ledger.undo(start)
-            state.offloader.forced = set(forced)
+            state.offloader.stalling = set(stalling)
         if unmeasured >= effort.MEASURE_AFTER or (unmeasured and not lacking):
             settle()
             if not lacking:
@@ -121,112 +123,116 @@ def squeeze(state: RematState, smallest: Found, rounds: int) -> Found:
     return smallest
 
 
-def _lacking(state: RematState, over: NDArray[np.int64]) -> int:
-    """By how much all runs together exceed the room, by the books."""
-    return int(np.maximum(over + state.ledger.delta_bytes, 0).sum())
+def _lacking(state: RematState, excess_bytes: NDArray[np.int64]) -> int:
+    """By how many bytes all regions together exceed the available ones, by the ledger."""
+    return int(np.maximum(excess_bytes + state.ledger.delta_bytes, 0).sum())
 
 
-def _relieve(state: RematState, over: NDArray[np.int64], draw: random.Random) -> None:
-    """Make room at prices that are off, so that other decisions are made than the last time."""
-    # Runs with less workspace count down from -1.
-    priced = (*state.ledger.movable, *range(-len(state.runs), 0))
+def _relieve(state: RematState, excess_bytes: NDArray[np.int64], draw: random.Random) -> None:
+    """Free bytes at perturbed prices, so that other decisions are made than the last time."""
+    # Regions with less workspace count down from -1.
+    priced = (*state.ledger.movable, *range(-len(state.regions), 0))
     noise = effort.PRICE_NOISE
     drawn, least, width = draw.random, 1 - noise, (1 + noise) - (1 - noise)
     state.price_perturbations = {
         b: least + width * drawn() for b in priced
     }  # what uniform() is, in a third of the time
-    state.relieve(over)
+    state.relieve(excess_bytes)
     state.price_perturbations = {}
 
 
-def _nearest(again: Sequence[Again], position: int, count: int, draw: random.Random) -> list[Again]:
-    """Of what is recomputed before runs near a position; of equally near ones any."""
-    return sorted(again, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]
+def _nearest(
+    recomputed: Sequence[Recomputation], position: int, count: int, draw: random.Random
+) -> list[Recomputation]:
+    """Of what is recomputed before regions near a position; of equally near ones any."""
+    return sorted(recomputed, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]
 
 
-def _drop(state: RematState, chosen: Sequence[Again]) -> None:
+def _drop_all(state: RematState, chosen: Sequence[Recomputation]) -> None:
     for buffer, position in chosen:
-        if state.ledger.repeats(buffer, position):  # not gone with another
-            state.ledger.drop(buffer, position)
+        if state.ledger.is_recomputed(buffer, position):  # not dropped with another
+            state.ledger.drop_recompute(buffer, position)
 
 
-def _settled(state: RematState) -> Found:
-    """The decisions as they are measured; where that does not fit, with a little more room made."""
-    state.most_again_us = math.inf
+def _settled(state: RematState) -> Evaluated:
+    """The decisions as they are measured; where they do not fit, with a few more bytes freed."""
+    state.max_recompute_us = math.inf
     for _ in range(effort.SETTLE_ROUNDS):
         state.offloader.schedule()
-        residency, over = state.measured()
-        if over.max() <= 0:
+        residency, excess_bytes = state.measured()
+        if excess_bytes.max() <= 0:
             break
-        state.relieve(over)
+        state.relieve(excess_bytes)
     else:
-        residency, over = state.measured()
-    return Found(residency, over, state.costs_us())
+        residency, excess_bytes = state.measured()
+    return Evaluated(residency, excess_bytes, state.costs_us())
 
 
-def keep_after_all(state: RematState, over: NDArray[np.int64], most: int) -> None:
-    """Keep after all, by the books, of what takes longest to make again and so many what fits."""
+def drop_unneeded_recomputes(state: RematState, excess_bytes: NDArray[np.int64], most: int) -> None:
+    """Drop recomputations without which the step still fits by the ledger, of the `most` that take longest."""
     ledger = state.ledger
-    order = sorted([(-ledger.again_us_of(ledger.made[b], before), before, b) for b, before in ledger.repeated()])
-    taken = over + ledger.delta_bytes
+    order = sorted(
+        [(-ledger.recompute_us_of(ledger.defined_at[b], before), before, b) for b, before in ledger.recomputed()]
+    )
+    taken = excess_bytes + ledger.delta_bytes
     for _, before, buffer in order[:most]:
-        if not ledger.repeats(buffer, before):
+        if not ledger.is_recomputed(buffer, before):
             continue
         first, last = ledger.absent(buffer, before)
         if first < last and taken[first:last].max() + ledger.size_bytes[buffer] > 0:
             continue
         start = ledger.mark()
-        ledger.drop(buffer, before)
-        if _fits(state, over):
-            taken = over + ledger.delta_bytes
+        ledger.drop_recompute(buffer, before)
+        if _fits(state, excess_bytes):
+            taken = excess_bytes + ledger.delta_bytes
         else:
             ledger.undo(start)
-    for run in sorted(ledger.leaner, key=lambda run: (-ledger.leaner[run].more_us, run)):
+    for region in sorted(ledger.workspace_cuts, key=lambda region: (-ledger.workspace_cuts[region].more_us, region)):
         start = ledger.mark()
-        ledger.lean(run, None)
-        if not _fits(state, over):
+        ledger.cut_workspace(region, None)
+        if not _fits(state, excess_bytes):
             ledger.undo(start)
 
 
-def drop_offloads(state: RematState, over: NDArray[np.int64]) -> None:
-    """Leave in the arena, by the books, what went to the host without need, the smallest first."""
+def drop_unneeded_offloads(state: RematState, excess_bytes: NDArray[np.int64]) -> None:
+    """Drop offloads without which the step still fits by the ledger, the smallest first."""
     ledger = state.ledger
-    for buffer in sorted(state.offloader.unhurried(), key=lambda b: (ledger.size_bytes[b], b)):
+    for buffer in sorted(state.offloader.overlapped(), key=lambda b: (ledger.size_bytes[b], b)):
         start = ledger.mark()
-        ledger.stay(buffer)
-        if not _fits(state, over):
+        ledger.keep(buffer)
+        if not _fits(state, excess_bytes):
             ledger.undo(start)
 
 
-def _fits(state: RematState, over: NDArray[np.int64]) -> bool:
-    return (over + state.ledger.delta_bytes).max() <= 0
+def _fits(state: RematState, excess_bytes: NDArray[np.int64]) -> bool:
+    return (excess_bytes + state.ledger.delta_bytes).max() <= 0
 
 
-def _take_back(state: RematState, draw: random.Random) -> bool:
-    """Take some decisions back: anywhere, or before runs near each other. Whether there was any."""
+def _destroy(state: RematState, draw: random.Random) -> bool:
+    """Undo some decisions: anywhere, or before regions near each other. Whether there was any."""
     ledger = state.ledger
-    again = state.ledger.repeated()
-    sent = sorted(state.offloader.forced)
-    leaner = sorted(ledger.leaner)
-    if not again and not sent and not leaner:
+    recomputed = state.ledger.recomputed()
+    stalling = sorted(state.offloader.stalling)
+    workspace_cuts = sorted(ledger.workspace_cuts)
+    if not recomputed and not stalling and not workspace_cuts:
         return False
     count = draw.choice(effort.NEIGHBOURHOOD_SIZES)
-    for run in draw.sample(leaner, min(draw.randrange(count + 1), len(leaner))):
-        ledger.lean(run, None)
-    if again and draw.random() < 0.5:
-        _, centre = draw.choice(again)
-        chosen = _nearest(again, centre, count, draw)
+    for region in draw.sample(workspace_cuts, min(draw.randrange(count + 1), len(workspace_cuts))):
+        ledger.cut_workspace(region, None)
+    if recomputed and draw.random() < 0.5:
+        _, centre = draw.choice(recomputed)
+        chosen = _nearest(recomputed, centre, count, draw)
     else:
-        chosen = draw.sample(again, min(count, len(again)))
-    _drop(state, chosen)
-    unhurried = state.offloader.unhurried()
-    if unhurried and draw.random() < effort.SWAP_OFFLOAD_SHARE:
+        chosen = draw.sample(recomputed, min(count, len(recomputed)))
+    _drop_all(state, chosen)
+    overlapped = state.offloader.overlapped()
+    if overlapped and draw.random() < effort.SWAP_OFFLOAD_SHARE:
         # Others may be worth more of the link.
-        stays = draw.sample(unhurried, min(len(unhurried), draw.choice(effort.NEIGHBOURHOOD_SIZES[:2])))
+        stays = draw.sample(overlapped, min(len(overlapped), draw.choice(effort.NEIGHBOURHOOD_SIZES[:2])))
         for buffer in stays:
-            ledger.stay(buffer)
-        state.offloader.send((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
-    for buffer in draw.sample(sent, min(draw.randrange(count + 1), len(sent))):
-        state.offloader.forced.discard(buffer)
-        ledger.stay(buffer)
+            ledger.keep(buffer)
+        state.offloader.offload_more((*draw.sample([b for b, _ in chosen], len(chosen)), *stays))
+    for buffer in draw.sample(stalling, min(draw.randrange(count + 1), len(stalling))):
+        state.offloader.stalling.discard(buffer)
+        ledger.keep(buffer)
     return True

@@ -17,34 +17,37 @@ from mbc.hardware.transfers import HostLink
 from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.regions import Run
+from mbc.optimize.schedule.regions import Region
 from mbc.plan.model import Copy, Stream
 
 
 class Offloader:
-    """The copies of one program. `peak`: the run over which values are offloaded; `sent`: the offloaded share of the
-    excess there; `forced`: offloaded values that kernels wait for."""
+    """The copies of one program. `peak`: the region over which values are offloaded; `offloaded_share`: the offloaded
+    share of the excess there; `stalling`: offloaded values that kernels wait for."""
 
-    def __init__(self, draft: Draft, link: HostLink, runs: Sequence[Run], ledger: Ledger, host_bytes: int) -> None:
-        self._runs = runs
+    def __init__(
+        self, draft: Draft, link: HostLink, regions: Sequence[Region], ledger: Ledger, host_bytes: int
+    ) -> None:
+        self._runs = regions
         self._ledger = ledger
         self._host_bytes = host_bytes
-        self._times_us = np.array([run.time_us for run in runs] + [0.0])
-        # Out before the peak and back after it, the two directions overlap only where states are offloaded, too.
+        self._times_us = np.array([region.time_us for region in regions] + [0.0])
+        # Copies go out before the peak and back after it, so the two directions overlap only where states are offloaded
+        # as well.
         busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
         sizes = {b: ledger.size_bytes[b] for b in ledger.movable}
         self._out_us = {b: link.copy_us(size, Stream.TO_HOST, busy_both) for b, size in sizes.items()}
         self._back_us = {b: link.copy_us(size, Stream.TO_DEVICE, busy_both) for b, size in sizes.items()}
         self.peak = 0
-        self.sent = 0.0
-        self.forced: set[int] = set()
+        self.offloaded_share = 0.0
+        self.stalling: set[int] = set()
 
-    def send_away(self, over: NDArray[np.int64], part: float, recompute: bool) -> None:
-        """Offload while nothing has to wait for it, until this share of the worst run's excess is offloaded, or the
-        link is full. `recompute`: values that are slowest to recompute go first."""
+    def offload_hidden(self, excess_bytes: NDArray[np.int64], part: float, recompute: bool) -> None:
+        """Offload without a stall, until this share of the worst region's excess is offloaded, or the link is full.
+        `recompute`: values that are slowest to recompute go first."""
         starts_us = self.starts_us()
-        peak = self.peak = int(np.argmax(over))
-        needed = wanted = int(over[peak] * part)
+        peak = self.peak = int(np.argmax(excess_bytes))
+        needed = wanted = int(excess_bytes[peak] * part)
         ledger = self._ledger
         gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
 
@@ -59,46 +62,47 @@ class Offloader:
             if needed <= 0:
                 break
             size_bytes = ledger.size_bytes[gap.buffer]
-            if size_bytes > host_bytes or not self.worth_sending(gap.buffer):
+            if size_bytes > host_bytes or not self.worth_copying(gap.buffer):
                 continue
             if not self._queued(queues, gap.buffer, gap.before, starts_us):
                 continue
             needed -= size_bytes
             host_bytes -= size_bytes
             chosen.append(gap)
-        self.sent = (wanted - needed) / max(1, int(over[peak]))
+        self.offloaded_share = (wanted - needed) / max(1, int(excess_bytes[peak]))
         for gap in chosen:
             ledger.offload(gap.buffer, gap.after + 1, gap.before)
         self.schedule()
 
-    def send(self, buffers: Sequence[int]) -> None:
-        """Offload more values over the peak, those that nothing has to wait for."""
+    def offload_more(self, buffers: Sequence[int]) -> None:
+        """Offload more values over the peak, those that cause no stall."""
         ledger = self._ledger
         starts_us = self.starts_us()
         queues = self._queues(starts_us)
-        for other in self.unhurried():
+        for other in self.overlapped():
             if not self._queued(queues, other, ledger.first_read(other, ledger.offloads[other][1]), starts_us):
                 return
-        left_bytes = self._host_bytes - ledger.sent_bytes
+        left_bytes = self._host_bytes - ledger.offloaded_bytes
         for buffer in buffers:
             gap = ledger.gap(buffer, self.peak)
             if gap is None or buffer in ledger.offloads or ledger.size_bytes[buffer] > left_bytes:
                 continue
-            if self.worth_sending(buffer) and self._queued(queues, buffer, gap.before, starts_us):
+            if self.worth_copying(buffer) and self._queued(queues, buffer, gap.before, starts_us):
                 left_bytes -= ledger.size_bytes[buffer]
                 ledger.offload(buffer, gap.after + 1, gap.before)
 
-    def unhurried(self) -> list[int]:
+    def overlapped(self) -> list[int]:
         """The values on the host that no kernel waits for."""
-        return sorted(self._ledger.offloads.keys() - self.forced)
+        return sorted(self._ledger.offloads.keys() - self.stalling)
 
     def _queues(self, starts_us: NDArray[np.float64]) -> tuple[_Queue, _Queue]:
-        """Time for the copies of each direction beside the peak: earliest first out, latest first back."""
+        """The copy queues of both directions around the peak: earliest first out, latest first back."""
         return _Queue(float(starts_us[self.peak])), _Queue(-float(starts_us[min(self.peak + 1, len(starts_us) - 1)]))
 
     def _queued(self, queues: tuple[_Queue, _Queue], buffer: int, needed: int, starts_us: NDArray[np.float64]) -> bool:
-        """Whether a value can be out and back in time for a run beside those that are queued; only then it is, too."""
-        made_us = float(starts_us[self._ledger.made[buffer] + 1])
+        """Queue the copies of a value if both are over in time, together with those that are queued; whether they
+        are."""
+        made_us = float(starts_us[self._ledger.defined_at[buffer] + 1])
         out_us = self.copy_us(buffer, Stream.TO_HOST)
         if not queues[0].add(made_us, out_us):
             return False
@@ -108,7 +112,8 @@ class Offloader:
         return False
 
     def schedule(self) -> None:
-        """List every copy where its time comes: out as soon as it is over, back as late as it must start."""
+        """Schedule every copy: a value is freed as soon as its copy out is over, and the copy back starts as late as it
+        may."""
         ledger = self._ledger
         if not ledger.offloads:
             return
@@ -116,15 +121,15 @@ class Offloader:
         count = len(self._runs)
         free_us = 0.0
         outs: dict[int, int] = {}
-        for buffer in sorted(ledger.offloads, key=lambda b: ledger.made[b]):
-            made = ledger.made[buffer]
-            free_us = max(free_us, float(starts_us[made + 1])) + self.copy_us(buffer, Stream.TO_HOST)
-            outs[buffer] = min(max(made + 1, bisect_left(starts_us, free_us)), count)
+        for buffer in sorted(ledger.offloads, key=lambda b: ledger.defined_at[b]):
+            defined_at = ledger.defined_at[buffer]
+            free_us = max(free_us, float(starts_us[defined_at + 1])) + self.copy_us(buffer, Stream.TO_HOST)
+            outs[buffer] = min(max(defined_at + 1, bisect_left(starts_us, free_us)), count)
         free_us = math.inf
         needed = {b: ledger.first_read(b, back) for b, (_, back) in ledger.offloads.items()}
         for buffer in sorted(needed, key=lambda b: -needed[b]):
             free_us = min(free_us, float(starts_us[needed[buffer]])) - self.copy_us(buffer, Stream.TO_DEVICE)
-            if buffer in self.forced:
+            if buffer in self.stalling:
                 continue
             last = ledger.last_touch(buffer, needed[buffer])
             out = min(max(outs[buffer], last + 1), needed[buffer])
@@ -135,15 +140,15 @@ class Offloader:
     def copy_us(self, buffer: int, stream: Stream) -> float:
         return (self._out_us if stream is Stream.TO_HOST else self._back_us)[buffer]
 
-    def worth_sending(self, buffer: int) -> bool:
-        """Whether its copies are not too short to be sent."""
+    def worth_copying(self, buffer: int) -> bool:
+        """Whether its copies are long enough to be worth the waits."""
         return self._out_us[buffer] >= effort.MIN_COPY_US
 
-    def both_ways_us(self, buffer: int) -> float:
+    def round_trip_us(self, buffer: int) -> float:
         return self._out_us[buffer] + self._back_us[buffer]
 
     def starts_us(self) -> NDArray[np.float64]:
-        """When the launches at each run start, recomputations before it included."""
+        """When the launches at each region start, recomputations before it included."""
         spent = self._times_us + self._ledger.recomputed_us()
         return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
 

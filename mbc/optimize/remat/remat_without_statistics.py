@@ -2,7 +2,7 @@
 
 Without statistics the convolution takes less, and gives the same bits where both are built from the same source
 (`mbc.kernels.cuda.without_statistics`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`):
-recomputed with the convolution they would seem to cost nothing, and force the launch that computes both.
+if they were recomputed with the convolution they would seem to cost nothing, and force the launch that computes both.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.regions import Run
+from mbc.optimize.schedule.regions import Region
 from mbc.plan.model import Kernel, Launch
 
 
-def repeated_without_statistics(
-    table: CandidateTable, draft: Draft, runs: Sequence[Run], program: Sequence[Operation]
-) -> tuple[Run, ...]:
-    """The runs of a training program, with the launch that repeats each where another one is faster. `program`: the
-    operations of the runs."""
+def remat_without_statistics(
+    table: CandidateTable, draft: Draft, regions: Sequence[Region], program: Sequence[Operation]
+) -> tuple[Region, ...]:
+    """The regions of a training program, with the launch that recomputes each where another one is faster. `program`:
+    the operations of the regions."""
     summing = {names_of(operation): operation for operation in program if operation.kind == WITH_STATISTICS}
     alone = {operation.name: operation for operation in table.graph.train}
-    found = list(runs)
-    for i, run in enumerate(runs):
-        launch = draft.train.launches[run.start]
-        if run.stop == run.start + 1 and launch.operations in summing:
-            repeat = _bare(table, draft, launch, alone[launch.operations[0]])
-            if repeat is not None and repeat.work.time_us < run.time_us:
-                found[i] = replace(run, repeat=repeat)
+    found = list(regions)
+    for i, region in enumerate(regions):
+        launch = draft.train.launches[region.start]
+        if region.stop == region.start + 1 and launch.operations in summing:
+            remat_launch = _without_statistics(table, draft, launch, alone[launch.operations[0]])
+            if remat_launch is not None and remat_launch.work.time_us < region.time_us:
+                found[i] = replace(region, remat_launch=remat_launch)
     return tuple(found)
 
 
-def _bare(table: CandidateTable, draft: Draft, launch: Launch, convolution: Operation) -> Launch | None:
+def _without_statistics(table: CandidateTable, draft: Draft, launch: Launch, convolution: Operation) -> Launch | None:
     work = launch.work
     assert isinstance(work, Kernel)
     by_value = {draft.buffers[access.buffer].value: access for access in launch.accesses}

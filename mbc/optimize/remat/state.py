@@ -1,4 +1,5 @@
-"""What is decided of one draft while room is made, what that takes and costs, and making room at one run after another.
+"""The decisions of one draft while bytes are freed: their live bytes and cost, and the step that frees bytes at one
+region after another.
 
 Greedy choice (`mbc.optimize.remat.greedy`) and local search (`mbc.optimize.remat.local_search`) both work on it.
 """
@@ -17,26 +18,26 @@ from mbc.hardware.transfers import HostLink
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
-from mbc.optimize.remat.fused_remat import FusedRematRuns
+from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.remat.offload import Offloader
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
-from mbc.optimize.remat.undo_log import Leaner
+from mbc.optimize.remat.undo_log import WorkspaceCut
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import in_place, taken_over, works_in_place
+from mbc.optimize.schedule.in_place import in_place, in_place_operands, with_aliases
 from mbc.optimize.schedule.liveness import live_of
-from mbc.optimize.schedule.regions import Run
+from mbc.optimize.schedule.regions import Region
 
-NOTHING_BYTES = np.iinfo(np.int64).min  # taken where nothing can be done
+NOTHING_BYTES = np.iinfo(np.int64).min  # of a region at which nothing can be done
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What may be used to make room. `offload`: the part of what is too much that goes to the host at most.
-    So many bytes of the optimizer's states (`states_bytes`) are at home there, and in the arena for `lead` times of
-    their copy before they are needed, and after. `split`: whether large values may exist in micro-batches only;
-    `division` is how, in this try."""
+class Techniques:
+    """The memory-saving techniques that may be used. `offload`: the share of the excess bytes that is offloaded at
+    most. `states_bytes`: bytes of the optimizer's states that are in host memory between steps, and in the arena for
+    `lead` times of their copy before their update, and after. `split`: whether large values may exist in micro-batches
+    only; `division`: how, in this try."""
 
     recompute: bool
     offload: float
@@ -49,18 +50,19 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """`live_bytes`: most bytes alive at once in the training program, runs of `leaner` with less workspace than in
-    `draft`, which take `leaner_us` longer for it. `draft` has its final aliases. `sent`: the part of what was too much
-    that goes to the host, over run `peak`; kernels wait for that of `forced`."""
+    """Where every value of a draft is, at any time. `live_bytes`: peak live bytes of the training program, the regions
+    of `workspace_cuts` having less workspace than in `draft`, which adds `workspace_cuts_us`. `draft` has its final
+    aliases. `offloaded_share`: the offloaded share of the excess at region `peak`; kernels wait for the copies of
+    `stalling`."""
 
     draft: Draft
     decisions: Decisions
     live_bytes: int
-    sent: float = 0.0
+    offloaded_share: float = 0.0
     peak: int = 0
-    forced: frozenset[int] = frozenset()
-    leaner: tuple[tuple[int, Leaner], ...] = ()
-    leaner_us: float = 0.0
+    stalling: frozenset[int] = frozenset()
+    workspace_cuts: tuple[tuple[int, WorkspaceCut], ...] = ()
+    workspace_cuts_us: float = 0.0
 
 
 Measured = tuple[Residency, NDArray[np.int64]]
@@ -68,118 +70,127 @@ Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]
 
 
 class RematState:
-    """What is decided of one draft, in its ledger and its offloader, and the steps by which it changes: gap by gap
-    where room is lacking. Mutable. `runs`: of the training program."""
+    """The decisions of one draft, in its ledger and its offloader, and the steps that change them: gap by gap where
+    bytes are lacking. Mutable. `regions`: of the training program."""
 
     def __init__(
         self,
         graph: TrainingGraph,
         draft: Draft,
         link: HostLink,
-        means: Means,
+        techniques: Techniques,
         available_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
         points: Points,
-        fused_remat: FusedRematRuns,
-        runs: Sequence[Run],
+        fused_remat: FusedRematLaunches,
+        regions: Sequence[Region],
     ) -> None:
-        self._works = works_in_place(graph, groups)
-        self.draft = taken_over(draft, draft.infer, self._works)  # which nothing here changes
+        self._in_place_operands = in_place_operands(graph, groups)
+        self.draft = with_aliases(draft, draft.infer, self._in_place_operands)  # whatever is decided
         self._link = link
-        self.means = means
+        self.techniques = techniques
         self.available_bytes = available_bytes
-        self.runs = runs
+        self.regions = regions
         self.small_bytes = int(available_bytes * effort.ALWAYS_KEPT_SHARE)
-        self._in_place = tuple(in_place(draft, self.runs, self._works))
-        self.along = fused_remat
-        self.ledger = Ledger(draft, self.runs, self.small_bytes, self._in_place, self.along)
+        self._in_place = tuple(in_place(draft, self.regions, self._in_place_operands))
+        self.fused_remat = fused_remat
+        self.ledger = Ledger(draft, self.regions, self.small_bytes, self._in_place, self.fused_remat)
         self._persistent_bytes = persistent_bytes(draft)
-        self.offloader = Offloader(draft, link, self.runs, self.ledger, means.host_bytes)
-        self.price_perturbations: dict[int, float] = {}  # by what the price of a value counts more
+        self.offloader = Offloader(draft, link, self.regions, self.ledger, techniques.host_bytes)
+        self.price_perturbations: dict[int, float] = {}  # factors of prices, by value
         launches = draft.train.launches
-        self._points = [points.get(launches[run.start].operations, ()) for run in self.runs]
-        self.forbidden: set[tuple[int, int]] = set()  # values that are not to be recomputed before a run
-        step_us = sum(run.time_us for run in self.runs)
-        self.most_again_us = min(
+        self._smaller_workspaces = [points.get(launches[region.start].operations, ()) for region in self.regions]
+        self.forbidden: set[tuple[int, int]] = set()  # values that are not to be recomputed before a region
+        step_us = sum(region.time_us for region in self.regions)
+        self.max_recompute_us = min(
             effort.MAX_RECOMPUTED_STEPS * step_us, effort.RECOMPUTE_OVERSHOOT * (known_us - step_us)
         )
 
-    def go_on(self, start: Residency) -> None:
+    def resume(self, start: Residency) -> None:
         self.ledger.undo(self.ledger.empty)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back)
         for recompute in start.decisions.recomputes:
-            self.ledger.repeat(recompute.buffer, recompute.before)
-        for run, how in start.leaner:
-            self.ledger.lean(run, how)
-        self.offloader.sent, self.offloader.peak, self.offloader.forced = start.sent, start.peak, set(start.forced)
-
-    def again_too_long(self) -> bool:
-        return self.ledger.again_us > self.most_again_us
-
-    def costs_us(self) -> float:
-        """What is recomputed, less workspace, and copies that kernels wait for."""
-        ledger = self.ledger
-        return (
-            ledger.again_us + ledger.leaner_us() + sum(map(self.offloader.both_ways_us, sorted(self.offloader.forced)))
+            self.ledger.recompute_value(recompute.buffer, recompute.before)
+        for region, cut in start.workspace_cuts:
+            self.ledger.cut_workspace(region, cut)
+        self.offloader.offloaded_share, self.offloader.peak, self.offloader.stalling = (
+            start.offloaded_share,
+            start.peak,
+            set(start.stalling),
         )
 
-    # What is taken
+    def recompute_too_long(self) -> bool:
+        return self.ledger.recompute_us > self.max_recompute_us
+
+    def costs_us(self) -> float:
+        """The time that decisions add: recomputations, smaller workspaces, and copies that kernels wait for."""
+        ledger = self.ledger
+        return (
+            ledger.recompute_us
+            + ledger.workspace_cuts_us()
+            + sum(map(self.offloader.round_trip_us, sorted(self.offloader.stalling)))
+        )
+
+    # Live bytes
 
     def measured(self) -> Measured:
-        """The program as decided, and by how much each run and what is recomputed before it exceed the room."""
-        measured = self.measure(self.ledger.decisions(), self.ledger.leaner)
+        """The program as decided, and by how many bytes each region, with the recomputations before it, exceeds the
+        available ones."""
+        measured = self.measure(self.ledger.decisions(), self.ledger.workspace_cuts)
         self.ledger.measured()
         return measured
 
-    def measure(self, decisions: Decisions, leaner: Mapping[int, Leaner]) -> Measured:
-        rewritten = rewrite(self.draft, self.runs, decisions, self._link, self.along)
-        draft = taken_over(rewritten.draft, rewritten.draft.train, self._works)
+    def measure(self, decisions: Decisions, workspace_cuts: Mapping[int, WorkspaceCut]) -> Measured:
+        rewritten = rewrite(self.draft, self.regions, decisions, self._link, self.fused_remat)
+        draft = with_aliases(rewritten.draft, rewritten.draft.train, self._in_place_operands)
         live = live_of(draft.train, draft.buffers, frozenset(draft.persistent)) + self._persistent_bytes
-        if leaner:
-            less = {self._operations(run): how.less_bytes for run, how in leaner.items()}
+        if workspace_cuts:
+            less = {self._operations(region): cut.freed_bytes for region, cut in workspace_cuts.items()}
             live -= np.array([less.get(launch.operations, 0) for launch in draft.train.launches])
-        over = np.full(len(self.runs) + 1, -self.available_bytes, np.int64)
-        np.maximum.at(over, np.array(rewritten.position), live - self.available_bytes)
+        excess_bytes = np.full(len(self.regions) + 1, -self.available_bytes, np.int64)
+        np.maximum.at(excess_bytes, np.array(rewritten.position), live - self.available_bytes)
         offloader = self.offloader
         return Residency(
             draft,
             decisions,
             int(live.max()),
-            offloader.sent,
+            offloader.offloaded_share,
             offloader.peak,
-            frozenset(offloader.forced),
-            tuple(sorted(leaner.items())),
-            self.ledger.leaner_us() if leaner else 0.0,
-        ), over
+            frozenset(offloader.stalling),
+            tuple(sorted(workspace_cuts.items())),
+            self.ledger.workspace_cuts_us() if workspace_cuts else 0.0,
+        ), excess_bytes
 
-    def _operations(self, run: int) -> tuple[str, ...]:
-        return self.draft.train.launches[self.runs[run].start].operations
+    def _operations(self, region: int) -> tuple[str, ...]:
+        return self.draft.train.launches[self.regions[region].start].operations
 
     # Until it fits
 
-    def relieve(self, over: NDArray[np.int64]) -> bool:
-        """Make room by the books at every run that exceeds it; whether anything could be done."""
+    def relieve(self, excess_bytes: NDArray[np.int64]) -> bool:
+        """Free bytes, by the ledger, at every region that exceeds the available ones; whether anything could be
+        done."""
         done = False
-        hopeless = np.zeros(len(over), bool)
+        hopeless = np.zeros(len(excess_bytes), bool)
         while True:
-            taken = np.where(hopeless, NOTHING_BYTES, over + self.ledger.delta_bytes)
+            taken = np.where(hopeless, NOTHING_BYTES, excess_bytes + self.ledger.delta_bytes)
             worst = int(np.argmax(taken))
-            if taken[worst] <= 0 or self.again_too_long():
+            if taken[worst] <= 0 or self.recompute_too_long():
                 return done
-            if self._relieve_at(worst, over):
+            if self._relieve_at(worst, excess_bytes):
                 done = True
-            if over[worst] + self.ledger.delta_at(worst) > 0:
+            if excess_bytes[worst] + self.ledger.delta_at(worst) > 0:
                 hopeless[worst] = True
 
-    def _relieve_at(self, position: int, over: NDArray[np.int64]) -> bool:
+    def _relieve_at(self, position: int, excess_bytes: NDArray[np.int64]) -> bool:
         ledger = self.ledger
-        # A chain takes longest to look at, so that gaps stand there by what they cost at least at first.
+        # A chain takes longest to price, so gaps enter the heap by a lower bound of their price, and are priced when
+        # they come up.
         heap = self._least_prices(position)
         heapq.heapify(heap)
         done = False
-        while heap and over[position] + ledger.delta_at(position) > 0 and not self.again_too_long():
+        while heap and excess_bytes[position] + ledger.delta_at(position) > 0 and not self.recompute_too_long():
             _, buffer, _ = heapq.heappop(heap)
             gap = ledger.gap(buffer, position)
             if gap is None:
@@ -190,86 +201,88 @@ class RematState:
             if heap and price > heap[0][0]:
                 heapq.heappush(heap, (price, buffer, gap.before))
                 continue
-            lacking_bytes = int(over[position]) + ledger.delta_at(position)
-            if self._lean(position, lacking_bytes, price * max(ledger.size_bytes[buffer], lacking_bytes)):
+            lacking_bytes = int(excess_bytes[position]) + ledger.delta_at(position)
+            if self._cut_workspace(position, lacking_bytes, price * max(ledger.size_bytes[buffer], lacking_bytes)):
                 return True
             self._apply(gap)
             done = True
-        lacking_bytes = int(over[position]) + ledger.delta_at(position)
-        return (lacking_bytes > 0 and self._lean(position, lacking_bytes, math.inf)) or done
+        lacking_bytes = int(excess_bytes[position]) + ledger.delta_at(position)
+        return (lacking_bytes > 0 and self._cut_workspace(position, lacking_bytes, math.inf)) or done
 
-    def _lean(self, position: int, lacking_bytes: int, most_us: float) -> bool:
-        """Run with so much less workspace, if that takes no longer than something else would."""
-        if position >= len(self.runs) or not self._points[position]:
+    def _cut_workspace(self, position: int, lacking_bytes: int, most_us: float) -> bool:
+        """Give a region so much less workspace, if that takes no longer than `most_us`, the price of another
+        decision."""
+        if position >= len(self.regions) or not self._smaller_workspaces[position]:
             return False
         ledger = self.ledger
-        known = ledger.leaner.get(position, Leaner(0, 0.0))
-        all_bytes = ledger.scratch_bytes(position) + known.less_bytes
-        most_bytes = all_bytes - known.less_bytes - lacking_bytes
-        fitting = [point for point in self._points[position] if point[0] <= most_bytes]
+        known = ledger.workspace_cuts.get(position, WorkspaceCut(0, 0.0))
+        all_bytes = ledger.scratch_bytes(position) + known.freed_bytes
+        most_bytes = all_bytes - known.freed_bytes - lacking_bytes
+        fitting = [point for point in self._smaller_workspaces[position] if point[0] <= most_bytes]
         if not fitting:
             return False
         workspace_bytes, time_us = max(fitting)
-        more_us = max(0.0, time_us - self.runs[position].time_us)
+        more_us = max(0.0, time_us - self.regions[position].time_us)
         if (more_us - known.more_us) * ledger.times(position) * self.price_perturbations.get(
             -1 - position, 1.0
         ) > most_us:
             return False
-        ledger.lean(position, Leaner(all_bytes - workspace_bytes, more_us))
+        ledger.cut_workspace(position, WorkspaceCut(all_bytes - workspace_bytes, more_us))
         return True
 
     def forbid_at(self, position: int) -> bool:
-        """Where what is recomputed before a run is too much together, the largest of it has to come from elsewhere."""
+        """Where the values recomputed before a region exceed the available bytes together, forbid the largest of them
+        there: it has to be kept or offloaded."""
         ledger = self.ledger
-        found = [b for b in ledger.repeated_at(position) if (b, position) not in self.forbidden]
+        found = [b for b in ledger.recomputed_at(position) if (b, position) not in self.forbidden]
         if not found:
             return False
-        largest = max(found, key=lambda b: (ledger.taken_by(b), b))
+        largest = max(found, key=lambda b: (ledger.operand_bytes(b), b))
         self.forbidden.add((largest, position))
-        ledger.drop(largest, position)
+        ledger.drop_recompute(largest, position)
         return True
 
     def _price(self, gap: Gap) -> float:
-        """Microseconds a byte of the cheaper way to have the bytes free at a run."""
-        return self._a_byte(gap.buffer, min(self._recompute_us(gap), self._forced_us(gap)))
+        """Microseconds a byte of the cheaper of recomputing and offloading over a gap."""
+        return self._per_byte(gap.buffer, min(self._recompute_us(gap), self._stall_us(gap)))
 
     def _least_prices(self, position: int) -> list[tuple[float, int, int]]:
-        """The gaps over a run, as a price no more than `_price`, the value and where the gap ends."""
+        """The gaps over a region: a lower bound of `_price`, the value, and where the gap ends."""
         found: list[tuple[float, int, int]] = []
         price_perturbations, sizes = self.price_perturbations, self.ledger.size_bytes
         for buffer, before, time_us in self.ledger.gaps(position):
-            if self.means.offload > 0:
+            if self.techniques.offload > 0:
                 time_us = min(time_us, self._copies_us(buffer))
             found.append((time_us * price_perturbations.get(buffer, 1.0) / sizes[buffer], buffer, before))
         return found
 
-    def _a_byte(self, buffer: int, time_us: float) -> float:
+    def _per_byte(self, buffer: int, time_us: float) -> float:
         return time_us * self.price_perturbations.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
 
     def _apply(self, gap: Gap) -> None:
-        if self._recompute_us(gap) <= self._forced_us(gap):
-            self.ledger.recompute(gap.buffer, gap.before)
+        if self._recompute_us(gap) <= self._stall_us(gap):
+            self.ledger.recompute_chain(gap.buffer, gap.before)
         else:
-            self.offloader.forced.add(gap.buffer)
+            self.offloader.stalling.add(gap.buffer)
             self.ledger.offload(gap.buffer, gap.after + 1, gap.before)
 
     def _recompute_us(self, gap: Gap) -> float:
-        if not self.means.recompute or (gap.buffer, gap.before) in self.forbidden:
+        if not self.techniques.recompute or (gap.buffer, gap.before) in self.forbidden:
             return math.inf
         return self.ledger.chain(gap.buffer, gap.before)[0]
 
-    def _forced_us(self, gap: Gap) -> float:
-        """What an offload costs where kernels wait for it. A short copy is none, but where nothing else is left."""
+    def _stall_us(self, gap: Gap) -> float:
+        """The cost of an offload that kernels wait for. Short copies are used only where nothing else is possible."""
         copies_us = self._copies_us(gap.buffer)
-        if not self.offloader.worth_sending(gap.buffer) and self._recompute_us(gap) < math.inf:
+        if not self.offloader.worth_copying(gap.buffer) and self._recompute_us(gap) < math.inf:
             return math.inf
         return copies_us
 
     def _copies_us(self, buffer: int) -> float:
-        """What sending a value takes, the queues of the copies taken to be free."""
+        """The time of an offload's copies, both ways, if the link is idle."""
         ledger = self.ledger
-        if self.means.offload <= 0 or buffer in ledger.offloads:
+        if self.techniques.offload <= 0 or buffer in ledger.offloads:
             return math.inf
-        if ledger.sent_bytes + ledger.size_bytes[buffer] > self.means.host_bytes:
+        if ledger.offloaded_bytes + ledger.size_bytes[buffer] > self.techniques.host_bytes:
             return math.inf
-        return self.offloader.both_ways_us(buffer)
+        return self.offloader.round_trip_us(buffer)

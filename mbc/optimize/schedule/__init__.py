@@ -1,14 +1,14 @@
-"""Launches: their order, streams and waits, when buffers are live, and the predicted time.
+"""The schedule: launches in order, streams and waits, liveness of buffers, and the predicted time.
 
-* `emit_launches`: chosen kernels as launches over buffers
-* `regions`: a program as its runs: all launches of one operation
-* `in_place`: outputs that take over the bytes of an input
-* `liveness`: when the bytes of each buffer are taken
-* `cross_stream_liveness`: how long launches of another stream go on
+* `emit_launches`: selected kernels as launches over buffers
+* `regions`: a program as regions: all launches of one operation
+* `in_place`: outputs that alias an input
+* `liveness`: the live range of each buffer
+* `cross_stream_liveness`: until when launches of another stream may run
 * `depth_first_micro_batches`: operations executed depth first, micro-batch by micro-batch
-* `split_updates`: one launch for many operations, in pieces
+* `split_updates`: a launch of many updates as several
 * `synchronise`: which launch waits for which launch of another stream
 * `coalesce_waits`: waits at as few kernels as possible
-* `contention`: what copies cost concurrent kernels, and kernels each other
+* `contention`: slowdown of kernels by concurrent copies and kernels
 * `simulate`: the predicted time of a program
 """

@@ -1,9 +1,9 @@
 """Coalesce waits: kernels wait for copies, and copies for kernels, at as few kernels as possible.
 
-A kernel at either end of a wait for a copy starts late (decision 020), and no later at the ends of several. So a copy
-that is in no hurry waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that is
-over by then, where waits can share a kernel. That is to pierce intervals by as few points as possible: each that is
-about to end without one gets its last kernel, and so do all that are open then.
+A kernel at either end of a wait for a copy starts late (decision 020), but no later where it is at the ends of several.
+So a copy with slack waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that is
+over by then, where waits can share a kernel. That is a minimum stabbing set of intervals: an interval that is about to
+end without a point gets its last kernel, and so do all that are open then.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def coalesce_waits(program: Program, contention: Contention | None) -> tuple[Pro
 
 @dataclass
 class _Sweep:
-    """Over the kernels of a program in order. `_after`: of a copy, the last kernel that it waits for; `_before`: of a
-    kernel, the copies that it waits for; `_ends_us`: of copies, as far as it is settled which kernels they wait for."""
+    """A sweep over the kernels of a program in order. `_after`: of a copy, the last kernel that it waits for;
+    `_before`: of a kernel, the copies that it waits for; `_between`: of a launch, other waits; `_ends_us`: of copies
+    whose kernels to wait for are decided."""
 
     program: Program
     known: Timeline
@@ -45,7 +46,7 @@ class _Sweep:
     _free_us: dict[Stream, float] = field(default_factory=dict[Stream, float])
 
     def waits(self) -> list[tuple[int, int]]:
-        """At least as strong as those of the program, and of the same launches where these are not copies."""
+        """Waits at least as strong as those of the program, and the same where neither launch is a copy."""
         found: list[tuple[int, int]] = []
         streams = [launch.stream for launch in self.program.launches]
         for earlier, later in self.program.waits:
@@ -56,12 +57,12 @@ class _Sweep:
             else:
                 found.append((earlier, later))
                 self._between.setdefault(later, []).append(earlier)
-        return found + self._met(streams)
+        return found + self._coalesced(streams)
 
-    def _met(self, streams: Sequence[Stream]) -> list[tuple[int, int]]:
+    def _coalesced(self, streams: Sequence[Stream]) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         latest_us = self._latest_us(streams)
-        needed: dict[int, int] = {}  # copies that kernels wait for: the first that does
+        needed: dict[int, int] = {}  # of each copy, the first kernel that waits for it
         for kernel, copies in sorted(self._before.items()):
             for copy in copies:
                 needed.setdefault(copy, kernel)
@@ -92,7 +93,7 @@ class _Sweep:
         return found
 
     def _settle(self, settled: Mapping[int, int]) -> None:
-        """Find when copies end, in the order of each stream, until one is not settled."""
+        """Compute when copies end, in the order of each stream, up to the first that is not decided."""
         going = True
         while going:
             going = False
@@ -104,7 +105,7 @@ class _Sweep:
                     going = True
 
     def _ready_us(self, copy: int, settled: Mapping[int, int]) -> float | None:
-        """When all that a copy waits for is over; None where that is not settled."""
+        """When all that a copy waits for is over; None where that is not decided."""
         others = self._between.get(copy, ())
         if (copy in self._after and copy not in settled) or any(other not in self._ends_us for other in others):
             return None
@@ -115,7 +116,7 @@ class _Sweep:
         return self.known.ends_us[copy] - self.known.starts_us[copy]
 
     def _latest_us(self, streams: Sequence[Stream]) -> Mapping[int, float]:
-        """When each copy has to start for nobody to wait longer for it, no earlier than it does."""
+        """The latest start of each copy that makes no launch wait longer, at least its present start."""
         found: dict[int, float] = {}
         until_us = [math.inf] * len(streams)  # the end of each copy
         for earlier, later in self.program.waits:

@@ -14,15 +14,15 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.optimize.schedule.simulate import Contention
 from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
 
-# A kernel that takes over so many times as long as moving its bytes does not wait for memory.
+# A kernel that takes longer than so many times the move of its bytes is not memory-bound.
 COMPUTING = 2.0
-# A kernel that reaches this share of what the GPU can do at most fills it: no other kernel runs concurrently. And the
-# cost of a wait for the other stream's kernel. Both as they predict six steps of ResNet-18 and 50 of batches 1 to 32
-# best, within 5 % (decision 019).
+# A kernel that reaches this share of the roofline fills the GPU: no other kernel runs concurrently. And the cost of a
+# wait for the other stream's kernel. Both are fitted to six steps of ResNet-18 and 50 at batches 1 to 32, which they
+# predict within 5 % (decision 019).
 FILLING = 0.6
 WAIT_US = 5.0
-# Cost of a wait between a kernel and a copy, for a kernel at either end of it: as gaps between the kernels of three
-# steps of ResNet-50 show it, captured into graphs (decision 020).
+# Cost of a wait between a kernel and a copy, for a kernel at either end of it: from gaps between the kernels of three
+# captured steps of ResNet-50 (decision 020).
 COPY_WAIT_US = 7.0
 _ALONE = Slowdown()
 
@@ -30,11 +30,11 @@ _ALONE = Slowdown()
 def contention(
     program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
 ) -> Contention | None:
-    """How the launches of a program slow down each other on `device`; None where all run serially."""
+    """How the launches of a program slow down one another on `device`; None where all run serially."""
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     link = device.host_link
-    beside = any(launch.stream is Stream.CONCURRENT for launch in program.launches)
+    concurrent = any(launch.stream is Stream.CONCURRENT for launch in program.launches)
     return Contention(
         tuple(
             _ALONE if isinstance(launch.work, Copy) else _slowdown(launch, buffers, device)
@@ -42,7 +42,7 @@ def contention(
         ),
         link.to_host_gb_s / link.to_host_both_gb_s,
         link.to_device_gb_s / link.to_device_both_gb_s,
-        _fills(program, graph, buffers, device) if beside else (0.0,) * len(program.launches),
+        _fills(program, graph, buffers, device) if concurrent else (0.0,) * len(program.launches),
         WAIT_US,
         COPY_WAIT_US,
     )
@@ -50,11 +50,11 @@ def contention(
 
 def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec) -> tuple[float, ...]:
     """The share of the GPU that each launch fills, 0 to 1: the least time that its bytes and its arithmetic could take
-    (Williams et al.'s roofline) over its own, where `FILLING` of that is as much as kernels reach. 0 for copies."""
+    (Williams et al.'s roofline) over its own, relative to `FILLING`, the share that kernels reach. 0 for copies."""
     if graph.precision is Precision.FP64:
-        return (1.0,) * len(program.launches)  # which runs on no GPU
+        return (1.0,) * len(program.launches)  # fp64 runs on the CPU only
     bytes_per_us = device.copy_gb_s * 1e3
-    # Of its own kind of arithmetic: FFMA kernels fill a GPU whose tensor cores would be faster.
+    # The peak of the precision's own arithmetic: FFMA kernels fill a GPU although its tensor cores would be faster.
     flops_per_us = peak_tflops(device, graph.precision) * 1e6
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
     found: list[float] = []
@@ -75,8 +75,9 @@ def _touched_bytes(launch: Launch, buffers: Sequence[Buffer]) -> int:
 
 
 def _slowdown(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> Slowdown:
-    """By its kind, told from its time and its bytes: what is slow for its bytes computes; of the rest, what fits in the
-    L2 cache is taken to lie there, since what ran before has just written it."""
+    """The slowdown by copies, from the launch's time and bytes: a launch that is slow for its bytes is compute-bound;
+    operands of the others are assumed to be in the L2 cache if they fit, since the previous launch has just written
+    them."""
     touched = _touched_bytes(launch, buffers)
     link = device.host_link
     if launch.work.time_us > device.launch_us + COMPUTING * touched / (device.copy_gb_s * 1e3):

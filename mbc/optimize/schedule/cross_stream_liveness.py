@@ -14,7 +14,7 @@ from mbc.plan.model import Buffer, Program, Stream
 
 
 def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
-    """With waits as if no byte were used twice."""
+    """The program with the waits for data alone, as if no bytes were reused."""
     starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
     return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
 
@@ -33,8 +33,8 @@ def serial_program(program: Program) -> Program:
 def last_concurrent(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
     """For each launch the last one that runs at the same time: itself, except on the concurrent stream.
 
-    Bytes that are taken again before that make streams wait for each other, which costs time and is right all the same.
-    `owner`: for each buffer the one whose bytes it has.
+    Bytes that are reused before that make the streams wait for each other, which costs time but is correct. `owner`:
+    for each buffer the one whose bytes it has.
     """
     launches = program.launches
     found = list(range(len(launches)))

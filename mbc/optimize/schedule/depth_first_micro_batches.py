@@ -1,9 +1,9 @@
 """Depth-first execution in micro-batches, across layers: consecutive operations run together, one micro-batch after
-another, so that a value between two of them exists for one micro-batch only.
+another, so that a value between two of them exists for one micro-batch at a time.
 
-The training program is cut where no large value is live. A stretch with large values between its runs, all of which
+The training program is cut where no large value is live. A stretch with large values between its regions, all of which
 work row by row or reduce over rows, becomes a depth-first group. A large value of the forward pass that only its group
-reads there is not kept for the backward pass: the groups that need it recompute its micro-batch first, by the same
+reads there is discarded: the groups of the backward pass that need it recompute its micro-batch first, by the same
 kernels on the same rows. A reduction over rows, such as a batch norm's statistics, is complete only after its group, so
 groups end there. Related work: TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits
 single tensors.
@@ -19,18 +19,18 @@ from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops.fused import SEPARATOR, kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft, renumbered
-from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
     """Values of more than `large_bytes` exist in micro-batches of `rows` rows only. One that takes longer than
-    `again_us` per byte to recompute is kept as a whole for the backward pass."""
+    `max_recompute_us` per byte to recompute is kept as a whole for the backward pass."""
 
     large_bytes: int
     rows: int
-    again_us: float = math.inf
+    max_recompute_us: float = math.inf
 
     def parts(self, batch: int) -> tuple[Rows, ...]:
         return tuple(Rows(start, min(start + self.rows, batch)) for start in range(0, batch, self.rows))
@@ -38,45 +38,45 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Runs [start, stop) that execute depth-first: those of `first` are launched before the group, those of `last`
-    after it. `again`: runs of the forward pass whose micro-batches are recomputed."""
+    """Regions [start, stop) that execute depth-first: those of `first` are launched before the group, those of `last`
+    after it. `recomputed`: regions of the forward pass whose micro-batches are recomputed."""
 
     start: int
     stop: int
     first: tuple[int, ...]
     rows: tuple[int, ...]
     last: tuple[int, ...]
-    again: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
 
 
 def divided_operations(
     table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division
 ) -> Mapping[str, int]:
-    """Rows of a micro-batch by operation or group, of all that would be in depth-first groups. `draft` is one without
-    any; `operations`: what it launches."""
+    """Rows of a micro-batch by operation or group, of all that would be in depth-first groups. `draft`: without groups;
+    `operations`: those that it launches."""
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         found = _Cutter(table, draft, program, operations, division, settled=False)
         for group in found.groups():
-            for run in (*group.again, *group.rows):
-                launched = program.launches[found.runs[run].start].operations
-                if launched:  # a conversion is none
+            for region in (*group.recomputed, *group.rows):
+                launched = program.launches[found.regions[region].start].operations
+                if launched:  # not of a layout conversion
                     names[SEPARATOR.join(launched)] = division.rows
     return names
 
 
 def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
-    """The draft executed depth-first, `draft` having those of `operations` that `divided_operations` names divided
-    so."""
+    """The draft executed depth-first. The operations that `divided_operations` names are divided in `draft` as it
+    says."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
         cutter = _Cutter(table, draft, program, operations, division, settled=True)
         groups = cutter.groups()
-        return _Writer(table.graph, program, buffers, cutter.runs, division, cutter.given_up).write(groups)
+        return _Writer(table.graph, program, buffers, cutter.regions, division, cutter.discarded).write(groups)
 
     train, infer = of(draft.train), of(draft.infer)
-    # A buffer may take over the bytes of one with a lower number only: numbers follow the launches.
+    # A buffer may alias one with a lower number only: numbers follow the launches.
     numbers = dict.fromkeys((*draft.persistent, *train.entry, *infer.entry))
     launches = (*train.launches, *infer.launches)
     numbers |= dict.fromkeys(access.buffer for launch in launches for access in launch.accesses)
@@ -84,7 +84,7 @@ def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operat
 
 
 class _Cutter:
-    """Finds the depth-first groups of a program. `settled`: only runs that are divided already can be in one."""
+    """Finds the depth-first groups of a program. `settled`: only regions that are divided already can be in one."""
 
     def __init__(
         self,
@@ -99,79 +99,79 @@ class _Cutter:
         self._table, self._draft, self._program, self._division = table, draft, program, division
         self._parts = division.parts(graph.batch)
         self._operations = {names_of(operation): operation for operation in operations}
-        self.runs = runs_of(graph, draft, program)
-        self._made: dict[int, int] = {}
+        self.regions = regions_of(graph, draft, program)
+        self._defined_at: dict[int, int] = {}
         self._reads: dict[int, list[int]] = {}
-        self._updated: dict[int, int] = {}  # states: the run that writes their next version
-        for i, run in enumerate(self.runs):
-            for buffer in run.reads:
+        self._updated: dict[int, int] = {}  # states: the region that writes their next version
+        for i, region in enumerate(self.regions):
+            for buffer in region.reads:
                 self._reads.setdefault(buffer, []).append(i)
-            for buffer in run.writes:
-                self._made[buffer] = i
+            for buffer in region.writes:
+                self._defined_at[buffer] = i
                 alias = draft.buffers[buffer].alias
                 if alias is not None:
                     self._updated[alias] = i
         self._whole = frozenset((*program.entry, *program.exit))
-        losses = (i for b, i in self._made.items() if draft.buffers[b].value == graph.loss)
-        self._middle = max(losses, default=len(self.runs))  # where the forward pass ends
-        self._batched = [any(map(self._per_sample, (*run.reads, *run.writes))) for run in self.runs]
-        self._by_rows = [self._is_by_rows(run, settled) for run in self.runs]
-        self.given_up: frozenset[int] = frozenset()  # values that backward groups recompute
+        losses = (i for b, i in self._defined_at.items() if draft.buffers[b].value == graph.loss)
+        self._middle = max(losses, default=len(self.regions))  # where the forward pass ends
+        self._batched = [any(map(self._per_sample, (*region.reads, *region.writes))) for region in self.regions]
+        self._by_rows = [self._is_by_rows(region, settled) for region in self.regions]
+        self.discarded: frozenset[int] = frozenset()  # values that backward groups recompute
 
     def groups(self) -> tuple[_Group, ...]:
         stretches = self._stretches()
         inside = {i: number for number, stretch in enumerate(stretches) for i in range(stretch.start, stretch.stop)}
-        dividing = {inside[self._made[b]] for b in self._large() if self._handed_on_inside(b, inside)}
-        given_up = {b for b in self._large() if self._can_give_up(b, inside, dividing)}
-        given_up -= {b for b in given_up if self._is_dear(b, given_up)}
-        # One that a group cannot recompute from live values is kept after all.
+        dividing = {inside[self._defined_at[b]] for b in self._large() if self._consumed_inside(b, inside)}
+        discarded = {b for b in self._large() if self._can_discard(b, inside, dividing)}
+        discarded -= {b for b in discarded if self._is_expensive(b, discarded)}
+        # A value that a group cannot recompute from live values is kept.
         while True:
-            wanted = [self._wanted(stretch, given_up) for stretch in stretches]
+            wanted = [self._wanted(stretch, discarded) for stretch in stretches]
             kept = {
                 b
                 for stretch, found in zip(stretches, wanted, strict=True)
                 for b in found
-                if self._chain((b,), given_up, stretch) is None
+                if self._chain((b,), discarded, stretch) is None
             }
             if not kept:
                 break
-            given_up -= kept
-        self.given_up = frozenset(given_up)
+            discarded -= kept
+        self.discarded = frozenset(discarded)
         groups: list[_Group] = []
         for number, stretch in enumerate(stretches):
-            again = self._chain(wanted[number], given_up, stretch)
-            assert again is not None, "each value can be made again, and so can all"
-            if again or number in dividing:
-                groups.append(replace(stretch, again=again))
+            recomputed = self._chain(wanted[number], discarded, stretch)
+            assert recomputed is not None, "each value can be recomputed, and so can all"
+            if recomputed or number in dividing:
+                groups.append(replace(stretch, recomputed=recomputed))
         return tuple(groups)
 
-    def _wanted(self, stretch: _Group, given_up: Collection[int]) -> list[int]:
-        """The given-up values of other groups that this one reads."""
+    def _wanted(self, stretch: _Group, discarded: Collection[int]) -> list[int]:
+        """The discarded values of other groups that this one reads."""
         return [
             b
             for i in stretch.rows
-            for b in self.runs[i].reads
-            if b in given_up and not stretch.start <= self._made[b] < stretch.stop
+            for b in self.regions[i].reads
+            if b in discarded and not stretch.start <= self._defined_at[b] < stretch.stop
         ]
 
     def _per_sample(self, buffer: int) -> bool:
         return self._table.graph.values[self._draft.buffers[buffer].value or ""].per_sample
 
-    def _is_by_rows(self, run: Run, settled: bool) -> bool:
-        launches = self._program.launches[run.start : run.stop]
+    def _is_by_rows(self, region: Region, settled: bool) -> bool:
+        launches = self._program.launches[region.start : region.stop]
         if isinstance(launches[0].work, Copy):
             return False
         if not launches[0].operations:
-            return self._per_sample(run.writes[0])
+            return self._per_sample(region.writes[0])
         operation = self._operations[launches[0].operations]
         kind = kind_of(operation)
-        # What is no reduction over rows, and not per sample, needs all rows together.
-        if not kind.divisible or not (kind.accumulates or all(map(self._per_sample, run.writes))):
+        # An operation that neither reduces over rows nor works per sample needs all rows together.
+        if not kind.divisible or not (kind.accumulates or all(map(self._per_sample, region.writes))):
             return False
-        if not any(map(self._per_sample, (*run.reads, *run.writes))):
+        if not any(map(self._per_sample, (*region.reads, *region.writes))):
             return False
         if not settled:
-            return bool(self._table.menus_in(operation, self._division.rows))
+            return bool(self._table.fronts_in_micro_batches(operation, self._division.rows))
         if len(launches) != len(self._parts):
             return False
         return all(
@@ -184,36 +184,36 @@ class _Cutter:
     def _large(self) -> list[int]:
         return [
             b
-            for b in self._made
+            for b in self._defined_at
             if self._draft.buffers[b].size_bytes > self._division.large_bytes
             and b not in self._whole
             and self._per_sample(b)
         ]
 
     def _last_near(self, buffer: int) -> int:
-        """The last run that reads a value in the pass, forward or backward, that makes it."""
-        made = self._made[buffer]
+        """The last region that reads a value in the pass, forward or backward, that defines it."""
+        made = self._defined_at[buffer]
         reads = self._reads.get(buffer, ())
         return max((i for i in reads if made >= self._middle or i < self._middle), default=made)
 
     def _stretches(self) -> list[_Group]:
-        """Maximal stretches of runs that could be depth-first groups, in order."""
-        joined = [False] * (len(self.runs) + 1)  # with the run before
+        """Maximal stretches of regions that could be depth-first groups, in order."""
+        joined = [False] * (len(self.regions) + 1)  # with the region before
         for buffer in self._large():
-            for i in range(self._made[buffer] + 1, self._last_near(buffer) + 1):
+            for i in range(self._defined_at[buffer] + 1, self._last_near(buffer) + 1):
                 joined[i] = True
         found: list[_Group] = []
         start = 0
-        while start < len(self.runs):
+        while start < len(self.regions):
             stop = start + 1
-            while stop < len(self.runs) and joined[stop]:
+            while stop < len(self.regions) and joined[stop]:
                 stop += 1
-            found += self._parted(start, stop)
+            found += self._split_at_barriers(start, stop)
             start = stop
         return found
 
-    def _parted(self, start: int, stop: int) -> list[_Group]:
-        """Stretches without what needs all rows together."""
+    def _split_at_barriers(self, start: int, stop: int) -> list[_Group]:
+        """Regions [start, stop) split at those that need all rows together."""
         found: list[_Group] = []
         while start < stop:
             if self._batched[start] and not self._by_rows[start]:
@@ -234,8 +234,8 @@ class _Cutter:
         rows = [i for i in range(start, stop) if self._batched[i]]
         if not all(self._by_rows[i] for i in rows):
             return None
-        summed = {b for i in rows for b in self.runs[i].writes if not self._per_sample(b)}
-        if any(b in summed for i in rows for b in self.runs[i].reads):
+        summed = {b for i in rows for b in self.regions[i].writes if not self._per_sample(b)}
+        if any(b in summed for i in rows for b in self.regions[i].reads):
             return None
         first: list[int] = []
         last: list[int] = []
@@ -243,57 +243,58 @@ class _Cutter:
         for i in range(start, stop):
             if self._batched[i]:
                 continue
-            if late.isdisjoint(self.runs[i].reads) and not self._overwrites(i, rows):
+            if late.isdisjoint(self.regions[i].reads) and not self._overwrites(i, rows):
                 first.append(i)
             else:
                 last.append(i)
-                late.update(self.runs[i].writes)
-        if any(b in late for i in (*rows, *first) for b in self.runs[i].reads):
+                late.update(self.regions[i].writes)
+        if any(b in late for i in (*rows, *first) for b in self.regions[i].reads):
             return None
         return _Group(start, stop, tuple(first), tuple(rows), tuple(last))
 
-    def _overwrites(self, run: int, rows: Sequence[int]) -> bool:
-        """Whether a run updates a state that runs of the group still need as it was."""
-        old = {self._draft.buffers[b].alias for b in self.runs[run].writes} - {None}
-        return any(not old.isdisjoint(self.runs[i].reads) for i in rows)
+    def _overwrites(self, region: int, rows: Sequence[int]) -> bool:
+        """Whether a region updates a state that regions of the group still need as it was."""
+        old = {self._draft.buffers[b].alias for b in self.regions[region].writes} - {None}
+        return any(not old.isdisjoint(self.regions[i].reads) for i in rows)
 
-    def _handed_on_inside(self, buffer: int, inside: Mapping[int, int]) -> bool:
-        made, last = self._made[buffer], self._last_near(buffer)
+    def _consumed_inside(self, buffer: int, inside: Mapping[int, int]) -> bool:
+        made, last = self._defined_at[buffer], self._last_near(buffer)
         return last > made and made in inside and inside.get(last) == inside[made]
 
-    def _can_give_up(self, buffer: int, inside: Mapping[int, int], dividing: set[int]) -> bool:
-        """Whether a large value of the forward pass need not be kept: whoever reads it later works by rows."""
-        made = self._made[buffer]
-        if made >= self._middle or inside.get(made) not in dividing or not self._handed_on_inside(buffer, inside):
+    def _can_discard(self, buffer: int, inside: Mapping[int, int], dividing: set[int]) -> bool:
+        """Whether a large value of the forward pass need not be kept: all later readers work by rows."""
+        made = self._defined_at[buffer]
+        if made >= self._middle or inside.get(made) not in dividing or not self._consumed_inside(buffer, inside):
             return False
         later = [i for i in self._reads.get(buffer, ()) if inside.get(i) != inside[made]]
-        return all(i in inside and self._by_rows[i] for i in later) and self.runs[made].again
+        return all(i in inside and self._by_rows[i] for i in later) and self.regions[made].recomputable
 
-    def _is_dear(self, buffer: int, given_up: Collection[int]) -> bool:
-        """Whether recomputing a value takes longer than its bytes are worth, what else is needed later not counted."""
+    def _is_expensive(self, buffer: int, discarded: Collection[int]) -> bool:
+        """Whether recomputing a value takes longer than its bytes are worth, other discarded values that the backward
+        pass reads not counted."""
         total_us = 0.0
         pending = [buffer] if self._reads[buffer][-1] >= self._middle else []
         while pending:
-            run = self.runs[self._made[pending.pop()]]
-            total_us += run.time_us
-            pending += [b for b in run.reads if b in given_up and self._reads[b][-1] < self._middle]
-        return total_us > self._division.again_us * self._draft.buffers[buffer].size_bytes
+            region = self.regions[self._defined_at[pending.pop()]]
+            total_us += region.time_us
+            pending += [b for b in region.reads if b in discarded and self._reads[b][-1] < self._middle]
+        return total_us > self._division.max_recompute_us * self._draft.buffers[buffer].size_bytes
 
-    def _chain(self, wanted: Sequence[int], given_up: Collection[int], stretch: _Group) -> tuple[int, ...] | None:
-        """The runs that recompute given-up values in a group from kept ones, in order; None where one of their states
-        is updated before."""
+    def _chain(self, wanted: Sequence[int], discarded: Collection[int], stretch: _Group) -> tuple[int, ...] | None:
+        """The regions that recompute discarded values in a group from kept ones, in order; None where one of their
+        states is updated before."""
         found: set[int] = set()
         pending = list(wanted)
         while pending:
-            run = self._made[pending.pop()]
-            if run in found:
+            region = self._defined_at[pending.pop()]
+            if region in found:
                 continue
-            found.add(run)
-            for source in self.runs[run].reads:
+            found.add(region)
+            for source in self.regions[region].reads:
                 updated = self._updated.get(source, stretch.stop)
                 if updated < stretch.stop and updated not in stretch.last:
                     return None
-                if source in given_up:
+                if source in discarded:
                     pending.append(source)
         return tuple(sorted(found))
 
@@ -305,57 +306,59 @@ class _Writer:
     graph: TrainingGraph
     program: Program
     buffers: list[Buffer]
-    runs: Sequence[Run]
+    regions: Sequence[Region]
     division: Division
-    given_up: frozenset[int]
+    discarded: frozenset[int]
     launches: list[Launch] = field(default_factory=list[Launch])
     _readers: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def write(self, groups: Sequence[_Group]) -> Program:
-        for i, run in enumerate(self.runs):
-            for buffer in run.reads:
+        for i, region in enumerate(self.regions):
+            for buffer in region.reads:
                 self._readers.setdefault(buffer, []).append(i)
         starts = {group.start: group for group in groups}
-        cloned = frozenset(b for group in groups for i in group.again for b in self.runs[i].reads)
+        cloned = frozenset(b for group in groups for i in group.recomputed for b in self.regions[i].reads)
         i = 0
-        while i < len(self.runs):
+        while i < len(self.regions):
             group = starts.get(i)
             if group is None:
-                self._run(i)
+                self._region(i)
                 i += 1
                 continue
-            for run in group.first:
-                self._run(run)
+            for region in group.first:
+                self._region(region)
             self._write_group(group, cloned)
-            for run in group.last:
-                self._run(run)
+            for region in group.last:
+                self._region(region)
             i = group.stop
         return replace(self.program, launches=tuple(self.launches))
 
-    def _run(self, run: int) -> None:
-        self.launches += self.program.launches[self.runs[run].start : self.runs[run].stop]
+    def _region(self, region: int) -> None:
+        self.launches += self.program.launches[self.regions[region].start : self.regions[region].stop]
 
     def _write_group(self, group: _Group, cloned: frozenset[int]) -> None:
-        """`cloned`: what repeated runs read."""
-        members = {*group.rows, *group.again}
-        here = {b for i in members for b in self.runs[i].writes if self._per_sample(b)}
+        """`cloned`: the operands of recomputed regions."""
+        members = {*group.rows, *group.recomputed}
+        here = {b for i in members for b in self.regions[i].writes if self._per_sample(b)}
         elsewhere = {b for b in here if any(i not in members for i in self._readers.get(b, ()))}
         elsewhere |= cloned | set(self.program.exit)
-        again = {b for i in group.again for b in self.runs[i].writes}
-        inner = {b for b in here if b in again or b in self.given_up or b not in elsewhere}
+        recomputed = {b for i in group.recomputed for b in self.regions[i].writes}
+        inner = {b for b in here if b in recomputed or b in self.discarded or b not in elsewhere}
         for number, part in enumerate(self.division.parts(self.graph.batch)):
-            moved: dict[int, int] = {}
+            renamed: dict[int, int] = {}
             for b in sorted(inner):
                 old = self.buffers[b]
                 size_bytes = old.size_bytes // old.rows.count * part.count
-                moved[b] = self._new(replace(old, rows=part, size_bytes=size_bytes))
-            for i in group.again:
-                self._part(self.runs[i], number, part, moved, again=True)
+                renamed[b] = self._new(replace(old, rows=part, size_bytes=size_bytes))
+            for i in group.recomputed:
+                self._micro_batch(self.regions[i], number, part, renamed, recomputed=True)
             for i in group.rows:
-                self._part(self.runs[i], number, part, moved, again=False)
+                self._micro_batch(self.regions[i], number, part, renamed, recomputed=False)
 
-    def _part(self, run: Run, number: int, part: Rows, moved: Mapping[int, int], again: bool) -> None:
-        launch = self.program.launches[run.start + (number if run.stop - run.start > 1 else 0)]
+    def _micro_batch(
+        self, region: Region, number: int, part: Rows, renamed: Mapping[int, int], recomputed: bool
+    ) -> None:
+        launch = self.program.launches[region.start + (number if region.stop - region.start > 1 else 0)]
         work = launch.work
         if not launch.operations and isinstance(work, Kernel):
             work = replace(work, time_us=work.time_us * part.count / self.graph.batch)
@@ -363,11 +366,11 @@ class _Writer:
         for access in launch.accesses:
             buffer, rows = access.buffer, access.rows
             if self.buffers[buffer].value is None:
-                buffer = self._new(self.buffers[buffer]) if again else buffer
+                buffer = self._new(self.buffers[buffer]) if recomputed else buffer
             elif self._per_sample(buffer):
-                buffer, rows = moved.get(buffer, buffer), part
+                buffer, rows = renamed.get(buffer, buffer), part
             else:
-                assert not (again and access.mode is not Mode.READ), "sums are not made again"
+                assert not (recomputed and access.mode is not Mode.READ), "reductions are not recomputed"
             accesses.append(replace(access, buffer=buffer, rows=rows))
         self.launches.append(replace(launch, work=work, accesses=tuple(accesses)))
 

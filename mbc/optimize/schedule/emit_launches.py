@@ -1,7 +1,7 @@
 """Emit the chosen kernels as launches over buffers, in the order of the graph.
 
 States are updated as soon as that is possible, and conversions launched just before their first reader. Workspaces are
-numbered after all other buffers, so that the numbers of these do not depend on how operations are divided.
+numbered after all other buffers, so that the numbers of values do not depend on how operations are divided.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout
 from mbc.ops.fused import kind_of, names_of
-from mbc.optimize.candidates.pareto import Slice, adding_us
+from mbc.optimize.candidates.pareto import MicroBatch, accumulating_us
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
@@ -53,8 +53,8 @@ def emit_launches(table: CandidateTable, choices: Choices) -> Draft:
 
 
 def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The same operations with every update of a state as early as it can be: where all that it reads is made, and
-    nobody reads the state any more. Gradients then need not wait for the end of the step."""
+    """The same operations with every update of a state as early as possible: once all its operands are defined, and the
+    state has no later reader. Gradients are then freed before the end of the step."""
     made: dict[str, int] = {}
     read: dict[str, int] = {}
     for i, operation in enumerate(operations):
@@ -93,7 +93,7 @@ def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
 
 @dataclass
 class _Writer:
-    """Writes one program. `buffers` is shared with the other one; a buffer that is not persistent belongs to one."""
+    """Writes one program. `buffers` is shared with the other one, but only persistent buffers are used by both."""
 
     table: CandidateTable
     choices: Choices
@@ -102,7 +102,7 @@ class _Writer:
     launches: list[Launch] = field(default_factory=list[Launch])
     # (value, layout) -> buffer; the first layout of a value is the one its producer wrote.
     where: dict[tuple[str, Layout], int] = field(default_factory=dict[tuple[str, Layout], int])
-    home: dict[str, Layout] = field(default_factory=dict[str, Layout])
+    written: dict[str, Layout] = field(default_factory=dict[str, Layout])
     viewed: dict[str, str] = field(default_factory=dict[str, str])
     entry: list[int] = field(default_factory=list[int])
 
@@ -114,12 +114,12 @@ class _Writer:
         for operation in operations:
             if kind_of(operation).view:
                 self.viewed[operation.outputs[0]] = operation.inputs[0]
-                self.home[operation.outputs[0]] = Layout.CHANNELS_FIRST
+                self.written[operation.outputs[0]] = Layout.CHANNELS_FIRST
             else:
                 self._launch(operation)
 
     def finish(self, persistent: tuple[int, ...], exits: tuple[str, ...]) -> Program:
-        exit_buffers = tuple(dict.fromkeys(self._at(name, self.home[name]) for name in exits))
+        exit_buffers = tuple(dict.fromkeys(self._at(name, self.written[name]) for name in exits))
         return Program(tuple(self.launches), (), (*persistent, *self.entry), exit_buffers)
 
     def _new(self, name: str, layout: Layout, alias: int | None = None) -> int:
@@ -131,16 +131,16 @@ class _Writer:
 
     def _set(self, name: str, layout: Layout, buffer: int) -> None:
         self.where[name, layout] = buffer
-        self.home.setdefault(name, layout)
+        self.written.setdefault(name, layout)
 
     def _at(self, name: str, layout: Layout) -> int:
-        """The buffer of a value in a layout, converting it there if it is not yet."""
+        """The buffer of a value in a layout, with a conversion if there is none yet."""
         known = self.where.get((name, layout))
         if known is not None:
             return known
         if name in self.viewed and layout is Layout.CHANNELS_FIRST:
             return self._at(self.viewed[name], layout)
-        source = self._at(name, self.home[name])
+        source = self._at(name, self.written[name])
         target = self._new(name, layout)
         rows = self.buffers[target].rows
         type_ = self.table.graph.values[name].type
@@ -160,24 +160,24 @@ class _Writer:
         kind = kind_of(operation)
         count = len(operation.inputs)
         inputs = [self._at(name, layout) for name, layout in zip(operation.inputs, choice.layouts, strict=False)]
-        must_share = dict(kind.updates)
+        aliased = dict(kind.updates)
         outputs = [
-            self._new(name, layout, inputs[must_share[i]] if i in must_share else None)
+            self._new(name, layout, inputs[aliased[i]] if i in aliased else None)
             for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
         ]
-        self.launches += launches_of(self.table, operation, choice.slices, inputs, outputs, self.buffers)
+        self.launches += launches_of(self.table, operation, choice.micro_batches, inputs, outputs, self.buffers)
 
 
 def launches_of(
     table: CandidateTable,
     operation: Operation,
-    slices: Sequence[Slice],
+    micro_batches: Sequence[MicroBatch],
     inputs: Sequence[int],
     outputs: Sequence[int],
     buffers: list[Buffer],
 ) -> list[Launch]:
-    """The kernel calls of an operation over its operands' buffers, slices in order. Workspaces are added to `buffers`,
-    one a call."""
+    """The kernel calls of an operation over its operands' buffers, micro-batches in order. Workspaces are added to
+    `buffers`, one a call."""
     per_sample = {b for b in (*inputs, *outputs) if table.graph.values[buffers[b].value or ""].per_sample}
 
     def access(buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
@@ -187,15 +187,15 @@ def launches_of(
 
     found: list[Launch] = []
     start = 0
-    for piece in slices:
-        candidate, part = piece.candidate, Rows(start, start + piece.rows)
+    for micro_batch in micro_batches:
+        candidate, part = micro_batch.candidate, Rows(start, start + micro_batch.rows)
         accesses = [access(b, part, Mode.READ) for b in inputs]
         accesses += [access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
         if candidate.workspace_bytes:
             buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
             accesses.append(Access(len(buffers) - 1, WHOLE, Mode.WRITE))
         adds = start > 0 and kind_of(operation).accumulates
-        time_us = adding_us(candidate) if adds else candidate.time_us
+        time_us = accumulating_us(candidate) if adds else candidate.time_us
         kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
         found.append(Launch(kernel, names_of(operation), Stream.COMPUTE, tuple(accesses)))
         start = part.stop

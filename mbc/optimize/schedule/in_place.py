@@ -1,4 +1,4 @@
-"""In-place operations: an output takes over the bytes of an input that nothing reads afterwards."""
+"""In-place operations: an output aliases an input that nothing reads afterwards."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import replace
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.regions import Run
+from mbc.optimize.schedule.regions import Region
 from mbc.plan.model import Buffer, Mode, Program
 
-# By the operations of a launch: the operands that it may write over, and what it writes there, as numbers of accesses.
+# By the operations of a launch: pairs of an operand that it may overwrite and the output that it writes there, as
+# numbers of accesses.
 InPlace = Mapping[tuple[str, ...], Sequence[tuple[int, int]]]
 
 
-def take_over(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = ()) -> Draft:
-    """The same launches, with an alias for every output that can lie where an input lay. `groups`: operations that
-    stand for several of the graph."""
-    works = works_in_place(graph, groups)
-    return taken_over(taken_over(draft, draft.train, works), draft.infer, works)
+def alias_in_place(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = ()) -> Draft:
+    """The same launches, with an alias for every output that can be written in place. `groups`: fusion groups."""
+    operands = in_place_operands(graph, groups)
+    return with_aliases(with_aliases(draft, draft.train, operands), draft.infer, operands)
 
 
-def works_in_place(graph: TrainingGraph, groups: Iterable[Operation]) -> InPlace:
-    """Of operations of the graph and of others that stand for several of them."""
+def in_place_operands(graph: TrainingGraph, groups: Iterable[Operation]) -> InPlace:
+    """The in-place operands of the graph's operations and of fusion groups."""
     found = {names_of(operation): tuple(_pairs(operation)) for operation in (*graph.train, *graph.infer, *groups)}
     return {names: pairs for names, pairs in found.items() if pairs}
 
 
-def taken_over(draft: Draft, program: Program, works: InPlace) -> Draft:
-    """The draft with what one of its programs can take over."""
+def with_aliases(draft: Draft, program: Program, operands: InPlace) -> Draft:
+    """The draft with the aliases that are possible in one of its programs."""
     buffers = list(draft.buffers)
-    taken = {*draft.persistent, *program.entry, *program.exit}
+    reused = {*draft.persistent, *program.entry, *program.exit}
     last_touch = {access.buffer: i for i, launch in enumerate(program.launches) for access in launch.accesses}
     last_write = {
         access.buffer: i
@@ -40,24 +40,24 @@ def taken_over(draft: Draft, program: Program, works: InPlace) -> Draft:
         if access.mode is not Mode.READ
     }
     for launch in program.launches:
-        for source, output in works.get(launch.operations, ()):
+        for source, output in operands.get(launch.operations, ()):
             old, new = launch.accesses[source].buffer, launch.accesses[output].buffer
             read_once = [a.buffer for a in launch.accesses].count(old) == 1
             dies_here = last_touch[old] == last_write[new]
-            if read_once and dies_here and old not in taken and _same_bytes(buffers[old], buffers[new]):
-                taken.add(old)
+            if read_once and dies_here and old not in reused and _same_bytes(buffers[old], buffers[new]):
+                reused.add(old)
                 buffers[new] = replace(buffers[new], alias=old)
     return replace(draft, buffers=tuple(buffers))
 
 
-def in_place(draft: Draft, runs: Sequence[Run], works: InPlace) -> Iterator[tuple[int, int]]:
-    """Runs of the training program, by index, and the buffers that each writes over where nobody reads them any more;
+def in_place(draft: Draft, regions: Sequence[Region], operands: InPlace) -> Iterator[tuple[int, int]]:
+    """Runs of the training program, by index, and the buffers that each overwrites where nothing reads them any more;
     of several for one output the first."""
-    for i, run in enumerate(runs):
-        launch = draft.train.launches[run.start]
+    for i, region in enumerate(regions):
+        launch = draft.train.launches[region.start]
         buffers = [a.buffer for a in launch.accesses]
         written: set[int] = set()
-        for source, output in works.get(launch.operations, ()):
+        for source, output in operands.get(launch.operations, ()):
             old, new = buffers[source], buffers[output]
             same = _same_bytes(draft.buffers[old], draft.buffers[new])
             if same and new not in written and buffers.count(old) == 1:

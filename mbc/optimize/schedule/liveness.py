@@ -15,7 +15,7 @@ from mbc.plan.model import Buffer, Program, Space, aligned
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes that a buffer and those that take it over hold from launch `start` to before launch `stop`.
+    """The bytes of a buffer and its aliases, live from launch `start` to before launch `stop`.
 
     `size_bytes` is rounded up to the alignment; `buffers` share the block, the first one is the owner.
     """
@@ -27,7 +27,7 @@ class Block:
 
 
 def owners(buffers: Sequence[Buffer]) -> list[int]:
-    """For each buffer the one whose bytes it ends up in, itself where it takes over none."""
+    """For each buffer the one whose bytes it has, itself where it has no alias."""
     found = list(range(len(buffers)))
     for i, buffer in enumerate(buffers):
         while buffer.alias is not None:

@@ -1,8 +1,8 @@
-"""A training program as its runs: all launches of one operation (its micro-batches), one layout conversion, or one
+"""A training program as regions: all launches of one operation (its micro-batches), one layout conversion, or one
 depth-first group.
 
-Decisions about what stays in memory are made at the runs of a program, by their index: how an operation is divided
-does not move them.
+Decisions about residency refer to the regions of a program, by their index, which does not depend on how operations are
+divided.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from mbc.plan.model import Copy, Launch, Mode, Program, Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Launches [start, stop) of a program, which make `writes` of `reads`. Workspaces are in neither, nor are
+class Region:
+    """Launches [start, stop) of a program, which compute `writes` from `reads`. Workspaces are in neither, nor are
     micro-batches of values inside a depth-first group.
 
-    `again`: whether running it twice gives the same bits and changes nothing else. `repeat`: the launch that recomputes
-    the large one of `writes`, its last operand, the others being kept; None: its own launches.
+    `recomputable`: whether running it twice gives the same bits and changes nothing else. `remat_launch`: a launch that
+    recomputes the large one of `writes`, its last operand, the others being kept; None: its own launches recompute all.
     """
 
     start: int
@@ -30,37 +30,37 @@ class Run:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     time_us: float
-    again: bool
-    repeat: Launch | None = None
+    recomputable: bool
+    remat_launch: Launch | None = None
 
     @property
-    def again_us(self) -> float:
-        """Time of its repetition."""
-        return self.time_us if self.repeat is None else self.repeat.work.time_us
+    def recompute_us(self) -> float:
+        """Time of recomputing it."""
+        return self.time_us if self.remat_launch is None else self.remat_launch.work.time_us
 
     @property
-    def made_again(self) -> tuple[int, ...]:
-        """Those of `writes` that a repetition makes."""
-        return self.writes if self.repeat is None else (self.repeat.accesses[-1].buffer,)
+    def recomputed_outputs(self) -> tuple[int, ...]:
+        """Those of `writes` that a recomputation computes."""
+        return self.writes if self.remat_launch is None else (self.remat_launch.accesses[-1].buffer,)
 
 
-def runs_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Run, ...]:
-    """The runs of a program in order; every launch is in one."""
+def regions_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Region, ...]:
+    """The regions of a program in order; every launch is in one."""
     updating = {op.name for op in (*graph.train, *graph.infer) if KINDS[op.kind].updates}
     whole = [is_whole(graph, draft, buffer) for buffer in range(len(draft.buffers))]
-    found: list[Run] = []
+    found: list[Region] = []
     launches = program.launches
     start = 0
     for stop in _ends(draft, program, whole):
         copied = any(isinstance(launch.work, Copy) for launch in launches[start:stop])
-        again = not copied and all(updating.isdisjoint(launch.operations) for launch in launches[start:stop])
+        recomputable = not copied and all(updating.isdisjoint(launch.operations) for launch in launches[start:stop])
         # A copy takes no time of the compute stream.
         timed = (launch for launch in launches[start:stop] if launch.stream is Stream.COMPUTE)
         time_us = sum(launch.work.time_us for launch in timed)
         accesses = [a for launch in launches[start:stop] for a in launch.accesses if whole[a.buffer]]
         writes = tuple(dict.fromkeys(a.buffer for a in accesses if a.mode is not Mode.READ))
         reads = tuple(dict.fromkeys(a.buffer for a in accesses if a.mode is Mode.READ and a.buffer not in writes))
-        found.append(Run(start, stop, reads, writes, time_us, again))
+        found.append(Region(start, stop, reads, writes, time_us, recomputable))
         start = stop
     return tuple(found)
 
@@ -74,7 +74,7 @@ def is_whole(graph: TrainingGraph, draft: Draft, buffer: int) -> bool:
 
 
 def _ends(draft: Draft, program: Program, whole: Sequence[bool]) -> list[int]:
-    """Where runs stop: where no value is written in parts, and no part of one is needed, on both sides."""
+    """Where regions end: no value is written in parts, or needed as a part, on both sides."""
     last: dict[int, int] = {}
     first: dict[int, int] = {}
     for i, launch in enumerate(program.launches):
@@ -85,7 +85,7 @@ def _ends(draft: Draft, program: Program, whole: Sequence[bool]) -> list[int]:
             if access.mode is not Mode.READ or not whole[buffer]:
                 first.setdefault(buffer, i)
                 last[buffer] = i
-    reach = list(range(len(program.launches)))  # the last launch that belongs with each
+    reach = list(range(len(program.launches)))  # the last launch of the region of each
     for buffer, start in first.items():
         reach[start] = max(reach[start], last[buffer])
     found: list[int] = []

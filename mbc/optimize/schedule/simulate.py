@@ -1,5 +1,5 @@
-"""Simulates a program: each stream runs its launches in order and stops for its waits, and launches that run
-concurrently slow down each other."""
+"""Simulates a program: each stream runs its launches in order and stalls at its waits, and concurrent launches slow
+down one another."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mbc.hardware.transfers import Slowdown
 from mbc.plan.model import Program, Stream
 
 COPIES = (Stream.TO_HOST, Stream.TO_DEVICE)
-_IDLE_US = 1e-9  # less than that is left of a launch that has ended, rounding being what it is
+_IDLE_US = 1e-9  # rounding: a launch with less left has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How concurrent launches slow down each other. `slowdowns`: of each kernel while copies run (unused for other
-    launches); `to_host`, `to_device`: time of a copy while the other direction is busy, over alone. `fills`: the share
-    of the GPU that each kernel fills, 0 to 1: two concurrent kernels share what does not suffice for both. `wait_us`:
-    what a kernel takes longer for waiting for one of the other stream of kernels. `copy_wait_us`: what it takes longer
-    for waiting for a copy, or for a copy that waits for it.
+    """How concurrent launches slow down one another. `slowdowns`: of each kernel while copies run (unused for other
+    launches); `to_host`, `to_device`: time of a copy while the other direction is busy, over that alone. `fills`: the
+    share of the GPU that each kernel fills, 0 to 1: two concurrent kernels whose shares exceed 1 slow down. `wait_us`:
+    additional time of a kernel that waits for one of the other stream of kernels. `copy_wait_us`: that of a kernel at
+    either end of a wait for a copy.
     """
 
     slowdowns: tuple[Slowdown, ...]
@@ -49,7 +49,7 @@ class Timeline:
 
 def simulate(program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None) -> float:
     """Microseconds from the first launch to the end of the last. `times_us`: of each launch alone, in place of its own;
-    without `contention` nothing slows down anything."""
+    without `contention` launches do not slow down one another."""
     if not program.waits and contention is None:
         busy: dict[Stream, float] = {}
         for launch, time_us in zip(program.launches, _alone(program, times_us), strict=True):
@@ -125,7 +125,7 @@ def _disturbed(
 
 
 def _waiting_us(program: Program, contention: Contention) -> list[float]:
-    """What each launch takes longer for being at an end of a wait between two streams."""
+    """Additional time of each launch at an end of a wait between two streams."""
     found = [0.0] * len(program.launches)
     for earlier, later in program.waits:
         first, second = program.launches[earlier].stream, program.launches[later].stream
@@ -141,7 +141,7 @@ def _waiting_us(program: Program, contention: Contention) -> list[float]:
 
 
 def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:
-    """By what each running launch takes longer than alone."""
+    """Slowdown of each running launch relative to running alone."""
     to_host, to_device = Stream.TO_HOST in running, Stream.TO_DEVICE in running
     both = to_host and to_device
     found = {

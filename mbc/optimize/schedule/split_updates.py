@@ -24,8 +24,8 @@ from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One operation of a launch. `ready`: launches before it that must have come, `needed`: the first one behind that
-    touches what it writes or overwrites what it reads, both as places in the program."""
+    """One operation of a launch. `ready`: the earliest position in the program at which it can run; `needed`: that of
+    the next launch that touches what it writes or overwrites what it reads."""
 
     operation: Operation
     touched_bytes: int
@@ -39,15 +39,15 @@ def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
 
 
 def split_into(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with every launch that may be split in up to `count` parts of about the same bytes, whole
+    """The training program with every launch that may be split as up to `count` launches of about the same bytes, whole
     where it has too few operations. `operations` by name."""
     divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
-    return _split(draft, dict.fromkeys(divisible, count), operations, device, apart=False)
+    return _split(draft, dict.fromkeys(divisible, count), operations, device, merge=False)
 
 
 def split_within(draft: Draft, available_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with those launches split that keep a large share of the available bytes live until the last
-    of their operands is ready."""
+    """The training program with those launches split whose operands keep a large share of the available bytes live
+    until the last of them is ready."""
     persistent = frozenset(draft.persistent)
     counts: dict[int, int] = {}
     for i, launch in enumerate(draft.train.launches):
@@ -55,24 +55,24 @@ def split_within(draft: Draft, available_bytes: int, operations: Mapping[str, Op
             read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
             held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
             counts[i] = min(
-                effort.UPDATE_MAX_PIECES, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * available_bytes)))
+                effort.UPDATE_MAX_SPLITS, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * available_bytes)))
             )
-    return _split(draft, counts, operations, device, apart=True)
+    return _split(draft, counts, operations, device, merge=True)
 
 
 def _split(
-    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, apart: bool
+    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, merge: bool
 ) -> Draft:
-    """`apart`: members that could run at the same place are one part."""
+    """`merge`: parts that are ready at the same position are merged."""
     launches = draft.train.launches
     owner = owners(draft.buffers)
-    before: dict[int, list[Launch]] = {}  # by the place in front of which they come
+    before: dict[int, list[Launch]] = {}  # by the position in front of which they come
     stays = set(range(len(launches)))
     for i, count in counts.items():
         launch = launches[i]
         accesses = _by_value(launch, operations, draft.buffers)
         parts = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
-        parts = _joined(parts) if apart else parts
+        parts = _merged(parts) if merge else parts
         if len(parts) == 1:
             continue
         stays.remove(i)
@@ -100,7 +100,7 @@ def _members(
     at: int, accesses: Mapping[str, Access], launches: Sequence[Launch], buffers: Sequence[Buffer],
     owner: Sequence[int], operations: Mapping[str, Operation],
 ) -> list[_Member]:  # fmt: skip
-    """Of the launch at `at`, those that are ready first, and of these those that are needed first, in front."""
+    """The members of the launch at `at`, sorted by when they are ready, then by when they are needed."""
     read: dict[int, list[int]] = {}
     written: dict[int, list[int]] = {}
     for i, launch in enumerate(launches):
@@ -134,8 +134,8 @@ def _by_value(
 
 
 def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
-    """In order, in parts of about the same bytes. None has one member alone, which is no group: it goes with those
-    before it, the first one with those behind."""
+    """Members in order, in parts of about the same bytes and of at least two members, since a single operation is no
+    group: a part of one is merged with a neighbour."""
     behind = list(accumulate(member.touched_bytes for member in members))
     found: dict[int, list[_Member]] = {}
     for member, end in zip(members, behind, strict=True):
@@ -150,8 +150,8 @@ def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
     return parts
 
 
-def _joined(parts: Sequence[list[_Member]]) -> list[list[_Member]]:
-    """Those in one that are ready at the same place."""
+def _merged(parts: Sequence[list[_Member]]) -> list[list[_Member]]:
+    """Parts merged that are ready at the same position."""
     found: dict[int, list[_Member]] = {}
     for part in parts:
         found.setdefault(max(member.ready for member in part), []).extend(part)
@@ -161,7 +161,7 @@ def _joined(parts: Sequence[list[_Member]]) -> list[list[_Member]]:
 def _launch(
     whole: Launch, part: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
 ) -> Launch:
-    """A part takes the time of the whole by its share of the bytes: an estimate."""
+    """The launch of a part: its time is estimated by its share of the bytes."""
     members = [member.operation for member in part]
     joined = join(members, [name for operation in members for name in operation.outputs])
     moving_us = max(0.0, whole.work.time_us - device.launch_us)

@@ -1,5 +1,5 @@
 """Waits between streams: a launch waits for the data that it reads, and before it overwrites bytes that another stream
-may still use. Waits that others imply are left out."""
+may still use. Redundant waits, which others imply, are left out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> t
 
 
 def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Every launch with those of other streams whose bytes it reads or overwrites."""
+    """Pairs of a launch of another stream and one that reads or overwrites its bytes."""
     streams = [launch.stream for launch in program.launches]
     spaces = {space: _Segments() for space in Space}
     for i, launch in enumerate(program.launches):

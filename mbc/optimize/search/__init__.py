@@ -1,14 +1,14 @@
-"""The loop: choose, order, place; where the budget is missed, choose again with what was learnt.
+"""The search loop: select, schedule, place; where the budget is missed, select again within the bytes that are free.
 
 * `search`: the loop, and the plan that comes out of it
-* `solution`: the problem, and a step with addresses that solves it
+* `solution`: the problem, and a solution of it: a step with addresses
 * `fit`: a step within a budget
-* `variants`: ways to make room, compared and placed
-* `reclaim_workspace`: workspaces between the buffers of a step whose decisions are made
-* `reselect`: other kernels and divisions, all else as it is
+* `variants`: variants of a step within the budget, compared and placed
+* `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are made
+* `reselect`: other kernels and divisions, all else unchanged
 * `concurrent_stream`: launches that move to a second stream of kernels
-* `relu_masks`: which relus leave bit masks for their gradients
+* `relu_masks`: ReLUs that store bit masks for their gradients
 * `overhead`: device memory outside the arena
-* `prediction_interval`: between what and what a predicted time should lie
-* `profiling_requests`: what a plan needs measured, most important first
+* `prediction_interval`: the interval of a predicted time
+* `profiling_requests`: requests to be profiled, most important first
 """

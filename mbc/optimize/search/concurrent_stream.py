@@ -1,10 +1,8 @@
-"""The concurrent stream: a second stream of kernels, for launches that leave most of the GPU idle and whose results are
-not needed soon.
+"""The concurrent stream: a second stream of kernels, for launches that leave most of the GPU idle and have slack.
 
-A small batch leaves most multiprocessors without work, and a gradient of a parameter is read at the end of the step
-only: it can be computed concurrently with the launches that propagate the gradient. `synchronise` orders accesses to
-shared bytes, as it does for copies; this module selects the launches, and how long their operands have to stay live for
-that.
+With a small batch most multiprocessors are idle, and a gradient of a parameter is read at the end of the step only: it
+can be computed concurrently with the launches that propagate the gradient. `synchronise` orders accesses to shared
+bytes, as it does for copies; this module selects the launches.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.schedule.split_updates import divisible_us, split_into
-from mbc.optimize.search.solution import Fitted
+from mbc.optimize.search.solution import Solution
 from mbc.plan.model import Buffer, Mode, Program, Stream
 
 
-def use_concurrent_stream(alone: Fitted, available_bytes: int) -> Fitted:
-    """The serial step `alone` with some launches of its training program on the concurrent stream, where that is
-    predicted to be faster, takes little more memory, and no more than `available_bytes`; else `alone`."""
-    table = alone.table
-    available_bytes = min(available_bytes, int(effort.CONCURRENT_MAX_ARENA * alone.placed.arena_bytes))
-    best, best_us = alone.draft, effort.CONCURRENT_MAX_TIME * alone.step_us
-    for draft in _drafts(alone):
+def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
+    """The step `serial` with some launches of its training program on the concurrent stream, where that is predicted to
+    be faster, takes little more memory, and no more than `available_bytes`; else `serial`."""
+    table = serial.table
+    available_bytes = min(available_bytes, int(effort.CONCURRENT_MAX_ARENA * serial.placed.arena_bytes))
+    best, best_us = serial.draft, effort.CONCURRENT_MAX_TIME * serial.step_us
+    for draft in _drafts(serial):
         slack_us = _slack_us(draft.train, draft.buffers)
         tried: set[frozenset[int]] = set()
         for least_us in effort.CONCURRENT_MIN_US:
@@ -44,28 +42,28 @@ def use_concurrent_stream(alone: Fitted, available_bytes: int) -> Fitted:
             if not moved or moved in tried:
                 continue
             tried.add(moved)
-            # Before anything is placed, which takes longest.
+            # Predicted without addresses: placement takes longest.
             found = _moved(draft, moved)
             train = data_waits_only(found.train, found.buffers, owners(found.buffers))
             step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
             if step_us < best_us:
                 best, best_us = found, step_us
-    if best is alone.draft:
-        return alone
+    if best is serial.draft:
+        return serial
     placed = assign_addresses(best, available_bytes)
-    fitted = Fitted(best, placed, table)
-    faster = fitted.step_us <= effort.CONCURRENT_MAX_TIME * alone.step_us
-    return fitted if faster and placed.arena_bytes <= available_bytes else alone
+    solution = Solution(best, placed, table)
+    faster = solution.step_us <= effort.CONCURRENT_MAX_TIME * serial.step_us
+    return solution if faster and placed.arena_bytes <= available_bytes else serial
 
 
-def _drafts(alone: Fitted) -> Iterator[Draft]:
-    """As it is, and with split updates, where that could be worth it."""
-    yield alone.draft
-    graph = alone.table.graph
+def _drafts(serial: Solution) -> Iterator[Draft]:
+    """The draft unchanged, and with split updates where these could save enough."""
+    yield serial.draft
+    graph = serial.table.graph
     operations = {operation.name: operation for operation in graph.train}
-    if divisible_us(alone.draft, operations) > (1 - effort.CONCURRENT_MAX_TIME) * alone.step_us:
-        for count in effort.UPDATE_PIECES:
-            yield split_into(alone.draft, count, operations, alone.table.device)
+    if divisible_us(serial.draft, operations) > (1 - effort.CONCURRENT_MAX_TIME) * serial.step_us:
+        for count in effort.UPDATE_SPLITS:
+            yield split_into(serial.draft, count, operations, serial.table.device)
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
@@ -87,7 +85,7 @@ def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
 
 
 def _needed(program: Program, buffers: Sequence[Buffer]) -> list[int]:
-    """For each launch the next one that has to wait for it, or the number of launches."""
+    """For each launch the next one that depends on it, or the number of launches."""
     count = len(program.launches)
     owner = owners(buffers)
     needed = [count] * count

@@ -7,23 +7,23 @@ from mbc.ir.types import Precision
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.plan.model import Space
 
-# Of a GPU on which it was never measured.
+# On a GPU where it was never measured.
 UNMEASURED_BYTES = 650_000_000
-# Graphs of so many launches are within what was measured, and what each further one takes.
+# Launches of a plan that the measured overhead includes, and bytes of each further one.
 USUAL_LAUNCHES = 2000
 LAUNCH_BYTES = 16 << 10
-# Host memory beyond this is mapped by page tables that nothing else was reserved for: 8 bytes for 4 KiB.
+# Page tables of host memory beyond this are not in the measured overhead: 8 bytes for 4 KiB.
 USUAL_HOST_BYTES = 4 * 10**9
 HOST_BYTES_MAPPED = 512  # by one byte on the device
 
 
 def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
-    """What every plan reserves. Nothing in fp64, which runs on the CPU only."""
+    """Bytes that every plan reserves. 0 in fp64, which runs on the CPU only."""
     return 0 if precision is Precision.FP64 else device.overhead_bytes or UNMEASURED_BYTES
 
 
 def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
-    """What the plan of a draft reserves."""
+    """Bytes that the plan of a draft reserves."""
     usual = usual_bytes(device, precision)
     if not usual:
         return 0

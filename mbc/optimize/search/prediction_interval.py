@@ -11,7 +11,7 @@ from mbc.kernels.cudnn_convolution import least_bytes
 from mbc.optimize.candidates.scale_rows import LargerSizes
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import simulate
-from mbc.optimize.search.profiling_requests import is_numbered, launched
+from mbc.optimize.search.profiling_requests import is_numbered, launched_request
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
 
 
@@ -23,11 +23,11 @@ def time_range_us(
     larger: LargerSizes | None = None,
     operations: Sequence[Operation] = (),
 ) -> tuple[float, float]:
-    """The time of a program with every estimated launch at the lower, and at the upper, end of its range. `operations`:
-    those of the program, of which `larger` tells some.
+    """The time of a program with every estimated launch at the lower, and at the upper, end of its interval.
+    `operations`: those of the program; `larger` scales the times of some of them.
 
-    Of the estimates of a kind of work eight in ten lie in its range. All estimates of a program are taken to be off in
-    the same direction, since their errors have causes in common: where they cancel out, the range is too wide.
+    The interval of a kind of work holds eight in ten of its estimates. All estimates of a program are assumed to be off
+    in the same direction, since their errors have common causes: where they cancel out, the interval is too wide.
     """
     known = calibration()
     by_name = {operation.name: operation for operation in operations}
@@ -54,15 +54,15 @@ def _scaled(
     larger: LargerSizes | None,
     operations: Mapping[str, Operation],
 ) -> Spread | None:
-    """How far the time of a launch may be off that is from a larger size; None where it is not."""
+    """The error spread of a launch whose time is scaled from a larger size; None where it is not."""
     work = launch.work
     if work.measured or isinstance(work, Copy) or not launch.operations or larger is None:
         return None
-    return larger.spread(launched(graph, launch, operations, buffers), work)
+    return larger.spread(launched_request(graph, launch, operations, buffers), work)
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
-    """How far the time of a launch may be off; None where it was measured."""
+    """The error spread of a launch's time; None where it was measured."""
     work = launch.work
     if work.measured:
         return None

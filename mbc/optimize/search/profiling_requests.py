@@ -28,8 +28,8 @@ from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
 def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
     """Every distinct request, those that weigh most in a step first.
 
-    With policy `all` the powers of two and what lies halfway between them are measured; other sizes are interpolated
-    until they are chosen.
+    With policy `all` the powers of two and the sizes halfway between them are measured; other sizes are interpolated
+    until they are selected.
     """
     if graph.precision is Precision.FP64:
         return ()
@@ -65,7 +65,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
 
 
 def _launches(program: Sequence[Operation], groups: Sequence[Group], table: CandidateTable) -> Iterable[Operation]:
-    """Every operation, and every group that might run as one."""
+    """Every operation, every launch of a fusion group, and every horizontally fused launch."""
     yield from (o for o in program if not kind_of(o).view)
     for group in groups:
         yield from group.launches
@@ -81,35 +81,35 @@ def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
 
 
 def unmeasured(plan: Plan) -> tuple[Request, ...]:
-    """The distinct slices that the training step runs by a time that was not measured."""
+    """The distinct requests of launches of the training step whose time was not measured."""
     operations = {operation.name: operation for operation in plan.graph.train}
     found: dict[Request, None] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
-            found[launched(plan.graph, launch, operations, plan.buffers)] = None
+            found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
     return tuple(found)
 
 
 def untried(plan: Plan) -> tuple[Request, ...]:
-    """The distinct slices, of inference too, of engines and algorithms that were not tried on them: cuDNN may not run
-    them in their workspace."""
+    """The distinct requests of launches, of inference as well, by engines and algorithms that were never run on them:
+    cuDNN may need more workspace."""
     found: dict[Request, None] = {}
     for program, launches in ((plan.graph.train, plan.train.launches), (plan.graph.infer, plan.infer.launches)):
         operations = {operation.name: operation for operation in program}
         for launch in launches:
             if isinstance(launch.work, Kernel) and not launch.work.measured and is_numbered(launch.work):
-                found[launched(plan.graph, launch, operations, plan.buffers)] = None
+                found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
     return tuple(found)
 
 
 def is_numbered(work: Kernel) -> bool:
-    """Whether it is one of cuDNN's engines or algorithms by its number, which only a profile knows."""
+    """Whether it is one of cuDNN's engines or algorithms by its number, which only profiles list."""
     return work.provider == CUDNN_LEGACY.name or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE
 
 
-def launched(
+def launched_request(
     graph: TrainingGraph, launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]
 ) -> Request:
-    """What a launch of some `operations`, by name, runs."""
+    """The request that a launch of some `operations`, by name, runs."""
     rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
     return request_of(graph, operation_of(launch, operations, buffers), rows)

@@ -1,10 +1,10 @@
 """Reclaims the bytes between placed values for workspaces, in a step whose values are decided, and assigns addresses to
 both.
 
-Every operation may use the bytes that are not live when it runs. But workspaces are of any size and live for one
-launch, so that the free bytes may be fragmented. Where that does not fit, values are placed first, whose sizes are
-mostly multiples of each other, and each operation gets the widest gap between them when it runs. Then the workspaces of
-those that lose most time by that are placed together with the values, as long as all of these still fit.
+Every operation may use the bytes that are free when it runs. But workspaces are of any size and live for one launch, so
+the free bytes may be fragmented. Where placing all of them fails, values are placed first, whose sizes are mostly
+multiples of one another, and each operation gets the widest gap between them when it runs. Then the workspaces of the
+operations that lose most time by that are placed together with the values, as long as all of these still fit.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 
 from mbc.ops.fused import SEPARATOR, kind_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.candidates.pareto import MicroBatch
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import Block, blocks
 from mbc.optimize.search.reselect import reselect
-from mbc.optimize.search.solution import UNLIMITED_BYTES, Fitted, Problem, free_bytes
+from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem, Solution, free_bytes
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Launch, Mode, aligned
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A step with its values decided. `draft`: with workspaces as they are in `choices`. `divided`: operations in
+    """A step with its values decided. `draft`: with the workspaces of `choices`. `divided`: operations in
     depth-first groups, which keep their division."""
 
     problem: Problem
@@ -38,32 +38,33 @@ class Decided:
     choices: Choices
     divided: Collection[str]
 
-    def placed(self, spared_bytes: int) -> tuple[Fitted, bool]:
-        """With workspaces and addresses, over the available bytes where no placement within them was found; and whether
-        kernels are as fast as they can be then. `spared_bytes`: available bytes that workspaces should not use."""
+    def placed(self, spared_bytes: int) -> tuple[Solution, bool]:
+        """With workspaces and addresses, exceeding the available bytes where no placement within them was found; and
+        whether kernels are as fast as with all free bytes. `spared_bytes`: available bytes that workspaces should not
+        use."""
         problem, available_bytes = self.problem, self.problem.available_bytes
         whole = self._with_workspaces(free_bytes(self.draft, available_bytes - spared_bytes))
         for found in self._found(whole):
             placed = assign_addresses(found.draft, available_bytes, known=found.known)
             if placed.arena_bytes <= available_bytes:
                 as_fast = found.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole)
-                return Fitted(found.draft, placed, problem.table), as_fast
-        return Fitted(whole, assign_addresses(whole, available_bytes), problem.table), False
+                return Solution(found.draft, placed, problem.table), as_fast
+        return Solution(whole, assign_addresses(whole, available_bytes), problem.table), False
 
     def _found(self, whole: Draft) -> Iterator[_Placed]:
-        """What may fit, the fastest first."""
+        """Candidate placements, the fastest first."""
         together = self._placed_with(whole, None, {})
         if together is not None:
             yield together
         free = free_bytes(self.draft, self.problem.available_bytes)
         between = self._placed_with(self._with_workspaces(free), frozenset(), free)
         if between is not None:
-            yield self._firmer(between, free)
+            yield self._with_workspaces_placed(between, free)
 
-    def _firmer(self, found: _Placed, free: Mapping[str, int]) -> _Placed:
-        """With the workspaces that save most time placed along with values, as many as that is found for."""
+    def _with_workspaces_placed(self, found: _Placed, free: Mapping[str, int]) -> _Placed:
+        """With the workspaces that save most time placed together with values, as many as fit."""
         whole = self._with_workspaces(free)
-        firm: frozenset[str] = frozenset()
+        placed_first: frozenset[str] = frozenset()
         best = found
         slower = _slower(found.draft, whole)
         count = len(slower)
@@ -71,58 +72,59 @@ class Decided:
             count = min(count, len(slower))
             if not count or best.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole):
                 break
-            wanted = firm.union(slower[:count])
+            wanted = placed_first.union(slower[:count])
             tried = self._placed_with(whole, wanted, free)
             if tried is None:
                 count //= 2
                 continue
-            firm, slower = wanted, _slower(tried.draft, whole)
+            placed_first, slower = wanted, _slower(tried.draft, whole)
             best = min(best, tried, key=lambda found: found.kernels_us)
         return best
 
-    def _placed_with(self, whole: Draft, firm: frozenset[str] | None, free: Mapping[str, int]) -> _Placed | None:
-        """The values, and the workspaces of `firm` operations as in `whole` (None: of all), placed within the available
-        bytes, if that is found quickly; other operations get what these leave of what is `free`."""
+    def _placed_with(
+        self, whole: Draft, placed_first: frozenset[str] | None, free: Mapping[str, int]
+    ) -> _Placed | None:
+        """The values, and the workspaces of the operations `placed_first` as in `whole` (None: of all), placed within
+        the available bytes, if that is found quickly; other operations get the gaps, at most what is `free`."""
         left_bytes = self.problem.available_bytes - persistent_bytes(whole)
-        placed = _blocks(whole, firm)
+        placed = _blocks(whole, placed_first)
         offsets = fit_within(placed, left_bytes)
         if offsets is None:
             return None
         draft = whole
-        if firm is not None:
+        if placed_first is not None:
             widest = _widest(whole, placed, offsets, left_bytes)
-            limits = {name: min(widest[name], free[name]) for name in widest.keys() - firm}
+            limits = {name: min(widest[name], free[name]) for name in widest.keys() - placed_first}
             draft = self._with_workspaces({**free, **limits})
-        # Other workspaces, divided in another way, change neither the order of the rest nor which values are live
-        # together.
-        known = {block.buffers[0]: offset for block, offset in zip(_blocks(draft, firm), offsets, strict=True)}
+        # Other workspaces and divisions change neither the order of the rest nor which values are live together.
+        known = {block.buffers[0]: offset for block, offset in zip(_blocks(draft, placed_first), offsets, strict=True)}
         return _Placed(draft, known)
 
     def _with_workspaces(self, free: Mapping[str, int]) -> Draft:
-        """The same decisions and layouts; every operation, repetitions included, gets the workspace that is free where
-        it runs."""
-        table, most = self.problem.table, self.problem.most
-        slices: dict[str, Sequence[Slice]] = {}
+        """The same decisions and layouts; every operation, recomputations included, gets the workspace that is free
+        where it runs."""
+        table, workspace_limits = self.problem.table, self.problem.workspace_limits
+        micro_batches: dict[str, Sequence[MicroBatch]] = {}
         operations = {op.name: op for op in (*self.choices.train, *self.choices.infer) if not kind_of(op).view}
-        made_by = _makers(self.draft)
+        producers = _producers(self.draft)
         for name, operation in operations.items():
-            if name in self.divided or name not in most:  # what was gathered needs none
+            if name in self.divided or name not in workspace_limits:  # horizontally fused: needs none
                 continue
-            if any(len(made_by.get(value, ())) > 1 for value in operation.outputs):
-                continue  # another kernel recomputes it, with the same bits only as this one
+            if any(len(producers.get(value, ())) > 1 for value in operation.outputs):
+                continue  # another kernel recomputes it, which matches only this one bit by bit
             choice = self.choices.operations[name]
-            limit = min(most[name], free.get(name, most[name]))
-            menu = table.menus(operation)[choice.layouts]
-            # Where nothing is small enough, the smallest.
-            point = ([point for point in menu if aligned(point.workspace_bytes) <= limit] or menu[:1])[-1]
+            limit = min(workspace_limits[name], free.get(name, workspace_limits[name]))
+            front = table.fronts(operation)[choice.layouts]
+            # Where none is small enough, the smallest.
+            point = ([point for point in front if aligned(point.workspace_bytes) <= limit] or front[:1])[-1]
             if point is not choice.point:
-                slices[name] = point.slices
-        return reselect(table, self.draft, operations, slices)
+                micro_batches[name] = point.micro_batches
+        return reselect(table, self.draft, operations, micro_batches)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """`known`: where blocks lie above the persistent buffers, by owner; what else the training step needs does not."""
+    """`known`: offsets of placed blocks above the persistent buffers, by owner."""
 
     draft: Draft
     known: Mapping[int, int]
@@ -132,8 +134,8 @@ class _Placed:
         return _kernels_us(self.draft)
 
 
-def _makers(draft: Draft) -> Mapping[str, Collection[tuple[str, ...]]]:
-    """Of each value of a step the launches that write it, by their operations."""
+def _producers(draft: Draft) -> Mapping[str, Collection[tuple[str, ...]]]:
+    """The launches that write each value of a step, by their operations."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for launch in draft.train.launches:
         for access in launch.accesses if launch.operations else ():
@@ -180,8 +182,8 @@ def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], avail
     for i, launch in enumerate(draft.train.launches):
         if launch.operations:
             there = (start <= i) & (stop > i)
-            rooms = np.append(low[there], available_bytes) - np.append(0, high[there])
-            found[_name(launch)] = min(found.get(_name(launch), UNLIMITED_BYTES), int(rooms.max()))
+            gap_bytes = np.append(low[there], available_bytes) - np.append(0, high[there])
+            found[_name(launch)] = min(found.get(_name(launch), UNLIMITED_BYTES), int(gap_bytes.max()))
     return found
 
 

@@ -22,7 +22,7 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
     """A table of the same step with a bit mask for each ReLU where the launches that write and read it take less time
     than those that they replace, both in channels last.
 
-    All have to be measured: a profile without bit masks gives the plans that it gave before there were any.
+    All have to be measured: a profile without bit masks leaves plans unchanged.
     """
     every = table.of(with_signs(table.graph, relus_behind_sums(table.graph)))
     program = every.graph.train
@@ -32,17 +32,17 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
     chosen = choose(table, {}, programs=fuse(table))
     makers = {value: op.name for op in program for value in op.outputs}
     gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_masked"}
-    plain_launches, signed_launches = _by_name(chosen.train), _by_name(fuse(every).train)
+    plain_launches, masked_launches = _by_name(chosen.train), _by_name(fuse(every).train)
     relus: list[str] = []
     for op in signs:
         relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
         names = relu, op.name, backward
-        before, after = _running(plain_launches, names), _running(signed_launches, names)
+        before, after = _running(plain_launches, names), _running(masked_launches, names)
         # A data gradient that one of the two steps computes in a fused launch may have its own in the other.
         launches = *before, *after
         products = [names_of(launch)[: leading_products(launch.attributes)] for launch in launches]
         names = *names, *chain.from_iterable(products)
-        before, after = _running(plain_launches, names), _running(signed_launches, names)
+        before, after = _running(plain_launches, names), _running(masked_launches, names)
         if _members(before) | {op.name} != _members(after):
             continue
         if not all(map(table.timed, before)) or not all(map(every.timed, after)):
@@ -56,24 +56,24 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
     return table.of(with_signs(table.graph, relus)) if relus else table
 
 
-def masks_of_kept(unsigned: CandidateTable, signed: CandidateTable, draft: Draft) -> CandidateTable:
+def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft) -> CandidateTable:
     """A table of the same step with those bit masks of `signed` whose ReLU's output is computed once in `draft`, which
     has no masks.
 
-    Where it is recomputed by the launch of its gradient's reductions, that launch has the signs in registers: a mask
-    would take bytes and time for nothing.
+    Where the launch of its gradient's reductions recomputes it, that launch has the signs in registers, and a mask
+    would only cost bytes and time.
     """
     rows = Counter[str | None]()
     for launch in draft.train.launches:
         for access in launch.accesses:
             if launch.operations and access.mode is Mode.WRITE:
                 rows[draft.buffers[access.buffer].value] += access.rows.count
-    signs = {op.inputs[0] for op in signed.graph.train if op.kind == "relu_mask"}
-    kept = {value for value in signs if rows[value] <= unsigned.whole.count}
+    signs = {op.inputs[0] for op in masked.graph.train if op.kind == "relu_mask"}
+    kept = {value for value in signs if rows[value] <= unmasked.whole.count}
     if kept == signs:
-        return signed
-    relus = [op.name for op in unsigned.graph.train if kept.intersection(op.outputs)]
-    return unsigned.of(with_signs(unsigned.graph, relus)) if relus else unsigned
+        return masked
+    relus = [op.name for op in unmasked.graph.train if kept.intersection(op.outputs)]
+    return unmasked.of(with_signs(unmasked.graph, relus)) if relus else unmasked
 
 
 def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:

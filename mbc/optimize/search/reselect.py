@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import SEPARATOR
-from mbc.optimize.candidates.pareto import Slice
+from mbc.optimize.candidates.pareto import MicroBatch
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft, launches_of, renumbered
 from mbc.plan.model import Buffer, Launch, Program
@@ -17,10 +17,10 @@ def reselect(
     table: CandidateTable,
     draft: Draft,
     operations: Mapping[str, Operation],
-    slices: Mapping[str, Sequence[Slice]],
+    micro_batches: Mapping[str, Sequence[MicroBatch]],
 ) -> Draft:
-    """The draft with these slices of operations (groups, too) by name, wherever one is launched: the first time and
-    again. The launches of each must stand together."""
+    """The draft with these micro-batches of operations and fusion groups, by name, wherever one is launched,
+    recomputations included. The launches of each must be consecutive."""
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
@@ -32,13 +32,13 @@ def reselect(
             while stop < len(program.launches) and _continues(draft, program.launches[stop], launch):
                 stop += 1
             name = SEPARATOR.join(launch.operations)
-            if name not in slices:
+            if name not in micro_batches:
                 launches += program.launches[start:stop]
             else:
                 operands = _operands(draft.buffers, launch)
                 count = len(operations[name].inputs)
                 launches += launches_of(
-                    table, operations[name], slices[name], operands[:count], operands[count:], buffers
+                    table, operations[name], micro_batches[name], operands[:count], operands[count:], buffers
                 )
             start = stop
         return replace(program, launches=tuple(launches))
@@ -47,12 +47,12 @@ def reselect(
     used = {*draft.persistent, *train.entry, *infer.entry}
     for program in (train, infer):
         used |= {access.buffer for launch in program.launches for access in launch.accesses}
-    # A buffer may take over the bytes of one with a lower number only, so the order stays.
+    # A buffer may alias one with a lower number only, so the order stays.
     return renumbered(replace(draft, train=train, infer=infer, buffers=tuple(buffers)), sorted(used))
 
 
 def _continues(draft: Draft, launch: Launch, first: Launch) -> bool:
-    """Whether a launch is a further slice of the same run."""
+    """Whether a launch is a further micro-batch of the same region."""
     return (
         bool(first.operations)
         and launch.operations == first.operations

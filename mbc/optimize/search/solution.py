@@ -11,7 +11,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.placement.addresses import Placed
 from mbc.optimize.remat.optimizer_offload import offload_states, persistent_bytes, states_to_offload
-from mbc.optimize.remat.state import Means
+from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.depth_first_micro_batches import depth_first
@@ -27,44 +27,44 @@ UNLIMITED_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A step and its available bytes. `most`: workspace of operations by name, whatever is free. `programs`: what runs
-    as a group; None where operations run by themselves. `gathered`: whether one launch updates many parameters; only
-    where none does may the optimizer's states be offloaded."""
+    """A step and its available bytes. `workspace_limits`: of operations by name, however many bytes are free.
+    `programs`: with fusion groups; None: without fusion. `fused_updates`: whether one launch updates many parameters;
+    only where none does may the optimizer's states be offloaded."""
 
     table: CandidateTable
-    most: Mapping[str, int]
+    workspace_limits: Mapping[str, int]
     available_bytes: int
     programs: Programs | None = None
-    gathered: bool = True
+    fused_updates: bool = True
 
     @property
-    def apart(self) -> Problem:
-        """The same step with a launch for every update."""
-        return replace(self, gathered=False)
+    def with_single_updates(self) -> Problem:
+        """The same step with a launch for every update, so that optimizer states can be offloaded."""
+        return replace(self, fused_updates=False)
 
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
         """`mbc.optimize.selection.select.choose` of this step."""
-        return choose(self.table, limits, rows, self.programs, self.gathered)
+        return choose(self.table, limits, rows, self.programs, self.fused_updates)
 
     @property
     def fastest_us(self) -> float:
-        """The step without a limit of memory."""
-        return self.choose(self.most).train_us
+        """Time of the step without a limit of memory."""
+        return self.choose(self.workspace_limits).train_us
 
-    def holds(self, found: Fitted) -> bool:
+    def fits(self, found: Solution) -> bool:
         return found.placed.arena_bytes <= self.available_bytes
 
-    def best(self, found: Sequence[Fitted]) -> Fitted:
+    def best(self, found: Sequence[Solution]) -> Solution:
         """The fastest that fits; where none does, the smallest."""
-        fitting = [f for f in found if self.holds(f)]
+        fitting = [f for f in found if self.fits(f)]
         if fitting:
             return min(fitting, key=lambda f: f.step_us)
         return min(found, key=lambda f: f.placed.arena_bytes)
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A draft with addresses. It exceeds the available bytes where nothing was found that fits."""
+class Solution:
+    """A draft with addresses. It may exceed the available bytes, where none was found that fits."""
 
     draft: Draft
     placed: Placed
@@ -77,7 +77,7 @@ class Fitted:
 
     @property
     def copies(self) -> bool:
-        """Whether the step sends anything to the host."""
+        """Whether the step offloads anything."""
         return any(isinstance(launch.work, Copy) for launch in self.draft.train.launches)
 
     def finished(self, program: Program) -> tuple[Program, float]:
@@ -87,23 +87,25 @@ class Fitted:
         return coalesce_waits(program, contention(program, table.graph, buffers, table.device))
 
 
-def ordered(table: CandidateTable, choices: Choices, means: Means, available_bytes: int | None) -> Draft:
-    """The launches as they are chosen, depth-first and with states offloaded where `means` says so, updates split where
-    whole ones would keep a large share of the available bytes live (None: whole)."""
+def scheduled_draft(
+    table: CandidateTable, choices: Choices, techniques: Techniques, available_bytes: int | None
+) -> Draft:
+    """The selected kernels as launches, executed depth-first and with states offloaded where `techniques` say so,
+    updates split where whole ones would keep a large share of the available bytes live (None: whole)."""
     draft = emit_launches(table, choices)
-    if means.division is not None:
-        draft = depth_first(table, draft, (*choices.train, *choices.infer), means.division)
+    if techniques.division is not None:
+        draft = depth_first(table, draft, (*choices.train, *choices.infer), techniques.division)
     if available_bytes is not None:
         by_name = {operation.name: operation for operation in table.graph.train}
         draft = split_within(draft, available_bytes, by_name, table.device)
-    states = states_to_offload(table.graph, draft, means.states_bytes, means.host_bytes)
+    states = states_to_offload(table.graph, draft, techniques.states_bytes, techniques.host_bytes)
     if not states:
         return draft
-    return offload_states(table.graph, draft, states, table.device.host_link, means.lead)
+    return offload_states(table.graph, draft, states, table.device.host_link, techniques.lead)
 
 
 def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
-    """Bytes that are free while each operation runs; below zero where what is kept is too much."""
+    """Bytes that are free while each operation runs; below zero where values alone exceed the available bytes."""
     persistent = frozenset(draft.persistent)
     available_bytes -= persistent_bytes(draft)
     found: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Variants of a step that fit the available bytes: values chosen under several limits of workspace, and the best
-variants placed.
+"""Variants of a step that fit the available bytes: decisions under several limits of workspace, and the best variants
+placed.
 
-Workspace and kept values compete for the same bytes. So values are chosen under several limits of workspace; of what
-fits, each operation then gets the workspace that is free when it runs, and the fastest step that can be placed wins.
+Workspace and kept values compete for the same bytes. So decisions are made under several limits of workspace; in those
+that fit each operation then gets the workspace that is free when it runs, and the fastest step that can be placed wins.
 """
 
 from __future__ import annotations
@@ -17,67 +17,68 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.addresses import Placed, assign_addresses
-from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.greedy import choose_residency
-from mbc.optimize.remat.remat_without_statistics import repeated_without_statistics
-from mbc.optimize.remat.state import Means, Points, Residency
+from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
+from mbc.optimize.remat.state import Points, Residency, Techniques
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.reclaim_workspace import Decided
-from mbc.optimize.search.solution import Fitted, Problem, ordered
+from mbc.optimize.search.solution import Problem, Solution, scheduled_draft
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Space, aligned
 
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """`ordered`: the draft as it was before anything was decided. `divided`: operations in depth-first groups, which
-    keep their division."""
+    """`draft`: before any decision. `divided`: operations in depth-first groups, which keep their division."""
 
-    ordered: Draft
+    draft: Draft
     time_us: float
     residency: Residency
     choices: Choices
-    means: Means
+    techniques: Techniques
     divided: Collection[str]
 
 
-def placed_variants(problem: Problem, means: Means, known_us: float, late: bool) -> Iterator[Fitted]:
+def placed_variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> Iterator[Solution]:
     """Variants of the step with addresses, the most promising first; where a placement exceeds the available bytes, the
     variant is tried again for fewer.
 
-    `late`: readers of a value that another launch could recompute come after that launch
+    `defer_reads`: readers of a value that another launch could recompute come after that launch
     (`mbc.optimize.remat.fused_remat`)."""
     table, available_bytes = problem.table, problem.available_bytes
-    variants = _variants(problem, means, known_us, late)
+    variants = _variants(problem, techniques, known_us, defer_reads)
     fewest = effort.THOROUGH_MIN_ROUNDS
-    thorough = bool(variants) and fewest * len(variants[0].ordered.train.launches) <= effort.THOROUGH_SEARCH_WORK
+    thorough = bool(variants) and fewest * len(variants[0].draft.train.launches) <= effort.THOROUGH_SEARCH_WORK
     if (
         thorough
         and math.isinf(known_us)
         and all(variant.residency.live_bytes > available_bytes for variant in variants)
     ):
         nearest = sorted(variants, key=lambda variant: variant.residency.live_bytes)[: effort.MAX_THOROUGH]
-        nearest = [variant for variant in nearest if variant.residency.live_bytes <= effort.FAR * available_bytes]
+        nearest = [
+            variant for variant in nearest if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes
+        ]
         variants += [_improved(problem, variant, available_bytes) for variant in nearest]
     fitting = [variant for variant in variants if variant.residency.live_bytes <= available_bytes]
     if not fitting:
         if variants:
             smallest = min(variants, key=lambda variant: variant.residency.live_bytes).residency.draft
-            yield Fitted(smallest, assign_addresses(smallest, thorough=False), table)
+            yield Solution(smallest, assign_addresses(smallest, thorough=False), table)
         return
     # The fastest first; one whose placement exceeds the available bytes is tried again for fewer.
-    promising = _different(fitting)
+    promising = _distinct(fitting)
     if thorough:
         most_us = effort.THOROUGH_WITHIN * promising[0].time_us
         near = [variant for variant in promising if variant.time_us <= most_us][: effort.MAX_THOROUGH]
         improved = [_improved(problem, variant, available_bytes) for variant in near]
-        promising = _different((*improved, *promising[len(near) :]))
+        promising = _distinct((*improved, *promising[len(near) :]))
     tried = [(variant.time_us, number, 0, variant) for number, variant in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
-    longer = 1.0  # than a variant seemed to take: where addresses are tight, kernels wait longer for copies
+    longer = 1.0  # factor: where addresses are tight, kernels wait longer for copies than predicted
     affordable = effort.PLACEMENTS_WORK // len(fitting[0].residency.draft.train.launches)
     most_placed = min(effort.MAX_PLACEMENTS, max(effort.MIN_PLACEMENTS, affordable))
     last = len(fitting) + most_placed
@@ -107,18 +108,18 @@ def placed_variants(problem: Problem, means: Means, known_us: float, late: bool)
             heapq.heappush(tried, ((1 - effort.RETRY_BONUS) * variant.time_us, number, spared_bytes, variant))
 
 
-def _different(variants: Sequence[_Variant]) -> Sequence[_Variant]:
-    """The fastest of those that decide the same in the same layouts: they differ in workspace, which is chosen anew."""
-    different: dict[object, _Variant] = {}
+def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
+    """The fastest of those with the same decisions and layouts: they differ in workspace, which is chosen again."""
+    distinct: dict[object, _Variant] = {}
     for variant in sorted(variants, key=lambda variant: variant.time_us):
-        layouts = tuple(buffer.layout for buffer in variant.ordered.buffers if buffer.value is not None)
-        different.setdefault((variant.residency.decisions, layouts), variant)
-    return list(different.values())
+        layouts = tuple(buffer.layout for buffer in variant.draft.buffers if buffer.value is not None)
+        distinct.setdefault((variant.residency.decisions, layouts), variant)
+    return list(distinct.values())
 
 
-def _variants(problem: Problem, means: Means, known_us: float, late: bool) -> list[_Variant]:
+def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> list[_Variant]:
     """The step fitted under several limits of workspace; under those that are best for it, with less offloaded."""
-    table, most, available_bytes = problem.table, problem.most, problem.available_bytes
+    table, workspace_limits, available_bytes = problem.table, problem.workspace_limits, problem.available_bytes
     known: set[tuple[float, ...]] = set()
     found: list[_Variant] = []
     left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
@@ -126,21 +127,21 @@ def _variants(problem: Problem, means: Means, known_us: float, late: bool) -> li
     while parts:
         part = parts.popleft()
         limit_bytes = int(part * available_bytes)
-        limits = {name: min(limit, limit_bytes) for name, limit in most.items()}
+        limits = {name: min(limit, limit_bytes) for name, limit in workspace_limits.items()}
         choices = problem.choose(limits)
         divided: Mapping[str, int] = {}
-        if means.division is not None:
+        if techniques.division is not None:
             operations = (*choices.train, *choices.infer)
-            divided = divided_operations(table, emit_launches(table, choices), operations, means.division)
+            divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
             choices = problem.choose(limits, divided)
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
         if points in known or choices.train_us >= best_us:
             continue
         known.add(points)
-        if late:
+        if defer_reads:
             choices = defer_readers(table, choices)
-        draft = ordered(table, choices, means, available_bytes)
-        found.append(_variant(problem, draft, choices, means, divided, available_bytes, best_us))
+        draft = scheduled_draft(table, choices, techniques, available_bytes)
+        found.append(_variant(problem, draft, choices, techniques, divided, available_bytes, best_us))
         left -= len(choices.operations)
         better = found[-1].residency.live_bytes <= available_bytes and found[-1].time_us < best_us
         if better:
@@ -149,22 +150,22 @@ def _variants(problem: Problem, means: Means, known_us: float, late: bool) -> li
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
         live_bytes = found[-1].residency.live_bytes
-        if math.isfinite(known_us) and live_bytes > effort.HOPELESS * available_bytes:
+        if math.isfinite(known_us) and live_bytes > effort.GIVE_UP_PEAK * available_bytes:
             return found
-        if math.isinf(best_us) and live_bytes - limit_bytes > effort.HOPELESS * available_bytes:
-            parts = deque(list(parts)[-1:])  # what needs least workspace may need fewer conversions, too
-    if not means.recompute:
+        if math.isinf(best_us) and live_bytes - limit_bytes > effort.GIVE_UP_PEAK * available_bytes:
+            parts = deque(list(parts)[-1:])  # the least workspace may need fewer conversions, too
+    if not techniques.recompute:
         return found
-    near = [variant for variant in found if variant.residency.live_bytes <= effort.FAR * available_bytes]
+    near = [variant for variant in found if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes]
     for variant in sorted(near, key=lambda variant: (variant.residency.live_bytes > available_bytes, variant.time_us))[
         :2
     ]:
-        sent = variant.residency.sent
+        offloaded_share = variant.residency.offloaded_share
         for part in effort.OFFLOAD_SHARES:
-            # More than the link can carry makes no difference.
-            if part < min(sent, means.offload) and left > 0:
-                here = replace(means, offload=part)
-                found.append(_again(problem, variant, here, available_bytes, best_us))
+            # A higher share than the link can copy makes no difference.
+            if part < min(offloaded_share, techniques.offload) and left > 0:
+                here = replace(techniques, offload=part)
+                found.append(_with_techniques(problem, variant, here, available_bytes, best_us))
                 left -= len(variant.choices.operations)
     return found
 
@@ -173,7 +174,7 @@ def _variant(
     problem: Problem,
     draft: Draft,
     choices: Choices,
-    means: Means,
+    techniques: Techniques,
     divided: Collection[str],
     available_bytes: int,
     known_us: float = math.inf,
@@ -181,56 +182,62 @@ def _variant(
     start: Residency | None = None,
 ) -> _Variant:
     table = problem.table
-    at_home = (draft.buffers[b] for b in draft.persistent)
-    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in at_home if buffer.space is Space.HOST)
-    left = replace(means, host_bytes=means.host_bytes - taken_bytes)
-    runs = repeated_without_statistics(table, draft, runs_of(table.graph, draft, draft.train), choices.train)
-    fused_remat = fused_remat_runs(table, draft, runs, choices.train)
+    persistent = (draft.buffers[b] for b in draft.persistent)
+    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in persistent if buffer.space is Space.HOST)
+    left = replace(techniques, host_bytes=techniques.host_bytes - taken_bytes)
+    regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
+    fused_remat = fused_remat_launches(table, draft, regions, choices.train)
     groups = (*choices.train, *choices.infer, *(found.operation for found in fused_remats_of(table)))
-    # What other launches recompute runs by kernels with the same bits.
-    others = {run for run, _ in fused_remat}.union(i for i, run in enumerate(runs) if run.repeat is not None)
-    kept = {draft.train.launches[runs[i].start].operations for i in others}
+    # Operations that other launches recompute keep their kernels, which match bit by bit.
+    others = {region for region, _ in fused_remat}.union(
+        i for i, region in enumerate(regions) if region.remat_launch is not None
+    )
+    kept = {draft.train.launches[regions[i].start].operations for i in others}
     points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
     link = table.device.host_link
     residency = choose_residency(
-        table.graph, draft, link, left, available_bytes, known_us, groups, work, start, points, fused_remat, runs
+        table.graph, draft, link, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
     )
-    return _Variant(draft, _step_us(residency.draft, table) + residency.leaner_us, residency, choices, means, divided)
+    return _Variant(
+        draft, _step_us(residency.draft, table) + residency.workspace_cuts_us, residency, choices, techniques, divided
+    )
 
 
 def _step_us(draft: Draft, table: CandidateTable) -> float:
-    """The estimated time of a step. Streams wait for each other's bytes, which takes addresses to know; a single one
-    does not."""
+    """The estimated time of a step. Waits between streams depend on addresses; a single stream has none."""
     several = len({launch.stream for launch in draft.train.launches}) > 1
     placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
-    return Fitted(draft, placed, table).step_us
+    return Solution(draft, placed, table).step_us
 
 
 def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
-    """What operations that are not in depth-first groups would take with less workspace, in the same layouts."""
+    """Time with less workspace, in the same layouts, of operations that are not in depth-first groups."""
     found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for operation in choices.train:
         name = operation.name
-        if kind_of(operation).view or name in divided or name not in problem.most:  # horizontally fused: needs none
+        # A horizontally fused operation has no limit: it needs no workspace.
+        if kind_of(operation).view or name in divided or name not in problem.workspace_limits:
             continue
         choice = choices.operations[name]
-        menu = problem.table.menus(operation)[choice.layouts]
-        less = [point for point in menu if point.workspace_bytes < choice.point.workspace_bytes]
+        front = problem.table.fronts(operation)[choice.layouts]
+        less = [point for point in front if point.workspace_bytes < choice.point.workspace_bytes]
         if less:
             found[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
     return found
 
 
-def _again(problem: Problem, variant: _Variant, means: Means, available_bytes: int, known_us: float) -> _Variant:
+def _with_techniques(
+    problem: Problem, variant: _Variant, techniques: Techniques, available_bytes: int, known_us: float
+) -> _Variant:
     """The same choices with other techniques."""
-    return _variant(problem, variant.ordered, variant.choices, means, variant.divided, available_bytes, known_us)
+    return _variant(problem, variant.draft, variant.choices, techniques, variant.divided, available_bytes, known_us)
 
 
 def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
     """The same variant with more rounds of local search, in as many bytes or fewer."""
 
     def found(start: Residency | None) -> _Variant:
-        asked = problem, variant.ordered, variant.choices, variant.means, variant.divided, available_bytes, math.inf
+        asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes, math.inf
         return _variant(*asked, effort.THOROUGH_SEARCH_WORK, start)
 
     improved = found(variant.residency)

@@ -1,10 +1,10 @@
 """The layouts that make a program fastest, exactly: a minimum cut.
 
-Every operation whose operands care is labelled channels first or channels last and costs what it takes in that layout;
-a value that is read in another layout than it was written in is converted once, whoever reads it. Costs of labels and
-of pairs of labels that differ, with the pairs all of one sign, are a cut of a graph (Kolmogorov and Zabih, "What energy
-functions can be minimized via graph cuts?", 2004), so that the cheapest labelling is a maximum flow away, and what it
-costs is a bound: no other choice of layouts is faster.
+Every operation whose operands' layout matters is labelled channels first or channels last, at the cost of its time in
+that layout; a value that is read in another layout than it was written in is converted once for all readers. A sum of
+such unary costs, and of pairwise costs where labels differ, all submodular, is a cut of a graph (Kolmogorov and Zabih,
+"What energy functions can be minimized via graph cuts?", 2004), so the cheapest labelling is found by a maximum flow,
+and its cost is a lower bound: no other choice of layouts is faster.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mbc.optimize.candidates.table import CandidateTable
 
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
 _UNITS_PER_US = 10_000  # capacities are whole numbers
-_NEVER = 1 << 44  # more than any step takes, and few enough bits for sums of many
+_NEVER = 1 << 44  # more than any step takes, and small enough that sums do not overflow
 
-# The two ends of the flow stand for operands that cannot be chosen.
+# Source and sink of the flow: fixed labels.
 _LAST_END, _FIRST_END = 0, 1
 
-Options = Mapping[tuple[Layout, ...], Point]  # the best way to run an operation, by its layouts
+Options = Mapping[tuple[Layout, ...], Point]  # the best candidate of an operation, by its layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Labelling:
 
 @dataclass
 class _Cut:
-    """Labels as nodes: on the source's side channels last, on the sink's channels first."""
+    """Labels as nodes: channels last on the source's side, channels first on the sink's."""
 
     count: int = 2
     tails: list[int] = field(default_factory=list[int])
@@ -63,7 +63,7 @@ class _Cut:
             self.capacities.append(min(cost, _NEVER))
 
     def single(self, node: int, first: int, last: int) -> None:
-        """What the labels of one node cost."""
+        """The unary costs of one node."""
         least = min(first, last)
         self.constant += least
         self.pair(_LAST_END, node, first - least)
@@ -75,7 +75,8 @@ class _Cut:
 
     def solve(self) -> tuple[frozenset[int], float]:
         """The nodes that are channels last, and the total in microseconds."""
-        from ortools.graph.python import max_flow  # heavy, and only needed here
+        # Heavy, and only needed here.
+        from ortools.graph.python import max_flow  # pyright: ignore[reportMissingTypeStubs]
 
         if not self.tails:
             return frozenset(), self.constant / _UNITS_PER_US
@@ -100,7 +101,7 @@ def label(
     options: Mapping[str, Options],
     states: Mapping[str, Layout] | None = None,
 ) -> Labelling:
-    """The fastest labelling of one program. `options` by operation; `states`: their layouts where they are settled."""
+    """The fastest labelling of one program. `options` by operation; `states`: their layouts where they are fixed."""
     return _Labeller(table, options, states).run(program, inputs)
 
 
@@ -110,11 +111,11 @@ class _Labeller:
     options: Mapping[str, Options]
     settled: Mapping[str, Layout] | None
     cut: _Cut = field(default_factory=_Cut)
-    home: dict[str, int] = field(default_factory=dict[str, int])  # value -> label of the layout it is written in
+    written: dict[str, int] = field(default_factory=dict[str, int])  # value -> label of the layout it is written in
     readers: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     labels: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # of inputs, of outputs
     states: dict[str, int] = field(default_factory=dict[str, int])
-    # By options and the operands that matter, which many operations have in common.
+    # By options and operands whose layout matters: many operations share them.
     costs: dict[tuple[Any, ...], dict[tuple[bool, bool], int]] = field(
         default_factory=dict[tuple[Any, ...], dict[tuple[bool, bool], int]]
     )
@@ -122,7 +123,7 @@ class _Labeller:
 
     def run(self, program: tuple[Operation, ...], inputs: tuple[str, ...]) -> Labelling:
         for name in inputs:
-            self.home[name] = _FIRST_END
+            self.written[name] = _FIRST_END
         for operation in program:
             self._operation(operation)
         for name, readers in self.readers.items():
@@ -141,15 +142,15 @@ class _Labeller:
     def _matters(self, name: str) -> bool:
         return name in self.table.layouted
 
-    def _home(self, name: str) -> int:
-        """The label of a value; one that nothing in the program wrote is a state."""
-        known = self.home.get(name)
+    def _written(self, name: str) -> int:
+        """The label of the layout that a value is written in; one that nothing in the program writes is a state."""
+        known = self.written.get(name)
         if known is None:
             if self.settled is not None:
                 known = _LAST_END if self.settled[name] is LAST else _FIRST_END
             else:
                 known = self.states[name] = self.cut.node()
-            self.home[name] = known
+            self.written[name] = known
         return known
 
     def _operation(self, operation: Operation) -> None:
@@ -157,24 +158,24 @@ class _Labeller:
         if kind.view:
             # A view is its operand's bytes in canonical order.
             self._read(operation.inputs[0], _FIRST_END)
-            self.home[operation.outputs[0]] = _FIRST_END
+            self.written[operation.outputs[0]] = _FIRST_END
             return
         source, result = self._labels(operation)
         self.labels[operation.name] = source, result
         for name in operation.inputs:
             self._read(name, source)
         for name in operation.outputs:
-            self.home[name] = result
+            self.written[name] = result
         for output, updated in kind.updates:
-            # A state is updated where it lies.
+            # A state is updated in place.
             if updated < len(operation.inputs) and output < len(operation.outputs):
                 name = operation.inputs[updated]
                 if self._matters(name):
-                    self.cut.same(self._home(name), source)
+                    self.cut.same(self._written(name), source)
 
     def _read(self, name: str, label_: int) -> None:
         if self._matters(name):
-            self._home(name)
+            self._written(name)
             self.readers.setdefault(name, []).append(label_)
 
     def _labels(self, operation: Operation) -> tuple[int, int]:
@@ -189,15 +190,15 @@ class _Labeller:
             return node, node
         source, result = self.cut.node(), self.cut.node()
         first, last = cost[False, False], cost[True, True]
-        # Four costs as two of one label each and one of a pair. That needs a change of layout on the way to cost no
-        # less than none in all; where it does not, the difference is left out.
+        # Four costs as two unary ones and a pairwise one. That is exact if the two mixed labellings together cost no
+        # less than the two uniform ones; where they cost less, the difference is left out.
         self.cut.single(source, first, cost[True, False])
         self.cut.single(result, 0, last - cost[True, False])
         self.cut.pair(result, source, max(0, cost[False, True] + cost[True, False] - first - last))
         return source, result
 
     def _key(self, operation: Operation) -> tuple[Any, ...]:
-        """What costs depend on."""
+        """The key under which costs are shared."""
         matters = tuple(map(self.table.layouted.__contains__, (*operation.inputs, *operation.outputs)))
         return id(self.options[operation.name]), len(operation.inputs), matters
 
@@ -215,7 +216,7 @@ class _Labeller:
         return cost
 
     def _relevant(self, operation: Operation, layouts: tuple[Layout, ...]) -> tuple[set[Layout], set[Layout]]:
-        """Layouts among the inputs and among the outputs for which it makes a difference."""
+        """Layouts among the inputs and among the outputs whose layout matters."""
         count = len(operation.inputs)
         pairs = list(zip((*operation.inputs, *operation.outputs), layouts, strict=True))
         return (
@@ -224,7 +225,7 @@ class _Labeller:
         )
 
     def _layouts(self, operation: Operation, inputs_last: bool, outputs_last: bool) -> tuple[Layout, ...]:
-        """The fastest option that lies as labelled."""
+        """The layouts of the fastest option that agrees with the labels."""
         key = *self._key(operation), inputs_last, outputs_last
         known = self.best.get(key)
         if known is not None:
@@ -238,21 +239,21 @@ class _Labeller:
         return found
 
     def _conversions(self, name: str, readers: list[int]) -> None:
-        """Each layout that a value is not written in costs one conversion, if anybody reads it so."""
-        home, type_ = self.home[name], self.table.graph.values[name].type
+        """Each layout that a value is read in, but not written in, costs one conversion."""
+        written, type_ = self.written[name], self.table.graph.values[name].type
         to_last = _units(self.table.conversion_us(type_, LAST))
         to_first = _units(self.table.conversion_us(type_, FIRST))
-        others = [reader for reader in dict.fromkeys(readers) if reader != home]
+        others = [reader for reader in dict.fromkeys(readers) if reader != written]
         if len(others) == 1:
-            self.cut.pair(others[0], home, to_last)
-            self.cut.pair(home, others[0], to_first)
+            self.cut.pair(others[0], written, to_last)
+            self.cut.pair(written, others[0], to_first)
         elif others:
             last, first = self.cut.node(), self.cut.node()
             for reader in others:
                 self.cut.pair(reader, last, _NEVER)
                 self.cut.pair(first, reader, _NEVER)
-            self.cut.pair(last, home, to_last)
-            self.cut.pair(home, first, to_first)
+            self.cut.pair(last, written, to_last)
+            self.cut.pair(written, first, to_first)
 
 
 def _keys(relevant: tuple[set[Layout], set[Layout]]) -> list[tuple[bool, bool]]:

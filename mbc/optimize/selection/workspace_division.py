@@ -1,9 +1,9 @@
-"""Workspace division: one total divided among all operations of a program, each with a part of its own.
+"""Workspace division: one total divided among all operations of a program.
 
-micro-cuDNN's integer program (Oyama et al. 2018): one point of the menu of every operation, the workspaces together
-within the total, the least time. Layouts are settled first, by pricing workspace (Lagrange): at the price at which the
-cheapest labelling just keeps to the total. Under these layouts the division is exact, by CP-SAT with one worker and a
-deterministic limit, so that the same input gives the same answer.
+micro-cuDNN's integer program (Oyama et al. 2018): one point of the Pareto front of every operation, the sum of
+workspaces within the total, at the least time. Layouts are chosen first, by pricing workspace (Lagrangian relaxation):
+at the lowest price at which the cheapest labelling keeps to the total. Under these layouts the division is exact, by
+CP-SAT with one worker and a deterministic limit, so that the same input gives the same answer.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
 from mbc.ops.fused import kind_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.pareto import Menu, Point
+from mbc.optimize.candidates.pareto import ParetoFront, Point
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.selection.layout_mincut import label
 from mbc.plan.model import ALIGNMENT_BYTES, aligned
-from mbc.units import show_apart, show_enough
+from mbc.units import show_distinct, show_enough
 
 _UNITS_PER_US = 1000
 
-_Menus = Mapping[str, Mapping[tuple[Layout, ...], Menu]]
+_Menus = Mapping[str, Mapping[tuple[Layout, ...], ParetoFront]]
 
 
-def share(
+def divide_workspace(
     table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], total_bytes: int
 ) -> Mapping[str, int]:
     """Workspace of each operation by name. MBC201 where not even the smallest ones fit together."""
-    menus = {o.name: table.menus(o) for o in program if not kind_of(o).view}
-    least_bytes = sum(aligned(least_workspace_bytes(found)) for found in menus.values())
+    fronts = {o.name: table.fronts(o) for o in program if not kind_of(o).view}
+    least_bytes = sum(aligned(least_workspace_bytes(found)) for found in fronts.values())
     if least_bytes > total_bytes:
-        needed, total = show_apart(least_bytes, total_bytes)
+        needed, total = show_distinct(least_bytes, total_bytes)
         raise MbcError(
             "MBC201",
             f"the operations of '{table.graph.name}' need {needed} of workspace together, the total is {total}",
             f"raise --workspace-total to at least {show_enough(least_bytes)}",
         )
-    layouts = _settled(table, program, inputs, menus, total_bytes)
-    return divided({name: menus[name][chosen] for name, chosen in layouts.items()}, total_bytes)
+    layouts = _settled_layouts(table, program, inputs, fronts, total_bytes)
+    return fastest_division({name: fronts[name][chosen] for name, chosen in layouts.items()}, total_bytes)
 
 
-def _settled(
-    table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], menus: _Menus, total_bytes: int
+def _settled_layouts(
+    table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], fronts: _Menus, total_bytes: int
 ) -> Mapping[str, tuple[Layout, ...]]:
-    """Layouts at the lowest price of workspace that keeps the total."""
+    """Layouts at the lowest price of workspace at which the total is kept."""
 
     def at(price: float) -> tuple[Mapping[str, tuple[Layout, ...]], int]:
         priced = {
-            name: {layouts: _cheapest(menu, price) for layouts, menu in found.items()} for name, found in menus.items()
+            name: {layouts: _cheapest(front, price) for layouts, front in found.items()}
+            for name, found in fronts.items()
         }
         chosen = label(table, program, inputs, priced).operations
         taken = sum(aligned(priced[name][layouts].workspace_bytes) for name, layouts in chosen.items())
@@ -74,22 +75,22 @@ def _settled(
     return fitting
 
 
-def _cheapest(menu: Menu, price: float) -> Point:
+def _cheapest(front: ParetoFront, price: float) -> Point:
     """The best point where a byte of workspace costs `price` microseconds; its time counts the price."""
-    best = min(menu, key=lambda point: point.time_us + price * aligned(point.workspace_bytes))
+    best = min(front, key=lambda point: point.time_us + price * aligned(point.workspace_bytes))
     return replace(best, time_us=best.time_us + price * aligned(best.workspace_bytes))
 
 
-def divided(menus: Mapping[str, Menu], total_bytes: int) -> Mapping[str, int]:
-    """The workspaces that take the least time together within the total: exact."""
+def fastest_division(fronts: Mapping[str, ParetoFront], total_bytes: int) -> Mapping[str, int]:
+    """The workspaces of the least total time within the total: exact."""
     model = cp_model.CpModel()
     times: list[cp_model.LinearExprT] = []
     sizes: list[cp_model.LinearExprT] = []
     literals: dict[str, list[cp_model.IntVar]] = {}
-    for name, menu in menus.items():
-        literals[name] = [model.new_bool_var(f"{name}.{i}") for i in range(len(menu))]
+    for name, front in fronts.items():
+        literals[name] = [model.new_bool_var(f"{name}.{i}") for i in range(len(front))]
         model.add_exactly_one(literals[name])
-        for literal, point in zip(literals[name], menu, strict=True):
+        for literal, point in zip(literals[name], front, strict=True):
             times.append(round(point.time_us * _UNITS_PER_US) * literal)
             sizes.append(aligned(point.workspace_bytes) // ALIGNMENT_BYTES * literal)
     model.add(sum(sizes) <= total_bytes // ALIGNMENT_BYTES)
@@ -100,11 +101,11 @@ def divided(menus: Mapping[str, Menu], total_bytes: int) -> Mapping[str, int]:
     solver.parameters.max_deterministic_time = effort.KNAPSACK_DETERMINISTIC_TIME
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        # The layouts settled by price exceed the total even with their smallest workspaces.
+        # The layouts chosen by price exceed the total even with their smallest workspaces.
         raise MbcError("MBC201", "the operations find no division of the total", "raise --workspace-total")
     return {
         name: next(
-            point.workspace_bytes for literal, point in zip(found, menus[name], strict=True) if solver.value(literal)
+            point.workspace_bytes for literal, point in zip(found, fronts[name], strict=True) if solver.value(literal)
         )
         for name, found in literals.items()
     }

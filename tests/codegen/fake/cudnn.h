@@ -199,7 +199,7 @@ cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t, const void* alpha, c
                                              const cudnnConvolutionDescriptor_t, cudnnConvolutionBwdFilterAlgo_t,
                                              void* workspace, size_t, const void* beta, const cudnnFilterDescriptor_t,
                                              void* dw);
-// Not cuDNN's: what is alive, so that a test sees that all is given back.
+// Not cuDNN's: how many exist, so that a test sees that all are destroyed.
 int fake_cudnn_handles();
 int fake_cudnn_descriptors();
 }

@@ -40,7 +40,7 @@ def test_both_orders_give_the_same_bits(window: tuple[tuple[int, int], ...], spe
     x = (np.round(random.standard_normal((2, 3, 9, 8)) * 2) / 2).astype(np.float32)  # of which many are equal
     if special is not None:
         x[random.random(x.shape) < 0.2] = special
-    a = MaxPool((9, 8), *window, index=True)  # type: ignore[arg-type]
+    a = MaxPool((9, 8), *window, index=True)  # pyright: ignore[reportArgumentType]
     (y,) = run("relu", NoAttributes(), x)
     p, index = run("max_pool", a, y)
     dp = random.standard_normal(p.shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""relu's gradient by signs: which relus could, and that nothing else of a step changes."""
+"""The gradient of ReLU from bit masks: which could have it, and that nothing else of a step changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_relus_behind_sums_of_whole_bytes():
 
 
 @pytest.mark.parametrize("relus", [("first",), ("first", "second")])
-def test_a_step_with_signs_is_the_same_to_the_bit(relus: tuple[str, ...]):
+def test_a_step_with_bit_masks_is_the_same_to_the_bit(relus: tuple[str, ...]):
     plain = graph()
     signed = with_signs(plain, relus)
     verify_training(signed)

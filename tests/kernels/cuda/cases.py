@@ -402,10 +402,10 @@ CONVOLUTIONS = (
     (4, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (180, 3, (33, 8), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (180, 3, (33, 7), 32, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
-    # A warp a tap: several strips across and down, and pairs of blocks of channels; uneven padding.
+    # A warp a tap: several tiles across and down, and pairs of blocks of channels; uneven padding.
     (2, 64, (17, 35), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (1, 128, (3, 7), 64, (3, 3), (1, 1), (0, 2, 1, 0), (1, 1), 1),
-    # Channels by the 64 and 128: several blocks of pixels, steps, places of a filter beside each other.
+    # Channels by the 64 and 128: several blocks of pixels, steps, filter taps in one tile.
     (3, 64, (9, 11), 128, (1, 3), (1, 2), (0, 0, 1, 1), (1, 1), 1),
     (2, 192, (5, 6), 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     # Lines too long for a patch of whole ones; a filter with places above each other only.

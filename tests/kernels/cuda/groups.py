@@ -23,14 +23,14 @@ from mbc.optimize.fusion.catalogue import PATTERNS, RELU_FUSED_REMAT
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     CONVOLUTION_FUSED_REMAT,
     DATA_GRADIENT_FUSED_REMAT,
-    DATA_SUMS,
+    DATA_GRADIENT_REDUCTIONS,
     PAIR_FUSED_REMAT,
-    PAIR_SUMS,
+    PAIR_REDUCTIONS,
     RELU_AND_CONVOLUTION_FUSED_REMAT,
     REMAT_INSIDE,
     REMAT_INSIDE_REDUCTIONS,
 )
-from mbc.optimize.fusion.pattern import Part, Pattern, Statement
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern, Statement
 from tests.kernels.cuda.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
@@ -85,8 +85,8 @@ def _operation(number: int, statement: Statement, shape: Shape, affine: bool, wi
     return Operation(f"op{number}", statement.kind, inputs, statement.outputs, _attributes(statement, shape, window))
 
 
-def group(pattern: Pattern, part: Part, shape: Shape, affine: bool, window: Window = WINDOWS[0]) -> Operation:
-    return join([_operation(n, pattern.statements[n], shape, affine, window) for n in part.runs], part.gives)
+def group(pattern: Pattern, part: LaunchPattern, shape: Shape, affine: bool, window: Window = WINDOWS[0]) -> Operation:
+    return join([_operation(n, pattern.statements[n], shape, affine, window) for n in part.statements], part.writes)
 
 
 def _operand(name: str, shape: Shape, window: Window) -> Operand:
@@ -142,7 +142,7 @@ def _cases() -> Iterable[Case]:
                         joined = group(pattern, part, shape, affine, window)
                         operands = tuple(_operand(name, shape, window) for name in joined.inputs)
                         note = ("" if affine else "-plain") + (f"-window{number}" if number else "")
-                        name = f"{joined.kind}{note}-{'.'.join(part.gives)}-{'x'.join(map(str, shape))}"
+                        name = f"{joined.kind}{note}-{'.'.join(part.writes)}-{'x'.join(map(str, shape))}"
                         yield Case(name, joined.kind, joined.attributes, operands)
 
 
@@ -190,12 +190,12 @@ def _ups() -> Iterable[Case]:
                 Operation(f"op{n}", s.kind, s.inputs, s.outputs, NoAttributes() if n else product)
                 for n, s in enumerate(pattern.statements)
             ]
-            joined = join(members, pattern.launches[0].gives)
+            joined = join(members, pattern.launches[0].writes)
             name = f"{joined.kind}-{'.'.join(pattern.statements[-1].inputs)}-{rows}x{filters}x{height}x{width}-{others}"
             yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
 
 
-# Of a convolution of one place: rows, channels, size, filters; of the gradient of its image the other way round.
+# Of a pointwise convolution: rows, channels, size, filters; of its data gradient the other way round.
 Sizes = tuple[int, int, tuple[int, int], int]
 POINTS: tuple[Sizes, ...] = (
     (3, 64, (9, 11), 320),
@@ -206,7 +206,7 @@ POINTS: tuple[Sizes, ...] = (
     (1, 128, (1, 2), 128),
     (1, 256, (7, 19), 128),
 )
-# For launches whose product is that of others: what else they do depends on the sizes by the room that is left alone.
+# For launches that run the GEMM of others: beside it, sizes only decide how much of the last tile is empty.
 BEHIND_POINTS = (POINTS[1], POINTS[-1])
 GRADIENT_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 232, (7, 19), 128))
 # Of two products: channels of the first one, of which the second has more. At the last there is room for four stages of
@@ -215,7 +215,7 @@ PAIR_POINTS: tuple[Sizes, ...] = ((2, 24, (5, 9), 136), (1, 200, (7, 19), 256))
 MORE_CHANNELS = 40
 
 
-def _reads_signs(pattern: Pattern) -> bool:
+def _reads_masks(pattern: Pattern) -> bool:
     kinds = {statement.kind for statement in pattern.statements}
     return "relu_backward_masked" in kinds and "relu_mask" not in kinds
 
@@ -226,25 +226,27 @@ POINT_FORMS = tuple(
     for patterns, all_sizes in (
         (CONVOLUTION_FUSED_REMAT[:1], POINTS),
         ((*CONVOLUTION_FUSED_REMAT[1:], *RELU_AND_CONVOLUTION_FUSED_REMAT), BEHIND_POINTS),
-        ((*DATA_SUMS, *DATA_GRADIENT_FUSED_REMAT), GRADIENT_POINTS),
+        ((*DATA_GRADIENT_REDUCTIONS, *DATA_GRADIENT_FUSED_REMAT), GRADIENT_POINTS),
         (REMAT_INSIDE_REDUCTIONS, POINTS[1:2]),
-        ((*PAIR_SUMS, *PAIR_FUSED_REMAT), PAIR_POINTS),
+        ((*PAIR_REDUCTIONS, *PAIR_FUSED_REMAT), PAIR_POINTS),
         ((*REMAT_INSIDE[:2], REMAT_INSIDE[-1]), POINTS[:1]),
     )
     for pattern in patterns
     for part in pattern.launches
-    if 0 in part.runs
+    if 0 in part.statements
     for sizes in all_sizes
-    if sizes[-1] % 128 == 0 or not _reads_signs(pattern)
+    if sizes[-1] % 128 == 0 or not _reads_masks(pattern)
 )
 
 
-def points(pattern: Pattern, part: Part, sizes: Sizes, affine: bool = True) -> Operation:
+def points(pattern: Pattern, part: LaunchPattern, sizes: Sizes, affine: bool = True) -> Operation:
     """A launch of such a pattern, or some of its members; a single one is itself."""
     rows, _, size, filters = sizes
-    members = [_operation(n, pattern.statements[n], (rows, filters, *size), affine, WINDOWS[0]) for n in part.runs]
+    members = [
+        _operation(n, pattern.statements[n], (rows, filters, *size), affine, WINDOWS[0]) for n in part.statements
+    ]
     members = [replace(o, attributes=Convolution(size, (1, 1))) if KINDS[o.kind].flops else o for o in members]
-    return join(members, part.gives) if len(members) > 1 else members[0]
+    return join(members, part.writes) if len(members) > 1 else members[0]
 
 
 def point_operand(name: str, pattern: Pattern, sizes: Sizes) -> Operand:
@@ -264,7 +266,7 @@ def _points() -> Iterable[Case]:
     for pattern, part, sizes in POINT_FORMS:
         if sizes not in (*POINTS[:3], GRADIENT_POINTS[-1], PAIR_POINTS[-1]):  # the others by `test_pointwise`
             continue
-        for affine in (True, False) if any(pattern.statements[n].optional for n in part.runs) else (True,):
+        for affine in (True, False) if any(pattern.statements[n].optional for n in part.statements) else (True,):
             joined = points(pattern, part, sizes, affine)
             name = f"{joined.kind}-{'.'.join(joined.outputs)}-{'x'.join(map(str, sizes))}{'' if affine else '-plain'}"
             operands = tuple(point_operand(v, pattern, sizes) for v in joined.inputs)

@@ -143,7 +143,7 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
 @pytest.mark.parametrize(
     "kernel", [k for k in EMULATED_FP32 if k.kind == FILTER_PASS.kind], ids=lambda kernel: kernel.name
 )
-def test_parts_of_a_gradient_in_halves_are_added_up(
+def test_parts_of_an_emulated_gradient_are_added_up(
     kernel: OwnKernel, filters: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """By 64 filters, which both warpgroups make, and by 128."""
@@ -181,7 +181,7 @@ def test_a_block_goes_on_with_the_next_tile_of_a_gemm(
 
 
 @pytest.mark.parametrize("kernel", EMULATED_FP32, ids=lambda kernel: kernel.name)
-def test_an_infinite_word_leaves_the_words_beside_it_alone(kernel: OwnKernel, library: Library):
+def test_an_infinite_element_leaves_its_neighbours_alone(kernel: OwnKernel, library: Library):
     """Which share its scale: of weights, or of the image that filters are made for; of samples in a linear layer."""
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     trial = Trial(library, case, Precision.FP32)

@@ -56,7 +56,7 @@ def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
     forward = group(PATTERNS[0], PATTERNS[0].launches[0], SHAPE, affine=True)
     backward = next(p for p in PATTERNS if len(p.launches) == 2)
     again = group(backward, backward.launches[0], SHAPE, affine=True)
-    apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].gives) == 3)
+    apart = next(p for p in PATTERNS if p.statements[0].kind == "relu_backward" and len(p.launches[0].writes) == 3)
     singly = group(apart, apart.launches[0], SHAPE, affine=True)
     normalized = request_of(forward, [image, *[vector] * 4], Precision.FP16)
     (y,) = launched(library, normalized, [x, mean, variance, gamma, beta])

@@ -45,8 +45,8 @@ def test_moments_are_those_of_the_elements(library: Library, channels: int) -> N
 
 
 def test_a_mean_far_from_zero_costs_what_the_sums_lost_and_no_more(library: Library) -> None:
-    count, centers = 1 << 20, np.float32([10.0, 100.0, 1000.0])
-    sums, squares = (np.float32(count * s) for s in (centers, np.square(centers) + 1.0))
+    count, centers = 1 << 20, np.array([10.0, 100.0, 1000.0], np.float32)
+    sums, squares = ((count * s).astype(np.float32) for s in (centers, np.square(centers) + 1.0))
     exact = squares.astype(np.float64) / count - np.square(sums.astype(np.float64) / count)
     mean, variance = moments(library, sums, squares, count)
     np.testing.assert_array_equal(mean, centers)
@@ -55,13 +55,17 @@ def test_a_mean_far_from_zero_costs_what_the_sums_lost_and_no_more(library: Libr
 
 def test_no_variance_is_below_zero(library: Library) -> None:
     """Of equal elements the rounded sum of squares may be too small."""
-    sums = np.float32([3.0, 0.0])
-    mean, variance = moments(library, sums, np.float32([np.nextafter(np.float32(3.0), np.float32(0)), 0.0]), 3)
+    sums = np.array([3.0, 0.0], np.float32)
+    mean, variance = moments(
+        library, sums, np.array([np.nextafter(np.float32(3.0), np.float32(0)), 0.0], np.float32), 3
+    )
     np.testing.assert_array_equal(mean, [1.0, 0.0])
     np.testing.assert_array_equal(variance, [0.0, 0.0])
 
 
 def test_what_is_no_number_stays_none(library: Library) -> None:
     """An overflow must not look like a channel of equal elements: loss scaling looks for it."""
-    mean, variance = moments(library, np.float32([np.inf, np.nan, 1.0]), np.float32([np.inf, np.nan, np.inf]), 4)
+    mean, variance = moments(
+        library, np.array([np.inf, np.nan, 1.0], np.float32), np.array([np.inf, np.nan, np.inf], np.float32), 4
+    )
     assert np.isinf(mean[0]) and np.isnan(mean[1]) and np.isnan(variance[:2]).all() and np.isinf(variance[2])

@@ -146,8 +146,8 @@ def _offered(
     return {candidate.name for candidate in OWN.candidates(request, H200)}
 
 
-def _depthwise(attributes: Convolution, channels: int = 32, multiplier: int = 1, kind: str = "") -> set[str]:
-    return _offered(attributes, channels, channels * multiplier, kind)
+def _depthwise(attributes: Convolution, channels: int = 32, depth_multiplier: int = 1, kind: str = "") -> set[str]:
+    return _offered(attributes, channels, channels * depth_multiplier, kind)
 
 
 @pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
@@ -155,7 +155,7 @@ def test_depthwise_convolutions_have_two_kernels(kind: str):
     pad, both = (1, 1, 1, 1), {f"convolution{kind}", f"depthwise{kind}"}
     assert _depthwise(Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 32), kind=kind) == both
     assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), (0, 1, 0, 1), (1, 1), 32), kind=kind) == both
-    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), pad, (1, 1), 32), multiplier=3, kind=kind) == both
+    assert _depthwise(Convolution((9, 8), (3, 3), (2, 2), pad, (1, 1), 32), depth_multiplier=3, kind=kind) == both
     for other in (
         Convolution((9, 8), (3, 3), (1, 1), pad, (2, 2), 32),
         Convolution((9, 8), (3, 3), (2, 1), pad, (1, 1), 32),
@@ -187,7 +187,7 @@ def test_few_filters_are_up_to_eight_of_one_place(kind: str):
         assert name not in _offered(other, 64, 8, kind), other
 
 
-def test_windows_apart_are_those_that_lie_side_by_side():
+def test_which_transposed_convolutions_are_non_overlapping():
     name, kind, a = "conv_transpose_nonoverlapping", "_backward_data", Convolution((14, 14), (2, 2), (2, 2))
     assert name in _offered(a, 64, 192, kind) and name in _offered(a, 64, 64, kind, Precision.FP16)
     assert name not in _offered(a, 64, 64, kind, Precision.FP32)
@@ -206,7 +206,7 @@ def test_windows_apart_are_those_that_lie_side_by_side():
 
 
 @pytest.mark.parametrize("kind", ("", "_backward_data"))
-def test_short_patches_keep_all_weights_of_a_block_in_shared_memory(kind: str):
+def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_memory(kind: str):
     name, a = f"weight_stationary_conv{kind}", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))
     for channels, filters in ((64, 64), (128, 64), (64, 128), (128, 128)):
         assert name in _offered(a, channels, filters, kind)
@@ -225,7 +225,7 @@ def test_short_patches_keep_all_weights_of_a_block_in_shared_memory(kind: str):
         assert name not in _offered(other, 64, 64, kind), other
 
 
-def test_what_is_copied_beside_a_product_comes_in_whole_vectors():
+def test_what_is_copied_next_to_a_gemm_comes_in_whole_vectors():
     kernel = KERNELS["conv_transpose_bias_add_concat"]
     request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
     *others, beside = request.inputs
@@ -335,7 +335,7 @@ def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
 
 def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
     """The filter pass of a convolution of three channels, 64 filters."""
-    a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad,) * 4)
+    a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad, pad, pad, pad))
     out = (size + 2 * pad - kernel) // stride + 1
     shapes = ((4, 3, size, size), (4, 64, out, out), (64, 3, kernel, kernel))
     x, dy, dw = (TensorType(shape, DType.FP32) for shape in shapes)
@@ -343,7 +343,7 @@ def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
 
 
 @pytest.mark.parametrize("gpu, small, large", [("h200", True, True), ("a100-80", True, True), ("l4", True, False)])
-def test_a_gpu_is_offered_what_its_shared_memory_has_room_for(gpu: str, small: bool, large: bool):
+def test_a_gpu_is_offered_what_fits_its_shared_memory(gpu: str, small: bool, large: bool):
     def offered(request: Request) -> bool:
         return any("stem_conv" in c.name for c in OWN.candidates(request, find_spec(gpu)))
 

@@ -1,4 +1,4 @@
-"""What values take at least that come back along with sums: no more than what is possible with made-up prices."""
+"""The lower bound on the time of fused rematerialization is no higher than what made-up prices allow."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def test_one_value_that_shares_a_launch_with_either_of_two():
         (JointRemat("wide", "relu1", "sums1", 20.0), JointRemat("wide", "relu2", "sums2", 8.0)),
     )
     assert not found.pairs
-    all_us = sum(found.again_us((value,), APART_US) for value in ("wide", "relu1", "relu2"))
+    all_us = sum(found.recompute_us((value,), APART_US) for value in ("wide", "relu1", "relu2"))
     assert all_us == 8 + 5  # the second relu along with the convolution
 
 
 def test_two_values_that_share_one_launch():
-    both = JointRemat("wide", "relu", "sums", 20.0)
-    found = FusedRematCosts({"wide": {"sums": 12.0}, "relu": {"sums": 5.0}}, (both,))
-    assert found.pairs == (both,)
-    assert found.pair_us(both, APART_US, APART_US) == (12, 5, 20)
-    assert found.pair_us(both, 14.0, APART_US) == (12, 5, 14 + 5)
-    assert found.pair_us(both, APART_US, 6.0) == (12, 5, 12 + 6)
+    joint = JointRemat("wide", "relu", "sums", 20.0)
+    found = FusedRematCosts({"wide": {"sums": 12.0}, "relu": {"sums": 5.0}}, (joint,))
+    assert found.pairs == (joint,)
+    assert found.pair_us(joint, APART_US, APART_US) == (12, 5, 20)
+    assert found.pair_us(joint, 14.0, APART_US) == (12, 5, 14 + 5)
+    assert found.pair_us(joint, APART_US, 6.0) == (12, 5, 12 + 6)
 
 
-def test_the_first_value_along_with_other_sums():
-    both = JointRemat("wide", "relu", "sums", 20.0)
-    found = FusedRematCosts({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (both,))
-    assert found.pair_us(both, APART_US, APART_US) == (12, 5, 13 + 5)
+def test_the_first_value_in_the_reductions_of_others():
+    joint = JointRemat("wide", "relu", "sums", 20.0)
+    found = FusedRematCosts({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (joint,))
+    assert found.pair_us(joint, APART_US, APART_US) == (12, 5, 13 + 5)

@@ -68,7 +68,7 @@ def test_a_residual_block():
     assert abs(block - plain - 4 * PASS - 4 * SIGNS) < SMALL
 
 
-def test_what_is_made_again_from_afar_is_read_instead(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_recomputed_from_afar_is_read_instead(monkeypatch: pytest.MonkeyPatch):
     body = "y = image |> conv(4, 3, pad=1) |> bn |> relu |> conv(4, 3, pad=1)"
     exact = fewest(body)
     monkeypatch.setattr(effort, "IO_BOUND_REACH", -1000)
@@ -82,7 +82,7 @@ def test_precision_halves_activations():
     for precision in ("fp32", "bf16"):
         made = lower(parse(Source("n.mbc", source)), (("train.precision", precision),), None)
         sizes.append(fewest_bytes(differentiate(made.network, made.optimizer, made.precision)))
-    # Both inputs come in fp32 and the image is cast on the way: 6 bytes an element more.
+    # Both inputs come in fp32 and the image is cast: 6 bytes an element more.
     assert sizes[1] < 0.7 * sizes[0]
 
 

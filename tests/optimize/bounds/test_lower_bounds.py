@@ -1,4 +1,4 @@
-"""No step whose kernels run beside each other is shorter than the bound says, in whatever way they do."""
+"""No schedule on two streams is shorter than the critical-path lower bound."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.placement.addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import Contention, simulate
-from mbc.optimize.search.solution import Fitted
+from mbc.optimize.search.solution import Solution
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Launch, Program, Stream
 from tests.optimize.planned import Favouring, draft_of, table
@@ -30,7 +30,7 @@ GROUPED = tuple(Favouring(provider) for provider in PROVIDERS)
 
 
 @st.composite
-def ways(draw: st.DrawFn) -> list[LaunchOption]:
+def launch_options(draw: st.DrawFn) -> list[LaunchOption]:
     """Of values of which some can be made in several ways, some together, and some of each other."""
     needed, made = (st.sets(st.sampled_from(NAMES), min_size=least, max_size=2) for least in (0, 1))
     times = st.integers(0, 9).map(float)
@@ -38,18 +38,18 @@ def ways(draw: st.DrawFn) -> list[LaunchOption]:
     return [LaunchOption(tuple(sorted(inputs)), tuple(sorted(outputs)), time_us) for inputs, outputs, time_us in drawn]
 
 
-@given(ways())
+@given(launch_options())
 def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[LaunchOption]) -> None:
-    made = {name for way in given for name in way.outputs}
+    made = {name for option in given for name in option.outputs}
 
     def least(name: str, above: frozenset[str]) -> float:
         if name not in made:
             return 0.0  # it is there from the start
         return min(
             (
-                way.time_us + max((least(needed, above | {name}) for needed in way.inputs), default=0.0)
-                for way in given
-                if name in way.outputs and not (above | {name}) & set(way.inputs)
+                option.time_us + max((least(needed, above | {name}) for needed in option.inputs), default=0.0)
+                for option in given
+                if name in option.outputs and not (above | {name}) & set(option.inputs)
             ),
             default=float("inf"),
         )
@@ -67,7 +67,7 @@ def orders(reads: Sequence[set[int]]) -> Iterator[tuple[int, ...]]:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_no_way_to_run_a_small_program_is_faster(data: st.DataObject) -> None:
+def test_no_schedule_of_a_small_program_is_faster(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 4))
     reads = [data.draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set[int]() for i in range(count)]
     times_us = [data.draw(st.integers(1, 9)) for _ in range(count)]
@@ -104,7 +104,7 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     programs = fuse(found) if data.draw(st.booleans()) else None
     limits = {op.name: 0 for op in found.graph.train} if lean else {}
     choices = choose(found, limits, programs=programs)
-    draft = take_over(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
+    draft = alias_in_place(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
     gone = data.draw(st.sets(st.integers(0, len(draft.train.launches) - 1), min_size=1))
     launches = tuple(
         replace(launch, stream=Stream.CONCURRENT) if i in gone else launch
@@ -112,7 +112,7 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
     bound_us = critical_path_us(found, draft.train, draft.buffers, fastest_us)
-    assert 0 < bound_us <= Fitted(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
+    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
 
 
 def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() -> None:

@@ -61,8 +61,14 @@ def test_every_convolution_is_divided():
     ("precision", "rows", "settings", "said", "remedy"),
     [
         ("fp32", 17, {}, "is more than the mini-batch of 16 rows", "give at most 16"),
-        ("bf16", 4, {}, "cannot divide 'conv0' and 1 more: every slice must", "give a multiple of 8"),
-        ("bf16", 4, {"batch": 6}, "takes multiples of 8 rows of this one", "leave it out: no slice of 6 rows does"),
+        ("bf16", 4, {}, "cannot divide 'conv0' and 1 more: every micro-batch must", "give a multiple of 8"),
+        (
+            "bf16",
+            4,
+            {"batch": 6},
+            "takes multiples of 8 rows of this one",
+            "no micro-batch of 6 rows does",
+        ),
         ("fp32", 1, {"batch": 10**6}, "makes 1000000 calls of one convolution; at most 16384 are", "give at least 62"),
         ("fp32", 2, {}, "takes multiples of 4 rows of this one", "give a multiple of 4"),
     ],
@@ -81,7 +87,7 @@ def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dic
 def test_what_is_searched_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
     known = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
     operation = next(o for o in known.graph.train if known.divisible(o))
-    whole, *smaller = known.slice_rows(operation)
+    whole, *smaller = known.micro_batch_rows(operation)
     assert whole == batch and len(smaller) <= MOST
     assert (min(smaller) if smaller else None) == least
     assert policy is Policy.POWER_OF_TWO or len(smaller) == (batch // least - 1 if least else 0)

@@ -64,29 +64,31 @@ def own(found: tuple[Candidate, ...]) -> dict[object, Candidate]:
 def test_micro_batches_are_told_by_the_nearest_size(kind: str):
     made, estimated = table(128, step_at(64)), table(128)
     operation = first(made, kind)
-    found, models = (own(t.candidates_of_part(operation, Rows(0, 16))) for t in (made, estimated))
+    found, models = (own(t.candidates_of_micro_batch(operation, Rows(0, 16))) for t in (made, estimated))
     assert found and found.keys() == models.keys()
     for key, candidate in found.items():
         assert candidate.time_us == pytest.approx(SLOWER * models[key].time_us) and not candidate.measured
-    assert own(made.candidates_of_part(operation, Rows(0, 2))) == own(estimated.candidates(operation, Rows(0, 2)))
-    assert all(c.measured for c in own(made.candidates_of_part(operation, Rows(0, 64))).values())
+    assert own(made.candidates_of_micro_batch(operation, Rows(0, 2))) == own(
+        estimated.candidates(operation, Rows(0, 2))
+    )
+    assert all(c.measured for c in own(made.candidates_of_micro_batch(operation, Rows(0, 64))).values())
 
 
 def test_whole_batches_are_not():
     """There is no telling what else of a step would be."""
     made, estimated = table(16, step_at(64)), table(16)
     for operation in (first(made), first(made, "relu")):
-        assert made.candidates_of_part(operation, made.whole) == estimated.candidates(operation, made.whole)
+        assert made.candidates_of_micro_batch(operation, made.whole) == estimated.candidates(operation, made.whole)
         assert not made.timed(operation)
 
 
-def test_nor_are_parts_that_are_held_beside_a_whole():
+def test_nor_are_parts_next_to_a_whole():
     """Of a batch that was not measured the parts are estimated, too; given micro-batches are told by larger sizes."""
     known = step_at(64)
     free = Rules(Policy.POWER_OF_TWO)
-    assert table(16, known, free).menus(first(table(16))) == table(16, None, free).menus(first(table(16)))
+    assert table(16, known, free).fronts(first(table(16))) == table(16, None, free).fronts(first(table(16)))
     made, estimated = table(16, known), table(16)
-    assert made.menus_in(first(made), 4) != estimated.menus_in(first(made), 4)
+    assert made.fronts_in_micro_batches(first(made), 4) != estimated.fronts_in_micro_batches(first(made), 4)
 
 
 def parts(here_us: float, here_date: str, there_date: str) -> Profile:
@@ -104,7 +106,7 @@ def parts(here_us: float, here_date: str, there_date: str) -> Profile:
 
 def newer(known: Profile, batch: int = 16, rows: int = 4) -> list[Candidate]:
     made = table(batch, known)
-    return [c for c in made.candidates_of_part(first(made), Rows(0, rows)) if c.name == HALVES]
+    return [c for c in made.candidates_of_micro_batch(first(made), Rows(0, rows)) if c.name == HALVES]
 
 
 def test_a_kernel_that_came_later_is_told_by_a_size_that_was_measured_later():
@@ -128,7 +130,7 @@ def test_beside_facts_only_where_it_would_win_at_the_upper_end_of_its_range():
 def test_the_range_is_that_of_the_provider_at_as_many_times_the_rows():
     made = table(128, step_at(64))
     relu = first(made, "relu")
-    candidate = own(made.candidates_of_part(relu, Rows(0, 16))).popitem()[1]
+    candidate = own(made.candidates_of_micro_batch(relu, Rows(0, 16))).popitem()[1]
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
     assert made.larger is not None
     request = made.request(relu, Rows(0, 16))

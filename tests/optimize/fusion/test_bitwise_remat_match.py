@@ -1,5 +1,5 @@
-"""What a convolution of one place made is made again where batch normalisation's backward pass would read it, if all
-kernels that make it give the same bits."""
+"""The result of a pointwise convolution is recomputed inside the backward pass of batch normalisation if all kernels
+that compute it give the same bits."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ BYTES_PER_US = H200.copy_gb_s * 1e3
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured what would be estimated, all by its bytes. Of launches that make again what a
-    convolution made it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
+    """A profile that has measured what would be estimated, all by its bytes. Of launches that recompute the result of
+    a convolution it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
     and others take longer than any estimate."""
 
     again: bool = True
@@ -71,7 +71,7 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None) -> CandidateTable:
-    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())
 
 
 def planned(profile: Measured | None, *without: str) -> Plan:
@@ -88,7 +88,7 @@ def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
-def test_made_again_by_the_same_kernel(makers: float):
+def test_recomputed_by_the_same_kernel(makers: float):
     """With statistics kernels of the same bits are fastest, or slower by less than what is saved."""
     plan, without = planned(Measured(makers=makers)), planned(Measured(again=False, makers=makers))
     found = launches(plan)
@@ -104,12 +104,12 @@ def test_made_again_by_the_same_kernel(makers: float):
     assert trained(plan) == trained(without)
 
 
-def test_without_recomputation_nothing_is_made_again():
+def test_without_recomputation_nothing_is_recomputed():
     assert launches(planned(Measured(), "recompute")) == launches(planned(Measured(again=False)))
 
 
 @pytest.mark.parametrize("layer", ["expand", "wide"])
-def test_what_is_made_again_is_not_kept(layer: str):
+def test_what_is_recomputed_is_not_kept(layer: str):
     plan = planned(Measured())
     made = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
     numbers = [
@@ -131,7 +131,7 @@ def test_elsewhere_it_is_read(profile: Measured | None):
     assert kernels.isdisjoint(kernel.name for kernel in conv1x1_bn_backward.KERNELS)
 
 
-def test_the_floor_takes_the_fastest_of_what_is_made_again():
+def test_the_floor_takes_the_fastest_recomputation():
     slower = table(Measured(makers=2.0))
     assert with_bitwise_remat(slower) is not slower
     assert step_floor(with_bitwise_remat(slower)).products_us <= step_floor(slower).products_us

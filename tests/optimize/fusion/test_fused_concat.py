@@ -11,7 +11,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
-from mbc.optimize.fusion import select_groups as fuse
+from mbc.optimize.fusion import select_groups
 from mbc.optimize.fusion.catalogue import PATTERNS
 from mbc.plan.model import Kernel
 from mbc.source import Source
@@ -84,9 +84,9 @@ def test_slices_that_are_read_in_place_exist_nowhere():
 
 
 def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
-    """Parts are normalised on the way into a concatenation only where groups make them again for their gradients."""
+    """Normalisation is fused into a concatenation only where fused operations recompute it for gradients."""
     again = [p for p in PATTERNS if len(p.launches) < 2]
-    monkeypatch.setattr(fuse, "PATTERNS", tuple(again))
+    monkeypatch.setattr(select_groups, "PATTERNS", tuple(again))
     plan = planned(graph())
     assert "batch_normalize_relu_concat" not in launched(plan)
     inference = {launch.work.name for launch in plan.infer.launches if isinstance(launch.work, Kernel)}
@@ -137,7 +137,7 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 @pytest.mark.parametrize("parts", ["(skip, up)", "(up, skip)"])
 @pytest.mark.parametrize("kernel, pad, fits", [(2, 0, True), (4, 1, False)])
 def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, kernel: int, pad: int, fits: bool):
-    """Where its windows lie side by side."""
+    """Of a non-overlapping transposed convolution."""
     source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
     steps = pools.graph(source=source)
     plan = planned(steps, device=find_spec("h200"))

@@ -1,5 +1,5 @@
-"""The data gradient of a convolution of one place, made on the way to the sums over it: where that was measured, with
-the same numbers, within a budget with relu's output made again along."""
+"""The data gradient of a pointwise convolution, computed in the prologue of the reductions over it: where that was
+measured, with the same numbers, within a budget with fused rematerialization of ReLU's output."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def launches(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_gradients_that_only_sums_read_are_not_written(signs: bool):
     """Of two that are added the one that a kernel can run: `down` of the last block has a step of two."""
     plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
@@ -123,7 +123,7 @@ def test_so_are_those_of_parts_of_concatenations():
     assert trained(plan) == trained(without)
 
 
-def test_relus_output_is_made_again_along():
+def test_fused_rematerialization_of_relus_output():
     plan = planned(Measured(), SHARE)
     found = launches(plan)
     assert (
@@ -135,7 +135,7 @@ def test_relus_output_is_made_again_along():
     assert trained(plan) == trained(planned(Measured()))
 
 
-def test_signs_are_read_where_only_that_gains():
+def test_bit_masks_are_read_where_only_that_gains():
     """By relu's output the gradient is made by itself."""
     found = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
     assert (
@@ -154,7 +154,7 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
 def test_the_floor_counts_what_is_not_moved():
     """Where relu comes behind it, a gradient is neither written nor read."""
     with_data, without = (
-        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))  # type: ignore[arg-type]
+        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))
         for profile in (Measured(), Measured(data=False))
     )
     layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]

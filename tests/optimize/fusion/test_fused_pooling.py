@@ -54,7 +54,7 @@ def planned(
 ) -> Plan:
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
-    table = CandidateTable(steps, device, chosen, rules=Rules())  # type: ignore[arg-type]
+    table = CandidateTable(steps, device, chosen, rules=Rules())
     plan = search(table, Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
     verify_plan(plan)
     return plan

@@ -1,4 +1,4 @@
-"""Convolutions that leave the statistics of what they make: where they may, and that only a measurement takes them."""
+"""Convolutions with statistics in the epilogue: where they may be, and that only measured ones are taken."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Kernel, Plan
+from mbc.plan.model import Kernel, Launch, Plan
 from mbc.plan.summary import summarise
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import Identity, Measurement, Profile
@@ -89,10 +89,14 @@ def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> 
     return plan
 
 
+def launches(plan: Plan) -> list[tuple[Launch, Kernel]]:
+    """Of kernels, in training."""
+    return [(launch, launch.work) for launch in plan.train.launches if isinstance(launch.work, Kernel)]
+
+
 def with_statistics(plan: Plan) -> list[str]:
     """The convolutions, by name."""
-    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch.operations[0] for launch in launches if launch.work.name == WITH_STATISTICS]
+    return [launch.operations[0] for launch, work in launches(plan) if work.name == WITH_STATISTICS]
 
 
 def found(steps: TrainingGraph) -> list[Group]:
@@ -109,7 +113,7 @@ def test_every_batch_norm_behind_a_convolution_is_found():
         "fourth",
     }
     for group in found(graph()):
-        assert not group.unmade and len(group.replaces) == 2
+        assert not group.unstored and len(group.replaces) == 2
 
 
 def test_resnet_has_one_for_each_of_its_convolutions():
@@ -172,8 +176,8 @@ def test_what_measures_faster_is_planned_and_what_does_not_is_not():
     assert with_statistics(slow) == []
     assert plan.predictions.train_us < slow.predictions.train_us
     assert load_plan(dump_plan(plan), "plan.json") == plan
-    for launch in plan.train.launches:
-        if launch.work.name == WITH_STATISTICS:
+    for launch, work in launches(plan):
+        if work.name == WITH_STATISTICS:
             values = [plan.buffers[access.buffer].value for access in launch.accesses]
             assert len(values) == 6 and values[-1] is None  # image, filter; result, mean, variance; sums
 
@@ -201,7 +205,7 @@ APART = 10.0  # times what the interpreter is taken to need for it
 
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     """In fp64, which the interpreter alone runs."""
-    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())  # type: ignore[arg-type]
+    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
     plan = search(one, Limits(), budget_bytes)
     verify_plan(plan)
     return plan
@@ -219,13 +223,12 @@ def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[flo
 
 def names(plan: Plan) -> list[tuple[str, ...]]:
     """Operations of each such launch."""
-    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch.operations for launch in launches if "_batch_statistics" in launch.work.name]
+    return [launch.operations for launch, work in launches(plan) if "_batch_statistics" in work.name]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
 def test_steps_with_it_compute_what_steps_without_do(share: float):
-    """Within a budget, too, where what it makes is made again."""
+    """Within a budget, too, where its result is recomputed."""
     single = exact(APART)
     states = sum(single.graph.values[state.value].type.size_bytes for state in single.graph.states)
     rest = single.predictions.arena_bytes - states

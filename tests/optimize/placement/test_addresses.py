@@ -62,7 +62,7 @@ def test_host_memory_is_used_again() -> None:
     assert {(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)} == set(waits)
 
 
-def test_what_is_alive_at_once_lies_apart() -> None:
+def test_buffers_that_live_at_the_same_time_do_not_overlap() -> None:
     draft = two_stays()
     first, to_host, back, *rest = draft.train.launches
     late = Program((first, to_host, *rest, back), (), (0,), (0,))

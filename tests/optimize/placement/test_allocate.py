@@ -48,7 +48,7 @@ def test_placement_is_legal(blocks: list[Block]) -> None:
 
 @given(block_lists(30), st.integers(0, 4))
 @settings(max_examples=100)
-def test_what_fits_is_within_the_room(blocks: list[Block], more: int) -> None:
+def test_what_fits_is_within_the_budget(blocks: list[Block], more: int) -> None:
     available_bytes = peak_bytes(blocks)[0] + more * UNIT
     offsets = fit_within(blocks, available_bytes)
     if offsets is not None:

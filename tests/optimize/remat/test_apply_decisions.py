@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute, in_launch_order, rewrite
-from mbc.optimize.schedule.in_place import take_over
-from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.optimize.schedule.in_place import alias_in_place
+from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.plan.model import Plan, Stream
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
@@ -22,34 +22,34 @@ Case = tuple[str, str, int]
 CASES = [("residual", "fp32", 0), ("residual", "bf16", 2), ("dense", "fp32", 2), ("dense", "fp16", 0)]
 
 
-def runs(case: Case) -> tuple[Run, ...]:
+def regions(case: Case) -> tuple[Region, ...]:
     draft = draft_of(*case)
-    return runs_of(table(*case).graph, draft, draft.train)
+    return regions_of(table(*case).graph, draft, draft.train)
 
 
-def last_position(case: Case, run: Run) -> int:
+def last_position(case: Case, run: Region) -> int:
     """The last run before which another one may be repeated: what it reads of the states is still there."""
     draft = draft_of(*case)
-    updated = {draft.buffers[b].alias: i for i, r in enumerate(runs(case)) for b in r.writes}
-    return min((updated.get(b, len(runs(case)) - 1) for b in run.reads), default=len(runs(case)) - 1)
+    updated = {draft.buffers[b].alias: i for i, r in enumerate(regions(case)) for b in r.writes}
+    return min((updated.get(b, len(regions(case)) - 1) for b in run.reads), default=len(regions(case)) - 1)
 
 
 @functools.cache
 def movable(case: Case) -> tuple[int, ...]:
-    """Buffers that may go to the host."""
+    """Buffers that may be offloaded."""
     draft = draft_of(*case)
-    made = {b for run in runs(case) for b in run.writes if draft.buffers[b].alias is None}
+    made = {b for run in regions(case) for b in run.writes if draft.buffers[b].alias is None}
     return tuple(sorted((made | set(draft.train.entry)) - set(draft.persistent)))
 
 
 @st.composite
 def decisions(draw: st.DrawFn, case: Case) -> Decisions:
-    found = runs(case)
+    found = regions(case)
     repeatable = [
         (b, i, last_position(case, run))
         for i, run in enumerate(found)
         for b in run.writes
-        if run.again and last_position(case, run) > i
+        if run.recomputable and last_position(case, run) > i
     ]
     recomputes = set()
     for buffer, made, last in draw(st.lists(st.sampled_from(repeatable), max_size=8)):
@@ -66,9 +66,9 @@ def decisions(draw: st.DrawFn, case: Case) -> Decisions:
 
 def decided(case: Case, chosen: Decisions) -> Plan:
     made = table(*case)
-    rewritten = rewrite(draft_of(*case), runs(case), chosen, made.device.host_link)
+    rewritten = rewrite(draft_of(*case), regions(case), chosen, made.device.host_link)
     assert len(rewritten.position) == len(rewritten.draft.train.launches)
-    return plan_of(kept_plan(*case), in_launch_order(take_over(made.graph, rewritten.draft)))
+    return plan_of(kept_plan(*case), in_launch_order(alias_in_place(made.graph, rewritten.draft)))
 
 
 def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
@@ -76,6 +76,7 @@ def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
     net = Module(plan, seed=5, device="cpu", transfers=transfers)
     random = np.random.default_rng(0)
     shape = plan.graph.values["image"].type.shape
+    loss = 0.0
     for _ in range(2):
         image = random.standard_normal(shape).astype(np.float32)
         loss = float(net.step(image, random.integers(0, 3, shape[0]), lr=0.05))
@@ -99,9 +100,9 @@ def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.
 
 @functools.cache
 def everything_at_once(network: str) -> Plan:
-    """Every value that can be is made again before its last reader, and every other one comes from the host."""
+    """Every value that can be is recomputed before its last reader, and every other one is prefetched."""
     case = (network, "fp32", 0)
-    found = runs(case)
+    found = regions(case)
     recomputes: list[tuple[int, int]] = []
     offloads: list[Offload] = []
     readers = {b: [i for i, run in enumerate(found) if b in run.reads] for b in movable(case)}
@@ -110,7 +111,7 @@ def everything_at_once(network: str) -> Plan:
         if not readers[b] or b in draft_of(*case).train.exit:
             continue
         last, made = readers[b][-1], made_by.get(b, -1)
-        if made >= 0 and found[made].again and made < last <= last_position(case, found[made]) and b % 2:
+        if made >= 0 and found[made].recomputable and made < last <= last_position(case, found[made]) and b % 2:
             recomputes.append((last, b))
         elif last > made + 1:
             offloads.append(Offload(b, made + 1, last))

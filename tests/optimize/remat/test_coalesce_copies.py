@@ -19,7 +19,7 @@ def groups(found: Residency) -> int:
     return sum(b is Stream.TO_DEVICE and a is not Stream.TO_DEVICE for a, b in pairwise(streams))
 
 
-def test_copies_come_back_together_within_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetches_are_coalesced_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
     monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 0.0)
     together = {seed: residency(seed, BOTH, WORK) for seed in SEEDS}

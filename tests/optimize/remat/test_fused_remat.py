@@ -1,4 +1,4 @@
-"""What is made again along with the sums that follow: fewer bytes, the same bits, and no later than it is read."""
+"""Fused rematerialization in reductions: fewer bytes, the same bits, and no later than it is read."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph
 from tests.optimize.fusion.test_select_groups import table as favouring
-from tests.optimize.search.test_fused_within_budget import kept, made_again, within
+from tests.optimize.search.test_fused_within_budget import kept, recomputed_outputs, within
 
 
 def fused_remat(precision: str, share: float) -> list[Launch]:
     """Launches that make sums and, again, what these are through."""
     return [
         launch
-        for launch in made_again(within(precision, share))
+        for launch in recomputed_outputs(within(precision, share))
         if launch.operations and "reduce" in launch.operations[-1]
     ]
 
@@ -37,8 +37,8 @@ def test_a_launch_of_sums_writes_what_was_dropped(precision: str):
     assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in found)
 
 
-def test_nothing_is_made_again_where_all_fits():
-    assert not any(launch.operations for launch in made_again(kept("fp32")))  # but for conversions
+def test_nothing_is_recomputed_where_all_fits():
+    assert not any(launch.operations for launch in recomputed_outputs(kept("fp32")))  # but for conversions
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -53,7 +53,7 @@ def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     late = 0
     for found in fused_remats_of(table):
         sums = places[names_of(found.operation)[-1]]
-        if found.stands_for(choices.train[sums]):
+        if found.can_replace(choices.train[sums]):
             late += any(found.values[0] in operation.inputs for operation in choices.train[sums + 1 :])
     assert late
 
@@ -64,12 +64,12 @@ def test_sums_that_write_more_are_not_stood_for():
     by_name = {operation.name: operation for operation in made.train}
     checked = 0
     for found in fused_remats_of(CandidateTable(made, UNCLUSTERED, PROVIDERS)):
-        members = [by_name[name] for name in names_of(found.operation) if name in found.sums]
+        members = [by_name[name] for name in names_of(found.operation) if name in found.reductions]
         between = [name for member in members[:-1] for name in member.outputs]
         wanted = [name for name in found.operation.outputs if name not in found.values]
-        assert found.stands_for(join(members, wanted))
+        assert found.can_replace(join(members, wanted))
         if not set(between) <= set(wanted):
-            assert not found.stands_for(join(members, [*between, *wanted]))
+            assert not found.can_replace(join(members, [*between, *wanted]))
             checked += 1
     assert checked
 
@@ -79,9 +79,11 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     table = favouring(made, gpu=UNCLUSTERED)
     choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
     draft = emit_launches(table, choices)
-    runs = runs_of(made, draft, draft.train)
+    regions = regions_of(made, draft, draft.train)
     (maker, position), found = next(
-        (at, run) for at, run in fused_remat_runs(table, draft, runs, choices.train).items() if at[1] > run.sums
+        (at, run)
+        for at, run in fused_remat_launches(table, draft, regions, choices.train).items()
+        if at[1] > run.reductions
     )
     # Whoever reads the value reads a copy of it instead.
     (old,), other = found.targets, len(draft.buffers)
@@ -99,14 +101,14 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
         )
 
     launches = draft.train.launches
-    stop = runs[maker].stop
+    stop = regions[maker].stop
     train = replace(draft.train, launches=(*launches[:stop], convert, *map(renamed, launches[stop:])))
     copied = replace(draft, buffers=(*draft.buffers, replace(draft.buffers[old], alias=None)), train=train)
-    runs = runs_of(made, copied, train)
-    fused_remats = fused_remat_runs(table, copied, runs, choices.train)
+    regions = regions_of(made, copied, train)
+    fused_remats = fused_remat_launches(table, copied, regions, choices.train)
     (again,) = (run for (by, at), run in fused_remats.items() if (by, at) == (maker, position + 1))
     decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))
-    written = rewrite(copied, runs, decisions, UNCLUSTERED.host_link, fused_remats).draft.train.launches
+    written = rewrite(copied, regions, decisions, UNCLUSTERED.host_link, fused_remats).draft.train.launches
     conversions = [i for i, launch in enumerate(written) if launch.work == convert.work]
     sums = [i for i, launch in enumerate(written) if launch.operations == again.launch.operations]
     assert len(conversions) == 2 and conversions[0] < sums[0] < conversions[1]

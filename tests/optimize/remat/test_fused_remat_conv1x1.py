@@ -1,5 +1,5 @@
-"""What a convolution made, made again along with the sums over it, by itself and with relu's output: where that was
-measured, by the kernel that made it, and the same bits."""
+"""Fused rematerialization of a convolution's result in the reductions over it, by itself and with ReLU's output: where
+that was measured, by the kernel that computed it, and the same bits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mbc.optimize.bounds.fused_remat_terms import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_runs, fused_remats_of
+from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.state import Means
+from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
 from mbc.options import Policy
@@ -59,9 +59,9 @@ def is_joint(kind: str) -> bool:
 @dataclass(frozen=True)
 class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
-    large images; but for launches that keep to themselves what they make again. `fused_remat`: whether products along
-    with sums were measured; `joint`: with relu's output, too; `forward`: what the kernel that they repeat takes, others
-    1; `both`: what joint launches take of what they would."""
+    large images; but for launches that do not write what they recompute. `fused_remat`: whether GEMMs fused with
+    reductions were measured; `joint`: with relu's output, too; `forward`: the time of the kernel that they repeat, of
+    others 1; `both`: what joint launches take of what they would."""
 
     fused_remat: bool = True
     joint: bool = True
@@ -94,32 +94,31 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None, batch: int = 0) -> CandidateTable:
-    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, profile, Rules())
 
 
 def planned(profile: Measured | None, share: float = 0.0) -> Plan:
     return planned_for(
         profile, SOURCE, share, ("concurrent_stream", "offload")
-    )  # else the optimizer's states go to the host
+    )  # else the optimizer's states are offloaded
 
 
-def products_along(plan: Plan) -> list[Launch]:
-    launches = (launch for launch in plan.train.launches if isinstance(launch.work, Kernel))
-    return [launch for launch in launches if launch.work.name in FUSED_REMAT]
+def fused_products(plan: Plan) -> list[Launch]:
+    return [x for x in plan.train.launches if isinstance(x.work, Kernel) and x.work.name in FUSED_REMAT]
 
 
 def jointly(plan: Plan) -> list[Launch]:
     return [
         launch
-        for launch in products_along(plan)
+        for launch in fused_products(plan)
         if isinstance(launch.work, Kernel) and "_remat_bn_reduce" in launch.work.name
     ]
 
 
 @pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
-def test_what_was_dropped_is_made_again_with_the_same_bits(profile: Measured):
+def test_what_was_dropped_is_recomputed_with_the_same_bits(profile: Measured):
     plan, without = planned(profile, SHARE), planned(replace(profile, fused_remat=False, joint=False), SHARE)
-    assert products_along(plan)
+    assert fused_products(plan)
     assert bool(jointly(plan)) == profile.joint
     assert plan.bounds.within_budget_us <= plan.predictions.train_us < without.predictions.train_us
     assert trained(plan) == trained(planned(profile))
@@ -132,7 +131,7 @@ def test_both_in_one_launch_take_less_than_one_of_them_before():
 def test_only_what_the_same_kernel_made():
     """Another one may round otherwise."""
     plan = planned(Measured(forward=1.1), SHARE)
-    assert not products_along(plan)
+    assert not fused_products(plan)
     assert "conv1x1" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
 
@@ -142,7 +141,7 @@ def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Meas
     assert not [
         fused_remat for fused_remat in fused_remats_of(known) if gives_product(fused_remat.operation.attributes)
     ]
-    assert not products_along(planned(profile, SHARE))
+    assert not fused_products(planned(profile, SHARE))
     wanted = {a.operation.kind for a in all_fused_remats(known) if gives_product(a.operation.attributes)}
     assert any(map(is_joint, wanted)) and wanted <= {
         need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)
@@ -159,35 +158,37 @@ class Pairs:
         self.table = known
         choices = defer_readers(known, choose(known, {}, programs=fuse(known)))
         self.draft = emit_launches(known, choices)
-        self.runs = runs_of(known.graph, self.draft, self.draft.train)
-        self.fused_remats = fused_remat_runs(known, self.draft, self.runs, choices.train)
-        sums = {key: fused_remat.sums for key, fused_remat in self.fused_remats.items()}
+        self.regions = regions_of(known.graph, self.draft, self.draft.train)
+        self.fused_remats = fused_remat_launches(known, self.draft, self.regions, choices.train)
+        sums = {key: fused_remat.reductions for key, fused_remat in self.fused_remats.items()}
         self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
 
     def target(self, key: tuple[int, int]) -> int:
         return self.fused_remats[key].targets[0]
 
     def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
-        """The step that makes them again."""
+        """The step that recomputes them."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
-        return rewrite(self.draft, self.runs, Decisions(both), H200.host_link, self.fused_remats).draft.train.launches
+        return rewrite(
+            self.draft, self.regions, Decisions(both), H200.host_link, self.fused_remats
+        ).draft.train.launches
 
-    def check_books(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
+    def check_ledger(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
-        ledger = Ledger(self.draft, self.runs, 0, (), self.fused_remats)
+        ledger = Ledger(self.draft, self.regions, 0, (), self.fused_remats)
         first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
         for one, other in ((first, last), (last, first)):
             for key in (one, other):
-                ledger.repeat(self.target(key), key[1])
-            assert ledger.again_us == pytest.approx(beside_us + last_us)
-            ledger.drop(self.target(last), last[1])
-            assert ledger.again_us == pytest.approx(first_us)
+                ledger.recompute_value(self.target(key), key[1])
+            assert ledger.recompute_us == pytest.approx(beside_us + last_us)
+            ledger.drop_recompute(self.target(last), last[1])
+            assert ledger.recompute_us == pytest.approx(first_us)
             assert ledger.displaced_us(*last) == pytest.approx(beside_us - first_us)
-            ledger.drop(self.target(first), first[1])
-            assert ledger.again_us == pytest.approx(0.0)
+            ledger.drop_recompute(self.target(first), first[1])
+            assert ledger.recompute_us == pytest.approx(0.0)
 
 
-def test_of_two_along_the_same_sums_the_one_made_last_is():
+def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
     """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
     pairs = Pairs(Measured(joint=False))
     assert pairs.found
@@ -196,16 +197,16 @@ def test_of_two_along_the_same_sums_the_one_made_last_is():
         (sums,) = (
             i for i, launch in enumerate(made) if launch.operations == pairs.fused_remats[last].launch.operations
         )
-        again = pairs.runs[first[0]]
+        again = pairs.regions[first[0]]
         operations = pairs.draft.train.launches[again.start].operations
         alone = [i for i, launch in enumerate(made) if launch.operations == operations]
         assert len(made) == len(pairs.draft.train.launches) + 1
         assert len(alone) == 2 and alone[1] < sums
-        pairs.check_books(first, last, again.time_us)
+        pairs.check_ledger(first, last, again.time_us)
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
-def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool):
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
+def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs: bool):
     pairs = Pairs(Measured(), signs)
     joint = [(pair, run) for pair in pairs.found if (run := pairs.fused_remats[pair[0]].joint) is not None]
     assert joint
@@ -216,26 +217,28 @@ def test_of_two_along_the_same_sums_both_are_where_that_was_measured(signs: bool
         assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_masked") == signs
         assert set(run.targets) == {pairs.target(first), pairs.target(last)}
         assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.fused_remats[last].launch))
-        pairs.check_books(first, last, run.more_us)
+        pairs.check_ledger(first, last, run.more_us)
 
 
 def test_both_are_not_where_one_of_them_is_read_before():
-    """By what is made again of relu's output before the sums: either has a launch of its own then."""
+    """By a recomputation of ReLU's output before the reductions: either has a launch of its own then."""
     pairs = Pairs(Measured())
     checked = 0
     for first, last in pairs.found:
         run = pairs.fused_remats[first].joint
-        for reader, position in run.rivals - pairs.fused_remats[first].rivals if run else ():
-            (output,) = (b for b in pairs.runs[reader].writes if b in Ledger(pairs.draft, pairs.runs, 0).movable)
+        for reader, position in run.conflicts - pairs.fused_remats[first].conflicts if run else ():
+            (output,) = (b for b in pairs.regions[reader].writes if b in Ledger(pairs.draft, pairs.regions, 0).movable)
             decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
             decisions.append(Recompute(output, position))
-            written = rewrite(pairs.draft, pairs.runs, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats)
+            written = rewrite(
+                pairs.draft, pairs.regions, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats
+            )
             assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
-            ledger = Ledger(pairs.draft, pairs.runs, 0, (), pairs.fused_remats)
+            ledger = Ledger(pairs.draft, pairs.regions, 0, (), pairs.fused_remats)
             for decision in decisions:
-                ledger.repeat(decision.buffer, decision.before)
-            alone_us = sum(pairs.runs[key[0]].time_us for key in (first, last))
-            assert ledger.again_us == pytest.approx(alone_us + ledger.again_us_of(reader, position))
+                ledger.recompute_value(decision.buffer, decision.before)
+            alone_us = sum(pairs.regions[key[0]].time_us for key in (first, last))
+            assert ledger.recompute_us == pytest.approx(alone_us + ledger.recompute_us_of(reader, position))
             checked += 1
     assert checked
 
@@ -245,8 +248,8 @@ def _time_us(launch: Launch) -> float:
     return launch.work.time_us
 
 
-@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by signs"])
-def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
+@pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
+def test_the_bound_has_no_higher_prices_than_the_ledger(signs: bool):
     pairs = Pairs(Measured(), signs)
     known, buffers = pairs.table, pairs.draft.buffers
     groups = (launch for group in groups_of(known)[0] for launch in group.launches)
@@ -256,19 +259,21 @@ def test_the_bound_has_no_higher_prices_than_the_books(signs: bool):
     for pair, run in joint:
         values = tuple(buffers[pairs.target(key)].value for key in pair)
         first_us, last_us = (pairs.fused_remats[key].more_us for key in pair)
-        (both,) = (both for both in extras.both if (both.first, both.last) == values)
+        (both,) = (both for both in extras.joint if (both.first, both.last) == values)
         assert 0 < extras.least_us(both.first) <= first_us * (1 + 1e-9)
         assert extras.least_us(both.last) <= last_us * (1 + 1e-9)
         assert both.more_us <= (run.more_us + last_us) * (1 + 1e-9)
 
 
 def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
-    """A tenth of the room is lacking. Beside relu's output what the convolution makes would come back for nothing."""
+    """A tenth of the memory is lacking. With ReLU's output the convolution's result would be recomputed for free."""
     bounds_us: list[float] = []
     for profile in (Measured(both=0.8), Measured(joint=False)):
         known = table(profile, batch=256)
         forward = [op for op in known.graph.train if op.kind in ("convolution", "relu")]
         kept_bytes = sum(known.graph.values[op.outputs[0]].type.size_bytes for op in forward)
         fastest_us = choose(known, {}, programs=fuse(known)).train_us
-        bounds_us.append(budget_bound_us(known, Means(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us)
+        bounds_us.append(
+            budget_bound_us(known, Techniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
+        )
     assert 0 < bounds_us[0] < bounds_us[1]

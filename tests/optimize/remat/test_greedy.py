@@ -20,11 +20,11 @@ from mbc.optimize.remat.apply_decisions import Decisions, rewrite
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
-from mbc.optimize.remat.state import Means
+from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.liveness import blocks, live_bytes
-from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Copy
@@ -35,27 +35,29 @@ from mbc.source import Source
 from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table
 from tests.optimize.remat.test_apply_decisions import trained
 
-RECOMPUTE = Means(recompute=True, offload=0.0, host_bytes=0)
-OFFLOAD = Means(recompute=False, offload=1.0, host_bytes=1 << 40)
-BOTH = Means(recompute=True, offload=1.0, host_bytes=1 << 40)
+RECOMPUTE = Techniques(recompute=True, offload=0.0, host_bytes=0)
+OFFLOAD = Techniques(recompute=False, offload=1.0, host_bytes=1 << 40)
+BOTH = Techniques(recompute=True, offload=1.0, host_bytes=1 << 40)
 OVERHEAD = find_spec("h200").overhead_bytes
 
 
 @functools.cache
 def kept_bytes(network: str) -> int:
-    made = table(network)
-    return choose_residency(made.graph, draft_of(network), made.device.host_link, BOTH, 1 << 60).live_bytes
+    defined_at = table(network)
+    return choose_residency(defined_at.graph, draft_of(network), defined_at.device.host_link, BOTH, 1 << 60).live_bytes
 
 
 @pytest.mark.parametrize("network", ["residual", "dense"])
-@pytest.mark.parametrize("means", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
-def test_less_room_is_kept_to(network: str, means: Means) -> None:
-    made = table(network)
+@pytest.mark.parametrize("techniques", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
+def test_smaller_budgets_are_kept_to(network: str, techniques: Techniques) -> None:
+    defined_at = table(network)
     available_bytes = int(0.9 * kept_bytes(network))
-    residency = choose_residency(made.graph, draft_of(network), made.device.host_link, means, available_bytes)
+    residency = choose_residency(
+        defined_at.graph, draft_of(network), defined_at.device.host_link, techniques, available_bytes
+    )
     assert residency.live_bytes <= available_bytes
-    assert bool(residency.decisions.recomputes) <= means.recompute
-    assert bool(residency.decisions.offloads) <= (means.offload > 0)
+    assert bool(residency.decisions.recomputes) <= techniques.recompute
+    assert bool(residency.decisions.offloads) <= (techniques.offload > 0)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +146,11 @@ train {{ optimizer = sgd() }}
     return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
 
 
-def cost(made: CandidateTable, draft: Draft, runs: tuple[Run, ...], decisions: Decisions) -> tuple[int, float]:
+def cost(
+    defined_at: CandidateTable, draft: Draft, regions: tuple[Region, ...], decisions: Decisions
+) -> tuple[int, float]:
     """Most bytes alive, and the time of all kernels."""
-    found = take_over(made.graph, rewrite(draft, runs, decisions, made.device.host_link).draft)
+    found = alias_in_place(defined_at.graph, rewrite(draft, regions, decisions, defined_at.device.host_link).draft)
     program_blocks = blocks(found.train, found.buffers, frozenset(found.persistent))
     live = max(live_bytes(program_blocks, len(found.train.launches))) + persistent_bytes(found)
     return live, sum(launch.work.time_us for launch in found.train.launches)
@@ -154,26 +158,26 @@ def cost(made: CandidateTable, draft: Draft, runs: tuple[Run, ...], decisions: D
 
 @pytest.mark.parametrize("seed", range(6))
 def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> None:
-    made = chain(seed)
-    draft = emit_launches(made, choose(made, {}))
-    runs = runs_of(made.graph, draft, draft.train)
-    fresh = Ledger(draft, runs, 4096)
-    named = [draft.train.launches[run.start].operations for run in runs]
+    defined_at = chain(seed)
+    draft = emit_launches(defined_at, choose(defined_at, {}))
+    regions = regions_of(defined_at.graph, draft, draft.train)
+    fresh = Ledger(draft, regions, 4096)
+    named = [draft.train.launches[region.start].operations for region in regions]
     middle = next(i for i, names in enumerate(named) if any("backward" in name for name in names))
-    gaps = [gap for b in fresh.movable if (gap := fresh.gap(b, middle)) is not None and fresh.can_repeat(b)]
+    gaps = [gap for b in fresh.movable if (gap := fresh.gap(b, middle)) is not None and fresh.can_recompute(b)]
     assert len(gaps) >= 3
     ways: list[tuple[int, float]] = []
     for count in range(len(gaps) + 1):
         for subset in itertools.combinations(gaps, count):
-            ledger = Ledger(draft, runs, 4096)
+            ledger = Ledger(draft, regions, 4096)
             for gap in sorted(subset, key=lambda gap: -gap.after):
-                ledger.recompute(gap.buffer, gap.before)
-            ways.append(cost(made, draft, runs, ledger.decisions()))
+                ledger.recompute_chain(gap.buffer, gap.before)
+            ways.append(cost(defined_at, draft, regions, ledger.decisions()))
     most, least = max(live for live, _ in ways), min(live for live, _ in ways)
     for part in (0.0, 0.25, 0.5, 0.75):
         available_bytes = int(least + part * (most - least))
-        residency = choose_residency(made.graph, draft, made.device.host_link, RECOMPUTE, available_bytes)
-        live, time_us = cost(made, draft, runs, residency.decisions)
+        residency = choose_residency(defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, available_bytes)
+        live, time_us = cost(defined_at, draft, regions, residency.decisions)
         best_us = min(time_us for live, time_us in ways if live <= available_bytes)
         assert live <= available_bytes
         assert time_us <= best_us * (1 + 1e-9)

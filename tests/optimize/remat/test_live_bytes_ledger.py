@@ -1,4 +1,4 @@
-"""The books of what is kept: what they say of bytes is what the rewritten program takes, and they can be taken back."""
+"""The ledger of live bytes: its bytes are those of the rewritten program, and every decision can be undone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from mbc.optimize.remat.state import RematState
 from mbc.optimize.remat.transient_peak import transient_bytes
-from mbc.optimize.remat.undo_log import Leaner
-from mbc.optimize.schedule.regions import Run, runs_of
+from mbc.optimize.remat.undo_log import WorkspaceCut
+from mbc.optimize.schedule.regions import Region, regions_of
 from tests.optimize.remat.test_greedy import RECOMPUTE
 from tests.optimize.remat.test_local_search import network
 
@@ -20,22 +20,24 @@ DECISIONS = 12
 
 
 def chooser(seed: int) -> RematState:
-    made, draft = network(seed)
-    runs = runs_of(made.graph, draft, draft.train)
-    return RematState(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
+    defined_at, draft = network(seed)
+    regions = regions_of(defined_at.graph, draft, draft.train)
+    return RematState(
+        defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, regions
+    )
 
 
 def decide(found: RematState, rng: random.Random) -> None:
-    """Some values are made again over the run that takes most."""
+    """Some values are recomputed after the launch of peak live bytes."""
     peak = int(np.argmax(found.measured()[1]))
     ledger = found.ledger
-    gaps = [gap for b in ledger.movable if ledger.can_repeat(b) and (gap := ledger.gap(b, peak)) is not None]
+    gaps = [gap for b in ledger.movable if ledger.can_recompute(b) and (gap := ledger.gap(b, peak)) is not None]
     for gap in rng.sample(gaps, min(DECISIONS, len(gaps))):
-        ledger.recompute(gap.buffer, gap.before)
+        ledger.recompute_chain(gap.buffer, gap.before)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_books_know_what_the_program_takes(seed: int) -> None:
+def test_the_ledger_has_the_bytes_of_the_program(seed: int) -> None:
     found = chooser(seed)
     kept = found.measured()[1]
     decide(found, random.Random(seed))
@@ -50,7 +52,7 @@ def test_the_books_know_what_the_program_takes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
+def test_what_is_undone_leaves_no_trace(seed: int) -> None:
     found = chooser(seed)
     found.measured()
     start = found.ledger.mark()
@@ -58,34 +60,34 @@ def test_what_is_taken_back_leaves_no_trace(seed: int) -> None:
     found.ledger.measured()
     middle = found.ledger.mark()
     delta_bytes, reads = found.ledger.delta_bytes.copy(), copy.deepcopy(found.ledger.reads)
-    found.ledger.lean(3, Leaner(1 << 20, 5.0))
+    found.ledger.cut_workspace(3, WorkspaceCut(1 << 20, 5.0))
     decide_more = random.Random(seed + 100)
     peak = int(np.argmax(found.measure(found.ledger.decisions(), {})[1]))
     ledger = found.ledger
-    gaps = [gap for b in ledger.movable if ledger.can_repeat(b) and (gap := ledger.gap(b, peak)) is not None]
+    gaps = [gap for b in ledger.movable if ledger.can_recompute(b) and (gap := ledger.gap(b, peak)) is not None]
     for gap in decide_more.sample(gaps, min(DECISIONS, len(gaps))):
-        ledger.recompute(gap.buffer, gap.before)
+        ledger.recompute_chain(gap.buffer, gap.before)
     assert (found.ledger.delta_bytes != delta_bytes).any() and found.ledger.reads != reads
     found.ledger.undo(middle)
     assert (found.ledger.delta_bytes == delta_bytes).all() and found.ledger.reads == reads
-    assert not found.ledger.leaner
+    assert not found.ledger.workspace_cuts
     found.ledger.undo(start)
     decisions = found.ledger.decisions()
     assert not decisions.recomputes
     assert not decisions.offloads
-    assert found.ledger.again_us == pytest.approx(0.0, abs=1e-6)
+    assert found.ledger.recompute_us == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_gap_is_missed_where_values_are_looked_for(seed: int) -> None:
-    """Before anything is decided, with decisions and with some of them taken back."""
+    """Before anything is decided, with decisions and with some of them undone."""
     found = chooser(seed)
     found.measured()
     ledger = found.ledger
 
     def looked_at() -> int:
         count = 0
-        for position in range(len(found.runs)):
+        for position in range(len(found.regions)):
             across = set(ledger.across(position))
             gaps = {b for b in ledger.movable if ledger.gap(b, position) is not None}
             assert gaps <= across
@@ -104,25 +106,25 @@ def test_what_runs_again_with_less_workspace_takes_longer_each_time() -> None:
     found = chooser(0)
     decide(found, random.Random(0))
     ledger = found.ledger
-    again = ledger.made[ledger.decisions().recomputes[0].buffer]
-    assert (ledger.times(again), ledger.times(len(ledger.runs) - 1)) == (2, 1)
-    ledger.lean(again, Leaner(1 << 20, 5.0))
-    assert ledger.leaner_us() == 5.0 * ledger.times(again)
+    again = ledger.defined_at[ledger.decisions().recomputes[0].buffer]
+    assert (ledger.times(again), ledger.times(len(ledger.regions) - 1)) == (2, 1)
+    ledger.cut_workspace(again, WorkspaceCut(1 << 20, 5.0))
+    assert ledger.workspace_cuts_us() == 5.0 * ledger.times(again)
 
 
-def run(reads: tuple[int, ...], writes: tuple[int, ...]) -> Run:
-    return Run(0, 1, reads, writes, 1.0, True)
+def region(reads: tuple[int, ...], writes: tuple[int, ...]) -> Region:
+    return Region(0, 1, reads, writes, 1.0, True)
 
 
 def test_what_passes_between_repetitions_is_counted() -> None:
-    """0 -> 1 -> 2 are made again for the last run, which reads value 2 and writes value 3."""
-    runs = (run((), (0,)), run((0,), (1,)), run((1,), (2,)), run((2,), (3,)))
+    """0 -> 1 -> 2 are recomputed for the last run, which reads value 2 and writes value 3."""
+    regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)
     # While value 1 is made, value 0 is there; neither 2 nor 3 is yet.
-    assert transient_bytes((0, 1, 2), runs, sizes, nothing, 3, {2}) == 100 + 40 - 10 - 5
+    assert transient_bytes((0, 1, 2), regions, sizes, nothing, 3, {2}) == 100 + 40 - 10 - 5
     # What stays is no more than is counted anyway.
-    assert transient_bytes((0, 1, 2), runs, sizes, nothing, 3, {0, 1, 2}) == 0
+    assert transient_bytes((0, 1, 2), regions, sizes, nothing, 3, {0, 1, 2}) == 0
     # A repetition has its workspace, and the run has its own.
-    assert transient_bytes((0,), runs, sizes, (30, 0, 0, 0), 3, {0}) == 30 - 5
-    assert transient_bytes((0,), runs, sizes, (30, 0, 0, 20), 3, {0}) == 30 - 20 - 5
+    assert transient_bytes((0,), regions, sizes, (30, 0, 0, 0), 3, {0}) == 30 - 5
+    assert transient_bytes((0,), regions, sizes, (30, 0, 0, 20), 3, {0}) == 30 - 20 - 5

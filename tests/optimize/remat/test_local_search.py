@@ -13,11 +13,11 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.remat import local_search as improve
+from mbc.optimize.remat import local_search
 from mbc.optimize.remat.greedy import choose_residency
-from mbc.optimize.remat.state import Means, RematState, Residency
+from mbc.optimize.remat.state import RematState, Residency, Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Stream
 from mbc.profile.model import calibrated
@@ -53,24 +53,24 @@ train {{ optimizer = sgd() }}
 """
     lowered = lower(parse(Source("residual.mbc", text)), (), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    made = CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
-    return made, emit_launches(made, choose(made, {}))
+    defined_at = CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
+    return defined_at, emit_launches(defined_at, choose(defined_at, {}))
 
 
-def residency(seed: int, means: Means, work: int, part: float = PART) -> tuple[Residency, int]:
-    made, draft = network(seed)
-    link = made.device.host_link
-    kept_bytes = choose_residency(made.graph, draft, link, means, 1 << 60).live_bytes
+def residency(seed: int, techniques: Techniques, work: int, part: float = PART) -> tuple[Residency, int]:
+    defined_at, draft = network(seed)
+    link = defined_at.device.host_link
+    kept_bytes = choose_residency(defined_at.graph, draft, link, techniques, 1 << 60).live_bytes
     available_bytes = int(part * kept_bytes)
-    return choose_residency(made.graph, draft, link, means, available_bytes, work=work), available_bytes
+    return choose_residency(defined_at.graph, draft, link, techniques, available_bytes, work=work), available_bytes
 
 
 def time_us(seed: int, found: Residency) -> float:
-    made, draft = network(seed)
-    return cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1]
+    defined_at, draft = network(seed)
+    return cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), found.decisions)[1]
 
 
-def test_less_is_made_again() -> None:
+def test_less_is_recomputed() -> None:
     gained = 0
     for seed in SEEDS:
         (chosen, available_bytes), (improved, _) = residency(seed, RECOMPUTE, 0), residency(seed, RECOMPUTE, WORK)
@@ -82,15 +82,15 @@ def test_less_is_made_again() -> None:
     assert gained, "every first choice was the best: the test shows nothing"
 
 
-def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_back, rounds = improve._take_back, 0
+def test_what_was_found_counts_where_nothing_is_left_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_back, rounds = local_search._destroy, 0
 
     def soon_nothing(chooser: RematState, draw: random.Random) -> bool:
         nonlocal rounds
         rounds += 1
         return rounds <= effort.MEASURE_AFTER and take_back(chooser, draw)  # too few to have been measured
 
-    monkeypatch.setattr(improve, "_take_back", soon_nothing)
+    monkeypatch.setattr(local_search, "_destroy", soon_nothing)
     gained = 0
     for seed in SEEDS:
         rounds = 0
@@ -100,30 +100,32 @@ def test_what_was_found_counts_where_nothing_is_left_to_take_back(monkeypatch: p
     assert gained
 
 
-def sent_bytes(seed: int, found: Residency) -> list[int]:
+def offloaded_bytes(seed: int, found: Residency) -> list[int]:
     return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in found.decisions.offloads]
 
 
-def test_improving_keeps_to_the_room_and_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
-    means = Means(recompute=True, offload=1.0, host_bytes=8 << 20)
-    sent = 0
+    techniques = Techniques(recompute=True, offload=1.0, host_bytes=8 << 20)
+    offloaded_share = 0
     for seed in SEEDS:
-        found, available_bytes = residency(seed, means, WORK)
+        found, available_bytes = residency(seed, techniques, WORK)
         assert found.live_bytes <= available_bytes
-        assert sum(sent_bytes(seed, found)) <= means.host_bytes
-        sent += len(found.decisions.offloads)
-    assert sent, "nothing was sent: the test shows nothing"
+        assert sum(offloaded_bytes(seed, found)) <= techniques.host_bytes
+        offloaded_share += len(found.decisions.offloads)
+    assert offloaded_share, "nothing was sent: the test shows nothing"
 
 
 def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither at first nor in place of others; here everything that is sent could be made again, too."""
+    """Neither at first nor in place of others; here everything that is offloaded could be recomputed, too."""
     shortest_us = 40.0
     monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
     link = network(0)[0].device.host_link
     for seed in SEEDS:
-        sent = sent_bytes(seed, residency(seed, BOTH, WORK, 0.5)[0])
-        assert sent and all(link.copy_us(size_bytes, Stream.TO_HOST) >= shortest_us for size_bytes in sent)
+        offloaded_share = offloaded_bytes(seed, residency(seed, BOTH, WORK, 0.5)[0])
+        assert offloaded_share and all(
+            link.copy_us(size_bytes, Stream.TO_HOST) >= shortest_us for size_bytes in offloaded_share
+        )
 
 
 def test_improving_is_repeatable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.optimizer_offload import movable_states, offload_states
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Space, Stream
@@ -40,7 +40,7 @@ def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
 
 
 def planned(case: Case, every: int = 1, lead: float = 2.0) -> Plan:
-    return plan_of(kept_plan(*case), take_over(table(*case).graph, moved(case, every, lead)))
+    return plan_of(kept_plan(*case), alias_in_place(table(*case).graph, moved(case, every, lead)))
 
 
 def trained(plan: Plan, transfers: Transfers = Transfers.IN_ORDER) -> Module:
@@ -59,7 +59,7 @@ def states(net: Module) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(("every", "lead"), [(1, 2.0), (2, 2.0), (1, 0.0)])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_states_at_the_host_change_no_bit(case: Case, every: int, lead: float) -> None:
+def test_states_in_host_memory_change_no_bit(case: Case, every: int, lead: float) -> None:
     plan = planned(case, every, lead)
     verify_plan(plan)
     assert load_plan(dump_plan(plan), "p") == plan
@@ -72,7 +72,7 @@ def test_states_at_the_host_change_no_bit(case: Case, every: int, lead: float) -
 def test_they_take_host_memory_instead_of_arena(case: Case) -> None:
     draft, made = draft_of(*case), table(*case)
     away = movable_states(made.graph, draft)
-    assert away and all(made.graph.values[draft.buffers[b].value].role is Role.OPTIMIZER for b in away)
+    assert away and all(made.graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER for b in away)
     plan = planned(case)
     at_home = [b for b in plan.train.entry if plan.buffers[b].space is Space.HOST]
     assert len(at_home) == len(away)
@@ -100,7 +100,8 @@ def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
 def test_only_states_of_the_optimizer_may_be_away_before_the_start() -> None:
     case = CASES[0]
     draft, made = draft_of(*case), table(*case)
-    parameter = next(b for b in draft.persistent if made.graph.values[draft.buffers[b].value].role is Role.PARAMETER)
+    roles = {b: made.graph.values[draft.buffers[b].value or ""].role for b in draft.persistent}
+    parameter = next(b for b, role in roles.items() if role is Role.PARAMETER)
     plan = kept_plan(*case)
     index = next(i for i in plan.train.entry if plan.buffers[i].value == draft.buffers[parameter].value)
     buffers = list(plan.buffers)
@@ -159,7 +160,7 @@ def wide() -> CandidateTable:
 
 
 @pytest.mark.parametrize("part", [0.9, 0.75, 0.65])
-def test_states_go_to_the_host_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
+def test_states_are_offloaded_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
     kept = search(wide, Limits(), 1 << 40)
     overhead = kept.predictions.overhead_bytes
     available_bytes = int(part * kept.predictions.arena_bytes)
@@ -175,14 +176,14 @@ def test_states_go_to_the_host_when_that_is_what_it_takes(wide: CandidateTable, 
         search(wide, Limits(without=frozenset({"offload"})), overhead + available_bytes)
 
 
-def test_only_as_many_states_go_as_are_lacking_and_as_the_host_holds(wide: CandidateTable) -> None:
+def test_only_as_many_states_are_offloaded_as_are_needed_and_as_host_memory_holds(wide: CandidateTable) -> None:
     kept = search(wide, Limits(), 1 << 40)
     budget_bytes = kept.predictions.overhead_bytes + int(0.9 * kept.predictions.arena_bytes)
     plan = search(wide, Limits(), budget_bytes)
     all_bytes = sum(
         plan.buffers[b].size_bytes
         for b in plan.train.entry
-        if wide.graph.values[plan.buffers[b].value].role is Role.OPTIMIZER
+        if wide.graph.values[plan.buffers[b].value or ""].role is Role.OPTIMIZER
     )
     assert 0 < plan.predictions.host_bytes < all_bytes
     limit_bytes = plan.predictions.host_bytes

@@ -1,5 +1,5 @@
-"""A convolution that leaves statistics is made again without them: by the kernel that gives the same bits, in less
-time."""
+"""A convolution with statistics in the epilogue is recomputed without them: by the kernel that gives the same bits, in
+less time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat.apply_decisions import rewrite
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.remat_without_statistics import repeated_without_statistics
+from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Plan
 from tests.optimize.planned import H200, graph_of, planned_for, trained
@@ -29,8 +29,8 @@ ALONE = ("concurrent_stream", "offload")
 
 @dataclass(frozen=True)
 class Summing(Measured):
-    """Where statistics on the way out are fast, and nothing is made along with sums. `alone`: what the convolution
-    takes of what it does with statistics."""
+    """Where statistics in the epilogue are fast, and nothing is recomputed in reductions. `alone`: the time of the
+    convolution as a share of its time with statistics."""
 
     alone: float = 0.9
 
@@ -44,7 +44,7 @@ class Summing(Measured):
 
 
 def again(plan: Plan) -> list[tuple[str, str]]:
-    """Of what is made by a kernel that leaves statistics, and again: both kernels."""
+    """Of what a kernel with statistics computes, and another one recomputes: both kernels."""
     makers: dict[str, list[str]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations:
@@ -53,8 +53,8 @@ def again(plan: Plan) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
-def test_made_again_without_statistics_with_the_same_bits(share: float):
-    """Also where the room is so small that statistics could be made again, too."""
+def test_recomputed_without_statistics_with_the_same_bits(share: float):
+    """Also where memory is so small that statistics could be recomputed, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)
     assert again(plan) and all(name == without_statistics(first) for first, name in again(plan))
     assert plan.bounds.within_budget_us <= plan.predictions.train_us
@@ -66,20 +66,20 @@ def test_with_them_where_that_takes_no_longer():
     assert again(plan) and all(name == first for first, name in again(plan))
 
 
-def test_what_is_made_again_takes_what_the_books_say():
-    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())  # type: ignore[arg-type]
+def test_what_is_recomputed_takes_what_the_ledger_says():
+    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
     choices = choose(known, {}, programs=fuse(known))
     draft = emit_launches(known, choices)
-    runs = repeated_without_statistics(known, draft, runs_of(known.graph, draft, draft.train), choices.train)
-    ledger = Ledger(draft, runs, small_bytes=0)
-    repeated = [run for run in runs if run.repeat is not None]
-    assert repeated
-    for run in repeated:
+    regions = remat_without_statistics(known, draft, regions_of(known.graph, draft, draft.train), choices.train)
+    ledger = Ledger(draft, regions, small_bytes=0)
+    recomputed = [run for run in regions if run.remat_launch is not None]
+    assert recomputed
+    for run in recomputed:
         assert len(run.writes) == 3, "the product, its mean and its variance"
         (product,) = set(run.writes) & set(ledger.movable)
-        ledger.repeat(product, ledger.reads[product][-1])
-    rewritten = rewrite(draft, runs, ledger.decisions(), H200.host_link).draft
-    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.again_us)
+        ledger.recompute_value(product, ledger.reads[product][-1])
+    rewritten = rewrite(draft, regions, ledger.decisions(), H200.host_link).draft
+    assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.recompute_us)
 
 
 def _train_us(draft: Draft) -> float:
@@ -107,13 +107,13 @@ class Roomy(Summing):
         return (*found, *larger)
 
 
-def test_what_is_made_again_keeps_its_kernel_where_there_is_room_for_another():
+def test_what_is_recomputed_keeps_its_kernel_where_memory_allows_another():
     plan = planned_for(Roomy(), SOURCE, SHARE, ALONE)
     kernels: dict[str, list[str]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations and "wide" in launch.operations[0]:
             kernels.setdefault(launch.operations[0], []).append(launch.work.name)
-    repeated = {
+    recomputed = {
         tuple(names[:2]) for names in kernels.values() if names[1:2] == [without_statistics("conv1x1_statistics")]
     }
-    assert repeated == {("conv1x1_statistics", "conv1x1")}
+    assert recomputed == {("conv1x1_statistics", "conv1x1")}

@@ -1,4 +1,4 @@
-"""Segments that are made again as a whole, and workspace that is given up: steps that take little room."""
+"""Segments that are recomputed as a whole, and workspace that is given up: steps within little memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mbc.optimize import effort
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.segment_remat import cut_into_segments
 from mbc.optimize.remat.state import RematState, Residency
-from mbc.optimize.schedule.regions import runs_of
+from mbc.optimize.schedule.regions import regions_of
 from tests.optimize.remat.test_greedy import RECOMPUTE, cost
 from tests.optimize.remat.test_local_search import network
 
@@ -17,31 +17,37 @@ SEEDS = range(4)
 
 
 def chooser(seed: int) -> RematState:
-    made, draft = network(seed)
-    runs = runs_of(made.graph, draft, draft.train)
-    return RematState(made.graph, draft, made.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, runs)
+    defined_at, draft = network(seed)
+    regions = regions_of(defined_at.graph, draft, draft.train)
+    return RematState(
+        defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, regions
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("parts", [2, 4])
-def test_a_segment_is_made_again_once(seed: int, parts: int) -> None:
+def test_a_segment_is_recomputed_once(seed: int, parts: int) -> None:
     found = chooser(seed)
-    kept, over = found.measured()
-    cut_into_segments(found.ledger, int(np.argmax(over)), kept.live_bytes // parts)
+    kept, excess_bytes = found.measured()
+    cut_into_segments(found.ledger, int(np.argmax(excess_bytes)), kept.live_bytes // parts)
     cut, _ = found.measured()
     again = [decision.buffer for decision in cut.decisions.recomputes]
     assert len(again) == len(set(again))
     assert cut.live_bytes < kept.live_bytes
-    forward_us = sum(run.time_us for run in found.runs[: int(np.argmax(over)) + 1])
-    assert 0 < found.ledger.again_us < forward_us
+    forward_us = sum(region.time_us for region in found.regions[: int(np.argmax(excess_bytes)) + 1])
+    assert 0 < found.ledger.recompute_us < forward_us
 
 
 def least(seed: int, part: float) -> tuple[Residency, float, int]:
-    made, draft = network(seed)
-    kept_bytes = choose_residency(made.graph, draft, made.device.host_link, RECOMPUTE, 1 << 60).live_bytes
+    defined_at, draft = network(seed)
+    kept_bytes = choose_residency(defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, 1 << 60).live_bytes
     available_bytes = int(part * kept_bytes)
-    found = choose_residency(made.graph, draft, made.device.host_link, RECOMPUTE, available_bytes)
-    return found, cost(made, draft, runs_of(made.graph, draft, draft.train), found.decisions)[1], available_bytes
+    found = choose_residency(defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, available_bytes)
+    return (
+        found,
+        cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), found.decisions)[1],
+        available_bytes,
+    )
 
 
 def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,20 +67,20 @@ def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.Mon
 
 
 def test_workspace_is_given_up_where_that_takes_less_time() -> None:
-    made, draft = network(0)
+    defined_at, draft = network(0)
     found = chooser(0)
-    _, over = found.measured()
+    _, excess_bytes = found.measured()
     # The run that takes most could do with a little workspace less, and be hardly slower.
-    runs = runs_of(made.graph, draft, draft.train)
-    sized = [i for i in np.argsort(-over) if i < len(runs) and found.ledger.scratch_bytes(int(i)) > 0]
-    run = int(sized[0])
-    available_bytes = int(over[run]) - 4096
-    names = draft.train.launches[runs[run].start].operations
-    workspace_bytes = found.ledger.scratch_bytes(run)
-    points = {names: ((workspace_bytes - 4096, runs[run].time_us + 0.5), (0, runs[run].time_us + 1000.0))}
-    link = made.device.host_link
-    leaner = choose_residency(made.graph, draft, link, RECOMPUTE, available_bytes, points=points)
-    without = choose_residency(made.graph, draft, link, RECOMPUTE, available_bytes)
-    assert leaner.live_bytes <= available_bytes
-    assert len(leaner.decisions.recomputes) < len(without.decisions.recomputes)
-    assert (leaner.leaner[0][0], leaner.leaner_us) == (run, 0.5)
+    regions = regions_of(defined_at.graph, draft, draft.train)
+    sized = [i for i in np.argsort(-excess_bytes) if i < len(regions) and found.ledger.scratch_bytes(int(i)) > 0]
+    region = int(sized[0])
+    available_bytes = int(excess_bytes[region]) - 4096
+    names = draft.train.launches[regions[region].start].operations
+    workspace_bytes = found.ledger.scratch_bytes(region)
+    points = {names: ((workspace_bytes - 4096, regions[region].time_us + 0.5), (0, regions[region].time_us + 1000.0))}
+    link = defined_at.device.host_link
+    workspace_cuts = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes, points=points)
+    without = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes)
+    assert workspace_cuts.live_bytes <= available_bytes
+    assert len(workspace_cuts.decisions.recomputes) < len(without.decisions.recomputes)
+    assert (workspace_cuts.workspace_cuts[0][0], workspace_cuts.workspace_cuts_us) == (region, 0.5)

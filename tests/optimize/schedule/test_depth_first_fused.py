@@ -1,4 +1,4 @@
-"""Groups run in strips as operations by themselves do: with the same bits."""
+"""Depth-first execution of fused operations in micro-batches gives the bits of single operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Mode, Plan
@@ -23,7 +23,7 @@ from mbc.source import Source
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED, table
 from tests.optimize.planned import plan_of
 from tests.optimize.remat.test_apply_decisions import trained
-from tests.optimize.schedule.test_depth_first_micro_batches import in_strips
+from tests.optimize.schedule.test_depth_first_micro_batches import divided_drafts
 
 PLAIN = """
 network plain(batch = 6, classes = 5) {
@@ -56,13 +56,13 @@ SUMS = {
 
 @functools.cache
 def graph(source: str) -> TrainingGraph:
-    lowered = lower(parse(Source("strips.mbc", source)), (), None)
+    lowered = lower(parse(Source("depth_first.mbc", source)), (), None)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
 @functools.cache
 def plans(source: str, rows: int) -> tuple[Plan, Plan]:
-    """With groups that are divided one after another, and in strips."""
+    """With divided groups one after another, and depth-first."""
     made = table(graph(source), gpu=UNCLUSTERED)
     programs = fuse(made)
     kept = search(made, Limits(), 1 << 40)
@@ -70,19 +70,19 @@ def plans(source: str, rows: int) -> tuple[Plan, Plan]:
     groups = (*every.train, *every.infer)
 
     def plan(draft: Draft) -> Plan:
-        return plan_of(kept, take_over(graph(source), draft, groups))
+        return plan_of(kept, alias_in_place(graph(source), draft, groups))
 
-    whole, strips = in_strips(made, Division(500, rows), programs)
-    return plan(whole), plan(strips)
+    whole, by_depth = divided_drafts(made, Division(500, rows), programs)
+    return plan(whole), plan(by_depth)
 
 
 @pytest.mark.parametrize("rows", [2, 4])
 @pytest.mark.parametrize("source", SUMS)
 def test_they_give_the_same_bits(source: str, rows: int) -> None:
-    whole, strips = plans(source, rows)
-    for plan in (whole, strips):
+    whole, by_depth = plans(source, rows)
+    for plan in (whole, by_depth):
         verify_plan(plan)
-    assert trained(whole, Transfers.IN_ORDER) == trained(strips, Transfers.IN_ORDER)
+    assert trained(whole, Transfers.IN_ORDER) == trained(by_depth, Transfers.IN_ORDER)
 
 
 @pytest.mark.parametrize("source", SUMS)
@@ -97,8 +97,8 @@ def test_their_sums_are_added_up(source: str) -> None:
     assert adding == SUMS[source]
 
 
-def test_what_they_hand_on_is_never_there_as_a_whole() -> None:
-    whole, strips = plans(PLAIN, 2)
-    assert strips.predictions.arena_bytes < whole.predictions.arena_bytes
-    rows = {b.rows.count for b in strips.buffers if b.value is not None and b.value.endswith("relu0")}
+def test_values_between_them_never_exist_as_a_whole() -> None:
+    whole, by_depth = plans(PLAIN, 2)
+    assert by_depth.predictions.arena_bytes < whole.predictions.arena_bytes
+    rows = {b.rows.count for b in by_depth.buffers if b.value is not None and b.value.endswith("relu0")}
     assert rows == {2}

@@ -8,7 +8,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.schedule.depth_first_micro_batches import Division, depth_first, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
@@ -25,14 +25,14 @@ CASES = [
 ]
 
 
-def stripped(network: str, precision: str, rows: int, large_bytes: int) -> tuple[Draft, Draft]:
-    """Divided operations one after another, and in strips."""
+def drafts_of(network: str, precision: str, rows: int, large_bytes: int) -> tuple[Draft, Draft]:
+    """Divided operations one after another, and depth-first."""
     made = table(network, precision)
-    return in_strips(made, Division(large_bytes, rows))
+    return divided_drafts(made, Division(large_bytes, rows))
 
 
-def in_strips(made: CandidateTable, division: Division, programs: Programs | None = None) -> tuple[Draft, Draft]:
-    """Operations, or groups, divided and one after another, and in strips."""
+def divided_drafts(made: CandidateTable, division: Division, programs: Programs | None = None) -> tuple[Draft, Draft]:
+    """Operations, or groups, divided and one after another, and depth-first."""
     whole = choose(made, {}, None, programs)
     operations = (*whole.train, *whole.infer)
     divided = divided_operations(made, emit_launches(made, whole), operations, division)
@@ -41,14 +41,14 @@ def in_strips(made: CandidateTable, division: Division, programs: Programs | Non
 
 
 def plan(network: str, precision: str, draft: Draft) -> Plan:
-    return plan_of(kept_plan(network, precision), take_over(table(network, precision).graph, draft))
+    return plan_of(kept_plan(network, precision), alias_in_place(table(network, precision).graph, draft))
 
 
 @pytest.mark.parametrize("large_bytes", [0, 400, 1500, 3000])
 @pytest.mark.parametrize(("network", "precision", "rows"), CASES)
-def test_strips_give_the_same_bits(network: str, precision: str, rows: int, large_bytes: int) -> None:
-    whole, strips = stripped(network, precision, rows, large_bytes)
-    plans = [plan(network, precision, draft) for draft in (whole, strips)]
+def test_depth_first_execution_gives_the_same_bits(network: str, precision: str, rows: int, large_bytes: int) -> None:
+    whole, by_depth = drafts_of(network, precision, rows, large_bytes)
+    plans = [plan(network, precision, draft) for draft in (whole, by_depth)]
     for found in plans:
         verify_plan(found)
     assert trained(plans[0], Transfers.IN_ORDER) == trained(plans[1], Transfers.IN_ORDER)

@@ -1,5 +1,4 @@
-"""Launches of many operations in pieces: nothing is lost or done twice, each comes as early as it can, and results stay
-what they are."""
+"""Split updates: nothing is lost or done twice, each launch is as early as it can be, and results are the same."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.split_updates import split_into, split_within
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Launch, Mode
@@ -34,8 +33,8 @@ def operations(network: str, precision: str) -> dict[str, Operation]:
 def grouped(network: str, precision: str) -> CandidateTable:
     """With kernels for groups, which are taken."""
     alone = table(network, precision)
-    providers = tuple(map(Favouring, PROVIDERS))  # type: ignore[arg-type]
-    return CandidateTable(alone.graph, alone.device, providers, None, Rules())  # type: ignore[arg-type]
+    providers = tuple(map(Favouring, PROVIDERS))
+    return CandidateTable(alone.graph, alone.device, providers, None, Rules())
 
 
 @functools.cache
@@ -44,7 +43,7 @@ def whole(network: str, precision: str) -> Draft:
     programs = fuse(made)
     groups = (*programs.train, *programs.infer)
     choices = choose(made, {}, programs=programs)
-    return take_over(made.graph, emit_launches(made, choices), (*groups, *choices.train, *choices.infer))
+    return alias_in_place(made.graph, emit_launches(made, choices), (*groups, *choices.train, *choices.infer))
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:
@@ -76,7 +75,7 @@ def test_every_piece_is_a_group_that_its_kernel_takes(
 
 @pytest.mark.parametrize(("network", "precision"), CASES)
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_pieces_do_what_the_whole_does(
+def test_split_updates_do_what_the_whole_does(
     network: str, precision: str, count: int, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
     found, kept = cut(monkeypatch, network, precision, count), kept_plan(network, precision)
@@ -115,8 +114,8 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
     assert len(places) > 1 and places[0] < backward < places[-1]
 
 
-def test_within_a_room_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
-    """What a piece reads is a part of the room at most, or belongs to two operations: one alone is no group."""
+def test_within_a_budget_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
+    """What a part reads is a share of the budget at most, or belongs to two operations: one alone is no group."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
     device = table("residual", "bf16").device

@@ -1,4 +1,4 @@
-"""Launches beside others: which go, that nothing but the time changes, and that the verifier knows what they need."""
+"""The concurrent stream: which launches it gets, that only times change, and that the verifier knows their waits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mbc.cli.compile_command import summary
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.optimize.placement.addresses import assign_addresses
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search import search
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
-from mbc.optimize.search.solution import Fitted
+from mbc.optimize.search.solution import Solution
 from mbc.options import Options
 from mbc.plan.model import Copy, Launch, Plan, Stream
 from mbc.plan.prefetch import input_bytes
@@ -39,15 +39,15 @@ def timed(launch: Launch, time_us: float) -> Launch:
     return replace(launch, work=replace(launch.work, time_us=time_us))
 
 
-def fitted(network: str, precision: str) -> Fitted:
+def solution(network: str, precision: str) -> Solution:
     """With filter gradients that take as long as if they had the GPU's attention, and do not."""
-    draft = take_over(table(network, precision).graph, draft_of(network, precision))
+    draft = alias_in_place(table(network, precision).graph, draft_of(network, precision))
     launches = tuple(
         timed(launch, 30.0 if "backward_filter" in " ".join(kinds(network, precision, launch)) else 20.0)
         for launch in draft.train.launches
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
-    return Fitted(draft, assign_addresses(draft), table(network, precision))
+    return Solution(draft, assign_addresses(draft), table(network, precision))
 
 
 def kinds(network: str, precision: str, launch: Launch) -> list[str]:
@@ -57,8 +57,8 @@ def kinds(network: str, precision: str, launch: Launch) -> list[str]:
 
 @functools.cache
 def plans(network: str, precision: str) -> tuple[Plan, Plan]:
-    """One after the other, and beside each other."""
-    alone, kept = fitted(network, precision), kept_plan(network, precision)
+    """With one stream, and with a concurrent one."""
+    alone, kept = solution(network, precision), kept_plan(network, precision)
     return plan_of(kept, alone.draft), plan_of(kept, use_concurrent_stream(alone, ROOM_BYTES).draft)
 
 
@@ -67,8 +67,8 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
-    alone = fitted(*case)
+def test_filter_gradients_go_to_the_concurrent_stream_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
+    alone = solution(*case)
     found = use_concurrent_stream(alone, ROOM_BYTES)
     gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.CONCURRENT]
     assert sum("backward_filter" in kind for launch in gone for kind in kinds(*case, launch)) >= 2
@@ -78,7 +78,7 @@ def test_gradients_of_parameters_go_beside_where_the_gpu_is_idle(case: tuple[str
 
 
 def test_what_fills_the_gpu_stays() -> None:
-    alone = fitted("residual", "fp32")
+    alone = solution("residual", "fp32")
     slow = replace(alone.table.device, copy_gb_s=alone.table.device.copy_gb_s / 1e7)
     alone = replace(alone, table=replace(alone.table, device=slow))
     assert use_concurrent_stream(alone, ROOM_BYTES) is alone
@@ -109,25 +109,29 @@ def test_every_wait_is_needed(case: tuple[str, str]) -> None:
 
 
 def test_inputs_travel_ahead_unless_the_step_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = fitted("residual", "fp32")
+    alone = solution("residual", "fp32")
     graph = alone.table.graph
     wide_bytes = alone.placed.arena_bytes + input_bytes(graph)
     rooms: list[int] = []
     saves_us = 0.0
 
-    def use_concurrent_stream(one: Fitted, available_bytes: int) -> Fitted:
+    def use_concurrent_stream(one: Solution, available_bytes: int) -> Solution:
         rooms.append(available_bytes)
         return replace(one) if available_bytes >= needs_bytes else one
 
     monkeypatch.setattr(search, "use_concurrent_stream", use_concurrent_stream)
-    monkeypatch.setattr(Fitted, "step_us", property(lambda one: 1e3 - (one is not alone) * saves_us))
+    monkeypatch.setattr(Solution, "step_us", property(lambda one: 1e3 - (one is not alone) * saves_us))
     needs_bytes = alone.placed.arena_bytes
-    assert search._beside(alone, wide_bytes) is not alone and rooms == [needs_bytes]  # there is room for both
-    assert search._beside(alone, wide_bytes - 1) is not alone and rooms[1:] == [wide_bytes - 1]  # inputs have none
+    assert search._with_concurrent_stream(alone, wide_bytes) is not alone and rooms == [
+        needs_bytes
+    ]  # there is room for both
+    assert search._with_concurrent_stream(alone, wide_bytes - 1) is not alone and rooms[1:] == [
+        wide_bytes - 1
+    ]  # inputs have none
     needs_bytes += 1
-    assert search._beside(alone, wide_bytes) is alone
+    assert search._with_concurrent_stream(alone, wide_bytes) is alone
     saves_us = 1.01 * alone.table.device.host_link.copy_us(input_bytes(graph), Stream.TO_DEVICE)
-    assert search._beside(alone, wide_bytes) is not alone
+    assert search._with_concurrent_stream(alone, wide_bytes) is not alone
 
 
 def test_a_small_batch_is_planned_so() -> None:

@@ -1,4 +1,4 @@
-"""Groups of operations within a budget: what they make is kept, made again or sent to the host like anything else."""
+"""Fused operations within a budget: their results are kept, recomputed or offloaded like any other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbc.frontend.parse import parse
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Layout, Precision
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft
-from mbc.optimize.search import overhead as reserve
+from mbc.optimize.search import overhead
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
 from mbc.source import Source
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph, planned, trained
@@ -34,7 +34,7 @@ def within(precision: str, share: float) -> Plan:
     )
 
 
-def made_again(plan: Plan) -> list[Launch]:
+def recomputed_outputs(plan: Plan) -> list[Launch]:
     """Launches of a training step that write a value which another has written before."""
     found: list[Launch] = []
     made: dict[str, int] = {}
@@ -54,7 +54,7 @@ def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
     plan = within(precision, share)
     assert plan.predictions.arena_bytes <= share * kept(precision).predictions.arena_bytes
     # By a launch of its own, or along with what a later launch of a group does.
-    assert any(len(launch.operations) > 1 for launch in made_again(plan))
+    assert any(len(launch.operations) > 1 for launch in recomputed_outputs(plan))
     states, losses = trained(plan)
     wanted, wanted_losses = trained(kept(precision))
     assert losses == wanted_losses
@@ -96,8 +96,8 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
 
 def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
     """With a room that just holds everything, what the graphs take has to come from elsewhere."""
-    monkeypatch.setattr(reserve, "USUAL_LAUNCHES", 0)
-    monkeypatch.setattr(reserve, "LAUNCH_BYTES", 8)
+    monkeypatch.setattr(overhead, "USUAL_LAUNCHES", 0)
+    monkeypatch.setattr(overhead, "LAUNCH_BYTES", 8)
     arena_bytes = kept("bf16").predictions.arena_bytes
     plan = planned(graph("bf16"), budget_bytes=arena_bytes + OVERHEAD_BYTES, gpu=UNCLUSTERED)
     launches = len(plan.train.launches) + len(plan.infer.launches)
@@ -114,9 +114,9 @@ def test_groups_stay_where_little_fits_at_once():
 
 def test_page_tables_of_much_host_memory_are_reserved_for():
     draft = Draft((), (), Program((), (), (), ()), Program((), (), (), ()))
-    away = Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, reserve.USUAL_HOST_BYTES, space=Space.HOST)
-    usual = reserve.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away,)))
+    away = Buffer("x", WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, overhead.USUAL_HOST_BYTES, space=Space.HOST)
+    usual = overhead.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away,)))
     assert usual == UNCLUSTERED.overhead_bytes
-    assert reserve.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away, away))) - usual == (
-        reserve.USUAL_HOST_BYTES // reserve.HOST_BYTES_MAPPED
+    assert overhead.reserved_bytes(UNCLUSTERED, Precision.FP32, replace(draft, buffers=(away, away))) - usual == (
+        overhead.USUAL_HOST_BYTES // overhead.HOST_BYTES_MAPPED
     )

@@ -32,7 +32,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return fit(problem, *others)
 
     monkeypatch.setattr(search_module, "fit", unlucky)
-    monkeypatch.setattr(effort, "NEARBY_ROOMS_SLOWDOWN", 1.0)
+    monkeypatch.setattr(effort, "NEARBY_BUDGETS_SLOWDOWN", 1.0)
     return found
 
 
@@ -48,20 +48,20 @@ def planned() -> Plan:
 def test_the_fastest_of_them_is_taken(tried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned()
     first_bytes = tried[0]
-    assert list(dict.fromkeys(tried)) == [first_bytes, *(int(part * first_bytes) for part in effort.NEARBY_ROOMS)]
-    monkeypatch.setattr(effort, "NEARBY_ROOMS", ())
+    assert list(dict.fromkeys(tried)) == [first_bytes, *(int(part * first_bytes) for part in effort.NEARBY_BUDGETS)]
+    monkeypatch.setattr(effort, "NEARBY_BUDGETS", ())
     assert plan.predictions.train_us < planned().predictions.train_us
 
 
 def test_the_first_that_is_fast_is_taken(tried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     slowdown = planned().predictions.train_us / kept_plan("residual").bounds.fastest_us
     tried.clear()
-    monkeypatch.setattr(effort, "NEARBY_ROOMS_SLOWDOWN", 1.001 * slowdown)
+    monkeypatch.setattr(effort, "NEARBY_BUDGETS_SLOWDOWN", 1.001 * slowdown)
     planned()
     assert len(set(tried)) == 2
 
 
-@pytest.mark.parametrize(("constant", "value"), [("NEARBY_ROOMS_SLOWDOWN", 2.0), ("NEARBY_ROOMS_MAX_LAUNCHES", 0)])
+@pytest.mark.parametrize(("constant", "value"), [("NEARBY_BUDGETS_SLOWDOWN", 2.0), ("NEARBY_BUDGETS_MAX_LAUNCHES", 0)])
 def test_a_step_that_is_fast_or_long_is_taken_at_once(
     constant: str, value: float, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

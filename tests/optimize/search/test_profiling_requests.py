@@ -30,7 +30,7 @@ def test_every_request_of_planning_is_needed(policy: Policy):
         steps, H200, PROVIDERS, None, Rules(min(policy, Policy.POWER_OF_TWO, key=list(Policy).index))
     )
     for operation in (o for o in (*steps.train, *steps.infer) if not KINDS[o.kind].view):
-        for rows in table.slice_rows(operation):
+        for rows in table.micro_batch_rows(operation):
             assert table.request(operation, Rows(0, rows)) in found
     assert conversion_request(steps.values["image"].type, steps) in found
 
@@ -61,7 +61,7 @@ def test_an_estimate_is_never_faster_than_a_measurement():
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
             return (slow,) if request.kind == "convolution" else ()
 
-    table = CandidateTable(steps, H200, PROVIDERS, Slow())  # type: ignore[arg-type]
+    table = CandidateTable(steps, H200, PROVIDERS, Slow())
     found = table.candidates(operation, table.whole)
     assert [c for c in found if c.workspace_bytes >= slow.workspace_bytes] == [slow]
     leaner = [c for c in found if c.workspace_bytes < slow.workspace_bytes]
@@ -80,6 +80,7 @@ def test_engines_that_were_not_tried_on_a_slice_are_to_be_measured():
         launches = (*plan.train.launches[:place], replace(launch, work=work), *plan.train.launches[place + 1 :])
         return untried(replace(plan, train=replace(plan.train, launches=launches)))
 
+    assert isinstance(launch.work, Kernel)
     engine = replace(launch.work, settings=(("engine", 3),))
     (request,) = tried(engine)
     operation = next(o for o in plan.graph.train if (o.name,) == launch.operations)

@@ -10,9 +10,9 @@ import pytest
 from mbc.optimize.placement.allocate import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.liveness import Block, blocks, peak_bytes
-from mbc.optimize.search import reclaim_workspace as workspaces
+from mbc.optimize.search import reclaim_workspace
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Problem
 from mbc.plan.verify import verify_plan
@@ -24,9 +24,9 @@ NETWORK = "residual"
 def decided(available_bytes: int) -> Decided:
     """Everything kept, and no workspace yet."""
     problem = roomy_problem(NETWORK, available_bytes)
-    choices = problem.choose(dict.fromkeys(problem.most, 0))
+    choices = problem.choose(dict.fromkeys(problem.workspace_limits, 0))
     graph = problem.table.graph
-    return Decided(problem, take_over(graph, emit_launches(problem.table, choices)), choices, ())
+    return Decided(problem, alias_in_place(graph, emit_launches(problem.table, choices)), choices, ())
 
 
 def train_blocks(draft: Draft) -> tuple[Block, ...]:
@@ -34,7 +34,7 @@ def train_blocks(draft: Draft) -> tuple[Block, ...]:
 
 
 def least_bytes() -> int:
-    """The room that values alone take."""
+    """The bytes that values alone take."""
     draft = decided(0).draft
     return persistent_bytes(draft) + peak_bytes(train_blocks(draft))[0]
 
@@ -43,7 +43,7 @@ def kernels_us(draft: Draft) -> float:
     return sum(launch.work.time_us for launch in draft.train.launches)
 
 
-def test_with_room_for_all_kernels_are_the_fastest() -> None:
+def test_with_enough_memory_kernels_are_the_fastest() -> None:
     made = decided(1 << 40)
     found, as_fast = made.placed(0)
     assert as_fast
@@ -53,12 +53,12 @@ def test_with_room_for_all_kernels_are_the_fastest() -> None:
 
 
 @pytest.mark.parametrize("more_bytes", [0, 4096, 8192])
-def test_workspaces_find_room_between_values(more_bytes: int) -> None:
+def test_workspaces_are_placed_between_values(more_bytes: int) -> None:
     available_bytes = least_bytes() + more_bytes
     made = decided(available_bytes)
-    by_counting = Problem(made.problem.table, made.problem.most, 1 << 40)
+    by_counting = Problem(made.problem.table, made.problem.workspace_limits, 1 << 40)
     whole, _ = replace(made, problem=by_counting).placed((1 << 40) - available_bytes)
-    assert whole.placed.arena_bytes > available_bytes  # what is free lies in pieces
+    assert whole.placed.arena_bytes > available_bytes  # free memory is fragmented
     found, _ = made.placed(0)
     assert found.placed.arena_bytes <= available_bytes
     assert kernels_us(whole.draft) <= kernels_us(found.draft) < kernels_us(made.draft)
@@ -75,8 +75,8 @@ def test_what_loses_most_is_placed_with_the_values(monkeypatch: pytest.MonkeyPat
         asked.append(len(placed) - values)
         return fit_within(placed, left_bytes) if len(placed) <= values + 1 else None
 
-    monkeypatch.setattr(workspaces, "fit_within", fits)
-    monkeypatch.setattr(workspaces, "_widest", lambda draft, *_: dict.fromkeys(named(draft), 0))
+    monkeypatch.setattr(reclaim_workspace, "fit_within", fits)
+    monkeypatch.setattr(reclaim_workspace, "_widest", lambda draft, *_: dict.fromkeys(named(draft), 0))
     found, as_fast = made.placed(0)
     assert not as_fast
     assert kernels_us(found.draft) < kernels_us(made.draft)

@@ -1,4 +1,4 @@
-"""Signs of relu are planned where a profile says that they are faster, and nowhere else."""
+"""ReLU bit masks are planned where a profile says that they are faster, and nowhere else."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Measured(NoSizes):
 
 
 def table(profile: Measured | None = None, precision: str = "fp32") -> CandidateTable:
-    return CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS, profile, Rules())  # type: ignore[arg-type]
+    return CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS, profile, Rules())
 
 
 def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
@@ -82,7 +82,7 @@ def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
     return plan
 
 
-def signs_of(known: CandidateTable) -> list[str]:
+def masks_of(known: CandidateTable) -> list[str]:
     return [op.name for op in known.graph.train if op.kind == "relu_mask"]
 
 
@@ -92,9 +92,9 @@ def unsigned() -> CandidateTable:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_signs_are_taken_where_they_were_measured_as_faster(precision: str):
+def test_bit_masks_are_taken_where_they_were_measured_as_faster(precision: str):
     known = table(Measured(), precision)
-    assert signs_of(with_relu_masks(known)) == ["first.mask", "second.mask", "third.mask"]
+    assert masks_of(with_relu_masks(known)) == ["first.mask", "second.mask", "third.mask"]
     assert launched(planned(known).train) >= {
         "batch_normalize_add_relu_mask",
         "dual_batch_normalize_add_relu_mask",
@@ -121,7 +121,7 @@ def test_elsewhere_the_step_stays(profile: Measured | None):
 
 def test_relus_are_chosen_one_by_one():
     known = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
-    assert signs_of(with_relu_masks(known)) == ["first.mask", "third.mask"]
+    assert masks_of(with_relu_masks(known)) == ["first.mask", "third.mask"]
 
 
 def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
@@ -135,20 +135,20 @@ def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
 
 
 def within(known: CandidateTable, share: float) -> Plan:
-    """Planned for so much of the arena that keeping everything takes without signs."""
+    """Planned for so much of the arena that keeping everything takes without bit masks."""
     arena_bytes = planned(unsigned()).predictions.arena_bytes
     return planned(known, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
 
 
 @pytest.mark.parametrize("share", [2.0, 0.9, 0.75, 0.7])
-def test_plans_with_signs_are_no_slower_and_give_the_same_bits(share: float):
+def test_plans_with_bit_masks_are_no_slower_and_give_the_same_bits(share: float):
     signed = within(table(Measured()), share)
     assert signed.predictions.train_us <= within(unsigned(), share).predictions.train_us
     assert trained(signed) == trained(planned(unsigned()))
 
 
-def test_within_a_budget_relus_have_signs_whose_output_is_kept():
-    """Sums that make it again along would not read them."""
+def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
+    """Fused rematerialization in reductions would not read them."""
     plain, signed = within(unsigned(), 0.9), within(table(Measured()), 0.9)
     kept = [
         name for name in ("first", "second", "third") if sum(name in x.operations for x in plain.train.launches) == 1
@@ -157,9 +157,9 @@ def test_within_a_budget_relus_have_signs_whose_output_is_kept():
     assert [op.name for op in signed.graph.train if op.kind == "relu_mask"] == ["third.mask"]
 
 
-def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pytest.MonkeyPatch):
-    """What a plan with some signs may make again after all."""
-    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unsigned, signed, draft: signed)  # type: ignore
+def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
+    """What a plan with some bit masks may recompute after all."""
+    monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)
     signed = within(table(Measured()), 0.9)
     assert any(name.endswith("_masked") for name in launched(signed.train))
     assert trained(signed) == trained(planned(unsigned()))
@@ -167,9 +167,9 @@ def test_sums_make_again_what_others_read_of_a_relu_with_signs(monkeypatch: pyte
 
 def test_within_a_budget_a_small_gain_is_not_looked_for():
     known = table(Measured(times=lambda kind: 1.5 if "mask" in kind else 1.0))
-    assert signs_of(with_relu_masks(known))
+    assert masks_of(with_relu_masks(known))
     assert within(known, 2.0).graph != known.graph
-    assert within(known, 0.7).graph == known.graph  # with signs it would take 1 % less
+    assert within(known, 0.7).graph == known.graph  # with masks it would take 1 % less
 
 
 def test_both_forms_are_asked_of_a_profile():

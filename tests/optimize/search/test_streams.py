@@ -154,7 +154,7 @@ def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], e
 
 
 @pytest.mark.parametrize(("fills", "ends"), [((0.3, 0.6), (12, 5)), ((0.5, 1.0), (14.5, 7.5)), ((1.0, 1.0), (17, 10))])
-def test_kernels_beside_each_other_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
+def test_concurrent_kernels_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
     launches = (launch(Stream.COMPUTE, 12), launch(Stream.CONCURRENT, 5))
     found = timeline(Program(launches, (), (), ()), None, Contention((ALONE,) * 2, 1.0, 1.0, fills))
     assert found.ends_us == pytest.approx(ends)
@@ -186,7 +186,7 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     assert found is not None
     assert found.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
     assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
-    # What each fills matters only where kernels run beside each other.
+    # What each fills matters only with a concurrent stream.
     assert found.fills == (0,) * 5
     aside = (*launches, replace(launches[3], stream=Stream.CONCURRENT))
     together = contention(Program(aside, (), (), ()), graph, [small, large], spec)

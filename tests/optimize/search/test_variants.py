@@ -1,4 +1,4 @@
-"""Ways to make room: under which limits of workspace values are chosen."""
+"""Variants of the search: under which limits of workspace kernels are selected."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from mbc.optimize import effort
-from mbc.optimize.remat.state import Means
-from mbc.optimize.search import variants as ways
+from mbc.optimize.remat.state import Techniques
+from mbc.optimize.search import variants
 from mbc.optimize.search.variants import placed_variants
 from tests.optimize.planned import roomy_problem
 
-KEPT = Means(recompute=True, offload=0.0, host_bytes=0)
+KEPT = Techniques(recompute=True, offload=0.0, host_bytes=0)
 
 
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that are looked at where nothing is known that fits, by the bytes that they take."""
     looked_at: list[Any] = []
-    found = ways._variant
+    found = variants._variant
 
     def noted(*arguments: Any) -> Any:
         way = found(*arguments)
@@ -27,8 +27,8 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return way
 
     with monkeypatch.context() as patched:
-        patched.setattr(ways, "_variant", noted)
-        assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, late=False))
+        patched.setattr(variants, "_variant", noted)
+        assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, defer_reads=False))
     return looked_at
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,12 +17,13 @@ from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Layout, TensorType, layout_matters
-from mbc.kernels.base import Arguments, Candidate, Request
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.ops import KINDS
 from mbc.ops.fused import Fused
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.simulate import simulate
+from mbc.optimize.selection.layout_mincut import Options
 from mbc.optimize.selection.select import best_within, choose
 from mbc.source import Source
 
@@ -92,8 +94,11 @@ class Drawn:
             time_us = self.times_us.get((request.kind, layout), LEAST)
             yield Candidate(self.name, request.kind, (), layouts, 0, time_us, False, True, True)
 
-    def arguments(self, *_: object) -> Arguments:
+    def arguments(self, *_: Any, **__: Any) -> Arguments:
         return Arguments()
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        return Acceptance()
 
 
 @dataclass
@@ -126,7 +131,7 @@ WIDE_KINDS = (
 def by_brute_force(table: Table, graph: TrainingGraph) -> float:
     """The fastest of all labellings of the operations and states of the training step that the rules allow."""
     asked = [o for o in graph.train if not KINDS[o.kind].view]
-    options = {o.name: best_within(table.menus(o), None) for o in asked}
+    options = {o.name: best_within(table.fronts(o), None) for o in asked}
     free = [o for o in asked if len(options[o.name]) > 1]
     states = [s.value for s in graph.states if layout_matters(graph.values[s.value].type.shape)]
     best = float("inf")
@@ -137,7 +142,13 @@ def by_brute_force(table: Table, graph: TrainingGraph) -> float:
     return best
 
 
-def total_us(table: Table, graph: TrainingGraph, options: dict[str, dict], chosen: dict, home: dict) -> float:
+def total_us(
+    table: Table,
+    graph: TrainingGraph,
+    options: Mapping[str, Options],
+    chosen: Mapping[str, Layout],
+    home: dict[str, Layout],
+) -> float:
     home = home | dict.fromkeys(graph.inputs, Layout.CHANNELS_FIRST)
     converted: set[tuple[str, Layout]] = set()
     total = 0.0
@@ -204,7 +215,7 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
 ):
     table = Table(WIDE_GRAPH, find_spec("h200"), (Drawn(times_us),), change_us=change_us)
     choices = choose(table, {})
-    options = {o.name: best_within(table.menus(o), None) for o in WIDE_GRAPH.train if not KINDS[o.kind].view}
+    options = {o.name: best_within(table.fronts(o), None) for o in WIDE_GRAPH.train if not KINDS[o.kind].view}
     chosen = {
         name: Layout.CHANNELS_LAST
         if Layout.CHANNELS_LAST in choices.operations[name].layouts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from mbc.kernels.cuda import OWN
 from mbc.optimize.bounds.lower_bounds import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.schedule.emit_launches import emit_launches
-from mbc.optimize.schedule.in_place import take_over
+from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Kernel, Mode, Plan
@@ -71,7 +72,7 @@ class Fake:
                 self.accumulates,
             )
 
-    def arguments(self, *_: object) -> Arguments:
+    def arguments(self, *_: Any, **__: Any) -> Arguments:
         return Arguments()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
@@ -88,7 +89,7 @@ def graph() -> TrainingGraph:
 
 
 def table(
-    first_us: float, last_us: float, first_bytes: int = 0, last_bytes: int = 0, rules: Rules = CHOOSE, **more: bool
+    first_us: float, last_us: float, first_bytes: int = 0, last_bytes: int = 0, rules: Rules = CHOOSE, **more: Any
 ) -> CandidateTable:
     fake = Fake({FIRST: first_us, LAST: last_us}, {FIRST: first_bytes, LAST: last_bytes}, **more)
     return CandidateTable(graph(), find_spec("h200"), (fake,), rules=rules)
@@ -160,14 +161,14 @@ def test_workspace_shrinks_until_the_budget_holds() -> None:
 def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
     found = plan(table(10.0, 10.0, rules=Rules(micro_batch=rows)))
     kinds = {op.name: op.kind for op in found.graph.train}
-    slices: dict[str, list[tuple[int, int, Mode]]] = {}
+    micro_batches: dict[str, list[tuple[int, int, Mode]]] = {}
     for launch in found.train.launches:
         for name in launch.operations:
             if kinds[name].startswith("convolution"):
                 rows_read, output = launch.accesses[0].rows, launch.accesses[2]
-                slices.setdefault(name, []).append((rows_read.start, rows_read.stop, output.mode))
-    assert len(slices) == 5  # two forward, one backward_data, two backward_filter
-    for name, parts in slices.items():
+                micro_batches.setdefault(name, []).append((rows_read.start, rows_read.stop, output.mode))
+    assert len(micro_batches) == 5  # two forward, one backward_data, two backward_filter
+    for name, parts in micro_batches.items():
         assert [start for start, _, _ in parts] == [0, *(stop for _, stop, _ in parts[:-1])]
         assert parts[-1][1] == 8
         later = {mode for _, _, mode in parts[1:]}
@@ -185,7 +186,7 @@ def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
 
 def test_outputs_take_over_inputs_that_die() -> None:
     candidates = table(10.0, 10.0)
-    draft = take_over(candidates.graph, emit_launches(candidates, choose(candidates, {})))
+    draft = alias_in_place(candidates.graph, emit_launches(candidates, choose(candidates, {})))
     aliased = {b.value for b in draft.buffers if b.alias is not None}
     assert "next.conv0.weight" in aliased, "updates happen in place"
     assert "d.relu1" not in aliased, "the gradient of a sum goes to two readers"

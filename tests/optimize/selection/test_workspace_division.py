@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
-from mbc.optimize.candidates.pareto import Menu, Point
+from mbc.optimize.candidates.pareto import ParetoFront, Point
 from mbc.optimize.search.search import Limits
-from mbc.optimize.selection.workspace_division import divided
+from mbc.optimize.selection.workspace_division import fastest_division
 from tests.optimize.selection.test_select import plan, table
 
 PAGE = 256
 
 
 @st.composite
-def menus(draw: st.DrawFn) -> dict[str, Menu]:
-    found: dict[str, Menu] = {}
+def fronts(draw: st.DrawFn) -> dict[str, ParetoFront]:
+    found: dict[str, ParetoFront] = {}
     for name in "abcd"[: draw(st.integers(1, 4))]:
         sizes = sorted(draw(st.sets(st.integers(0, 8), min_size=1, max_size=4)))
         times = sorted(draw(st.sets(st.integers(1, 50), min_size=len(sizes), max_size=len(sizes))), reverse=True)
@@ -27,17 +27,17 @@ def menus(draw: st.DrawFn) -> dict[str, Menu]:
     return found
 
 
-@given(menus(), st.integers(0, 24))
-def test_no_division_of_the_total_is_faster(found: dict[str, Menu], pages: int):
+@given(fronts(), st.integers(0, 24))
+def test_no_division_of_the_total_is_faster(found: dict[str, ParetoFront], pages: int):
     total = pages * PAGE
     ways = [way for way in itertools.product(*found.values()) if sum(p.workspace_bytes for p in way) <= total]
     if not ways:
         with pytest.raises(MbcError, match="MBC201"):
-            divided(found, total)
+            fastest_division(found, total)
         return
-    parts = divided(found, total)
+    parts = fastest_division(found, total)
     assert sum(parts.values()) <= total
-    taken = sum(next(p.time_us for p in menu if p.workspace_bytes == parts[name]) for name, menu in found.items())
+    taken = sum(next(p.time_us for p in front if p.workspace_bytes == parts[name]) for name, front in found.items())
     assert taken == min(sum(p.time_us for p in way) for way in ways)
 
 

@@ -1,4 +1,4 @@
-"""Kernels beside each other on a real GPU give the bits that they give one after the other."""
+"""With a concurrent stream, a real GPU gives the bits that it gives with one stream."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def test_the_same_bits(tmp_path: Path) -> None:
     for without in (frozenset[str](), frozenset({"concurrent_stream"})):
         plan = compile_plan(source, Options(settings=settings, without=without))
         if not without and all(launch.stream is Stream.COMPUTE for launch in plan.train.launches):
-            pytest.skip("on this GPU no kernels run beside each other")
+            pytest.skip("for this GPU nothing was put on a concurrent stream")
         found.append(states(built(plan, tmp_path / str(len(found)))))
     assert found[0] == found[1]

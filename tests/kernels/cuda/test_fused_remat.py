@@ -1,5 +1,5 @@
-"""Sums that make relu's output again on the way: all that they write is what the launches write that they stand for, to
-the bit."""
+"""Reductions with fused rematerialization of ReLU's output: all that they write is what the launches write that they
+replace, to the bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.ops.base import Array
 from mbc.ops.relu_mask import CHANNELS
 from mbc.optimize.fusion.catalogue import RELU_FUSED_REMAT
-from mbc.optimize.fusion.pattern import Part, Pattern, Statement
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern, Statement
 from tests.kernels.cuda.cases import Shape
 from tests.kernels.cuda.groups import SAME, group
 from tests.kernels.cuda.launching import Library, from_bytes, launched, request_of, to_bytes
@@ -91,24 +91,24 @@ class Bench:
 
 
 def _by_output(pattern: Pattern) -> Pattern:
-    """The same, where relu's gradient reads relu's output in the place of its signs."""
+    """The same, where the gradient of ReLU reads its output in the place of bit masks."""
     through = Statement.parse("d = relu_backward(y, dy)")
     kept = (s for s in pattern.statements if s.kind != "relu_mask")
     return replace(pattern, statements=tuple(through if s.kind == "relu_backward_masked" else s for s in kept))
 
 
-def _has_signs(pattern: Pattern) -> bool:
+def _has_masks(pattern: Pattern) -> bool:
     return any(s.kind == "relu_mask" for s in pattern.statements)
 
 
 def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Operation]:
     """The launch that makes relu's output, and that of the sums: by x alone, or by what the first one stored."""
-    gives = pattern.launches[0].gives
+    gives = pattern.launches[0].writes
     relu = next(n for n, s in enumerate(pattern.statements) if s.kind == "relu")
     forward, everything = range(relu + 1), range(len(pattern.statements))
     behind = everything[relu + 1 :] if "d" in gives else everything
-    first = group(pattern, Part(tuple(forward), ("y",)), shape, affine)
-    return first, group(pattern, Part(tuple(behind), gives[1:]), shape, affine)
+    first = group(pattern, LaunchPattern(tuple(forward), ("y",)), shape, affine)
+    return first, group(pattern, LaunchPattern(tuple(behind), gives[1:]), shape, affine)
 
 
 @pytest.mark.parametrize("precision", VANISHING)
@@ -120,7 +120,7 @@ def test_equal_to_the_bit(
 ):
     for pattern in (RELU_FUSED_REMAT[number], _swapped(RELU_FUSED_REMAT[number])):
         for shape in SHAPES:
-            if _has_signs(pattern) and shape[1] % CHANNELS != 0:
+            if _has_masks(pattern) and shape[1] % CHANNELS != 0:
                 continue
             for vanishing in (False, True):
                 bench = Bench(libraries[precision], shape, precision, layout, vanishing)

@@ -17,7 +17,7 @@ from mbc.kernels.cuda.conv import conv1x1
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
 from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_FUSED_REMAT
-from mbc.optimize.fusion.pattern import Part, Pattern
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 from tests.kernels.cuda.cases import Case, w
 from tests.kernels.cuda.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
 from tests.kernels.cuda.launching import (
@@ -72,10 +72,10 @@ class Bench:
         return dict(zip(operation.outputs, made, strict=True))
 
 
-def _named(value: Pattern | Part | Sizes) -> str:
+def _named(value: Pattern | LaunchPattern | Sizes) -> str:
     if isinstance(value, Pattern):
         return "+".join(statement.kind for statement in value.statements[1:])
-    return ".".join(value.gives) if isinstance(value, Part) else str(value)
+    return ".".join(value.writes) if isinstance(value, LaunchPattern) else str(value)
 
 
 @pytest.mark.parametrize("blocks", [1, conv1x1.MOST_BLOCKS])
@@ -86,7 +86,7 @@ def _named(value: Pattern | Part | Sizes) -> str:
 )
 def test_equal_to_the_launches_by_themselves(
     pattern: Pattern,
-    part: Part,
+    part: LaunchPattern,
     sizes: Sizes,
     blocks: int,
     library: tuple[Precision, Library],
@@ -97,13 +97,15 @@ def test_equal_to_the_launches_by_themselves(
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
     made = bench.run(fused_remat)
-    products = {n: pattern.statements[n] for n in part.runs if pattern.statements[n].kind in MADE_BY}
+    products = {n: pattern.statements[n] for n in part.statements if pattern.statements[n].kind in MADE_BY}
     for n, statement in products.items():
-        bench.known |= bench.run(points(pattern, Part((n,), statement.outputs), sizes), MADE_BY[statement.kind])
+        bench.known |= bench.run(
+            points(pattern, LaunchPattern((n,), statement.outputs), sizes), MADE_BY[statement.kind]
+        )
     of_products = {name for statement in products.values() for name in statement.outputs}
-    behind = tuple(name for name in part.gives if name not in of_products)
-    wanted = {name: bench.known[name] for name in part.gives if name in of_products}
-    wanted |= bench.run(points(pattern, Part(part.runs[len(products) :], behind), sizes))
+    behind = tuple(name for name in part.writes if name not in of_products)
+    wanted = {name: bench.known[name] for name in part.writes if name in of_products}
+    wanted |= bench.run(points(pattern, LaunchPattern(part.statements[len(products) :], behind), sizes))
     for name in made.keys() & {"dgamma", "dbeta"}:
         found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
         assert relative_error(found, other) < 1e-5
@@ -116,9 +118,9 @@ def test_equal_to_the_launches_by_themselves(
 
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
 def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
-    """What is made again along with sums may be what was made along with statistics."""
+    """Fused rematerialization may repeat a kernel that had statistics in its epilogue."""
     bench = Bench(library, FORWARD, sizes)
-    alone = points(FORWARD, Part((0,), ("x",)), sizes)
+    alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
     assert made["x"] == bench.run(alone, "conv1x1")["x"]
@@ -132,7 +134,7 @@ def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library],
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
     _, type_ = bench.operand("image")
     bench.known["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
-    alone = points(FORWARD, Part((0,), ("x",)), sizes)
+    alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
     made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
     result = from_bytes(made["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
