@@ -25,7 +25,7 @@ struct BatchStatisticsArguments {
 };
 
 // `joined`: other channels, whose statistics exist already and are copied. `before`: theirs come first.
-struct ConcatStatisticsArguments {
+struct StatisticsAndCopyArguments {
   int64_t type;
   int64_t layout;
   int64_t rows;
@@ -144,7 +144,7 @@ extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
 
 extern "C" const char* mbc_batch_statistics_concat(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ConcatStatisticsArguments>(call);
+  const auto& a = arguments<StatisticsAndCopyArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
   float *mean = out<float>(call, 3), *variance = out<float>(call, 4);
   const int64_t own = a.before ? a.joined : 0, others = a.before ? 0 : a.channels;

@@ -32,7 +32,7 @@ SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
-class ConcatStatisticsArguments(Struct):
+class StatisticsAndCopyArguments(Struct):
     type: int
     layout: int
     rows: int
@@ -48,10 +48,10 @@ _AFTER_COPIED = (((0,), (1, 2, 3, 4)), (5, 6))
 _BEFORE_COPIED = (((0,), (3, 4, 1, 2)), (5, 6))
 
 
-def _statistics_and_copy(at: Slice) -> ConcatStatisticsArguments:
+def _statistics_and_copy(at: Slice) -> StatisticsAndCopyArguments:
     x, joined, _ = at.request.inputs
     join = members(at.request).members[-1]
-    return ConcatStatisticsArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+    return StatisticsAndCopyArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ KERNELS = (
     OwnKernel(
         "batch_statistics+concat_statistics",
         "norm/batch_norm.cu",
-        ConcatStatisticsArguments,
+        StatisticsAndCopyArguments,
         _statistics_and_copy,
         workspace=statistics_workspace,
         launches=2,
