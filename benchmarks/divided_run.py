@@ -53,7 +53,7 @@ class Bench:
                 self._gpu.copy(other[index], first, tensor.size_bytes)
         self._gpu.synchronize()
 
-    def time_us(self, slices: Sequence[MicroBatch]) -> tuple[float, float]:
+    def time_us(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Median time of the whole operation and the distance between the quartiles."""
         mark = self._gpu.mark()
         try:
@@ -68,7 +68,7 @@ class Bench:
         finally:
             self._let_go(mark)
 
-    def output(self, slices: Sequence[MicroBatch]) -> np.ndarray:
+    def output(self, micro_batches: Sequence[MicroBatch]) -> np.ndarray:
         """The result on the first set of operands, canonical; of a large one some rows."""
         mark = self._gpu.mark()
         try:
@@ -83,11 +83,11 @@ class Bench:
         finally:
             self._let_go(mark)
 
-    def _workspace(self, slices: Sequence[MicroBatch]) -> int:
-        most = max(s.candidate.workspace_bytes for s in slices)
+    def _workspace(self, micro_batches: Sequence[MicroBatch]) -> int:
+        most = max(s.candidate.workspace_bytes for s in micro_batches)
         return self._gpu.take(most) if most else 0
 
-    def _calls(self, slices: Sequence[MicroBatch], pointers: tuple[int, ...], workspace: int) -> list[Call]:
+    def _calls(self, micro_batches: Sequence[MicroBatch], pointers: tuple[int, ...], workspace: int) -> list[Call]:
         calls: list[Call] = []
         start = 0
         for part in micro_batches:

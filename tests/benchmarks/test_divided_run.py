@@ -126,7 +126,7 @@ class OnceClock:
         return Times(once_us, float(len(calls)))
 
 
-def slices(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[MicroBatch]:
+def micro_batches(rows: Sequence[int], layout: Layout, workspace: int = 0) -> list[MicroBatch]:
     return [MicroBatch(n, Candidate("mbc", "x", (), (layout,) * 3, workspace, 1.0, True)) for n in rows]
 
 
