@@ -12,7 +12,7 @@ from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.optimize.candidates.rules import Rules
+from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.search.search import Limits
 from mbc.options import Options, Policy
 from mbc.units import show_size

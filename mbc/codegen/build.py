@@ -38,7 +38,7 @@ MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 _HOST_FILES = {
     "cudnn": ("cudnn_calls.cpp", "convolution.cpp"),
     "cudnn_legacy": ("cudnn_calls.cpp", "legacy_convolution.cpp"),
-    "cublaslt": ("matmul.cpp",),
+    "cublaslt": ("cublaslt.cpp",),
 }
 
 

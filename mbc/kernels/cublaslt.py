@@ -2,7 +2,7 @@
 the rows of an image being its pixels.
 
 Its heuristics list algorithms when the module is made, within the plan's workspace and the best first by their own
-estimate; `algorithm` is a place in that list, and `sums` says for which workspace it was made. The first is always
+estimate; `algorithm` is a place in that list, and `split_k` says for which workspace it was made. The first is always
 there. The others are for measuring: the same version of cuBLASLt on the same GPU gives the same list. A filter gradient
 of bf16 or fp16 operands is summed and written in fp32.
 """
@@ -30,9 +30,9 @@ PASSES = {
     "convolution_backward_filter": 2,
 }
 
-# The integers of a launch, in order. As `MatmulRow` of templates/host/matmul.cpp.
+# The integers of a launch, in order. As `MatmulRow` of templates/host/cublaslt.cpp.
 ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs", "workspace_bytes", "algorithm")
-ALGORITHMS = 4  # of the heuristics' list; as in templates/host/matmul.cpp
+ALGORITHMS = 4  # of the heuristics' list; as in templates/host/cublaslt.cpp
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
 _SPLIT_K = 16  # partial results of split-K that the workspace holds

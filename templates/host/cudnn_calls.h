@@ -3,7 +3,7 @@
 // operands' type at the start of the workspace and widened into (or added to) its place.
 #pragma once
 
-#include "program.h"
+#include "plan_tables.h"
 
 #include <cudnn.h>
 

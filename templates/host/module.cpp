@@ -1,7 +1,7 @@
-// The C interface (mbc_module.h) over the tables of a plan (program.h). One path serves every network: a launch is a row.
+// The C interface (mbc_module.h) over the tables of a plan (plan_tables.h). One path serves every network: a launch is a row.
 #include "mbc_module.h"
 
-#include "program.h"
+#include "plan_tables.h"
 
 #include <string>
 #include <vector>

@@ -38,8 +38,8 @@ class Bench:
         self.write("b.cu", "B")
         self.write("shared.cuh", "#  include <inner.h>\n#include <cuda_runtime.h>")
         self.write("inner.h", "inner")
-        self.write("host.cpp", '#include "program.h"\n#include <cudnn.h>')
-        self.write("program.h", "program")
+        self.write("host.cpp", '#include "plan_tables.h"\n#include <cudnn.h>')
+        self.write("plan_tables.h", "program")
         self.write("program.cpp", "the plan")
         self.include = folder / "include"
         self.include.mkdir()
@@ -98,7 +98,7 @@ def test_the_same_sources_elsewhere_are_known(bench: Bench) -> None:
         ("b.cu", {"b.cu"}),
         ("shared.cuh", {"a.cu"}),
         ("inner.h", {"a.cu"}),  # included by what is included
-        ("program.h", {"host.cpp"}),
+        ("plan_tables.h", {"host.cpp"}),
         ("program.cpp", set[str]()),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_filter_gradient_must_fit_its_workspace(tmp_path: Path) -> None:
 
 def test_sources_hold_what_either_api_needs() -> None:
     rows = view(with_legacy(small_plan(), FMA), providers())
-    assert host_files(rows) == ["module.cpp", "cudnn_calls.cpp", "legacy_convolution.cpp", "matmul.cpp"]
+    assert host_files(rows) == ["module.cpp", "cudnn_calls.cpp", "legacy_convolution.cpp", "cublaslt.cpp"]
     assert "widen.cu" in kernel_files(rows)
     text = render(rows, "1.0")["program.cpp"]
     assert "    open_cudnn_legacy,\n    open_cublaslt,\n" in text and "    cudnn_version,\n" in text

@@ -15,7 +15,7 @@ from mbc.resources import folder
     [
         ("convolution.cpp", "ConvolutionRow", cudnn_convolution.ROW_FIELDS),
         ("legacy_convolution.cpp", "LegacyRow", cudnn_legacy.ROW_FIELDS),
-        ("matmul.cpp", "MatmulRow", cublaslt.ROW_FIELDS),
+        ("cublaslt.cpp", "MatmulRow", cublaslt.ROW_FIELDS),
     ],
 )
 def test_fields_agree(file: str, struct: str, fields: tuple[str, ...]) -> None:

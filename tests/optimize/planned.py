@@ -18,7 +18,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.ops.fused import Fused, gives_product
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.search.search import Limits, search

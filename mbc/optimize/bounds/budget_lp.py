@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
 from mbc.optimize import effort
-from mbc.optimize.bounds.fused_remat_terms import JointRemat, fused_remat_costs
+from mbc.optimize.bounds.fused_remat_costs import JointRemat, fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups

@@ -1,8 +1,8 @@
 """What could run each operation: candidates of all providers, in all divisions into micro-batches.
 
 * `table`: candidates by request, and the Pareto fronts of their divisions
-* `rules`: which of them may be used
+* `user_rules`: which of them the user's settings admit, and what is said where none is left
 * `pareto`: divisions of which none is both slower and larger in workspace than another
-* `scale_rows`: times of a micro-batch scaled from larger measured sizes
+* `scaled_times`: times of a micro-batch scaled from larger measured sizes
 * `micro_batch`: whether `--micro-batch` can be kept
 """

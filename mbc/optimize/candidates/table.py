@@ -21,8 +21,8 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import ParetoFront, fixed_division, pareto_front, worthwhile
-from mbc.optimize.candidates.rules import Rules, no_candidate
-from mbc.optimize.candidates.scale_rows import LargerSizes
+from mbc.optimize.candidates.scaled_times import LargerSizes
+from mbc.optimize.candidates.user_rules import Rules, no_candidate
 from mbc.options import Policy
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile

@@ -5,7 +5,7 @@
 * `fit`: a step within a budget
 * `variants`: variants of a step within the budget, compared and placed
 * `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are made
-* `reselect`: other kernels and divisions, all else unchanged
+* `replace_micro_batches`: other kernels and divisions, all else unchanged
 * `concurrent_stream`: launches that move to a second stream of kernels
 * `relu_masks`: ReLUs that store bit masks for their gradients
 * `overhead`: device memory outside the arena

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from mbc.optimize import effort
-from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.emit_launches import Draft

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from mbc.ir.graph import Role
 from mbc.optimize import effort
-from mbc.optimize.bounds.lower_bounds import floor_bytes
+from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
 from mbc.optimize.remat.state import Techniques

@@ -8,7 +8,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
 from mbc.kernels.cudnn_convolution import least_bytes
-from mbc.optimize.candidates.scale_rows import LargerSizes
+from mbc.optimize.candidates.scaled_times import LargerSizes
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search.profiling_requests import is_numbered, launched_request

@@ -15,8 +15,8 @@ from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.measure.need import Need
 from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.rules import Rules
 from mbc.optimize.candidates.table import CandidateTable, conversion_request, request_of
+from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats

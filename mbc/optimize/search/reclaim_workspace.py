@@ -17,12 +17,12 @@ import numpy as np
 from mbc.ops.fused import SEPARATOR, kind_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import MicroBatch
-from mbc.optimize.placement.addresses import assign_addresses
-from mbc.optimize.placement.allocate import fit_within
+from mbc.optimize.placement.assign_addresses import assign_addresses
+from mbc.optimize.placement.place_blocks import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import Block, blocks
-from mbc.optimize.search.reselect import reselect
+from mbc.optimize.search.replace_micro_batches import replace_micro_batches
 from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem, Solution, free_bytes
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Launch, Mode, aligned
@@ -119,7 +119,7 @@ class Decided:
             point = ([point for point in front if aligned(point.workspace_bytes) <= limit] or front[:1])[-1]
             if point is not choice.point:
                 micro_batches[name] = point.micro_batches
-        return reselect(table, self.draft, operations, micro_batches)
+        return replace_micro_batches(table, self.draft, operations, micro_batches)
 
 
 @dataclass(frozen=True, slots=True)

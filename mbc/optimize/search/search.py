@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 import mbc
 from mbc.optimize import effort
+from mbc.optimize.bounds.arena_bytes import floor_bytes, start_bytes
 from mbc.optimize.bounds.budget_lp import budget_bound_us
+from mbc.optimize.bounds.critical_path import critical_path_us
 from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, not_found
-from mbc.optimize.bounds.lower_bounds import critical_path_us, floor_bytes, start_bytes
 from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import Programs, fuse, plain
-from mbc.optimize.placement.addresses import Placed, assign_addresses, check_host
+from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_host
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.simulate import measured_share

@@ -9,7 +9,7 @@ from functools import cached_property
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
-from mbc.optimize.placement.addresses import Placed
+from mbc.optimize.placement.assign_addresses import Placed
 from mbc.optimize.remat.optimizer_offload import offload_states, persistent_bytes, states_to_offload
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.placement.addresses import Placed, assign_addresses
+from mbc.optimize.placement.assign_addresses import Placed, assign_addresses
 from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics

@@ -20,7 +20,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda import OWN
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
-from mbc.optimize.bounds.lower_bounds import floor_bytes
+from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import all_groups, fuse, groups, kept, plain
 from mbc.optimize.search.profiling_requests import needs

@@ -15,7 +15,7 @@ from mbc.kernels.cuda.conv import conv1x1
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.bounds.budget_lp import budget_bound_us
-from mbc.optimize.bounds.fused_remat_terms import fused_remat_costs
+from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite

@@ -12,7 +12,7 @@ import pytest
 from mbc.cli.compile_command import summary
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
-from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search import search

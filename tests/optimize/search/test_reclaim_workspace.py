@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.optimize.placement.allocate import fit_within
+from mbc.optimize.placement.place_blocks import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place

@@ -17,7 +17,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Layout
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.cuda import OWN
-from mbc.optimize.bounds.lower_bounds import floor_bytes
+from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
-from mbc.optimize.placement.allocate import place, place_around
+from mbc.optimize.placement.place_blocks import place, place_around
 from mbc.optimize.schedule.cross_stream_liveness import serial_program
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import blocks, owners, peak_bytes

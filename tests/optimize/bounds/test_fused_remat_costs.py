@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbc.optimize.bounds.fused_remat_terms import FusedRematCosts, JointRemat
+from mbc.optimize.bounds.fused_remat_costs import FusedRematCosts, JointRemat
 
 APART_US = 40.0
 

@@ -36,7 +36,7 @@ struct Shared {
 
 std::unique_ptr<Library> open_cudnn(Shared& shared);         // convolution.cpp
 std::unique_ptr<Library> open_cudnn_legacy(Shared& shared);  // legacy_convolution.cpp
-std::unique_ptr<Library> open_cublaslt(Shared& shared);      // matmul.cpp
+std::unique_ptr<Library> open_cublaslt(Shared& shared);      // cublaslt.cpp
 size_t cudnn_version();                                      // cudnn_calls.cpp
 
 constexpr int MBC_KERNEL = -1;  // `launch` is the launcher

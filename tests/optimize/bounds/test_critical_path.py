@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from mbc.hardware.transfers import Slowdown
 from mbc.kernels import PROVIDERS
-from mbc.optimize.bounds.lower_bounds import LaunchOption, critical_path_us, earliest_us
+from mbc.optimize.bounds.critical_path import LaunchOption, critical_path_us, earliest_us
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse
-from mbc.optimize.placement.addresses import assign_addresses
+from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import Contention, simulate

@@ -13,7 +13,7 @@ from mbc.optimize.schedule.emit_launches import Draft, launches_of, renumbered
 from mbc.plan.model import Buffer, Launch, Program
 
 
-def reselect(
+def replace_micro_batches(
     table: CandidateTable,
     draft: Draft,
     operations: Mapping[str, Operation],

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mbc.optimize.placement.allocate
-from mbc.optimize.placement.allocate import fit_within, place, place_around
+import mbc.optimize.placement.place_blocks
+from mbc.optimize.placement.place_blocks import fit_within, place, place_around
 from mbc.optimize.placement.skyline import fill_up
 from mbc.optimize.schedule.liveness import Block, peak_bytes
 
@@ -141,7 +141,7 @@ def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) ->
     offsets, height = place(blocks, int(1.02 * bound))
     assert height <= 1.03 * bound
     assert not overlaps(blocks, offsets)
-    monkeypatch.setattr(mbc.optimize.placement.allocate, "fill_up", nothing)
+    monkeypatch.setattr(mbc.optimize.placement.place_blocks, "fill_up", nothing)
     _, without = place(blocks, int(1.02 * bound))
     assert without > 1.1 * bound, "greedy and annealing come as near: the test shows nothing"
 

@@ -8,7 +8,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout
-from mbc.optimize.placement.addresses import assign_addresses, check_host
+from mbc.optimize.placement.assign_addresses import assign_addresses, check_host
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Space, Stream

@@ -12,7 +12,7 @@ from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate
 from mbc.kernels.cuda import KERNELS, emulates_fp32
-from mbc.optimize.candidates.rules import Rules, provider_options
+from mbc.optimize.candidates.user_rules import Rules, provider_options
 from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Kernel, Plan

@@ -5,7 +5,7 @@
 //
 // Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
 
-#include "program.h"
+#include "plan_tables.h"
 
 #include "mbc_types.h"
 

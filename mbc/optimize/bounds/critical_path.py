@@ -1,0 +1,88 @@
+"""Critical-path lower bound of steps with a concurrent stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from mbc.ops.fused import kind_of
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.horizontal import fuses_horizontally
+from mbc.optimize.fusion.select_groups import groups_of, kept
+from mbc.optimize.remat.fused_remat import fused_remats_of
+from mbc.plan.model import Buffer, Program, Stream
+
+KERNEL_STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOption:
+    """A launch that may compute some values from others, and its least time."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    time_us: float
+
+
+def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
+    """Critical-path lower bound in microseconds of steps with the same groups and two streams of kernels; 0 where
+    `train` runs serially. `fastest_us`: the least time of serial steps.
+
+    No stream does more than its share, and no value is ready before all its operands: the critical path, as in Graham,
+    "Bounds on multiprocessing timing anomalies" (1969). Operations in micro-batches may start on a part of their
+    operands, so they form no chain.
+    """
+    if all(launch.stream is not Stream.CONCURRENT for launch in train.launches):
+        return 0.0
+    shared_us = fastest_us / len(KERNEL_STREAMS)
+    if _divided(table, train, buffers):
+        return shared_us
+    ends_us = earliest_us(tuple(_launch_options(table)))
+    return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
+
+
+def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -> bool:
+    """Whether a launch works on some rows only."""
+    values = table.graph.values
+    accesses = ((access, buffers[access.buffer].value) for launch in train.launches for access in launch.accesses)
+    return any(
+        value is not None and values[value].per_sample and access.rows.count < table.whole.count
+        for access, value in accesses
+    )
+
+
+def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
+    """Every launch that the training step may contain, whatever is selected."""
+    launches = [launch for group in groups_of(table)[0] for launch in group.launches]
+    launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
+    for operation in (*table.graph.train, *launches):
+        free = kind_of(operation).view or fuses_horizontally(operation)  # the latter share a launch with many others
+        times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))
+        if free or times_us:
+            yield LaunchOption(operation.inputs, operation.outputs, min(times_us, default=0.0))
+
+
+def earliest_us(options: Sequence[LaunchOption]) -> dict[str, float]:
+    """The earliest time at which each value can be ready with unlimited concurrency: the least, over the launches that
+    can compute it, of the latest of their operands plus their time. (Knuth, "A generalization of Dijkstra's algorithm",
+    1977.)"""
+    made = {name for option in options for name in option.outputs}
+    lacking = [len(made.intersection(option.inputs)) for option in options]
+    readers: dict[str, list[int]] = {}
+    for i, option in enumerate(options):
+        for name in made.intersection(option.inputs):
+            readers.setdefault(name, []).append(i)
+    ready = sorted((option.time_us, i) for i, option in enumerate(options) if not lacking[i])
+    found: dict[str, float] = {}
+    while ready:
+        end_us, i = heappop(ready)
+        for name in options[i].outputs:
+            if name in found:
+                continue
+            found[name] = end_us
+            for reader in readers.get(name, ()):
+                lacking[reader] -= 1
+                if not lacking[reader]:
+                    heappush(ready, (end_us + options[reader].time_us, reader))
+    return found
