@@ -1,7 +1,7 @@
 """`pytest --shares`: a table of the suites of tests, with the processor seconds of each.
 
 Run by `make test-all SHARES=1`, it tells what `make test` takes, too: the same less the exhaustive tests. What several
-tests share (a plan, a compiled library) counts where it is made first.
+tests share (a plan, a compiled library) counts where it is made first. tests/README.md has the table of a whole run.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.plan.offload import copies, offloaded_plan, recomputations
 from tests.plan.stepping import results
 
 PLANS = 40
-MUTANTS = 100  # of each kind
+MUTANTS, QUICK = 100, 30  # of each kind
 
 
 @functools.cache
@@ -68,11 +68,14 @@ def test_recomputing_changes_no_bit_of_a_result():
         assert results(kept, Transfers.IN_ORDER) == right(seed)
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(QUICK), pytest.param(range(QUICK, MUTANTS), marks=pytest.mark.exhaustive)], ids=["quick", "others"]
+)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS_OF_MUTATIONS if kind not in OF_FUSED_OR_WORKSPACE])
-def test_mutants_are_refused_or_change_no_bit(kind):
+def test_mutants_are_refused_or_change_no_bit(kind, seeds):
     """In either mode: as soon and as late as the waits allow."""
     refused = 0
-    for seed in range(MUTANTS):
+    for seed in seeds:
         mutant = mutate(valid(seed % PLANS), kind, seed)
         try:
             verify_plan(mutant)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc.hardware.spec import find_spec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate
 from mbc.kernels.cuda import KERNELS, OWN
@@ -46,7 +45,7 @@ from tests.kernels.cuda.launching import (
     from_bytes,
     relative_error,
 )
-from tests.kernels.cuda.matrix import is_long, matrix
+from tests.kernels.cuda.matrix import is_long, matrix, offered
 from tests.kernels.cuda.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -82,7 +81,10 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     return Library(ctypes.CDLL(str(result)), HostMemory())
 
 
-@pytest.mark.parametrize(("case", "precision"), matrix((*CASES, *groups_in(Precision.BF16)), PRECISIONS))
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    matrix((c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions),
+)
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
@@ -113,7 +115,8 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
     assert relative_error(found, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.exhaustive), 2,
+                                   pytest.param(3, marks=pytest.mark.exhaustive)])  # fmt: skip
 @pytest.mark.parametrize(
     "case",
     [c for c in CASES
@@ -228,19 +231,15 @@ def test_only_eight_channels_share_a_scale(library: Library):
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
-    return [c for c in OWN.candidates(case.request(precision), find_spec("h200")) if KERNELS[c.name].tensor_cores]
+    return [c for c in offered(case, precision) if KERNELS[c.name].tensor_cores]
 
 
 @pytest.mark.parametrize(
     ("case", "precision"),
-    [
-        (c, p)
-        for c in CASES
-        if c.kind.startswith(("convolution", "linear"))
-        for p in RELATIVE_ERROR
-        if on_tensor_cores(c, p)
-    ],
-    ids=lambda value: value.name if isinstance(value, Case) else str(value),
+    matrix(
+        ((c, p) for c in CASES if c.kind.startswith(("convolution", "linear")) for p in RELATIVE_ERROR),
+        on_tensor_cores,
+    ),
 )
 def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Precision, library: Library):
     """In fp32 what is left of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""

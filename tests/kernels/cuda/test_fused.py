@@ -37,7 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 
-@pytest.mark.parametrize(("case", "precision"), matrix(groups_in(Precision.FP16), [Precision.FP16]))
+@pytest.mark.parametrize(("case", "precision"), matrix((case, Precision.FP16) for case in groups_in(Precision.FP16)))
 def test_in_half_precision(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
