@@ -33,10 +33,10 @@ train { optimizer = sgd(momentum=0.9) }
 """
 
 
-def test_without_split_nothing_is_divided(mbc):
+def test_without_micro_batches_nothing_is_divided(mbc):
     divided, _ = worked(mbc, "--workspace-limit", "64MiB")
     assert any(len(rows) > 1 for rows in divided.values())
-    whole, _ = worked(mbc, "--workspace-limit", "64MiB", "--without", "split")
+    whole, _ = worked(mbc, "--workspace-limit", "64MiB", "--without", "micro_batches")
     assert all(len(rows) == 1 for rows in whole.values())
 
 
@@ -51,7 +51,11 @@ def test_techniques_are_named_together_or_one_by_one():
         return options(parse(["show", "net.mbc", *words])).without
 
     assert of() == frozenset()
-    assert of("--without", "offload, split") == of("--without", "offload", "--without", "split") == {"offload", "split"}
+    assert (
+        of("--without", "offload, micro_batches")
+        == of("--without", "offload", "--without", "micro_batches")
+        == {"offload", "micro_batches"}
+    )
 
 
 def test_an_unknown_technique(capsys):
