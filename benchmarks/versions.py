@@ -4,7 +4,7 @@ nothing has changed.
 Each checkout plans and builds each network with its own code; packages are opened in processes of their own, one after
 the other (before, after, before, ...), so that clocks and temperature are the same for both.
 
-    python benchmarks/versions.py BEFORE [--after .] [--rounds 3] [--steps 40] [--only NAME ...]
+    python benchmarks/versions.py BEFORE [--after .] [--rounds 3] [--steps 40] [--gpu h200] [--only NAME ...]
 
 BEFORE and AFTER are folders with a checkout. Writes `results/versions.json`: a row a network, the median of its rounds'
 medians, and after over before. Passed is what lies within WITHIN.
@@ -42,10 +42,10 @@ def environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if Path(p) != ROOT or checkout == ROOT)}
 
 
-def build(checkout: Path, name: str, folder: Path) -> Path:
+def build(checkout: Path, name: str, folder: Path, gpu: str) -> Path:
     """The package that `checkout` compiles of a network, in `folder`."""
     source, *settings = NETWORKS[name]
-    command = [sys.executable, "-m", "mbc.cli", "compile", f"examples/{source}.mbc", "--measure", "never"]
+    command = [sys.executable, "-m", "mbc.cli", "compile", f"examples/{source}.mbc", "--measure", "never", "--gpu", gpu]
     command += [*(part for setting in settings for part in ("--set", setting)), "--output", str(folder)]
     done = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--after", type=Path, default=ROOT)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--gpu", default="auto", help="what to plan for (default: the GPU of this machine)")
     parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     arguments = parser.parse_args()
     need_gpu("nothing is timed without one")
@@ -89,7 +90,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         built = {
-            (name, which): pool.submit(build, checkout, name, Path(folder) / f"{which}_{name.replace(' ', '_')}")
+            (name, which): pool.submit(
+                build, checkout, name, Path(folder) / f"{which}_{name.replace(' ', '_')}", arguments.gpu
+            )
             for name in arguments.only
             for which, checkout in checkouts.items()
         }
@@ -103,7 +106,7 @@ def main() -> None:
                 one.exception()  # nothing is built while steps are timed
             rows.append(attempt(compared, name))
             show(rows[-1:], ["name", "before_ms", "after_ms", "ratio", "passed", "failed"])
-    write("versions", rows)
+    write("versions", rows, planned_for=arguments.gpu)
 
 
 if __name__ == "__main__":
