@@ -9,7 +9,7 @@ H200 = ("--gpu", "h200")
 # without.
 techniques = pytest.mark.parametrize(
     "gpu",
-    [(*H200, "--without", "offload,recompute,beside"), pytest.param(H200, marks=pytest.mark.exhaustive)],
+    [(*H200, "--without", "offload,recompute,concurrent_stream"), pytest.param(H200, marks=pytest.mark.exhaustive)],
     ids=["few", "all"],
 )
 
