@@ -129,8 +129,8 @@ def current_rows(name: str) -> list[dict[str, Any]]:
 def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
     """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`.
 
-    Rows of other code than today's say so, and on which GPU they were made, since the file will be today's. `current`: of other code, or made otherwise
-    than `more` says, none are taken."""
+    Rows of other code than today's say so, and on which GPU they were made, since the file will be today's. `current`:
+    of other code, or made otherwise than `more` says, none are taken."""
     from mbc.provenance import digests
 
     for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
@@ -139,7 +139,8 @@ def results(name: str, again: bool = False, current: bool = False, **more: Any) 
             held = json.loads(path.read_text(encoding="utf-8"))
             if current and any(held.get(k) != v for k, v in {"code": digests(), **more}.items()):
                 continue
-            older = {} if held.get("code") == digests() else {"code": held.get("code"), "gpu": held.get("gpu")}
+            today = held.get("code") == digests()
+            older = {} if today else {"code": held.get("code"), "gpu": held.get("gpu")}
             return Results(name, more, {row["name"]: {**older, **row} for row in held["rows"]})
     return Results(name, more, {})
 

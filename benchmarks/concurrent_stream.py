@@ -1,6 +1,6 @@
 """Steps with a concurrent stream and without (`--without concurrent_stream`), and whether the bits are the same.
 
-python benchmarks/beside.py [--profile FILE] [--only NAME ...] [--runs 2] [--steps 60]
+python benchmarks/concurrent_stream.py [--profile FILE] [--only NAME ...] [--runs 2] [--steps 60]
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ NETWORKS = {
     "densenet121 128": ("densenet121", (("batch", "128"), BF16)),
     "googlenet 256": ("googlenet", (("batch", "256"), BF16)),
 }
-WAYS = {"plain": frozenset({"concurrent_stream"}), "beside": frozenset[str]()}
+STREAMS = {"one": frozenset({"concurrent_stream"}), "two": frozenset[str]()}
 DIGEST_AFTER = 5  # steps
 
 
 def row_of(name: str, made: dict[str, Planned], runs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """Of each way the time predicted and, of its runs, the least median; `gain`: of the plain step's time."""
+    """With one and with two streams of kernels, the time predicted and, of its runs, the least median; `gain`: of the
+    time with one."""
     row: dict[str, Any] = {"name": name}
     states: set[str] = set()
-    for way, planned in made.items():
+    for streams, planned in made.items():
         found = [run.get(planned.step, {"failed": planned.failed or "not run"}) for run in runs]
-        row[f"{way}_predicted_ms"] = planned.predicted_ms or None
-        row[f"{way}_ms"] = min((f["step_ms"] for f in found if "step_ms" in f), default=None)
+        row[f"{streams}_predicted_ms"] = planned.predicted_ms or None
+        row[f"{streams}_ms"] = min((f["step_ms"] for f in found if "step_ms" in f), default=None)
         states |= {f["states"] for f in found if "states" in f}
         if failed := [f["failed"] for f in found if "failed" in f]:
             row["failed"] = failed[0]
-    if row["plain_ms"] and row["beside_ms"]:
-        row["gain"] = 1 - row["beside_ms"] / row["plain_ms"]
-        row["predicted_over_measured"] = row["beside_predicted_ms"] / row["beside_ms"]
+    if row["one_ms"] and row["two_ms"]:
+        row["gain"] = 1 - row["two_ms"] / row["one_ms"]
+        row["predicted_over_measured"] = row["two_predicted_ms"] / row["two_ms"]
         row["same_bits"] = len(states) == 1
-    row["same_plan"] = made["plain"].step == made["beside"].step
+    row["same_plan"] = made["one"].step == made["two"].step
     return row
 
 
@@ -59,21 +60,21 @@ def main() -> None:
     need_gpu("mbc show --without concurrent_stream predicts without running")
     wanted = [name for name in NETWORKS if not arguments.only or any(word in name for word in arguments.only)]
     jobs = {
-        (name, way): example(NETWORKS[name][0], *NETWORKS[name][1]).with_options(
+        (name, streams): example(NETWORKS[name][0], *NETWORKS[name][1]).with_options(
             profile=arguments.profile, without=without
         )
         for name in wanted
-        for way, without in WAYS.items()
+        for streams, without in STREAMS.items()
     }
     with tempfile.TemporaryDirectory() as folder:
         made = make_plans({" ".join(key): job for key, job in jobs.items()}, Path(folder), arguments.workers)
         steps = [planned.step for planned in made.values()]
         runs = run_steps(steps, Path(folder), arguments.workers, arguments.steps, arguments.runs, DIGEST_AFTER)
-    rows = [row_of(name, {way: made[f"{name} {way}"] for way in WAYS}, runs) for name in wanted]
-    write("beside", rows, runs=arguments.runs)
+    rows = [row_of(name, {streams: made[f"{name} {streams}"] for streams in STREAMS}, runs) for name in wanted]
+    write("concurrent_stream", rows, runs=arguments.runs)
     show(
         rows,
-        ["name", "plain_predicted_ms", "beside_predicted_ms", "plain_ms", "beside_ms", "gain",
+        ["name", "one_predicted_ms", "two_predicted_ms", "one_ms", "two_ms", "gain",
          "predicted_over_measured", "same_bits", "same_plan"],
     )  # fmt: skip
 
