@@ -32,6 +32,8 @@ POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
+NUDGE = 2.0**-21  # relative, of inputs in fp32: some roundings of what is computed from them
+DRAWS = 4
 
 
 class Memory(Protocol):
@@ -170,15 +172,16 @@ SHIFTED = Variant("shifted", shift=True)
 
 @dataclass
 class Trial:
-    """A case in one precision on one library."""
+    """A case in one precision on one library. `draw`: of the inputs."""
 
     library: Library
     case: Case
     precision: Precision
+    draw: int = 0
 
     def __post_init__(self) -> None:
         self.request: Request = self.case.request(self.precision)
-        rng = np.random.default_rng(len(self.case.name))
+        rng = np.random.default_rng(len(self.case.name) + 1000 * self.draw)
         self.inputs = [
             from_bytes(to_bytes(operand.make(rng, operand.shape), type_.dtype, Layout.CHANNELS_FIRST), type_,
                        Layout.CHANNELS_FIRST)
@@ -187,19 +190,33 @@ class Trial:
         self.initial = [
             rng.standard_normal(t.shape).astype(np.float32).astype(np.float64) for t in self.request.outputs
         ]
-        self.wanted = self._meaning()
+        self.wanted = self._meaning(self.inputs)
 
-    def _meaning(self) -> list[Array]:
+    def _meaning(self, inputs: Sequence[Array]) -> list[Array]:
         request, case = self.request, self.case
         if case.kind == "convert":
-            return list(self.inputs)
+            return list(inputs)
         batch = request.inputs[0].shape[0] + case.first_row
         evaluate = launch_kind(case.kind, case.attributes).evaluate
         assert evaluate is not None
         with np.errstate(all="ignore"):
             call = Call(request.outputs, case.first_row, batch, self.precision)
-            copies = [v.copy() for v in self.inputs]
+            copies = [v.copy() for v in inputs]
             return list(evaluate(case.attributes, copies, call))
+
+    def chooses_at_a_threshold(self) -> bool:
+        """Whether roundings of its inputs change what the case means by more than roundings: an element lies where ReLU
+        or max pooling chooses otherwise. Seen in fp32; in other precisions tolerances allow for it."""
+        if self.precision is not Precision.FP32:
+            return False
+        rng = np.random.default_rng(0)
+        signs = [rng.choice((-NUDGE, NUDGE), v.shape) if v.dtype.kind == "f" else None for v in self.inputs]
+        for way in (1, -1):
+            nudged = [v if s is None else v * (1 + way * s) for v, s in zip(self.inputs, signs, strict=True)]
+            meant = self._meaning(nudged)
+            if any(relative_error(a, b) > 100 * NUDGE for a, b in zip(meant, self.wanted, strict=True)):
+                return True
+        return False
 
     def _behind(self, product: Array) -> list[Array]:
         """What a group makes of a product as it was stored."""
@@ -314,8 +331,21 @@ def relative_error(found: Array, wanted: Array) -> float:
 
 
 def check(library: Library, case: Case, precision: Precision) -> float:
-    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed."""
-    trial = Trial(library, case, precision)
+    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed. Where it is
+    wrong because an element lies at a threshold, other inputs are drawn."""
+    worst, failures = 0.0, ["nothing was drawn"]
+    for draw in range(DRAWS):
+        trial = Trial(library, case, precision, draw)
+        worst, failures = _judged(trial)
+        if not failures or not trial.chooses_at_a_threshold():
+            break
+    assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
+    return worst
+
+
+def _judged(trial: Trial) -> tuple[float, list[str]]:
+    """The worst error as a share of what is allowed, and what is larger."""
+    case = trial.case
     inside = rounds_inside(case.attributes)
     least_allowed = ROUNDED_INSIDE * TOLERANCES[trial.request.inputs[0].dtype] if inside else 0.0
     worst = 0.0
@@ -328,8 +358,7 @@ def check(library: Library, case: Case, precision: Precision) -> float:
                 worst = max(worst, error / allowed if allowed else (1e9 if error else 0.0))
                 if not error <= allowed:
                     failures.append(f"output {i}, {layouts}, {variant.name}: {error:.2e} > {allowed:.2e}")
-    assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
-    return worst
+    return worst, failures
 
 
 def check_statistics(library: Library, case: Case, precision: Precision) -> None:
