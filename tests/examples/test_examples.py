@@ -46,12 +46,20 @@ def plan_of(name: str, *settings: str) -> Plan:
     return compile_plan(Source(name, text), Options(gpu="h200", settings=pairs))
 
 
-def planned(precision: str) -> list[object]:
-    """Every example; the tests of one plan share a worker, which then compiles it once (`--dist loadgroup`)."""
-    return [pytest.param(n, precision, marks=pytest.mark.xdist_group(f"{n} {precision}")) for n in NAMES]
+def planned(quick: int) -> list[object]:
+    """Every example in every precision, `quick` of them (0: each example once, precisions in turn) in `make test`. The
+    tests of one plan share a worker, which then compiles it once (`--dist loadgroup`)."""
+    found: list[object] = []
+    for i, name in enumerate(NAMES):
+        for j, precision in enumerate(PRECISIONS):
+            marks = [pytest.mark.xdist_group(f"{name} {precision}")]
+            if (i + j) % len(PRECISIONS) or (quick and i >= quick):
+                marks.append(pytest.mark.exhaustive)
+            found.append(pytest.param(name, precision, marks=marks))
+    return found
 
 
-every_plan = pytest.mark.parametrize(("name", "precision"), [p for kind in PRECISIONS for p in planned(kind)])
+every_plan = pytest.mark.parametrize(("name", "precision"), planned(0))
 
 
 def most_bytes(plan: Plan) -> float:
@@ -88,7 +96,7 @@ def test_host_code_does_what_the_plan_says(name: str, precision: str, tmp_path: 
         assert as_planned(run.captured[program]) == expected
 
 
-@every_plan
+@pytest.mark.parametrize(("name", "precision"), planned(3))
 def test_another_process_plans_the_same_bytes(name: str, precision: str) -> None:
     setting = f"train.precision={precision}"
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONIOENCODING": "utf-8"}
@@ -124,7 +132,7 @@ def test_a_step_on_the_cpu(name: str) -> None:
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("depth", [34, 50, 101, 152])
+@pytest.mark.parametrize("depth", [34, *(pytest.param(d, marks=pytest.mark.exhaustive) for d in (50, 101, 152))])
 def test_resnets_of_every_depth_compile(depth: int) -> None:
     plan = plan_of("resnet.mbc", f"depth={depth}")
     assert verify_plan(plan).arena_bytes <= most_bytes(plan)
