@@ -7,14 +7,10 @@ import pytest
 H200 = ("--gpu", "h200")
 # Most seconds of a plan within a budget go to what is offloaded and recomputed; batches and budgets are tried alike
 # without.
-techniques = pytest.mark.parametrize(
-    "gpu",
-    [(*H200, "--without", "offload,recompute,concurrent_stream"), pytest.param(H200, marks=pytest.mark.exhaustive)],
-    ids=["few", "all"],
-)
+FEW = (*H200, "--without", "offload,recompute,concurrent_stream")
 
 
-@techniques
+@pytest.mark.parametrize("gpu", [FEW, pytest.param(H200, marks=pytest.mark.exhaustive)], ids=["few", "all"])
 def test_the_largest_batch_is_one_that_compiles_and_the_next_is_not(mbc, gpu):
     figures = mbc("show", "tiny.mbc", *gpu, "--set", "batch=50", "--json").json
     budget = figures["predictions"]["arena_bytes"] + figures["predictions"]["overhead_bytes"]
@@ -31,24 +27,22 @@ def test_the_largest_batch_is_one_that_compiles_and_the_next_is_not(mbc, gpu):
     assert all(p["code"].startswith("MBC20") and p["needed_bytes"] > budget for p in refused)
 
 
-@techniques
-def test_the_table(mbc, gpu):
-    figures = mbc("show", "tiny.mbc", *gpu, "--json").json["predictions"]
+def test_the_table(mbc):
+    figures = mbc("show", "tiny.mbc", *FEW, "--json").json["predictions"]
     budget = figures["arena_bytes"] + figures["overhead_bytes"]
-    shown = mbc("fit", "tiny.mbc", *gpu, "--memory", f"{budget}B", "--precision", "bf16").out
+    shown = mbc("fit", "tiny.mbc", *FEW, "--memory", f"{budget}B", "--precision", "bf16").out
     for word in ("images/s", "over its bound", "largest batch in", "MBC204: the smallest plan found takes", "█"):
         assert word in shown
 
 
-@techniques
-def test_the_curve_over_the_budget(mbc, gpu):
-    done = mbc("fit", "tiny.mbc", *gpu, "--curve", "--points", "3", "--set", "batch=64", "--json")
+def test_the_curve_over_the_budget(mbc):
+    done = mbc("fit", "tiny.mbc", *FEW, "--curve", "--points", "3", "--set", "batch=64", "--json")
     assert done.code == 0, done.err
     probes, unlimited = done.json["probes"], done.json["unlimited"]
     assert [p["budget_bytes"] for p in probes][::2] == [unlimited["floor_bytes"], unlimited["needed_bytes"]]
     # Waits between streams depend on addresses, which differ from budget to budget: it may be faster.
     assert probes[-1]["fits"] and probes[-1]["train_us"] <= unlimited["train_us"]
-    assert "over no limit" in mbc("fit", "tiny.mbc", *gpu, "--curve", "--points", "2").out
+    assert "over no limit" in mbc("fit", "tiny.mbc", *FEW, "--curve", "--points", "2").out
 
 
 def test_refusals(mbc):
