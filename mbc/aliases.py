@@ -1,6 +1,6 @@
 """Names in data that were renamed, old -> new: what files of earlier versions are read by, and nothing else.
 
-Profiles are measured on a GPU for hours, so those of an earlier schema version are translated (`mbc.profile.schema`);
+Profiles are measured on a GPU for hours, so those of an earlier schema version are translated (`mbc.profile.migrate`);
 results of benchmarks, likewise. Plans are compiled again in seconds: one of an earlier schema version is refused.
 
 No new name is also an old one, so that what is translated already stays as it is.
@@ -126,13 +126,8 @@ KERNELS = {
 SETTINGS: Mapping[str, Mapping[str, str]] = {"mbc": {"edition": "version"}, "cublaslt": {"sums": "split_k"}}
 # What `--without` takes.
 TECHNIQUES = {"split": "micro_batches", "beside": "concurrent_stream"}
-# Columns of profiles, and keys of what commands print with `--json`.
-KEYS = {
-    "for_parts": "micro_batches_only",
-    "beside_us": "critical_path_us",
-    "within_us": "within_budget_us",
-    "handed_on": "depth_first",
-}
+# Columns of profiles.
+COLUMNS = {"for_parts": "micro_batches_only"}
 
 _KIND = re.compile(r"[a-z0-9_]+")
 _KIND_OF_SIGNATURE = re.compile(r'(?<="kind":")[^"]*')

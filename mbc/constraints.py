@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+from mbc import aliases
+from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import free_bytes, free_host_bytes
@@ -14,7 +16,7 @@ from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.search.search import Limits
-from mbc.options import Options, Policy
+from mbc.options import TECHNIQUES, Options, Policy
 from mbc.units import show_size
 
 UNLIMITED_BYTES = 1 << 60  # a budget of so much asks for a plan without one
@@ -33,7 +35,14 @@ class Constraints:
 
 def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Constraints:
     """Where the source leaves memory to `auto`, by what is free now. A warning (RuntimeWarning) says of a budget that
-    the device has less."""
+    the device has less. MBC206 where `without` names what is no technique."""
+    if unknown := sorted(options.without.difference(TECHNIQUES)):
+        now = aliases.TECHNIQUES.get(unknown[0])
+        raise MbcError(
+            "MBC206",
+            f"there is no technique '{unknown[0]}' to do without",
+            f"it is '{now}' now" if now else f"name some of {', '.join(TECHNIQUES)}",
+        )
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32)

@@ -66,10 +66,11 @@ class Shares:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         _, *folders, _ = report.nodeid.split("::")[0].split("/")
+        cpu_s = getattr(report, "cpu_s", 0.0)  # a worker that crashed reports without
         share = self._shares[folders[0] if folders else "the whole"]
         share.tests += report.when == "setup"
-        share.all_s += report.cpu_s
-        share.quick_s += 0.0 if "exhaustive" in report.keywords else report.cpu_s
+        share.all_s += cpu_s
+        share.quick_s += 0.0 if "exhaustive" in report.keywords else cpu_s
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line

@@ -23,7 +23,9 @@ def test_new_names_exist_and_old_ones_do_not(name: str):
     assert [old for old in table if old in known] == []
 
 
-@pytest.mark.parametrize("table", [*(table for table, _ in TABLES.values()), aliases.KEYS, *aliases.SETTINGS.values()])
+@pytest.mark.parametrize(
+    "table", [*(table for table, _ in TABLES.values()), aliases.COLUMNS, *aliases.SETTINGS.values()]
+)
 def test_a_name_is_translated_once_and_to_one_of_its_own(table: dict[str, str]):
     assert len(set(table.values())) == len(table) and table.keys().isdisjoint(table.values())
 

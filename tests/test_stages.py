@@ -75,3 +75,13 @@ def test_a_source_becomes_a_package(tmp_path, monkeypatch):
     with pytest.raises(MbcError, match="'small' exists") as refused:
         compile_source(NETWORK, FP64)
     assert refused.value.code == "MBC093"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("split", "it is 'micro_batches' now"), ("magic", "name some of offload, recompute")]
+)
+def test_what_is_no_technique_is_refused(name: str, remedy: str) -> None:
+    with pytest.raises(MbcError) as caught:
+        compile_plan(NETWORK, Options(gpu="h200", without=frozenset({name})))
+    assert caught.value.code == "MBC206" and f"no technique '{name}'" in caught.value.message
+    assert remedy in caught.value.remedy

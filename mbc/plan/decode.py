@@ -95,7 +95,7 @@ _GRAPH_FIELDS = (
 
 def decode_plan(document: Mapping[str, Any]) -> Plan:
     """The plan of a document whose format, schema and checksum are right. Raises BadField."""
-    document = keyed(document, _FIELDS, DEFAULTS)
+    document = keyed(document, _FIELDS, DEFAULTS["plan"])
     graph = at("graph", _graph, document["graph"])
     predictions = at("predictions", record, Predictions, document["predictions"], 0)
     at("predictions", _check_ranges, predictions)
@@ -103,7 +103,14 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
     train_operations = frozenset(op.name for op in graph.train)
     infer_operations = frozenset(op.name for op in graph.infer)
     at("bounds.floor_operation", member, bounds.floor_operation, train_operations | infer_operations, "operation")
-    placed = at("buffers", table, document["buffers"], BUFFER_COLUMNS, _BufferReader(graph, predictions).read, DEFAULTS)
+    placed = at(
+        "buffers",
+        table,
+        document["buffers"],
+        BUFFER_COLUMNS,
+        _BufferReader(graph, predictions).read,
+        DEFAULTS["buffers"],
+    )
     buffers = tuple(buffer for buffer, _ in placed)
     for i, buffer in enumerate(buffers):
         if buffer.alias is not None and buffer.alias >= len(buffers):
@@ -132,7 +139,7 @@ def _check_ranges(predictions: Predictions) -> None:
 
 
 def _graph(value: Any) -> TrainingGraph:
-    fields = keyed(value, _GRAPH_FIELDS)
+    fields = keyed(value, _GRAPH_FIELDS, DEFAULTS["graph"])
     sources = at("sources", each, fields["sources"], _source)
     values: dict[str, Value] = {}
 
@@ -142,7 +149,7 @@ def _graph(value: Any) -> TrainingGraph:
             raise BadField(f"there are two values '{found.name}'", "name")
         values[found.name] = found
 
-    at("values", table, fields["values"], VALUE_COLUMNS, read_value, DEFAULTS)
+    at("values", table, fields["values"], VALUE_COLUMNS, read_value, DEFAULTS["values"])
 
     def operations(key: str) -> tuple[Operation, ...]:
         taken: set[str] = set()
@@ -154,7 +161,7 @@ def _graph(value: Any) -> TrainingGraph:
             taken.add(found.name)
             return found
 
-        return at(key, table, fields[key], OPERATION_COLUMNS, read, DEFAULTS)
+        return at(key, table, fields[key], OPERATION_COLUMNS, read, DEFAULTS["operations"])
 
     def named(key: str) -> tuple[str, ...]:
         return at(key, each, fields[key], member, values, "value")
@@ -167,7 +174,9 @@ def _graph(value: Any) -> TrainingGraph:
         values=values,
         train=operations("train"),
         infer=operations("infer"),
-        states=at("states", table, fields["states"], STATE_COLUMNS, lambda row: _state(row, values)),  # pyright: ignore
+        states=at(
+            "states", table, fields["states"], STATE_COLUMNS, lambda row: _state(row, values), DEFAULTS["states"]
+        ),  # pyright: ignore
         inputs=named("inputs"),
         infer_inputs=named("infer_inputs"),
         outputs=named("outputs"),
@@ -268,9 +277,14 @@ def _rows(start: Any, stop: Any, batch: int) -> Rows:
 
 
 def _program(value: Any, buffers: int, operations: frozenset[str]) -> Program:
-    fields = keyed(value, ("entry", "exit", "waits", "launches"))
+    fields = keyed(value, ("entry", "exit", "waits", "launches"), DEFAULTS["program"])
     launches = at(
-        "launches", table, fields["launches"], LAUNCH_COLUMNS, _LaunchReader(buffers, operations).read, DEFAULTS
+        "launches",
+        table,
+        fields["launches"],
+        LAUNCH_COLUMNS,
+        _LaunchReader(buffers, operations).read,
+        DEFAULTS["launches"],
     )
     return Program(
         launches,

@@ -6,7 +6,7 @@ dataclasses are objects with their fields by name. A span is `[source, line, col
 of the content, so that spaces and line ends may change but nothing else.
 
 The form grows without a new schema version: a later section, column or field comes with a default, which says what all
-files before it meant. A reader takes the default where a file lacks it: of columns and sections those in DEFAULTS, of
+files before it meant. A reader takes the default where a file lacks it: those of the section or table in DEFAULTS, of
 fields of small dataclasses those of the dataclass. A writer writes all that it knows, in the order given here. What a
 reader does not know it refuses by its name (MBC114). The schema version rises where a file that is read so would mean
 something else; plans of another one are refused (MBC112).
@@ -31,9 +31,18 @@ STATE_COLUMNS = ("value", "initializer")
 BUFFER_COLUMNS = ("value", "start", "stop", "layout", "dtype", "size_bytes", "space", "alias", "offset")
 LAUNCH_COLUMNS = ("operations", "kernel", "settings", "time_us", "measured", "stream", "accesses")
 
-# What a file may lack, and what that means.
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {"host_limit_bytes": None, "span": None, "space": "arena", "alias": None, "stream": "compute"}
+# What a file may lack, by section and table, and what that means.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "plan": {"host_limit_bytes": None},
+        "graph": {},
+        "values": {"span": None},
+        "operations": {"span": None},
+        "states": {},
+        "buffers": {"space": "arena", "alias": None},
+        "program": {},
+        "launches": {"stream": "compute"},
+    }
 )
 
 MODE_LETTERS = {Mode.READ: "r", Mode.WRITE: "w", Mode.ACCUMULATE: "a"}

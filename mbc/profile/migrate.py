@@ -29,7 +29,7 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _rename(connection: sqlite3.Connection) -> None:
-    connection.execute(f"ALTER TABLE request RENAME COLUMN for_parts TO {aliases.KEYS['for_parts']}")
+    connection.execute(f"ALTER TABLE request RENAME COLUMN for_parts TO {aliases.COLUMNS['for_parts']}")
     connection.create_function("new_signature", 1, aliases.signature, deterministic=True)
     connection.create_function("new_kernel", 1, aliases.kernel, deterministic=True)
     connection.create_function("new_settings", 2, _settings, deterministic=True)

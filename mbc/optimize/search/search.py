@@ -184,17 +184,17 @@ def _solve(
     return found if fused.fits(found) else unfused.best((found, fit(unfused, techniques, known_us)))
 
 
-def _with_concurrent_stream(unfused: Solution, available_bytes: int) -> Solution:
+def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
     """With launches on the concurrent stream. The bytes for prefetching inputs stay free, unless the step saves more
     than that."""
-    table = unfused.table
-    inputs_bytes = ahead_bytes(table.graph, available_bytes - unfused.placed.arena_bytes)
-    found = use_concurrent_stream(unfused, available_bytes - inputs_bytes)
-    if found is not unfused or not inputs_bytes:
+    table = serial.table
+    inputs_bytes = ahead_bytes(table.graph, available_bytes - serial.placed.arena_bytes)
+    found = use_concurrent_stream(serial, available_bytes - inputs_bytes)
+    if found is not serial or not inputs_bytes:
         return found
-    found = use_concurrent_stream(unfused, available_bytes)
-    saved_us = unfused.step_us - found.step_us
-    return found if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else unfused
+    found = use_concurrent_stream(serial, available_bytes)
+    saved_us = serial.step_us - found.step_us
+    return found if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else serial
 
 
 def _techniques(table: CandidateTable, limits: Limits) -> Techniques:

@@ -33,7 +33,8 @@ POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
 # at most half a unit in the last place of 8 and 11 bits.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
 NUDGE = 2.0**-21  # relative, of inputs in fp32: some roundings of what is computed from them
-DRAWS = 4
+CHOOSING = ("relu", "max_pool")
+DRAWS = 8
 
 
 class Memory(Protocol):
@@ -207,7 +208,7 @@ class Trial:
     def chooses_at_a_threshold(self) -> bool:
         """Whether roundings of its inputs change what the case means by more than roundings: an element lies where ReLU
         or max pooling chooses otherwise. Seen in fp32; in other precisions tolerances allow for it."""
-        if self.precision is not Precision.FP32:
+        if self.precision is not Precision.FP32 or not any(word in self.case.kind for word in CHOOSING):
             return False
         rng = np.random.default_rng(0)
         signs = [rng.choice((-NUDGE, NUDGE), v.shape) if v.dtype.kind == "f" else None for v in self.inputs]
@@ -331,14 +332,11 @@ def relative_error(found: Array, wanted: Array) -> float:
 
 
 def check(library: Library, case: Case, precision: Precision) -> float:
-    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed. Where it is
-    wrong because an element lies at a threshold, other inputs are drawn."""
-    worst, failures = 0.0, ["nothing was drawn"]
-    for draw in range(DRAWS):
-        trial = Trial(library, case, precision, draw)
-        worst, failures = _judged(trial)
-        if not failures or not trial.chooses_at_a_threshold():
-            break
+    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed. No
+    element of its inputs lies at a threshold."""
+    trials = (Trial(library, case, precision, draw) for draw in range(DRAWS))
+    trial = next(trial for trial in trials if not trial.chooses_at_a_threshold())
+    worst, failures = _judged(trial)
     assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
     return worst
 
