@@ -36,4 +36,4 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `cli`: the command `mbc`
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         parts = ", ".join(f"{kind} {show_size(size)}" for kind, size in kinds.items() if size)
         print(f"  peak of {program}: {parts}")
     if verified.unproved:
-        launches = ", ".join(f"{count} of {provider}" for provider, count in verified.unproved.items())
+        launches = ", ".join(f"{count} of {provider}'s" for provider, count in verified.unproved.items())
         print(
             f"  left to the GPU: that the library has the kernels of {launches} launches, and that their workspace is "
             "enough for them (no profile has measured them so; checked when the module is loaded)"

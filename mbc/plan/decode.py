@@ -151,6 +151,9 @@ def _graph(value: Any) -> TrainingGraph:
 
     at("values", table, fields["values"], VALUE_COLUMNS, read_value, DEFAULTS["values"])
 
+    def read_state(row: list[Any]) -> State:
+        return _state(row, values)
+
     def operations(key: str) -> tuple[Operation, ...]:
         taken: set[str] = set()
 
@@ -174,9 +177,7 @@ def _graph(value: Any) -> TrainingGraph:
         values=values,
         train=operations("train"),
         infer=operations("infer"),
-        states=at(
-            "states", table, fields["states"], STATE_COLUMNS, lambda row: _state(row, values), DEFAULTS["states"]
-        ),  # pyright: ignore
+        states=at("states", table, fields["states"], STATE_COLUMNS, read_state, DEFAULTS["states"]),
         inputs=named("inputs"),
         infer_inputs=named("infer_inputs"),
         outputs=named("outputs"),
