@@ -236,10 +236,10 @@ class CandidateTable:
         key = "fronts", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            key = self.request(operation, self.whole), self._remat_kernels(operation)
-            known = self._fronts.get(key)
+            request_key = self.request(operation, self.whole), self._remat_kernels(operation)
+            known = self._fronts.get(request_key)
             if known is None:
-                known = self._fronts[key] = self._make_fronts(operation)
+                known = self._fronts[request_key] = self._make_fronts(operation)
             self._named[key] = known
         return known
 
