@@ -249,7 +249,8 @@ def _with_late(
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
     """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
     group cannot run, or a profile has times of only one of the two: measurements are not compared with estimates."""
-    return _gained_us(table, [by_name[name] for name in group.replaces], group, limit_bytes)
+    # In one order: a sum of the same times in another one may differ in its last bit, and decide between equal groups.
+    return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, limit_bytes)
 
 
 def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limit_bytes: int | None) -> float:
