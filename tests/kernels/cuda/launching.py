@@ -32,9 +32,8 @@ POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-NUDGE = 2.0**-21  # relative, of inputs in fp32: some roundings of what is computed from them
-CHOOSING = ("relu", "max_pool")
-DRAWS = 8
+NUDGE = 2.0**-22  # relative, of inputs in fp32: some roundings of what is computed from them
+DRAWS = 16
 
 
 class Memory(Protocol):
@@ -207,8 +206,8 @@ class Trial:
 
     def chooses_at_a_threshold(self) -> bool:
         """Whether roundings of its inputs change what the case means by more than roundings: an element lies where ReLU
-        or max pooling chooses otherwise. Seen in fp32; in other precisions tolerances allow for it."""
-        if self.precision is not Precision.FP32 or not any(word in self.case.kind for word in CHOOSING):
+        chooses otherwise. Seen in fp32; in other precisions tolerances allow for it."""
+        if self.precision is not Precision.FP32 or "relu" not in self.case.kind:
             return False
         rng = np.random.default_rng(0)
         signs = [rng.choice((-NUDGE, NUDGE), v.shape) if v.dtype.kind == "f" else None for v in self.inputs]
@@ -335,7 +334,7 @@ def check(library: Library, case: Case, precision: Precision) -> float:
     """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed. No
     element of its inputs lies at a threshold."""
     trials = (Trial(library, case, precision, draw) for draw in range(DRAWS))
-    trial = next(trial for trial in trials if not trial.chooses_at_a_threshold())
+    trial = next((trial for trial in trials if not trial.chooses_at_a_threshold()), Trial(library, case, precision))
     worst, failures = _judged(trial)
     assert not failures, f"{case.name} in {precision}: " + "; ".join(failures)
     return worst
