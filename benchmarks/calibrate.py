@@ -51,7 +51,7 @@ from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.profile.interpolate import between
-from mbc.profile.locate import shipped_path
+from mbc.profile.locate import bundled_path
 from mbc.profile.model import Measurement, Profile, calibrated
 from mbc.profile.read import read_profile
 from mbc.profile.scale import MOST_TIMES, octave, scaled
@@ -304,7 +304,7 @@ def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Path, default=shipped_path("NVIDIA H200"))
+    parser.add_argument("--profile", type=Path, default=bundled_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
     parser.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
     arguments = parser.parse_args()

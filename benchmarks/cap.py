@@ -18,11 +18,11 @@ from record import RESULTS
 
 from mbc.errors import BudgetError, MbcError
 from mbc.hardware.target import find_device
+from mbc.options import UNLIMITED_BYTES
 from mbc.plan.model import Plan
 
 GB = 10**9
 MIB = 1 << 20
-UNLIMITED_BYTES = 1 << 60
 # Of one H200, as `memory.py` measured it. What a cap leaves free is measured where steps run.
 BARE_CONTEXT_BYTES = 552_402_944
 PLAIN = frozenset({"offload", "recompute", "micro_batches"})

@@ -30,7 +30,7 @@ from mbc.kernels.calibration import Spread
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.ops.fused import Fused
-from mbc.profile.locate import shipped_path
+from mbc.profile.locate import bundled_path
 from mbc.profile.model import Profile, calibrated
 from mbc.profile.read import read_profile
 from mbc.profile.scale import octave
@@ -102,7 +102,7 @@ def compare(profile: Profile) -> list[dict[str, Any]]:
 def main() -> None:
     figures = ("median", "p10", "p90", "|log|")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=Path, default=shipped_path("NVIDIA H200"))
+    parser.add_argument("--profile", type=Path, default=bundled_path("NVIDIA H200"))
     profile = read_profile(parser.parse_args().profile)
     rows = compare(profile)
     path = write("scaled", rows, profile=vars_of(profile))

@@ -20,6 +20,7 @@ from superneurons import MODES, PUBLISHED_MIB, chain
 
 from mbc.errors import BudgetError
 from mbc.ops import KINDS
+from mbc.options import UNLIMITED_BYTES
 from mbc.plan.live import Kind
 from mbc.plan.memory import live_values_at
 from mbc.plan.model import Plan
@@ -114,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     network = example("alexnet_caffe", ("batch", str(BATCH)))
     job = Job(network.name, network.source, network.settings, network.network, arguments.gpu)
-    job = job.with_options(profile=arguments.profile).with_settings(("memory.device", f"{1 << 60} B"))
+    job = job.with_options(profile=arguments.profile).with_settings(("memory.device", f"{UNLIMITED_BYTES} B"))
     rows = paper_rows()
     plain = job.with_options(without=frozenset({"offload", "recompute", "micro_batches"}))
     rows.append(attempt(lambda: plan_row(plain.plan()), "mbc: liveness and placement"))

@@ -100,7 +100,7 @@ def _plan(graph: TrainingGraph, device: DeviceSpec, constraints: Constraints, op
 
     # What could run each operation on this GPU, and how fast.
     if stages.run("bound", worth_measuring):
-        stages.run("measure", lambda: measure_missing(graph, device, options, stages.announce))
+        stages.run("measure", lambda: measure_missing(graph, device, rules.policy, options, stages.announce))
     table = stages.run("find profile", tabulate)
 
     # Every decision. `search` refuses what no plan can fit, then runs these stages in a loop, each a package of

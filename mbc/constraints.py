@@ -16,10 +16,8 @@ from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.search.search import Limits
-from mbc.options import TECHNIQUES, Options, Policy
+from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.units import show_size
-
-UNLIMITED_BYTES = 1 << 60  # a budget of so much asks for a plan without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from mbc.errors import BudgetError, MbcError
 from mbc.frontend.lower import choose_network, lower
 from mbc.frontend.parse import parse
-from mbc.options import Options
+from mbc.options import UNLIMITED_BYTES, Options
 from mbc.plan.model import Plan
 from mbc.source import Source
 from mbc.units import show_enough, show_size
 
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
-UNLIMITED_BYTES = 1 << 61
 MOST_GUESSES = 2
 LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
 

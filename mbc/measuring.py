@@ -17,7 +17,7 @@ from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
 from mbc.measure.fleet import Outcome, Progress, Task, gpus_named, measure_on
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
-from mbc.options import Measure, Options
+from mbc.options import Measure, Options, Policy
 from mbc.profile.locate import find_profile, own_path
 from mbc.profile.model import Profile
 from mbc.profile.signature import described, rows_of, signature
@@ -30,9 +30,11 @@ def _silent(text: str) -> None:
     pass
 
 
-def measure_missing(graph: TrainingGraph, device: DeviceSpec, options: Options, say: Say = _silent) -> None:
-    """Measure what plans of `graph` would like to know and no profile of `device` says; nothing where this machine
-    cannot, or `options` do not want it. `say` is told what is going on.
+def measure_missing(
+    graph: TrainingGraph, device: DeviceSpec, policy: Policy, options: Options, say: Say = _silent
+) -> None:
+    """Measure what plans of `graph` under `policy` would like to know and no profile of `device` says; nothing where
+    this machine cannot, or `options` do not want it. `say` is told what is going on.
 
     A warning (RuntimeWarning) says what was not measured after all: it is estimated. Raises MBC089 where measuring is
     wanted in any case and cannot be, and what measuring raises.
@@ -41,7 +43,7 @@ def measure_missing(graph: TrainingGraph, device: DeviceSpec, options: Options, 
     if obstacle is None:
         from mbc.optimize.search.profiling_requests import needs
 
-        _measure(needs(graph, device, options.policy), device, options, say)
+        _measure(needs(graph, device, policy), device, options, say)
     elif options.measure is Measure.ALWAYS:
         raise MbcError(
             "MBC089",

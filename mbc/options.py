@@ -23,6 +23,7 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
+UNLIMITED_BYTES = 1 << 60  # a memory budget of so much asks for a plan without one
 # Techniques that save memory and can be left out; the order is that of the ablation, the slowest first.
 ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
 TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")

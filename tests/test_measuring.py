@@ -75,7 +75,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """A machine with two H200 where nothing was ever measured."""
     made = Fleet([])
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profile_places, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
     monkeypatch.setattr(measuring, "gpus_named", lambda name: made.gpus if name == GPU.name else ())
@@ -177,7 +177,7 @@ def test_nothing_happens_where_a_part_is_missing(fleet: Fleet, monkeypatch: pyte
 def test_the_shipped_profile_counts(fleet: Fleet):
     compile_plan(NETWORK, ASKED)
     own = user_path(GPU.name)
-    write_profile(read_profile(own), profile_places.shipped_path(GPU.name))
+    write_profile(read_profile(own), profile_places.bundled_path(GPU.name))
     own.unlink()
     compile_plan(NETWORK, ASKED)
     assert len(fleet.tasks) == 1
@@ -244,4 +244,4 @@ def test_texts():
     assert "another process may be using the GPU" in unsteady
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not measure_missing(None, find_spec("t4"), ASKED)  # pyright: ignore[reportArgumentType]
+        assert not measure_missing(None, find_spec("t4"), Policy.POWER_OF_TWO, ASKED)  # pyright: ignore[reportArgumentType]

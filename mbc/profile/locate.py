@@ -16,7 +16,7 @@ from mbc.profile.model import Profile, version_text
 from mbc.profile.read import read_profile
 from mbc.profile.schema import COMPRESSED
 
-SHIPPED = Path(__file__).resolve().parent.parent / "data" / "profiles"
+BUNDLED = Path(__file__).resolve().parent.parent / "data" / "profiles"
 
 
 def file_name(gpu: str) -> str:
@@ -31,9 +31,9 @@ def user_path(gpu: str) -> Path:
     return (Path(root) if root else Path.home() / ".local" / "share") / "mbc" / "profiles" / file_name(gpu)
 
 
-def shipped_path(gpu: str) -> Path:
+def bundled_path(gpu: str) -> Path:
     """The bundled profile of a GPU, if there is one."""
-    return SHIPPED / f"{file_name(gpu)}{COMPRESSED}"
+    return BUNDLED / f"{file_name(gpu)}{COMPRESSED}"
 
 
 def own_path(gpu: str) -> Path:
@@ -76,7 +76,7 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
             )
         return replace(profile, stale=True)
     fresh: list[Profile] = []
-    for known in (user_path(device.name), shipped_path(device.name)):
+    for known in (user_path(device.name), bundled_path(device.name)):
         if known.is_file():
             profile = read_profile(known)
             reason = staleness(profile, device, here)
@@ -113,4 +113,4 @@ def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
 def known_profiles() -> tuple[Path, ...]:
     """The files of all the user's own profiles and of the bundled ones."""
     own = user_path("any").parent
-    return (*sorted(own.glob("*.sqlite")), *sorted(SHIPPED.glob(f"*.sqlite{COMPRESSED}")))
+    return (*sorted(own.glob("*.sqlite")), *sorted(BUNDLED.glob(f"*.sqlite{COMPRESSED}")))

@@ -170,7 +170,7 @@ def test_list(mbc, two):
 
 
 def test_list_without_a_file(mbc, two, tmp_path, monkeypatch):
-    monkeypatch.setattr(profile_places, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     assert "no profile is here" in mbc("profile", "list").out
     user_path(GPU.name).parent.mkdir(parents=True)
     shutil.copy("a.sqlite", user_path(GPU.name))

@@ -23,7 +23,7 @@ from mbc.kernels.cudnn_legacy import CUDNN_LEGACY, LegacyChoice, legacy_candidat
 from mbc.ops.fused import join
 from mbc.optimize.candidates.table import request_of
 from mbc.plan.model import Rows
-from mbc.profile.locate import shipped_path
+from mbc.profile.locate import bundled_path
 from mbc.profile.model import Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import read_signature
@@ -99,7 +99,7 @@ def test_what_is_offered_is_accepted() -> None:
 
 
 def test_every_row_of_the_bundled_profile_is_accepted() -> None:
-    profile: Profile = read_profile(shipped_path("NVIDIA H200"))
+    profile: Profile = read_profile(bundled_path("NVIDIA H200"))
     count = 0
     for key, rows in list(profile.measurements.items())[::7]:
         request = read_signature(key)

@@ -22,7 +22,7 @@ from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.search.search import Limits, search
-from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem
+from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
@@ -151,7 +151,7 @@ def roomy_problem(network: str, available_bytes: int) -> Problem:
     roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)
     made = CandidateTable(known.graph, known.device, roomy, None, known.rules)
     names = [operation.name for operation in (*made.graph.train, *made.graph.infer)]
-    return Problem(made, dict.fromkeys(names, UNLIMITED_BYTES), available_bytes)
+    return Problem(made, dict.fromkeys(names, NO_LIMIT_BYTES), available_bytes)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import Verified, verify_plan
-from mbc.profile.locate import shipped_path
+from mbc.profile.locate import bundled_path
 from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import Profile, calibrated
 from mbc.profile.read import read_profile
@@ -87,7 +87,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
 @functools.cache
 def profile() -> Profile | None:
     """The bundled one."""
-    return read_profile(shipped_path("NVIDIA H200"))
+    return read_profile(bundled_path("NVIDIA H200"))
 
 
 def verified(name: str, plan: Plan) -> Verified:

@@ -27,7 +27,7 @@ T4 = find_spec("t4")
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without GPU, profiles of one's own, or shipped ones."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profile_places, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
     (tmp_path / "shipped").mkdir()
     user_path(GPU.name).parent.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_a_named_profile_must_be_of_the_gpu(tmp_path: Path):
 
 def test_the_users_profile_completes_and_overrules_the_shipped_one():
     assert find() is None
-    shipped, own = profile_places.shipped_path(GPU.name), user_path(GPU.name)
+    shipped, own = profile_places.bundled_path(GPU.name), user_path(GPU.name)
     write_profile(
         profile({A: [measurement(1, 1.0)], B: [measurement(1, 4.0)]}, {A: Extent(9, "", "2027-01-01")}), shipped
     )
@@ -85,12 +85,12 @@ def test_the_users_profile_completes_and_overrules_the_shipped_one():
 def test_a_shipped_profile_of_another_cudnn_is_not_mixed_in():
     write_profile(profile({A: [measurement(1, 1.0)]}), user_path(GPU.name))
     newer = profile({B: [measurement(1, 1.0)]}, identity=replace(IDENTITY, cudnn=92100))
-    write_profile(newer, profile_places.shipped_path(GPU.name))
+    write_profile(newer, profile_places.bundled_path(GPU.name))
     assert times(find(), B) == []
 
 
 def test_what_is_of_another_cudnn_than_here_is_left_out_and_said(on_the_gpu: None):
-    write_profile(profile({A: [measurement(1, 1.0)]}), profile_places.shipped_path(GPU.name))
+    write_profile(profile({A: [measurement(1, 1.0)]}), profile_places.bundled_path(GPU.name))
     old = profile({A: [measurement(1, 9.0)]}, identity=replace(IDENTITY, cudnn=90500))
     write_profile(old, user_path(GPU.name))
     with pytest.warns(RuntimeWarning, match=r"is left out: it was measured with cuDNN 9\.5\.0, here is 9\.19\.0"):

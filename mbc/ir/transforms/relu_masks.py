@@ -16,7 +16,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.relu_mask import CHANNELS
 
 
-def relus_behind_sums(graph: TrainingGraph) -> tuple[str, ...]:
+def residual_relus(graph: TrainingGraph) -> tuple[str, ...]:
     """The names of every relu behind a residual sum whose gradient could read a bit mask."""
     makers = {value: op for op in graph.train for value in op.outputs}
     read = {op.inputs[0] for op in graph.train if op.kind == "relu_backward"}
@@ -31,24 +31,24 @@ def relus_behind_sums(graph: TrainingGraph) -> tuple[str, ...]:
     )
 
 
-def with_signs(graph: TrainingGraph, relus: Collection[str]) -> TrainingGraph:
+def mask_relus(graph: TrainingGraph, relus: Collection[str]) -> TrainingGraph:
     """The graph with `relu_mask` behind each of these, and `relu_backward_masked` for their gradients, which keep their
     names. The bit mask of `y` is `y.mask`."""
     values = dict(graph.values)
-    signs: dict[str, str] = {}  # by the value that they are the mask of
+    masks: dict[str, str] = {}  # by the value that they are the mask of
     train: list[Operation] = []
     for op in graph.train:
         if op.name in relus:
             (y,) = op.outputs
-            name = signs[y] = f"{y}.mask"
+            name = masks[y] = f"{y}.mask"
             assert name not in values
             kind = KINDS["relu_mask"]
             (type_,) = kind.shape(NoAttributes(), (values[y].type,))
             values[name] = replace(values[y], name=name, type=type_)
             train += [op, Operation(f"{op.name}.mask", kind.name, (y,), (name,), NoAttributes(), op.span)]
-        elif op.kind == "relu_backward" and op.inputs[0] in signs:
+        elif op.kind == "relu_backward" and op.inputs[0] in masks:
             y, dy = op.inputs
-            train.append(replace(op, kind="relu_backward_masked", inputs=(dy, signs[y])))
+            train.append(replace(op, kind="relu_backward_masked", inputs=(dy, masks[y])))
         else:
             train.append(op)
     return replace(graph, values=values, train=tuple(train))

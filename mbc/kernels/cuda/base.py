@@ -14,6 +14,8 @@ from mbc.ops.fused import launch_kind
 
 PROVIDER = "mbc"
 VECTOR_BYTES = 16
+# Blocks that share a reduction: an H200's multiprocessors. A constant, so that sums have one order on every GPU.
+REDUCTION_BLOCKS = 132
 THREADS = 256  # of a block; as in templates/kernels/shared/launch.cuh
 
 Layouts = tuple[Layout, ...]

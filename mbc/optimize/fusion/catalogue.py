@@ -43,7 +43,7 @@ PATTERNS: tuple[Pattern, ...] = (
             *others,
             "y = relu(s)",
             MAKE_MASK,
-            launches=(LaunchPattern(tuple(range(3 + len(others))), ("y", "signs")),),
+            launches=(LaunchPattern(tuple(range(3 + len(others))), ("y", "mask")),),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
     ),
@@ -247,15 +247,15 @@ RELU_FUSED_REMAT: tuple[Pattern, ...] = (
             f"z = {NORMALIZE}",
             *others,
             "y = relu(s)",
-            *signs,
+            *mask,
             *added,
             through_relu,
             REDUCTIONS,
-            launches=(LaunchPattern(tuple(range(4 + len(others + signs + added))), ("y", "d", "dgamma", "dbeta")),),
-            replaces=tuple(range(2 + len(others + signs), 4 + len(others + signs + added))),
+            launches=(LaunchPattern(tuple(range(4 + len(others + mask + added))), ("y", "d", "dgamma", "dbeta")),),
+            replaces=tuple(range(2 + len(others + mask), 4 + len(others + mask + added))),
         )
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
-        for signs, through_relu in (((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK))
+        for mask, through_relu in (((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK))
         for added in ((), ("dy = add(a, b)",))
     ),
 )

@@ -14,8 +14,8 @@ from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
 REDUCTIONS = "dgamma, dbeta = batch_normalize_backward_reduce(x, d, mean, variance)"
 THROUGH_RELU = "d = relu_backward(y, dy)"
-MAKE_MASK = "signs = relu_mask(y)"
-BY_MASK = "d = relu_backward_masked(dy, signs)"
+MAKE_MASK = "mask = relu_mask(y)"
+BY_MASK = "d = relu_backward_masked(dy, mask)"
 BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
 _DATA_GRADIENT = "dy = convolution_backward_data(g, w)"
 _DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), "dy = add(a, b)")
@@ -40,11 +40,11 @@ def _single_launch(*texts: str, writes: str, recomputed: tuple[int, ...] = (), m
 
 
 def _after_residual_sum(
-    products: tuple[str, ...], gradient: Sequence[str], signs: tuple[str, ...], through: str, writes: str
+    products: tuple[str, ...], gradient: Sequence[str], mask: tuple[str, ...], through: str, writes: str
 ) -> Pattern:
     """One launch of convolutions, ReLU's recomputed output after a residual sum, and reductions over the gradient
     through it. Of the convolutions only x is recomputed."""
-    texts = (*products, f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)", *signs)
+    texts = (*products, f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)", *mask)
     recomputed = tuple(number for number, text in enumerate(texts) if text == _CONVOLUTION or text not in products)
     return _single_launch(*texts, *gradient, through, REDUCTIONS, writes=writes, recomputed=recomputed)
 

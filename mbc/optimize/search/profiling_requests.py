@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -35,7 +35,7 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
         return ()
     plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
     # Plans with ReLU bit masks and without are compared by measured time, so both are requested.
-    table = plain.of(with_signs(graph, relus_behind_sums(graph)))
+    table = plain.of(mask_relus(graph, residual_relus(graph)))
     powers = [1 << k for k in range(graph.batch.bit_length())]
     sizes = {
         Policy.UNDIVIDED: [],

@@ -23,7 +23,7 @@ from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import Block, blocks
 from mbc.optimize.search.replace_micro_batches import replace_micro_batches
-from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem, Solution, free_bytes
+from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution, free_bytes
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Launch, Mode, aligned
 
@@ -183,7 +183,7 @@ def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], avail
         if launch.operations:
             there = (start <= i) & (stop > i)
             gap_bytes = np.append(low[there], available_bytes) - np.append(0, high[there])
-            found[_name(launch)] = min(found.get(_name(launch), UNLIMITED_BYTES), int(gap_bytes.max()))
+            found[_name(launch)] = min(found.get(_name(launch), NO_LIMIT_BYTES), int(gap_bytes.max()))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from mbc.ir.graph import Operation
-from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.types import Layout
 from mbc.ops.fused import leading_products, names_of
 from mbc.optimize.candidates.table import CandidateTable
@@ -24,17 +24,17 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
 
     All have to be measured: a profile without bit masks leaves plans unchanged.
     """
-    every = table.of(with_signs(table.graph, relus_behind_sums(table.graph)))
+    every = table.of(mask_relus(table.graph, residual_relus(table.graph)))
     program = every.graph.train
-    signs = [op for op in program if op.kind == "relu_mask"]
-    if not any(map(every.timed, signs)):
+    masks = [op for op in program if op.kind == "relu_mask"]
+    if not any(map(every.timed, masks)):
         return table
     chosen = choose(table, {}, programs=fuse(table))
     makers = {value: op.name for op in program for value in op.outputs}
     gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_masked"}
     plain_launches, masked_launches = _by_name(chosen.train), _by_name(fuse(every).train)
     relus: list[str] = []
-    for op in signs:
+    for op in masks:
         relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
         names = relu, op.name, backward
         before, after = _running(plain_launches, names), _running(masked_launches, names)
@@ -53,7 +53,7 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
         before_us = sum(choice.point.time_us for choice in choices)
         if sum(min(c.time_us for c in every.offered(launch)) for launch in after) < before_us:
             relus.append(relu)
-    return table.of(with_signs(table.graph, relus)) if relus else table
+    return table.of(mask_relus(table.graph, relus)) if relus else table
 
 
 def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft) -> CandidateTable:
@@ -68,12 +68,12 @@ def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft
         for access in launch.accesses:
             if launch.operations and access.mode is Mode.WRITE:
                 rows[draft.buffers[access.buffer].value] += access.rows.count
-    signs = {op.inputs[0] for op in masked.graph.train if op.kind == "relu_mask"}
-    kept = {value for value in signs if rows[value] <= unmasked.whole.count}
-    if kept == signs:
+    masks = {op.inputs[0] for op in masked.graph.train if op.kind == "relu_mask"}
+    kept = {value for value in masks if rows[value] <= unmasked.whole.count}
+    if kept == masks:
         return masked
     relus = [op.name for op in unmasked.graph.train if kept.intersection(op.outputs)]
-    return unmasked.of(with_signs(unmasked.graph, relus)) if relus else unmasked
+    return unmasked.of(mask_relus(unmasked.graph, relus)) if relus else unmasked
 
 
 def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:

@@ -26,7 +26,7 @@ from mbc.optimize.search.fit import fit
 from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
 from mbc.optimize.search.prediction_interval import time_range_us
 from mbc.optimize.search.relu_masks import masks_of_kept, with_relu_masks
-from mbc.optimize.search.solution import UNLIMITED_BYTES, Problem, Solution
+from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution
 from mbc.optimize.selection.select import Choices, check_limit, choose
 from mbc.optimize.selection.workspace_division import divide_workspace
 from mbc.options import Policy
@@ -199,7 +199,7 @@ def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
 
 def _techniques(table: CandidateTable, limits: Limits) -> Techniques:
     """The techniques that may be used where not all values fit."""
-    host_bytes = UNLIMITED_BYTES if limits.host_bytes is None else limits.host_bytes
+    host_bytes = NO_LIMIT_BYTES if limits.host_bytes is None else limits.host_bytes
     # Depth-first execution relies on recomputation in the backward pass.
     recompute = "recompute" not in limits.without
     split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
@@ -208,7 +208,7 @@ def _techniques(table: CandidateTable, limits: Limits) -> Techniques:
 
 def _workspace_limits(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
     """The limit of each operation's workspace by name, however many bytes are free."""
-    most_bytes = UNLIMITED_BYTES
+    most_bytes = NO_LIMIT_BYTES
     if limits.operation_bytes is not None:
         most_bytes = limits.operation_bytes
         check_limit(table, most_bytes)

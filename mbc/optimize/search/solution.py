@@ -22,7 +22,7 @@ from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.selection.select import Choices, choose
 from mbc.plan.model import Copy, Program
 
-UNLIMITED_BYTES = 1 << 62
+NO_LIMIT_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +115,5 @@ def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
         for launch, taken_bytes in zip(program.launches, live, strict=True):
             if launch.operations:
                 name = SEPARATOR.join(launch.operations)
-                found[name] = min(found.get(name, UNLIMITED_BYTES), available_bytes - taken_bytes)
+                found[name] = min(found.get(name, NO_LIMIT_BYTES), available_bytes - taken_bytes)
     return found

@@ -8,7 +8,7 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_training
 from mbc.source import Source
@@ -34,15 +34,15 @@ def graph(**settings: str) -> TrainingGraph:
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
-def test_relus_behind_sums_of_whole_bytes():
-    assert relus_behind_sums(graph()) == ("first", "second")
-    assert relus_behind_sums(graph(channels="12")) == ()
+def test_residual_relus_of_whole_bytes():
+    assert residual_relus(graph()) == ("first", "second")
+    assert residual_relus(graph(channels="12")) == ()
 
 
 @pytest.mark.parametrize("relus", [("first",), ("first", "second")])
 def test_a_step_with_bit_masks_is_the_same_to_the_bit(relus: tuple[str, ...]):
     plain = graph()
-    signed = with_signs(plain, relus)
+    signed = mask_relus(plain, relus)
     verify_training(signed)
     assert sum(op.kind == "relu_backward_masked" for op in signed.train) == len(relus)
     start = draw(plain, np.random.default_rng(1)) | {"control": new_control()}

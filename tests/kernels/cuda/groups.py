@@ -100,7 +100,7 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
     if normalised := re.fullmatch(r"(\D+)([3-6])", name):  # a part of several, of its own size
         channels = shape[1] + 8 * (int(normalised[2]) - 3)
         return w(shape[0], channels, *shape[2:]) if normalised[1] == "x" else m(channels, make=positive)
-    if name == "signs":
+    if name == "mask":
         return Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
     if name in PARTS:
         left = _left(shape)
@@ -128,7 +128,7 @@ def _cases() -> Iterable[Case]:
         pools = _pools(pattern.statements)
         if any({"left", "part"} & {*statement.inputs, *statement.outputs} for statement in pattern.statements):
             shapes = [shape for shape in shapes if shape[1] > 1]
-        if any("signs" in {*statement.inputs, *statement.outputs} for statement in pattern.statements):
+        if any("mask" in {*statement.inputs, *statement.outputs} for statement in pattern.statements):
             shapes = [shape for shape in (*shapes, *SIGNED) if shape[1] % 8 == 0]
         if pools:
             shapes = [shape for shape in shapes if len(shape) == 4]

@@ -78,7 +78,7 @@ def _named(value: Pattern | LaunchPattern | Sizes) -> str:
     return ".".join(value.writes) if isinstance(value, LaunchPattern) else str(value)
 
 
-@pytest.mark.parametrize("blocks", [1, conv1x1.MOST_BLOCKS])
+@pytest.mark.parametrize("blocks", [1, conv1x1.REDUCTION_BLOCKS])
 @pytest.mark.parametrize(
     ("pattern", "part", "sizes"),
     POINT_FORMS,
@@ -93,7 +93,7 @@ def test_equal_to_the_launches_by_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
-    monkeypatch.setattr(conv1x1, "MOST_BLOCKS", blocks)
+    monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
     made = bench.run(fused_remat)
@@ -128,7 +128,7 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
 
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
     """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
-    monkeypatch.setattr(conv1x1, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", 1)
     sizes = (2, 128, (5, 13), 256)
     bench = Bench(library, FORWARD, sizes)
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100

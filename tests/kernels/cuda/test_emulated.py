@@ -89,14 +89,14 @@ def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
 
-@pytest.mark.parametrize("blocks", [1, 3, weight_stationary_conv.MOST_BLOCKS])
+@pytest.mark.parametrize("blocks", [1, 3, weight_stationary_conv.REDUCTION_BLOCKS])
 @pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
 def test_statistics_of_what_a_convolution_makes(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """By one block for its filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
     for module in (weight_stationary_conv, conv1x1):
-        monkeypatch.setattr(module, "MOST_BLOCKS", blocks)
+        monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
 
 
@@ -132,7 +132,7 @@ def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Lib
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tf32_filter_gradient, "MOST_BLOCKS", blocks)
+    monkeypatch.setattr(tf32_filter_gradient, "REDUCTION_BLOCKS", blocks)
     (kernel,) = tf32_filter_gradient.KERNELS
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.TF32)))
     trial = Trial(library, case, Precision.TF32)
@@ -174,7 +174,7 @@ def test_a_block_goes_on_with_the_next_tile_of_a_gemm(
         key=lambda c: fp32_emulated_linear.Gemm.of(c.request(Precision.FP32)).elements,
     )
     gemm = fp32_emulated_linear.Gemm.of(case.request(Precision.FP32))
-    monkeypatch.setattr(fp32_emulated_linear, "MOST_BLOCKS", gemm.tiles * parts)
+    monkeypatch.setattr(fp32_emulated_linear, "REDUCTION_BLOCKS", gemm.tiles * parts)
     assert gemm.parts == parts
     trial = Trial(library, case, Precision.FP32)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)

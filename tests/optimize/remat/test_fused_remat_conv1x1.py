@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1
@@ -154,7 +154,7 @@ class Pairs:
     def __init__(self, profile: Measured, signs: bool = False) -> None:
         known = table(profile)
         if signs:
-            known = known.of(with_signs(graph_of(SOURCE), relus_behind_sums(graph_of(SOURCE))))
+            known = known.of(mask_relus(graph_of(SOURCE), residual_relus(graph_of(SOURCE))))
         self.table = known
         choices = defer_readers(known, choose(known, {}, programs=fuse(known)))
         self.draft = emit_launches(known, choices)

@@ -11,7 +11,7 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.relu_masks import relus_behind_sums, with_signs
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Layout
 from mbc.kernels import PROVIDERS
@@ -174,7 +174,7 @@ def test_within_a_budget_a_small_gain_is_not_looked_for():
 
 def test_both_forms_are_asked_of_a_profile():
     plain = graph()
-    signed = with_signs(plain, relus_behind_sums(plain))
+    signed = mask_relus(plain, residual_relus(plain))
     known = {need.undivided for need in needs(plain, UNCLUSTERED, Policy.UNDIVIDED)}
     kinds = {request.kind for request in known}
     assert kinds >= {

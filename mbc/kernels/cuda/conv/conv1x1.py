@@ -19,7 +19,16 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_last, gemm_us, moved_us, type_code
+from mbc.kernels.cuda.base import (
+    REDUCTION_BLOCKS,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_last,
+    gemm_us,
+    moved_us,
+    type_code,
+)
 from mbc.kernels.cuda.conv.conv_operands import attributes
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import channels_by
@@ -39,7 +48,6 @@ LEAST_STAGES, LEAST_STAGED = 4, 2  # one staged tile is enough where shared memo
 SHARED_BYTES = 227 * 1024  # of a block, from compute capability 9.0 on
 ALIGNED_BYTES = 1008  # spent to begin at a multiple of 1,024
 BARRIERS_BYTES = 384  # at most
-MOST_BLOCKS = 132  # on a large GPU; a constant, so that reductions are the same on all
 TENSOR_SHARE = 0.6  # of the peak, by judgement
 
 
@@ -82,7 +90,7 @@ def _pixels(request: Request) -> int:
 def _blocks(request: Request) -> int:
     """Blocks that share the pixels of one tile of filters."""
     across = math.ceil(_result(request).shape[1] / FILTERS)
-    return max(1, min(MOST_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
+    return max(1, min(REDUCTION_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
 
 
 def arguments(at: Slice) -> Conv1x1Arguments:

@@ -15,9 +15,9 @@ from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, 
 
 MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
 ELEMENTS = 12288  # of the image in shared memory, next to weights or gradients
-FILTER_WORDS = 20480  # the same of a filter pass in fp32
+FILTER_ELEMENTS_FP32 = 20480  # the same of a filter pass in fp32
 # The same where tf32 is enough, so that three blocks fit into Hopper's 228 KiB, each with a pipeline of 54 KiB.
-FILTER_WORDS_OF_THREE = 5376
+FILTER_ELEMENTS_TF32 = 5376
 # As in the source.
 COLUMNS = 64  # of the output, in a tile
 STEPS = 24  # of K = 16: what a block has threads and shared memory for
@@ -39,7 +39,7 @@ class StemConvArguments(ConvolutionSizes):
     products: int
 
 
-def _in_words(request: Request) -> bool:
+def _is_fp32(request: Request) -> bool:
     """Whether an element is a 32-bit word; two elements of 16 bits share one."""
     return ConvOperands.of(request).image.dtype is DType.FP32
 
@@ -47,7 +47,7 @@ def _in_words(request: Request) -> bool:
 def _run(request: Request) -> int:
     """Elements of one row of a window, padded to whole words."""
     run = attributes(request).kernel[1] * ConvOperands.of(request).image.shape[1]
-    return run if _in_words(request) else run + run % 2
+    return run if _is_fp32(request) else run + run % 2
 
 
 def _steps(request: Request) -> int:
@@ -66,16 +66,16 @@ def _line(request: Request) -> int:
     """Elements of one image row under a block in shared memory, at most."""
     a, channels = attributes(request), ConvOperands.of(request).image.shape[1]
     span = (COLUMNS - 1) * a.stride[1] + a.kernel[1]
-    if _in_words(request):
+    if _is_fp32(request):
         return (span + 6) // 4 * 4 * channels
     return (span * channels + 15) // 8 * 8 * (1 + a.stride[1] * channels % 2)
 
 
 def _elements(request: Request) -> tuple[int, ...]:
     """Of the image in shared memory, at most; the preferred limit first."""
-    if not _in_words(request) or request.kind != "convolution_backward_filter":
+    if not _is_fp32(request) or request.kind != "convolution_backward_filter":
         return (ELEMENTS,)
-    return (FILTER_WORDS,) if _products(request) == 3 else (FILTER_WORDS_OF_THREE, FILTER_WORDS)
+    return (FILTER_ELEMENTS_FP32,) if _products(request) == 3 else (FILTER_ELEMENTS_TF32, FILTER_ELEMENTS_FP32)
 
 
 def _filter_shared_bytes(request: Request) -> int:
@@ -147,7 +147,7 @@ def _products(request: Request) -> int:
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     operations = 2 * ConvOperands.of(request).features.elements * _steps(request) * 16 * _products(request)
-    precision = Precision.TF32 if _in_words(request) else request.precision
+    precision = Precision.TF32 if _is_fp32(request) else request.precision
     return gemm_us(request, device, operations, peak_tflops(device, precision), TENSOR_SHARE)
 
 

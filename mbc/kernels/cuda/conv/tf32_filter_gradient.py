@@ -9,14 +9,13 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 # As in the source.
 CHANNELS = 64  # of the image and of the gradient, in a tile
 COLUMNS = 32  # of the output, that a block goes down
 ROWS = 14  # of the output in a strip, at most
-MOST_BLOCKS = 132  # one for each multiprocessor of a large GPU; a constant, so that reductions are the same on all
 TENSOR_SHARE = 0.3  # of the peak, as measured on an H200: mma.sync instead of wgmma, and half of the time around it
 
 
@@ -48,7 +47,7 @@ def _parts(request: Request) -> int:
     conv = ConvOperands.of(request)
     images, filters, height, width = conv.features.shape
     strips = images * math.ceil(height / _rows(request)) * math.ceil(width / COLUMNS)
-    return min(strips, max(1, MOST_BLOCKS // (conv.image.shape[1] // CHANNELS * (filters // CHANNELS))))
+    return min(strips, max(1, REDUCTION_BLOCKS // (conv.image.shape[1] // CHANNELS * (filters // CHANNELS))))
 
 
 def _arguments(at: Slice) -> Tf32FilterArguments:

@@ -14,7 +14,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import channels_by_64, data_pass_is_convolution
@@ -34,7 +34,6 @@ HALOS = 3
 KEPT_PITCH_BYTES = FILTERS * 16 + 16  # of K = 8 of all filters of a block
 BARRIERS_BYTES = 128  # at most
 REDUCING_WARPS = 8  # of a block; each writes a partial state of the statistics
-MOST_BLOCKS = 132  # that reduce statistics, on a large GPU; a constant, so that reductions are the same on all
 TENSOR_SHARE = 0.7  # of the peak, by judgement: one warpgroup multiplies while the other writes
 
 # Channels of a halo, by all channels: next to twice as many weights fewer fit into shared memory.
@@ -99,7 +98,7 @@ def _blocks(request: Request) -> int:
     """Blocks that share the pixels of the same filters."""
     convolution = convolution_of(request)
     across = convolution.outputs[0].shape[1] // FILTERS
-    return max(1, min(MOST_BLOCKS // across, pixels_computed(convolution) // PIXELS))
+    return max(1, min(REDUCTION_BLOCKS // across, pixels_computed(convolution) // PIXELS))
 
 
 def _group_arguments(at: Slice) -> HaloStatisticsArguments:

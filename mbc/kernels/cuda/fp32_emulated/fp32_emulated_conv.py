@@ -12,7 +12,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us, shared_of
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, shared_of
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 # As in the sources.
@@ -22,7 +22,6 @@ STAGE_K = 64  # K of a stage
 SCALE_BYTES = 16  # of a stage of weights, whose elements are two fp16 words each
 LARGEST_BYTES = 2048  # of the largest magnitude that each block finds in an image
 SHARED_BYTES = 201 << 10
-MOST_BLOCKS = 132  # of a large GPU at a time; a constant, so that reductions are the same on all
 LEAST_STAGES = 16  # of a part (split-K)
 MERGE_PIXELS = 185  # K whose MMAs take as long as to write and read a part: 8 bytes at 4 TB/s, 2 flops at 185 T/s
 MOST_PIXELS = 1 << 15  # across or down, with padding: row and column share a word
@@ -128,9 +127,9 @@ def split_k(tiles: int, pixels: int) -> int:
     merge_cost = MERGE_PIXELS / pixels  # of a part, over the time of the MMAs
 
     def takes(parts: int) -> float:
-        return math.ceil(tiles * parts / MOST_BLOCKS) / parts * MOST_BLOCKS / tiles + merge_cost * parts
+        return math.ceil(tiles * parts / REDUCTION_BLOCKS) / parts * REDUCTION_BLOCKS / tiles + merge_cost * parts
 
-    return min(range(1, max(2, min(MOST_BLOCKS, pixels // STAGE_K // LEAST_STAGES) + 1)), key=takes)
+    return min(range(1, max(2, min(REDUCTION_BLOCKS, pixels // STAGE_K // LEAST_STAGES) + 1)), key=takes)
 
 
 def _filter_bytes(request: Request, layout: Layout) -> int:

@@ -9,10 +9,18 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import VECTOR_BYTES, OwnKernel, Slice, Struct, channels_first, gemm_us, shared_of
+from mbc.kernels.cuda.base import (
+    REDUCTION_BLOCKS,
+    VECTOR_BYTES,
+    OwnKernel,
+    Slice,
+    Struct,
+    channels_first,
+    gemm_us,
+    shared_of,
+)
 from mbc.kernels.cuda.conv.direct import linear_sizes
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import (
-    MOST_BLOCKS,
     PRODUCTS,
     SCALE_BYTES,
     SHARED_BYTES,
@@ -86,11 +94,11 @@ class Gemm:
 
         def takes(parts: int) -> float:
             return (
-                math.ceil(self.tiles * parts / MOST_BLOCKS) * math.ceil(self.stages / parts)
+                math.ceil(self.tiles * parts / REDUCTION_BLOCKS) * math.ceil(self.stages / parts)
                 + (parts > 1) * merge_cost * parts
             )
 
-        return min(range(1, min(MOST_BLOCKS, self.stages) + 1), key=takes)
+        return min(range(1, min(REDUCTION_BLOCKS, self.stages) + 1), key=takes)
 
 
 def _takes(request: Request) -> bool:

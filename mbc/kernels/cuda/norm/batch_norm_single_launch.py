@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import (
+    REDUCTION_BLOCKS,
     THREADS,
     VECTOR_BYTES,
     Channels,
@@ -28,7 +29,6 @@ MOST_BYTES = 4 << 20
 MOST_PARTS = (
     8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/norm/batch_norm_single_launch.cuh
 )
-MOST_BLOCKS = 132  # an H200's multiprocessors: one wave
 SECTOR, LINE = 2, 4  # vectors that memory reads together
 MOST_TILE_VECTORS = 16  # vectors of a tile, whose channels have a thread each
 
@@ -58,12 +58,12 @@ def tiling(x: TensorType, operands: int) -> tuple[int, int]:
 
     tile_vectors = min(SECTOR, vectors)
     parts = least_parts(tile_vectors)
-    if tile_vectors == SECTOR and -(-vectors // tile_vectors) * parts > MOST_BLOCKS:
+    if tile_vectors == SECTOR and -(-vectors // tile_vectors) * parts > REDUCTION_BLOCKS:
         tile_vectors = LINE
         parts = least_parts(tile_vectors)
-    while tile_vectors < MOST_TILE_VECTORS and -(-vectors // tile_vectors) > MOST_BLOCKS:
+    while tile_vectors < MOST_TILE_VECTORS and -(-vectors // tile_vectors) > REDUCTION_BLOCKS:
         tile_vectors *= 2
-    while parts > 1 and -(-vectors // tile_vectors) * parts > MOST_BLOCKS:
+    while parts > 1 and -(-vectors // tile_vectors) * parts > REDUCTION_BLOCKS:
         parts //= 2
     return tile_vectors, parts
 
