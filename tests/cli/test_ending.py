@@ -53,13 +53,14 @@ def test_sigterm_leaves_nothing_behind(tmp_path):
     script = (
         "import sys, tempfile, time, mbc.cli, mbc.cli.gpus_command as gpus\n"
         "def wait(_):\n"
-        f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}) as folder:\n"
+        "        open(folder + '/entered', 'w').close()\n"
         "        time.sleep(600)\n"
         "gpus.run = wait\n"
         "sys.exit(mbc.cli.main(['gpus']))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script])
-    while not list(tmp_path.iterdir()):
+    while not list(tmp_path.glob("*/entered")):  # before, the folder is nobody's yet
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()
