@@ -57,7 +57,7 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
 
 
 def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft) -> CandidateTable:
-    """A table of the same step with those bit masks of `signed` whose ReLU's output is computed once in `draft`, which
+    """A table of the same step with those bit masks of `masked` whose ReLU's output is computed once in `draft`, which
     has no masks.
 
     Where the launch of its gradient's reductions recomputes it, that launch has the signs in registers, and a mask
