@@ -190,7 +190,7 @@ def build(plan: Path, folder: Path) -> str:
     from mbc.codegen.toolchain import find_toolchain
 
     try:
-        package = write_package(unpack(plan), folder, find_toolchain(), overwrite=True)
+        package = write_package((unpack(plan),), folder, find_toolchain(), overwrite=True)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if package.library else "not built: " + ", ".join(m.name for m in package.missing)

@@ -100,7 +100,7 @@ def figures(card: Card, plan: Plan) -> dict[str, Any]:
     return {
         "batch": plan.graph.batch,
         "predicted_ms": p.train_us / 1e3,
-        "images_s": plan.graph.batch * 1e6 / p.train_us,
+        "images_s": plan.graph.global_batch * 1e6 / p.train_us,
         "counted_gb": card.counted_bytes(plan) / GB,
         "arena_bytes": p.arena_bytes,
         "host_gb": p.host_bytes / GB,

@@ -149,7 +149,7 @@ def build(job: Job, folder: Path) -> Built:
     try:
         plan = job.plan()
         planned = time.perf_counter()
-        package = write_package(plan, folder, find_toolchain(), overwrite=True)
+        package = write_package((plan,), folder, find_toolchain(), overwrite=True)
         done = time.perf_counter()
     except Exception as error:
         return Built(job, None, f"{type(error).__name__}: {error}")

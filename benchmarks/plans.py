@@ -74,7 +74,7 @@ def build_plan(path: Path) -> str:
 
     try:
         plan = load_plan(path.read_text(encoding="utf-8"), path.name)
-        package = write_package(plan, path.with_suffix(""), find_toolchain(), overwrite=True)
+        package = write_package((plan,), path.with_suffix(""), find_toolchain(), overwrite=True)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if package.library else "not built: " + ", ".join(m.name for m in package.missing)

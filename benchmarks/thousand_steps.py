@@ -168,7 +168,7 @@ def built(plan: Plan, folder: Path) -> Path:
     from mbc.codegen.build import write_package
     from mbc.codegen.toolchain import find_toolchain
 
-    package = write_package(plan, folder, find_toolchain(), overwrite=True)
+    package = write_package((plan,), folder, find_toolchain(), overwrite=True)
     if package.library is None:
         raise RuntimeError("not built: " + ", ".join(m.name for m in package.missing))
     return folder

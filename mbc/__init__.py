@@ -11,6 +11,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `aliases`: names in data that were renamed since
 * `collection`: planning without searches for cyclic garbage
 * `provenance`: digests of the code that a result vouches for
+* `ranks`: processes of one training, one a GPU
 * `ir`: graphs of operations, and the passes over them
 * `ops`: what each operation means, its shapes and its gradient; the layers of the language
 * `frontend`: source text as a network

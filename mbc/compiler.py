@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pprint import pformat
 
@@ -10,33 +11,44 @@ from mbc.codegen.build import Package, check_output, write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.collection import uncollected
 from mbc.constraints import Constraints, constraints_of
-from mbc.frontend.lower import lower
+from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import find_device
-from mbc.ir.graph import TrainingGraph
+from mbc.ir.graph import Ranks, TrainingGraph
+from mbc.ir.ranks import share_rows
 from mbc.ir.text import network_text, training_text
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
+from mbc.kernels.nccl import ctas_of
 from mbc.measuring import can_measure, measure_missing, measure_requests
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.schedule.gradient_buckets import buckets_of
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
+from mbc.plan.verify_ranks import verify_ranks
 from mbc.profile.locate import find_profile
 from mbc.profile.measured_workspace import measured_workspace
-from mbc.profile.model import calibrated
+from mbc.profile.model import calibrated, for_ranks
 from mbc.source import Source
 from mbc.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    plan: Plan
+    """`plans`: one for all GPUs that train equally many rows of a mini-batch, in the order of the first of them."""
+
+    plans: tuple[Plan, ...]
     package: Package
+
+    @property
+    def plan(self) -> Plan:
+        """Of the first GPU, or of the only one."""
+        return self.plans[0]
 
 
 @uncollected()
@@ -50,41 +62,82 @@ def compile_source(
     """The package of one network, in the folder `output` (None: here, named as the network); `overwrite`: in the place
     of a package that is there. Raises MbcError for anything a user can mend."""
     stages = stages or Stages(options.dump_stages)
-    graph, device, constraints = _read(source, options, stages)
-    folder = Path(graph.name) if output is None else output
+    tasks = _read(source, options, stages)
+    folder = Path(tasks[0].graph.name) if output is None else output
     stages.run("check output", lambda: check_output(folder, overwrite))
-    plan = _plan(graph, device, constraints, options, stages)
-    package = stages.run("build package", lambda: write_package(plan, folder, find_toolchain(), overwrite))
-    return Compilation(plan, package)
+    plans = _plans(tasks, options, stages)
+    package = stages.run("build package", lambda: write_package(plans, folder, find_toolchain(), overwrite))
+    return Compilation(plans, package)
+
+
+def compile_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
+    """The plan alone, of the training step and the inference pass of one network; that of the first GPU where several
+    share the mini-batch. Raises as `compile_source`."""
+    return compile_plans(source, options, stages)[0]
 
 
 @uncollected()
-def compile_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
-    """The plan alone, of the training step and the inference pass of one network. Raises as `compile_source`."""
+def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
+    """As `Compilation.plans`, without a package."""
     stages = stages or Stages(options.dump_stages)
-    return _plan(*_read(source, options, stages), options, stages)
+    return _plans(_read(source, options, stages), options, stages)
 
 
-def _read(source: Source, options: Options, stages: Stages) -> tuple[TrainingGraph, DeviceSpec, Constraints]:
-    # What the source says, with the user's settings put in.
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What there is to plan, for all GPUs that train equally many rows."""
+
+    graph: TrainingGraph
+    device: DeviceSpec
+    constraints: Constraints
+
+
+def _read(source: Source, options: Options, stages: Stages) -> tuple[_Task, ...]:
+    # What the source says, with the user's settings put in, and what it is compiled for.
     program = stages.run("parse", lambda: parse(source), lambda tree: pformat(tree, width=120))
     lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
-    network = lowered.network
-    stages.run("verify network", lambda: verify_network(network), lambda _: network_text(network))
-
-    # What it is compiled for.
+    stages.run("verify network", lambda: verify_network(lowered.network), lambda _: network_text(lowered.network))
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
+    if options.gpus == 1:
+        return (_task(lowered, device, options, stages, None),)
+
+    # Each GPU has a network of its own rows.
+    tasks: list[_Task] = []
+    for ranks in share_rows(lowered.network.batch, options.gpus):
+        rows = ("batch", str(ranks.rows[ranks.members[0]]))
+        own = stages.run("lower", lambda rows=rows: lower(program, (*options.settings, rows), options.network))
+        tasks.append(_task(own, device, options, stages, ranks))
+    return tuple(tasks)
+
+
+def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages, ranks: Ranks | None) -> _Task:
     constraints = stages.run("constrain", lambda: constraints_of(lowered, device, options))
 
     # One whole step: forward, backward and update; and inference.
     graph = stages.run(
-        "differentiate", lambda: differentiate(network, lowered.optimizer, lowered.precision), training_text
+        "differentiate",
+        lambda: differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks),
+        training_text,
     )
     stages.run("verify training graph", lambda: verify_training(graph))
-    return graph, device, constraints
+    return _Task(graph, device, constraints)
 
 
-def _plan(graph: TrainingGraph, device: DeviceSpec, constraints: Constraints, options: Options, stages: Stages) -> Plan:
+def _plans(tasks: Sequence[_Task], options: Options, stages: Stages) -> tuple[Plan, ...]:
+    first, *others = tasks
+    plans = [_plan(first, options, stages)]
+    if first.graph.ranks is not None:
+        # All ranks run the same collectives in the same order.
+        buckets, ctas = buckets_of(plans[0].train), ctas_of(plans[0].train) or 0
+        for task in others:
+            rules = replace(task.constraints.rules, buckets=buckets, ctas=ctas)
+            plans.append(_plan(replace(task, constraints=replace(task.constraints, rules=rules)), options, stages))
+        stages.run("verify ranks", lambda: verify_ranks(plans))
+    return tuple(plans)
+
+
+def _plan(task: _Task, options: Options, stages: Stages) -> Plan:
+    graph, device, constraints = task.graph, task.device, task.constraints
     providers, rules = constraints.providers, constraints.rules
     limits, budget_bytes = constraints.limits, constraints.budget_bytes
 
@@ -96,7 +149,10 @@ def _plan(graph: TrainingGraph, device: DeviceSpec, constraints: Constraints, op
 
     def tabulate() -> CandidateTable:
         profile = find_profile(device, options.profile, options.stale_profile)
-        return CandidateTable(graph, calibrated(device, profile), providers, profile, rules)
+        here = calibrated(device, profile)
+        if graph.ranks is not None:
+            here = for_ranks(here, profile, graph.ranks.size)
+        return CandidateTable(graph, here, providers, profile, rules)
 
     # What could run each operation on this GPU, and how fast.
     if stages.run("bound", worth_measuring):

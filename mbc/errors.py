@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from mbc.source import Span
 
+OTHER_RANK_FAILED = 3  # the exit code of RankFailed
+
 
 @dataclass
 class MbcError(Exception):
@@ -35,3 +37,8 @@ class BudgetError(MbcError):
 
     needed_bytes: int = 0
     floor_bytes: int = 0
+
+
+@dataclass
+class RankFailed(MbcError):
+    """Another process of the same training failed: its own message says more than this one."""

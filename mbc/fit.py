@@ -48,7 +48,7 @@ def figures(plan: Plan) -> Figures:
     """The figures of a plan."""
     p = plan.predictions
     return Figures(
-        plan.graph.batch,
+        plan.graph.global_batch,
         plan.budget_bytes,
         p.arena_bytes + p.overhead_bytes,
         p.arena_bytes,

@@ -28,13 +28,15 @@ UNLIMITED_BYTES = 1 << 60  # a memory budget of so much asks for a plan without 
 ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
 TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
+SEVERAL_GPUS = ("torch", "torch.compile")  # of them, likewise
 MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`settings` are `--set NAME=VALUE` in order; they override the network's parameters and its sections.
+    """`gpus`: how many share the mini-batch of the source, each with a part of its rows. `settings` are `--set
+    NAME=VALUE` in order; they override the network's parameters and its sections.
 
     The workspace of one operation is bounded by `workspace_limit_bytes` and by the bytes of the budget that are free
     when it runs; with `workspace_total_bytes` so many bytes are divided among all operations of the step instead.
@@ -46,6 +48,7 @@ class Options:
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
     settings: tuple[tuple[str, str], ...] = ()
+    gpus: int = 1
     network: str | None = None  # which network of a source that has several
     policy: Policy = Policy.POWER_OF_TWO
     workspace_limit_bytes: int | None = None

@@ -32,6 +32,7 @@ SUITES = {
     "optimize": "search: plans fit, give the same bits, and are no faster than their bounds",
     "plan": "the plan verifier refuses mutants; plan files; memory",
     "profile": "profiles: read, interpolated, scaled, compared",
+    "ranks": "several processes: start, meeting, agreement, failure, sums by MPI",
     "report": "tables and reports of plans",
     "runtime": "the module: training on the CPU, checkpoints, hostile files",
     "train": "the training loop and its data",

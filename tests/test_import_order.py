@@ -26,6 +26,7 @@ ORDER = (
     "mbc.aliases",  # old names in data
     "mbc.collection",  # of garbage
     "mbc.provenance",  # digests of the code
+    "mbc.ranks",  # processes of one training
     # Meaning.
     "mbc.ir",  # graphs and types, which operations are written in
     "mbc.ops",  # meaning, shapes and gradients of operations

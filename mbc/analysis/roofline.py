@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveKind
 from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.ops import KINDS
+from mbc.plan.collectives import Bucket, Sharing, sharing_of
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Rows, Space
 from mbc.plan.summary import OperationSummary, grouped, summarise
+
+_VERY_LARGE = 1 << 30  # bytes of a collective whose latency is nothing
 
 
 class Bound(StrEnum):
@@ -30,6 +34,7 @@ class Bound(StrEnum):
 
     MEMORY = "memory"
     ARITHMETIC = "arithmetic"
+    LINK = "link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class Limit:
     """One operation, fused group, conversion or copy (`summary`) against its limit.
 
     `moved_bytes`: of the arena, each operand once. `memory_us`, `arithmetic_us`: those, and `flops`, at the ceilings.
+    `link_us`: of a collective, what its bytes take between GPUs as part of a very large one.
     """
 
     summary: OperationSummary
@@ -65,13 +71,16 @@ class Limit:
     flops: int
     memory_us: float
     arithmetic_us: float
+    link_us: float = 0.0
 
     @property
     def limit_us(self) -> float:
-        return max(self.memory_us, self.arithmetic_us)
+        return max(self.memory_us, self.arithmetic_us, self.link_us)
 
     @property
     def bound(self) -> Bound:
+        if self.link_us == self.limit_us > 0:
+            return Bound.LINK
         return Bound.ARITHMETIC if self.arithmetic_us > self.memory_us else Bound.MEMORY
 
     @property
@@ -100,6 +109,8 @@ def limits(plan: Plan, program: Program, ceilings: Ceilings) -> tuple[Limit, ...
     """One an operation, in the order of `summarise`."""
     operations = {op.name: op for op in (*plan.graph.train, *plan.graph.infer)}
     groups = grouped(plan, program)
+    sharing = sharing_of(plan)
+    link_us = {} if sharing is None else {b.launch: _link_us(plan, sharing, b) for b in sharing.buckets}
     found: list[Limit] = []
     for summary in summarise(plan, program):
         group = groups[summary.name]
@@ -109,9 +120,17 @@ def limits(plan: Plan, program: Program, ceilings: Ceilings) -> tuple[Limit, ...
         launches = [program.launches[i] for i in group]
         flops = sum(flops_of(launch, member, plan.graph, plan.buffers) for launch in launches for member in members)
         found.append(
-            Limit(summary, moved_bytes, flops, moved_bytes / ceilings.bytes_per_us, flops / ceilings.flops_per_us)
-        )
+            Limit(
+                summary, moved_bytes, flops, moved_bytes / ceilings.bytes_per_us, flops / ceilings.flops_per_us,
+                link_us.get(group[0], 0.0) if program is plan.train else 0.0,
+            )
+        )  # fmt: skip
     return tuple(found)
+
+
+def _link_us(plan: Plan, sharing: Sharing, bucket: Bucket) -> float:
+    model, ranks = device_of(plan).collectives, len(sharing.rows)
+    return model.time_us(CollectiveKind.ALL_REDUCE, _VERY_LARGE, ranks, sharing.ctas) * bucket.size_bytes / _VERY_LARGE
 
 
 def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Sequence[Operation]) -> int:

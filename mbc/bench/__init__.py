@@ -4,9 +4,11 @@
 * `race`: runs the contenders, each in a process of its own and alone on the GPU, and compares them
 * `contender`: the process of one contender
 * `recipe`: a network as other frameworks run it
+* `ranks`: a contender on several GPUs, a process for each
 * `timing`: how long a step takes
 * `mbc_contender`: a package of mbc
 * `torch_contender`: PyTorch: eager, as a CUDA graph, or compiled
+* `torch_ranks`: PyTorch's DDP
 * `torch_functions`: operations as functions of PyTorch
 * `torch_network`: a network as a PyTorch module
 * `jax_contender`: JAX: one jitted step with donated state

@@ -1,4 +1,5 @@
-"""The process of one contender: a job and the contender come in by stdin, the result goes out by stdout."""
+"""The process of one contender: a job and the contender come in by stdin, the result goes out by stdout. A process that
+mpiexec starts is given files in their place, and one for what it says."""
 
 from __future__ import annotations
 
@@ -27,11 +28,28 @@ def run(job: Job, contender: Contender) -> Result:
 
 
 def main() -> None:
+    for stream, place in enumerate(sys.argv[1:]):
+        os.dup2(os.open(place, (os.O_WRONLY | os.O_CREAT) if stream else os.O_RDONLY), stream)
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not come between
     job, contender = pickle.load(sys.stdin.buffer)
-    pickle.dump(run(job, contender), answer)
-    answer.close()
+    if job.share.alone:
+        pickle.dump(run(job, contender), answer)
+        answer.close()
+        return
+    # One of several ranks of PyTorch, and one that failed, ends at once: to take communicators down needs the others,
+    # who may have failed. mbc's tells them when it ends.
+    status = 1
+    try:
+        pickle.dump(run(job, contender), answer)
+        answer.close()
+        status = 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stderr.flush()
+        if status or contender.peer != MBC:
+            os._exit(status)
 
 
 if __name__ == "__main__":

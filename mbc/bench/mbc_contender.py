@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ import numpy as np
 
 import mbc
 from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
-from mbc.bench.timing import time_steps
+from mbc.bench.timing import Timing, host_between_ms, host_mark, time_each_step, time_steps
 from mbc.ir.types import Precision
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.module import Module
 
 
 def run(job: Job, _: Contender) -> Result:
+    """One of several ranks opens the package that all share, finds its rank in its environment, and steps with its own
+    rows; the loss of a step is that of the global mini-batch."""
     graph = job.graph()
     batches = [job.inputs(number) for number in range(job.losses)]
     began = time.perf_counter()
-    with Module(Path(job.package), seed=job.seed, device=job.device, shadow=False) as net:
+    package = job.alone_package if job.share.alone and job.share.ranks > 1 else job.package
+    with Module(Path(package), seed=job.seed, device=job.device, shadow=False) as net:
         if graph.precision is Precision.FP16:
             start_scale(net)
         losses = [float(net.step(**batches[0], lr=job.learning_rate))]
@@ -37,7 +41,7 @@ def run(job: Job, _: Contender) -> Result:
         def step() -> None:
             last[0] = net.step(*arrays, lr=job.learning_rate)
 
-        timing = time_steps(step, lambda: float(last[0]), job.blocks, job.block_s)
+        timing = _timed(job, step, lambda: float(last[0]))
         memory = net.memory
         return Result(
             tuple(losses),
@@ -49,6 +53,26 @@ def run(job: Job, _: Contender) -> Result:
             memory.arena_taken + memory.prefetch_taken + (memory.overhead_taken or 0),
             f"mbc {mbc.__version__}",
         )
+
+
+def _timed(job: Job, step: Callable[[], None], wait: Callable[[], float]) -> Timing:
+    if job.share.ranks == 1:
+        return time_steps(step, wait, job.blocks, job.block_s)
+    if job.device != "cuda":
+        return time_each_step(step, host_mark, host_between_ms, job.timed_steps)
+    driver: Any = importlib.import_module("pycuda.driver")
+
+    def event() -> Any:  # the default stream is ordered with the module's
+        made = driver.Event()
+        made.record()
+        return made
+
+    def between_ms(before: Any, after: Any) -> float:
+        wait()  # by the module, which notices a rank that failed
+        after.synchronize()
+        return before.time_till(after)
+
+    return time_each_step(step, event, between_ms, job.timed_steps)
 
 
 def start_scale(net: Module) -> None:

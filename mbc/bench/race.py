@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.bench.job import MBC, Contender, Job, Result, contenders
+from mbc.bench.job import MBC, Contender, Job, Result, contenders, ddp_contenders
+from mbc.bench.ranks import LOG_LINES, run_alone, run_ranks
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.options import MODES
@@ -28,34 +29,46 @@ TOLERANCES = {
     Precision.FP16: 1e-2,
 }
 INTERRUPTED = "interrupted while it ran"
-_LOG_LINES = 6  # of a contender that died
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A contender and its result. `apart`: the largest relative distance of a loss from mbc's; None where it has none.
-    `same`: whether that is within the tolerance."""
+    `same`: whether that is within the tolerance. `alone`, of a race on several GPUs: the part of one GPU by itself."""
 
     contender: Contender
     result: Result
     apart: float | None = None
     same: bool = True
+    alone: Result | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
     """`ours` is mbc's two turns as one: the mean of their times. `drift`: of the second turn from the first,
-    relatively; None where there was no second."""
+    relatively; None where there was no second. `gpus` share each mini-batch; where they are several, of `batch`
+    rows, and `ours_alone` is mbc's part of one GPU by itself."""
 
     ours: Result
     drift: float | None
     tolerance: float
     entries: tuple[Entry, ...]
+    gpus: int = 1
+    ours_alone: Result | None = None
+    batch: int = 0
 
     def best(self, peer: str) -> Entry | None:
         """The fastest of a peer's settings that computed the same; None where none did."""
         ran = [e for e in self.entries if e.contender.peer == peer and not e.result.problem and e.same]
         return min(ran, key=lambda entry: entry.result.step_ms, default=None)
+
+    def efficiency(self, entry: Entry | None = None) -> float | None:
+        """How much of a GPU's speed is left where all share a mini-batch: its time alone over theirs; of mbc, where
+        there is no `entry`. None where either is not known."""
+        result, alone = (self.ours, self.ours_alone) if entry is None else (entry.result, entry.alone)
+        if alone is None or alone.problem or result.problem:
+            return None
+        return alone.step_ms / result.step_ms
 
     @property
     def fair(self) -> bool:
@@ -70,32 +83,64 @@ def race(
     timeout_s: float,
     say: Callable[[str], None] = lambda _: None,
     modes: Sequence[str] = MODES,
+    gpus: int = 1,
 ) -> Race:
     """Every setting of every peer in turn, of torch.compile those in `modes`. Ctrl-C ends the race with what was timed.
-    Raises MBC220 where mbc itself fails."""
+    On several GPUs each runs on one of them, too, with the rows that it has of all. Raises MBC220 where mbc itself
+    fails."""
+    on_gpu = job.device == "cuda"
+    lanes = _Lanes(job, gpus, timeout_s, {})
+    batch = job.graph().batch if gpus > 1 else 0
     say(MBC)
-    ours = run_apart(job, Contender(MBC), timeout_s)
+    ours = lanes.run(Contender(MBC))
     if ours.problem:
         raise MbcError("MBC220", f"mbc's own step cannot be timed: {ours.problem}", "see mbc doctor")
+    ours_alone = lanes.alone(Contender(MBC))
     entries: list[Entry] = []
     again = ours
     try:
         for peer in peers:
-            for contender in contenders(peer, precision, job.device == "cuda", modes):
+            for contender in (contenders if gpus == 1 else ddp_contenders)(peer, precision, on_gpu, modes):
                 say(contender.name)
                 entries.append(Entry(contender, Result(problem=INTERRUPTED)))
-                found = run_apart(job, contender, timeout_s)
+                found = lanes.run(contender)
                 entries[-1] = compared(contender, found, ours, TOLERANCES[precision])
+                if not found.problem:
+                    entries[-1] = replace(entries[-1], alone=lanes.alone(contender))
                 if "not installed" in found.problem:
                     break
         say(f"{MBC} again")
-        again = run_apart(job, Contender(MBC), timeout_s)
+        again = lanes.run(Contender(MBC))
     except KeyboardInterrupt:
         pass  # what has been timed is worth keeping
     if again.problem or again is ours:  # what the others took is worth keeping all the same
-        return Race(ours, None, TOLERANCES[precision], tuple(entries))
+        return Race(ours, None, TOLERANCES[precision], tuple(entries), gpus, ours_alone, batch)
     both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
-    return Race(both, again.step_ms / ours.step_ms - 1, TOLERANCES[precision], tuple(entries))
+    drift = again.step_ms / ours.step_ms - 1
+    return Race(both, drift, TOLERANCES[precision], tuple(entries), gpus, ours_alone, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """How contenders are run: on `gpus`, and on one. `known`: what ran alone, whatever its buckets."""
+
+    job: Job
+    gpus: int
+    timeout_s: float
+    known: dict[Contender, Result]
+
+    def run(self, contender: Contender) -> Result:
+        if self.gpus == 1:
+            return run_apart(self.job, contender, self.timeout_s)
+        return run_ranks(self.job, contender, self.gpus, self.timeout_s)
+
+    def alone(self, contender: Contender) -> Result | None:
+        if self.gpus == 1:
+            return None
+        same = replace(contender, variant="", bucket_mb=0)
+        if same not in self.known:
+            self.known[same] = run_alone(self.job, contender, self.gpus, self.timeout_s)
+        return self.known[same]
 
 
 def compared(contender: Contender, found: Result, ours: Result, tolerance: float) -> Entry:
@@ -128,4 +173,4 @@ def run_apart(job: Job, contender: Contender, timeout_s: float) -> Result:
     if done.returncode == 0:
         return pickle.loads(done.stdout)
     log = done.stderr.decode(errors="replace").strip().splitlines()
-    return Result(problem=f"died with {done.returncode}: " + " | ".join(log[-_LOG_LINES:]))
+    return Result(problem=f"died with {done.returncode}: " + " | ".join(log[-LOG_LINES:]))

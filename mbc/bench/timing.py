@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 _WARM_STEPS = 3
 _WARM_S = 0.5  # clocks settle
 _MOST_STEPS = 1000  # of a block
+_RANK_WARM_STEPS = 20  # a number, not a time: all ranks make the same steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,28 @@ def time_steps(step: Callable[[], object], wait: Callable[[], object], blocks: i
         times_ms.append((time.perf_counter() - began) * 1e3 / count)
     low, middle, high = statistics.quantiles(times_ms, n=4)
     return Timing(middle, high - low, blocks * count)
+
+
+def time_each_step(
+    step: Callable[[], object], mark: Callable[[], Any], between_ms: Callable[[Any, Any], float], steps: int
+) -> Timing:
+    """`steps` (at least 2) steps one by one, by what `mark` leaves between them: CUDA events on a GPU, the host's clock
+    where steps are waited for. `between_ms` waits for the later mark. All ranks make as many, whatever they take."""
+    for _ in range(_RANK_WARM_STEPS):
+        step()
+    marks = [mark()]
+    for _ in range(steps):
+        step()
+        marks.append(mark())
+    between_ms(marks[0], marks[-1])
+    times_ms = [between_ms(before, after) for before, after in itertools.pairwise(marks)]
+    low, middle, high = statistics.quantiles(times_ms, n=4)
+    return Timing(middle, high - low, steps)
+
+
+def host_mark() -> float:
+    return time.perf_counter()
+
+
+def host_between_ms(before: float, after: float) -> float:
+    return (after - before) * 1e3

@@ -13,20 +13,28 @@ from typing import Any
 
 from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.recipe import dropout_masks
-from mbc.bench.timing import time_steps
+from mbc.bench.timing import Timing, host_between_ms, host_mark, time_each_step, time_steps
 from mbc.bench.torch_functions import torch
 from mbc.bench.torch_network import TorchNetwork
+from mbc.bench.torch_ranks import mean_of_ranks, parallel, process_group, ranks_agree
 from mbc.ir.types import Precision
 from mbc.runtime.initial import initial
+from mbc.runtime.membership import seed_of
 
 _HALF = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-_CAPTURE_WARM_STEPS = 3  # on another stream before a capture, as PyTorch's manual has it
+# On another stream before a capture, as PyTorch's manual has it: DDP takes times of its own in the first ten steps.
+_CAPTURE_WARM_STEPS, _DDP_WARM_STEPS = 3, 11
 
 
 def run(job: Job, contender: Contender) -> Result:
     on_gpu = job.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         return Result(problem="this PyTorch has no CUDA")
+    with process_group(job.share, on_gpu), _stream(contender, on_gpu):
+        return _raced(job, contender, on_gpu)
+
+
+def _raced(job: Job, contender: Contender, on_gpu: bool) -> Result:
     batches = [job.inputs(number) for number in range(job.losses)]
     began = time.perf_counter()
     trainer = Trainer(job, contender)
@@ -34,11 +42,11 @@ def run(job: Job, contender: Contender) -> Result:
     masks = [trainer.masks(number + 1) for number in range(len(batches))]
     # With masks that come from outside a compiled step would be compiled for them only.
     drawn = any(masks)
-    forward = trainer.module if drawn else trainer.forward
+    forward = trainer.plain if drawn else trainer.forward
     losses: list[float] = []
     first_step_s = 0.0
     for batch, mask in zip(placed, masks, strict=True):
-        losses.append(float(trainer.step(batch, mask or None, forward)))
+        losses.append(mean_of_ranks(trainer.step(batch, mask or None, forward), job.share))
         first_step_s = first_step_s or time.perf_counter() - began
     if drawn and contender.mode:
         began_compiled = time.perf_counter()
@@ -50,8 +58,9 @@ def run(job: Job, contender: Contender) -> Result:
     step: Callable[[], Any] = lambda: trainer.step(placed[0], None, trainer.forward)  # noqa: E731
     if contender.graph:
         step = trainer.captured(placed[0])
-    synchronize = torch.cuda.synchronize if on_gpu else _nothing
-    timing = time_steps(step, synchronize, job.blocks, job.block_s)
+    timing = _timed(job, step, on_gpu)
+    if not ranks_agree(trainer.module, job.share):
+        return Result(problem="the parameters of the ranks came apart: gradients were not summed over them")
     free_bytes, total_bytes = torch.cuda.mem_get_info() if on_gpu else (0, 0)
     return Result(
         tuple(losses),
@@ -64,6 +73,31 @@ def run(job: Job, contender: Contender) -> Result:
         f"PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}",
         _unchecked(contender, drawn),
     )
+
+
+def _stream(contender: Contender, on_gpu: bool) -> AbstractContextManager[Any]:
+    """DDP accumulates gradients on the stream on which it was made: a captured step is made, warmed up, captured and
+    replayed on one stream, which is not the default one."""
+    return torch.cuda.stream(torch.cuda.Stream()) if contender.graph and on_gpu else nullcontext()
+
+
+def _timed(job: Job, step: Callable[[], Any], on_gpu: bool) -> Timing:
+    if job.share.ranks == 1:
+        return time_steps(step, torch.cuda.synchronize if on_gpu else _nothing, job.blocks, job.block_s)
+    if on_gpu:
+        return time_each_step(step, _event, _between_ms, job.timed_steps)
+    return time_each_step(step, host_mark, host_between_ms, job.timed_steps)
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between_ms(before: Any, after: Any) -> float:
+    after.synchronize()
+    return before.elapsed_time(after)
 
 
 def _nothing() -> None:
@@ -82,6 +116,7 @@ class Trainer:
     def __init__(self, job: Job, contender: Contender) -> None:
         lowered = job.lowered()
         self.network, self._seed, self._device = lowered.network, job.seed, job.device
+        self._share = job.share
         on_gpu = job.device == "cuda"
         tf32 = lowered.precision is not Precision.FP32
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
@@ -100,11 +135,13 @@ class Trainer:
         self._cast = getattr(torch, half) if half else None
         scaled = lowered.precision is Precision.FP16
         self._scaler = torch.amp.GradScaler(job.device, LOSS_SCALE, enabled=scaled)
-        self.forward = torch.compile(self.module, mode=contender.mode) if contender.mode else self.module
+        self.plain, self.forward = parallel(self.module, contender, job.share, on_gpu)
 
     def masks(self, step: int) -> Mapping[str, Any]:
-        found = dropout_masks(self.network, self._seed, step)
-        return {name: torch.tensor(mask, device=self._device) for name, mask in found.items()}
+        share = self._share  # each rank of mbc draws for its own rows, counted from 0, by a seed of its own
+        found = dropout_masks(self.network, self._seed if share.alone else seed_of(self._seed, share.rank), step)
+        rows = {name: mask[: len(mask) // share.ranks] for name, mask in found.items()}
+        return {name: torch.tensor(mask, device=self._device) for name, mask in rows.items()}
 
     def step(self, inputs: Sequence[Any], masks: Mapping[str, Any] | None, forward: Any) -> Any:
         """Forward, backward, update; the loss, which nobody has waited for."""
@@ -117,16 +154,13 @@ class Trainer:
         return loss.detach()
 
     def captured(self, inputs: Sequence[Any]) -> Callable[[], Any]:
-        """The whole step as one CUDA graph, which is replayed."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_CAPTURE_WARM_STEPS):
-                self.step(inputs, None, self.forward)
-        torch.cuda.current_stream().wait_stream(aside)
+        """The whole step as one CUDA graph, which is replayed; with DDP, its all-reduces included."""
+        for _ in range(_CAPTURE_WARM_STEPS if self._share.alone else _DDP_WARM_STEPS):
+            self.step(inputs, None, self.forward)
         graph = torch.cuda.CUDAGraph()
         self._optimizer.zero_grad(set_to_none=True)  # so that gradients come to lie in the graph's own memory
-        with torch.cuda.graph(graph):
+        # NCCL's watchdog may ask for events in its own thread meanwhile.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
             self.step(inputs, None, self.forward)
         return graph.replay
 

@@ -1,10 +1,11 @@
 """The command `mbc`.
 
-Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 70 a bug in mbc, 130 Ctrl-C,
-143 SIGTERM.
+Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 3 another rank of the training
+failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 
 * `arguments`: arguments, help and examples of every command
 * `places`: what a user names: a source, a plan or a package
+* `ranks`: `mbc train` in several processes
 * `terminal`: progress on stderr
 * `bug`: what is said of an unforeseen exception
 * `compile_command`: `mbc compile`
@@ -33,7 +34,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from mbc.errors import MbcError
+from mbc.errors import OTHER_RANK_FAILED, MbcError, RankFailed
 
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 128 + signal.SIGINT
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(words)
     except MbcError as error:
         print(error, file=sys.stderr)
-        return 1
+        return OTHER_RANK_FAILED if isinstance(error, RankFailed) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -67,6 +68,7 @@ def _run(words: Sequence[str]) -> int:
     from mbc.cli.arguments import parse  # here, where Ctrl-C is one line
 
     arguments = parse(words)
+    arguments.words = tuple(words)  # for commands that start themselves in other processes
     code = arguments.run(arguments)
     sys.stdout.flush()
     return code

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,16 @@ from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, plan_source, read_source
 from mbc.cli.terminal import busy, notes, output_width
 from mbc.errors import MbcError
-from mbc.hardware.target import current_gpu
+from mbc.hardware.target import current_gpu, local_gpus
 from mbc.ir.types import Precision
-from mbc.options import Options
+from mbc.options import SEVERAL_GPUS, Options
 from mbc.provenance import digests
 
 if TYPE_CHECKING:
     from mbc.bench.job import Job
     from mbc.bench.race import Race
     from mbc.optimize.bounds.measured_floor import Floor
+    from mbc.source import Source
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,14 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
         if output.exists() and output.samefile(source.name):
             raise MbcError("MBC222", f"cannot write '{output}': it is the source", "choose another -o")
         _check_writable(output)
+    arguments.against = _peers_of(arguments.against, arguments.shared_by)
     _check_peers(arguments.against)
     _check_device(arguments.device)
+    _check_gpus(arguments.device, arguments.shared_by)
     asked = measuring_options(arguments)
+    one = None if asked.gpus == 1 else _of_one(source, asked)
     planned = plan_source(source, asked)
     on_gpu = _on_gpu(arguments.device, planned)
     with tempfile.TemporaryDirectory(prefix="mbc-bench-") as folder:
+        alone = "" if one is None else str(_package(plan_source(source, one), Path(folder) / "one", on_gpu))
         began_s = time.monotonic()
-        package = _package(planned, Path(folder), on_gpu)
+        package = _package(planned, Path(folder) / "all", on_gpu)
         job = Job(
             source,
             asked.settings,
@@ -57,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.seed,
             blocks=arguments.blocks,
             block_s=arguments.block,
+            alone_package=alone,
         )
         found = _race(job, arguments, planned)
     floor = _floor(planned, asked) if on_gpu else None
@@ -88,7 +95,10 @@ def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
     from mbc.bench.race import race
 
     with busy("timing") as say:
-        return race(job, arguments.against, planned.plan.graph.precision, arguments.most, say, arguments.modes)
+        return race(
+            job, arguments.against, planned.plan.graph.precision, arguments.most, say, arguments.modes,
+            arguments.shared_by,
+        )  # fmt: skip
 
 
 def _check_peers(peers: Sequence[str]) -> None:
@@ -104,6 +114,45 @@ def _check_peers(peers: Sequence[str]) -> None:
     if len(absent) == len(peers):
         raise MbcError("MBC223", f"there is nobody to compare with: {' and '.join(packages)} {here}", remedy)
     print(f"note: {' and '.join(packages)} {here}: {', '.join(absent)} will not run", file=sys.stderr)
+
+
+def _peers_of(peers: Sequence[str], gpus: int) -> tuple[str, ...]:
+    """Those that run on so many GPUs: only PyTorch is run on several. MBC278 where none was asked for."""
+    found = tuple(peer for peer in peers if gpus == 1 or peer in SEVERAL_GPUS)
+    if not found:
+        raise MbcError(
+            "MBC278",
+            f"{' and '.join(peers)} is timed on one GPU only",
+            f"with --gpus name {' or '.join(SEVERAL_GPUS)} in --against",
+        )
+    if found != tuple(peers):
+        print(f"note: only {' and '.join(found)} is timed on {gpus} GPUs", file=sys.stderr)
+    return found
+
+
+def _check_gpus(device: str, gpus: int) -> None:
+    """MBC277 where this machine has fewer; on a CPU so many processes run."""
+    here = len(local_gpus())
+    if device != "cpu" and here and gpus > here:
+        raise MbcError(
+            "MBC277",
+            f"this machine has {here} {'GPU' if here == 1 else 'GPUs'}, not {gpus}",
+            "lower --gpus, or use --device cpu for as many processes",
+        )
+
+
+def _of_one(source: Source, asked: Options) -> Options:
+    """What one GPU does alone: a mini-batch of its part of the rows. MBC276 where the rows cannot be shared equally."""
+    from mbc.fit import own_batch, with_batch
+
+    batch = own_batch(source, asked)
+    if batch % asked.gpus:
+        raise MbcError(
+            "MBC276",
+            f"{batch} rows cannot be shared equally by {asked.gpus} GPUs, as DDP shares them",
+            f"set a batch that is a multiple of {asked.gpus}",
+        )
+    return with_batch(replace(asked, gpus=1), batch // asked.gpus)
 
 
 def _check_device(device: str) -> None:
@@ -130,10 +179,11 @@ def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:
     if not on_gpu:
         from mbc.plan.file import dump_plan
 
+        folder.mkdir()
         file = folder / "plan.json"
         file.write_text(dump_plan(planned.plan), encoding="utf-8")
         return file
-    package = build_package(planned.plan, folder / "package", overwrite=False)
+    package = build_package(planned.plan, folder, overwrite=False)
     if package.library is None:
         missing = package.missing[0] if package.missing else "a part of the toolkit"
         raise MbcError("MBC221", f"the step cannot be built for the GPU, for want of {missing}", "or use --device cpu")

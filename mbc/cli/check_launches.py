@@ -10,6 +10,7 @@ from pathlib import Path
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import check_plannable, find_plan
 from mbc.cli.terminal import busy, output_width
+from mbc.errors import MbcError
 
 WORST = 10  # launches that are shown, unless --limit says
 
@@ -26,6 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     asked = options(arguments)
     check_plannable(arguments.source, asked)
     plan = find_plan(arguments.source, asked)
+    if plan.graph.ranks is not None:
+        raise MbcError(
+            "MBC279",
+            f"launches are checked in one process, and '{arguments.source}' is a plan for {plan.graph.ranks.size} GPUs",
+            "check its source, or compile with --gpus 1",
+        )
     gpu = on_gpu(arguments.device, plan)
     with tempfile.TemporaryDirectory(prefix="mbc-check-") as folder:
         subject = plan

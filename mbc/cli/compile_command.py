@@ -15,7 +15,8 @@ from mbc.ir.types import Precision
 from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
-from mbc.report.tables import profile_of
+from mbc.report.collectives import collectives_document, collectives_lines, ranks_text
+from mbc.report.tables import batch_text, profile_of, time_cell
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_figures(compilation, stages), indent=2))
         return 0
-    for line in summary(compilation.plan):
+    for line in (*summary(compilation.plan), *map(_other, compilation.plans[1:])):
         print(line)
     built = compilation.package
     measured = f"measured in {stages.measuring_seconds:.1f} s, " if stages.measuring_seconds > 1.0 else ""
@@ -73,18 +74,19 @@ def summary(plan: Plan) -> list[str]:
     if graph.precision is Precision.FP64:
         # Times and the GPU's memory mean nothing here: no GPU runs the plan.
         return [
-            f"{graph.name}: batch {graph.batch}, {graph.precision}, for the CPU",
+            f"{graph.name}: {batch_text(plan)}, {graph.precision}, for the CPU",
             _launches(plan),
             arena,
         ]
     emulated, products = emulated_share(plan, plan.train)
     lines = [
-        f"{graph.name}: batch {graph.batch}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
+        f"{graph.name}: {batch_text(plan)}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
         f"  times      {known}",
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
         _launches(plan, concurrent),
+        *collectives_lines(plan),
         *([f"  emulated   {emulated} of {products} convolutions and linear layers in fp32"] if emulated else []),
         f"  profile    {profile_of(plan.target)}",
         arena,
@@ -100,6 +102,14 @@ def summary(plan: Plan) -> list[str]:
         most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
         lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
     return lines
+
+
+def _other(plan: Plan) -> str:
+    """Of ranks that have other rows than the first one."""
+    p, ranks = plan.predictions, plan.graph.ranks
+    members = ranks_text(() if ranks is None else ranks.members)
+    rows = f"{plan.graph.batch} row{'' if plan.graph.batch == 1 else 's'}"
+    return f"  {members}: {rows}, step {time_cell(p.train_us, True)}, arena {show_size(p.arena_bytes)}"
 
 
 def _launches(plan: Plan, concurrent: int = 0) -> str:
@@ -129,7 +139,7 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
     p, b = plan.predictions, plan.bounds
     return {
         "network": plan.graph.name,
-        "batch": plan.graph.batch,
+        "batch": plan.graph.global_batch,
         "precision": str(plan.graph.precision),
         "gpu": plan.target.gpu,
         "architecture": plan.target.architecture,
@@ -158,6 +168,16 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "nondeterministic_us": b.nondeterministic_us,
         "within_budget_us": b.within_budget_us,
         "critical_path_us": b.critical_path_us,
+        "collectives": collectives_document(plan),
+        "other_ranks": [
+            {
+                "members": [] if other.graph.ranks is None else list(other.graph.ranks.members),
+                "batch": other.graph.batch,
+                "train_us": other.predictions.train_us,
+                "arena_bytes": other.predictions.arena_bytes,
+            }
+            for other in compilation.plans[1:]
+        ],
         "package": str(built.folder),
         "library": None if built.library is None else str(built.library),
         "missing": [

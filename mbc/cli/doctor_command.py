@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -11,16 +12,28 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc import __version__
+from mbc.errors import MbcError
+from mbc.hardware.collectives import Link
 
 if TYPE_CHECKING:
     from mbc.codegen.toolchain import Part
 
 _NO_GPU = "no training on a GPU here: modules run on the CPU, and plans can still be made for any GPU"
+_NO_RANKS = "a training stays on one GPU"
+_NO_CPU_RANKS = "a training on the CPU stays in one process"
+_OF_RANKS = frozenset(("NCCL", "mpi4py", "launcher"))
+_LINKS = {
+    Link.NVLINK: "NVLink",
+    Link.PCIE: "PCIe, with peer access,",
+    Link.SHARED_MEMORY: "memory of the host, without peer access,",
+    Link.SOCKET: "sockets",
+}
 _NO_BUILD = "packages are written with their sources but without the GPU library: they run on the CPU"
 
 
@@ -48,10 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"missing  {finding.part:<{width}}  {finding.cost}\n{'':<{width + 11}}get it: {finding.remedy}")
     missing = [finding.part for finding in findings if finding.found is None]
     print()
-    print(
-        "everything is here to compile for and train on this machine's GPU" if not missing
-        else f"without {', '.join(missing)}: planning and training on the CPU work all the same"
-    )  # fmt: skip
+    here = "everything is here to compile for and train on this machine's GPU"
+    if not set(missing) <= _OF_RANKS:
+        here = f"without {', '.join(missing)}: planning and training on the CPU work all the same"
+    elif missing:
+        here += f"; without {', '.join(missing)} several processes cannot share a training"
+    print(here)
     return 0
 
 
@@ -59,6 +74,7 @@ def examine() -> Iterator[Finding]:
     """Every part in turn."""
     from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, find_toolchain
     from mbc.hardware.target import local_gpus
+    from mbc.hardware.topology import link_between
 
     yield Finding("mbc", f"{__version__} with Python {platform.python_version()} on {platform.machine()}")
     gpus = local_gpus()
@@ -67,6 +83,9 @@ def examine() -> Iterator[Finding]:
         for index, gpu in enumerate(gpus):
             memory = f"{gpu.free_bytes / 1e9:.1f} of {gpu.memory_bytes / 1e9:.1f} GB free"
             yield Finding(f"GPU {index}", f"{gpu.name} ({gpu.architecture}), {memory}")
+        if len(gpus) > 1:
+            link = link_between([gpu.uuid for gpu in gpus])
+            yield Finding("link", f"{_LINKS[link]} between the GPUs (the slowest of any two)")
     elif shutil.which("nvidia-smi"):
         yield Finding("driver", None, _NO_GPU, "nvidia-smi finds no GPU: check the driver, or give the container a GPU")
         yield Finding("GPU", None, _NO_GPU, "plan for one elsewhere with --gpu (mbc gpus lists them)")
@@ -91,6 +110,40 @@ def examine() -> Iterator[Finding]:
             "PyCUDA", None, "modules run on the CPU: PyCUDA is what loads them on a GPU",
             "pip install 'mbc-compiler[cuda]' (builds PyCUDA: needs the CUDA toolkit and g++)",
         )  # fmt: skip
+    yield from _of_ranks()
+
+
+def _of_ranks() -> Iterator[Finding]:
+    """What several ranks need: NCCL between GPUs, MPI between processes on CPUs, and what starts them."""
+    from mbc.ranks.launch import mpiexec
+    from mbc.ranks.mpi import INSTALL
+    from mbc.runtime.library import library_folders
+
+    nccl = next((path for folder in library_folders() if (path := folder / "libnccl.so.2").exists()), None)
+    if nccl is not None:
+        yield Finding("NCCL", f"{_nccl_version(nccl)} ({nccl})")
+    else:
+        yield Finding("NCCL", None, _NO_RANKS, "pip install 'mbc-compiler[nccl]'")
+    if importlib.util.find_spec("mpi4py") is not None:
+        yield Finding("mpi4py", _version("mpi4py"))
+    else:
+        yield Finding("mpi4py", None, _NO_CPU_RANKS, INSTALL)
+    others = [name for name in ("srun", "torchrun") if shutil.which(name)]
+    with suppress(MbcError):
+        others.insert(0, f"mpiexec ({mpiexec()})")
+    if others:
+        yield Finding("launcher", ", ".join(others))
+    else:
+        yield Finding("launcher", None, f"{_NO_CPU_RANKS}; --gpus on this machine's GPUs needs none", INSTALL)
+
+
+def _nccl_version(path: Path) -> str:
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL(str(path)).ncclGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError) as error:
+        return f"that does not load: {error}"
+    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
 
 
 def _program(name: str, path: Path | None, version: str, note: str, remedy: str) -> Finding:

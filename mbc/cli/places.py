@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan made from a source, and how long planning took, without measuring kernels for it."""
+    """A plan made from a source, and how long planning took, without measuring kernels for it. `others`: of ranks that
+    do not run the plan of the first."""
 
     plan: Plan
     seconds: float
+    others: tuple[Plan, ...] = ()
 
 
 def read_text(path: Path) -> str:
@@ -64,19 +67,27 @@ def read_plan(path: Path) -> Plan:
 
 def plan_source(source: Source, options: Options) -> Planned:
     """Plan a source."""
-    from mbc.compiler import compile_plan
+    from mbc.compiler import compile_plans
     from mbc.stages import Stages
 
     with notes(), busy(f"planning {source.name}") as say:
         stages = Stages(announce=say)
-        plan = compile_plan(source, options, stages)
-    return Planned(plan, stages.planning_seconds)
+        plan, *others = compile_plans(source, options, stages)
+    return Planned(plan, stages.planning_seconds, tuple(others))
 
 
 def find_plan(place: str, options: Options) -> Plan:
     """The plan that `place` names, planned now where it is a source."""
     file = plan_file(place)
     return plan_source(read_source(place), options).plan if file is None else read_plan(file)
+
+
+def sound_plans(place: str, options: Options) -> tuple[Plan, ...]:
+    """As `sound_plan`, those of all ranks."""
+    if plan_file(place) is not None:
+        return (sound_plan(place, options),)
+    planned = plan_source(read_source(place), options)
+    return (planned.plan, *planned.others)
 
 
 def sound_plan(place: str, options: Options) -> Plan:
@@ -99,13 +110,13 @@ def check_plannable(place: str, options: Options) -> None:
         )  # fmt: skip
 
 
-def build_package(plan: Plan, folder: Path, overwrite: bool) -> Package:
-    """Write the package of a plan and build what can be built."""
+def build_package(plan: Plan, folder: Path, overwrite: bool, *others: Plan) -> Package:
+    """Write the package of a plan, and of those of other ranks, and build what can be built."""
     from mbc.codegen.build import write_package
     from mbc.codegen.toolchain import find_toolchain
 
     with busy(f"building {folder}"):
-        return write_package(plan, folder, find_toolchain(), overwrite)
+        return write_package((plan, *others), folder, find_toolchain(), overwrite)
 
 
 def package_for_training(place: str, options: Options, device: str, output: str | None) -> Path | Plan:
@@ -117,20 +128,38 @@ def package_for_training(place: str, options: Options, device: str, output: str 
     if Path(place).is_dir():
         assert plan_file(place) is not None
         return Path(place)
+    builds = builds_package(device, output)
+    if builds:
+        check_free(place, options, output)
+    plan = sound_plan(place, options)
+    return up_to_date((plan,), output) if builds else plan
+
+
+def builds_package(device: str, output: str | None) -> bool:
+    """Whether a module that is made of a source is one of a package."""
     from mbc.hardware.target import local_gpus
 
-    if output is None and (device == "cpu" or (device == "auto" and not local_gpus())):
-        return sound_plan(place, options)
+    return output is not None or device == "cuda" or (device == "auto" and bool(local_gpus()))
+
+
+def check_free(place: str, options: Options, output: str | None) -> None:
+    """MBC093, MBC094 or MBC099 where the package of a source could not be written: known before it is planned."""
     from mbc.codegen.build import check_output
     from mbc.frontend.lower import choose_network
     from mbc.frontend.parse import parse
-    from mbc.plan.file import dump_plan
 
     if plan_file(place) is None:
         network = choose_network(parse(read_source(place)), options.network)
         check_output(Path(output or network.name), overwrite=True)
-    plan = sound_plan(place, options)
-    folder = Path(output or plan.graph.name)
-    there = folder / PLAN_FILE
-    same = there.is_file() and read_text(there) == dump_plan(plan)
-    return folder if same else build_package(plan, folder, overwrite=True).folder
+
+
+def up_to_date(plans: Sequence[Plan], output: str | None) -> Path:
+    """The package of these plans, built unless it is there."""
+    from mbc.plan.file import dump_plan, rank_folder
+
+    first, *others = plans
+    folder = Path(output or first.graph.name)
+    files = {folder / PLAN_FILE: first} | {folder / rank_folder(other) / PLAN_FILE: other for other in others}
+    if all(file.is_file() and read_text(file) == dump_plan(plan) for file, plan in files.items()):
+        return folder
+    return build_package(first, folder, True, *others).folder

@@ -18,6 +18,7 @@ from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
     from mbc.hardware.spec import DeviceSpec
+    from mbc.measure.collective_fleet import Measured
     from mbc.measure.fleet import Outcome, Progress
     from mbc.profile.model import Profile
 
@@ -32,8 +33,14 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mbc.measuring import shortcomings
     from mbc.profile.locate import own_path
 
+    if not arguments.networks and arguments.gpu != "all":
+        arguments.wrong("networks are missing: NET\nname some, or measure collectives between GPUs with --gpu all")
     gpus = fleet.choose_gpus(arguments.gpu)
     name = fleet.name_of(gpus[0])
+    if not arguments.networks:
+        with notes():
+            path = Path(arguments.output) if arguments.output else own_path(name)
+        return _collectives(arguments, gpus, path)
     with busy("collecting what plans may use"):
         needs = collect(arguments, _spec(name))
     with notes():
@@ -55,7 +62,48 @@ def _measure(arguments: argparse.Namespace) -> int:
         view.note(note)
     if outcome.left:
         view.note("the same command again goes on from here")
-    return 130 if outcome.interrupted else 0
+    if outcome.interrupted:
+        return 130
+    if arguments.gpu == "all" and len(gpus) > 1 and (arguments.again or not _knows_collectives(path, gpus)):
+        try:
+            _measure_collectives(gpus, path)
+        except MbcError as error:  # kernels were measured all the same
+            view.note(f"collectives were not measured: {error.message}")
+    return 0
+
+
+def _knows_collectives(path: Path, gpus: tuple[str, ...]) -> bool:
+    from mbc.measure.collective_fleet import link_of
+    from mbc.measure.collectives import MAX_CTAS
+    from mbc.profile.read import read_profile
+
+    known = read_profile(path).collectives if path.exists() else ()
+    return {t.max_ctas for t in known if (t.ranks, t.link) == (len(gpus), link_of(gpus))}.issuperset(MAX_CTAS)
+
+
+def _measure_collectives(gpus: tuple[str, ...], path: Path) -> Measured:
+    from mbc.measure.collective_fleet import measure_collectives
+
+    began_s = time.monotonic()
+    line = StatusLine()
+    return measure_collectives(gpus, path, lambda text: line.line(f"{time.monotonic() - began_s:5.1f} s  {text}"))
+
+
+def _collectives(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -> int:
+    """Measure collectives only, also where they are known."""
+    began_s = time.monotonic()
+    found = _measure_collectives(gpus, path)
+    seconds = time.monotonic() - began_s
+    if arguments.json:
+        rows = {"times": found.times, "slowdowns": found.slowdowns, "overheads": found.overheads}
+        figures: dict[str, Any] = {name: [asdict(row) for row in of] for name, of in rows.items()}
+        print(json.dumps({"profile": str(path), "gpus": list(gpus), "seconds": round(seconds, 3), **figures}, indent=2))
+    else:
+        print(
+            f"{path}: {len(found.times)} times of collectives between {len(gpus)} GPUs and {len(found.slowdowns)} "
+            f"slow-downs measured in {show_duration(seconds)}"
+        )
+    return 0
 
 
 def _spec(name: str) -> DeviceSpec:

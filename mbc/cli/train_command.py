@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import measuring_options, options
 from mbc.cli.places import check_plannable, package_for_training
+from mbc.cli.ranks import (
+    check_plan_of_ranks,
+    device_of_ranks,
+    silenced,
+    start_ranks,
+    subject_for_ranks,
+    what_ranks_share,
+)
 from mbc.cli.terminal import StatusLine, bar, notes, terminated_as_interrupted
+from mbc.ranks.environment import read_environment
+from mbc.ranks.group import Group
+from mbc.ranks.launch import starts
+from mbc.ranks.member import Member
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
@@ -21,12 +34,35 @@ from mbc.train.schedule import USUAL_RATES, Schedule
 
 if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
+    from mbc.runtime.module import Module
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train a package, or a source that is planned (and on a GPU machine built) first."""
-    from mbc.runtime.module import Module
+    """Train a package, or a source that is planned (and on a GPU machine built) first, alone or as one of several
+    ranks; `--gpus` starts those."""
+    environment = read_environment(os.environ)
+    if starts(arguments.gpus, environment):
+        _prepare(arguments)  # what is wrong is told once, by this process
+        check_plan_of_ranks(arguments.network_or_package, arguments.gpus)
+        return start_ranks(arguments)
+    if environment is None:
+        return _train(_prepare(arguments), None)
+    with Group.open(environment) as group, silenced(group.rank != 0):
+        return _train(_prepare(arguments, writes=group.rank == 0), group)
 
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A training whose arguments have been checked."""
+
+    arguments: argparse.Namespace
+    schedule: Schedule
+    seed: int
+    checkpoint: Path | None  # None where another rank writes it
+    resume: Path | None
+
+
+def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     schedule = Schedule(  # which refuses what is out of range, before anything is planned
         1.0 if arguments.lr is None else arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup,
         arguments.step_epochs, arguments.step_factor,
@@ -36,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     seed = arguments.seed
     if seed is None:
         seed = 0 if progress is None else progress.seed
-    checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
+    checkpoint = None if not writes else resume if arguments.checkpoint is None else Path(arguments.checkpoint)
     if checkpoint is not None:
         check_writable(checkpoint)
 
@@ -44,27 +80,54 @@ def run(arguments: argparse.Namespace) -> int:
     for place in (arguments.data, arguments.test):
         if place is not None:
             check_place(place)
-    planning = measuring_options(arguments) if arguments.device != "cpu" else options(arguments)
-    subject = package_for_training(arguments.network_or_package, planning, arguments.device, arguments.output)
-    with notes():
-        net = Module(subject, seed=seed, device=arguments.device)
+    return _Prepared(arguments, schedule, seed, checkpoint, resume)
+
+
+def _train(prepared: _Prepared, group: Group | None) -> int:
+    schedule, checkpoint = prepared.schedule, prepared.checkpoint
+    arguments = prepared.arguments
+    net = _open(prepared, group)
     graph = net.plan.graph
     if arguments.lr is None:
         schedule = replace(schedule, rate=USUAL_RATES[graph.optimizer.kind])
     data, test = _data(arguments, graph)
-    job = Job(graph, data, schedule, test, seed, checkpoint, resume)
-    view = _View(data, graph.batch)
+    if group is not None:
+        group.agree(_lengths(data, test))
+    job = Job(graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group)
+    view = _View(data, job.share.batch)
+
+    def on_step(now: Running) -> None:
+        if group is not None:
+            group.check()
+        view.on_step(now)
+
     there = _identity(checkpoint)
     try:
         with terminated_as_interrupted():
-            history = train(net, job, view.on_step, view.on_epoch)
+            history = train(net, job, on_step, view.on_epoch)
     except KeyboardInterrupt:
         view.stop()
-        written = checkpoint if _identity(checkpoint) != there else resume
+        written = checkpoint if _identity(checkpoint) != there else prepared.resume
         print(_how_to_go_on(written, checkpoint), file=sys.stderr)
         raise
-    _report(arguments, history, checkpoint, net.device)
+    _report(arguments, history, checkpoint, net)
     return 0
+
+
+def _open(prepared: _Prepared, group: Group | None) -> Module:
+    from mbc.runtime.module import Module
+
+    arguments, seed = prepared.arguments, prepared.seed
+    place, device = arguments.network_or_package, arguments.device
+    planning = measuring_options(arguments) if device != "cpu" else options(arguments)
+    if group is None:
+        subject, member = package_for_training(place, planning, device, arguments.output), None
+    else:
+        device = device_of_ranks(device)
+        group.agree(what_ranks_share(arguments, device, seed, prepared.resume))
+        subject, member = subject_for_ranks(place, planning, device, arguments.output, group), Member(group)
+    with notes():
+        return Module(subject, seed=seed, device=device, ranks=member)
 
 
 def _data(arguments: argparse.Namespace, graph: TrainingGraph) -> tuple[Data, Data | None]:
@@ -75,6 +138,16 @@ def _data(arguments: argparse.Namespace, graph: TrainingGraph) -> tuple[Data, Da
     if has_part(arguments.data, inputs, "test"):
         return data, open_data(arguments.data, inputs, "test")
     return data, None
+
+
+def _lengths(data: Data, test: Data | None) -> dict[str, str]:
+    """In which the data of ranks must be alike."""
+    parts = {"data": data, "test data": test}
+    known = {
+        name: "none" if part is None else "any number" if part.rows is None else str(part.rows)
+        for name, part in parts.items()
+    }
+    return {f"rows of the {name}": rows for name, rows in known.items()}
 
 
 def _identity(file: Path | None) -> tuple[int, int] | None:
@@ -95,10 +168,12 @@ def _how_to_go_on(written: Path | None, checkpoint: Path | None) -> str:
     return "nothing was saved: with --checkpoint FILE a training can be resumed after every epoch"
 
 
-def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoint: Path | None, device: str) -> None:
+def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoint: Path | None, net: Module) -> None:
+    device = net.device
     if arguments.json:
         result = {
             "device": device,
+            "ranks": net.ranks,
             "epochs": [asdict(epoch) for epoch in history],
             "checkpoint": None if checkpoint is None else str(checkpoint),
         }

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mbc.cli.places import plan_file, read_plan
 from mbc.cli.terminal import busy, notes
 from mbc.errors import MbcError
+from mbc.plan.file import PLAN_FILE
 from mbc.units import show_size
+
+if TYPE_CHECKING:
+    from mbc.plan.model import Plan
+    from mbc.plan.verify import Verified
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -19,16 +26,43 @@ def run(arguments: argparse.Namespace) -> int:
             "MBC185", f"'{arguments.plan}' is neither a plan (.json) nor a package",
             "a source is verified whenever it is compiled: give what mbc compile wrote",
         )  # fmt: skip
-    plan = read_plan(file)
+    package = Path(arguments.plan).is_dir()
+    files = [file, *(sorted(file.parent.glob(f"rank*/{PLAN_FILE}")) if package else ())]
+    plans = [read_plan(each) for each in files]
+    found = [_verified(each, plan, arguments.profile) for each, plan in zip(files, plans, strict=True)]
+    ranks = plans[0].graph.ranks
+    together = ranks is not None and (len(ranks.members) == ranks.size or (package and 0 in ranks.members))
+    if together:
+        from mbc.plan.verify_ranks import verify_ranks
+
+        verify_ranks(plans)
+    if arguments.json:
+        first, *others = (_figures(each, verified) for each, verified in zip(files, found, strict=True))
+        shared = {} if ranks is None else {"ranks": ranks.size, "together": together, "other_plans": others}
+        print(json.dumps(first | shared, indent=2))
+        return 0
+    for each, verified in zip(files, found, strict=True):
+        _print(each, verified)
+    if together and ranks is not None:
+        print(f"{ranks.size} ranks sum the same in one order, and each row of the mini-batch counts once")
+    elif ranks is not None:
+        print(f"it is of {ranks.size} ranks, some of which run another plan: give the package to verify them together")
+    return 0
+
+
+def _verified(file: Path, plan: Plan, profile: str | None) -> Verified:
     from mbc.hardware.spec import spec_like
     from mbc.plan.verify import verify_plan
     from mbc.profile.locate import find_profile
     from mbc.profile.measured_workspace import measured_workspace
 
     with notes(), busy(f"verifying {file}"):
-        profile = find_profile(spec_like(plan.target.gpu, plan.target.architecture), arguments.profile)
-        verified = verify_plan(plan, measured_workspace(profile))
-    figures = {
+        known = find_profile(spec_like(plan.target.gpu, plan.target.architecture), profile)
+        return verify_plan(plan, measured_workspace(known))
+
+
+def _figures(file: Path, verified: Verified) -> dict[str, Any]:
+    return {
         "plan": str(file),
         "train_launches": verified.train_launches,
         "infer_launches": verified.infer_launches,
@@ -38,9 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
         "unproved": dict(verified.unproved),
         "peak_bytes": {program: dict(kinds) for program, kinds in verified.peak_bytes.items()},
     }
-    if arguments.json:
-        print(json.dumps(figures, indent=2))
-        return 0
+
+
+def _print(file: Path, verified: Verified) -> None:
     print(
         f"{file} computes what its graph says: {verified.train_launches} launches of a step, {verified.infer_launches} "
         f"of inference, {verified.buffers} buffers in an arena of {show_size(verified.arena_bytes)} "
@@ -55,4 +89,3 @@ def run(arguments: argparse.Namespace) -> int:
             f"  left to the GPU: that the library has the kernels of {launches} launches, and that their workspace is "
             "enough for them (no profile has measured them so; checked when the module is loaded)"
         )
-    return 0

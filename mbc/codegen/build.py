@@ -14,13 +14,20 @@ from pathlib import Path
 
 from mbc.codegen.objects import Recipe, make_library
 from mbc.codegen.place import NEW, OLD, clear, swap, temporary_folder
-from mbc.codegen.render import every_kernel_file, kernel_files, render, render_kernel_library, render_module
+from mbc.codegen.render import (
+    every_kernel_file,
+    files_defining,
+    kernel_files,
+    render,
+    render_kernel_library,
+    render_module,
+)
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
-from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view, working_code
+from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, View, view, working_code
 from mbc.errors import MbcError
 from mbc.hardware.spec import is_plan_only
 from mbc.ir.types import Precision
-from mbc.plan.file import PLAN_FILE, dump_plan
+from mbc.plan.file import PLAN_FILE, dump_plan, rank_folder
 from mbc.plan.model import Plan
 from mbc.resources import folder as resource_folder
 
@@ -36,6 +43,7 @@ _NEEDED = frozenset({"mbc", "numpy", "pycuda", "torch", "jax"})  # installed her
 MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
 
 _HOST_FILES = {
+    "nccl": ("nccl.cpp",),
     "cudnn": ("cudnn_calls.cpp", "convolution.cpp"),
     "cudnn_legacy": ("cudnn_calls.cpp", "legacy_convolution.cpp"),
     "cublaslt": ("cublaslt.cpp",),
@@ -52,8 +60,9 @@ class Package:
     missing: tuple[Missing, ...]
 
 
-def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: bool = False) -> Package:
-    """Write `plan` as the importable package `folder` and build its library where the toolchain allows.
+def write_package(plans: Sequence[Plan], folder: Path, toolchain: Toolchain, overwrite: bool = False) -> Package:
+    """Write a plan as the importable package `folder` and build its library where the toolchain allows; of ranks whose
+    plan is another one, that as a package inside (`rank_folder`).
 
     All is done in a temporary folder beside it and renamed at the end. Raises MBC093 where `folder` exists and must
     not be replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources and MBC099 for a
@@ -63,7 +72,10 @@ def write_package(plan: Plan, folder: Path, toolchain: Toolchain, overwrite: boo
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder) as temporary:
-            missing = _write(plan, temporary / NEW, toolchain)
+            first, *others = plans
+            missing = _write(first, temporary / NEW, toolchain)
+            for other in others:
+                _write(other, temporary / NEW / rank_folder(other), toolchain)
             swap(temporary / NEW, folder, temporary / OLD)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -205,25 +217,30 @@ def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> Non
     make_library(recipe, sources, library, toolchain, _parts(rows.libraries, toolchain))
 
 
-def build_kernel_library(architecture: str, precision: Precision, library: Path, toolchain: Toolchain) -> None:
-    """Compile and link every kernel and every library's host code, which mbc/measure/kernel_library.py loads.
+def build_kernel_library(
+    architecture: str, precision: Precision, library: Path, toolchain: Toolchain, kernels: Sequence[str] | None = None
+) -> None:
+    """Compile and link every library's host code and every kernel, or the sources of those `kernels` only, which
+    mbc/measure/kernel_library.py loads.
 
     Made of the very objects that packages are made of. Raises MBC096 where a tool is missing, MBC095 with what the
     compiler says, MBC090 for fp64.
     """
     working = working_code(precision)
-    missing = _lacking(LIBRARIES, architecture, toolchain)
+    missing = _lacking(KERNEL_LIBRARIES, architecture, toolchain)
     if missing:
         told = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
         raise MbcError("MBC096", f"the kernels cannot be built: no {told}", "; ".join(p.remedy for p in missing))
-    kernels = tuple(every_kernel_file())
-    hosts = (KERNEL_LIBRARY_SOURCE, *_library_files(LIBRARIES))
+    files = tuple(
+        every_kernel_file() if kernels is None else files_defining([f"mbc_{k}" for k in kernels], KERNEL_LIBRARIES)
+    )
+    hosts = (KERNEL_LIBRARY_SOURCE, *_library_files(KERNEL_LIBRARIES))
     with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:
         sources = Path(folder)
         (sources / KERNEL_LIBRARY_SOURCE).write_text(render_kernel_library(), encoding="utf-8")
-        _copy_sources(hosts[1:], kernels, sources)
-        recipe = Recipe(architecture, working, kernels, hosts, ())
-        make_library(recipe, sources, library, toolchain, _parts(LIBRARIES, toolchain))
+        _copy_sources(hosts[1:], files, sources)
+        recipe = Recipe(architecture, working, files, hosts, ())
+        make_library(recipe, sources, library, toolchain, _parts(KERNEL_LIBRARIES, toolchain))
 
 
 def _parts(libraries: Sequence[str], toolchain: Toolchain) -> list[Part]:

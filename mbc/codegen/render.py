@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from mbc.codegen.view import LIBRARIES, Launcher, Row, View
+from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, Launcher, Row, View
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
 from mbc.resources import folder
@@ -34,7 +35,7 @@ def render(view: View, version: str) -> dict[str, str]:
 
 def render_kernel_library() -> str:
     """The interface over every library that mbc/measure/kernel_library.py loads. The same for every GPU."""
-    return _environment().get_template("kernel_library.cpp.j2").render({"libraries": LIBRARIES})
+    return _environment().get_template("kernel_library.cpp.j2").render({"libraries": KERNEL_LIBRARIES})
 
 
 def render_module(plan: Plan) -> str:
@@ -105,11 +106,18 @@ def _checked(text: str) -> str:
 
 def kernel_files(view: View) -> list[str]:
     """Names of the kernel sources that define what `view` calls. Raises MBC092 where one is missing."""
+    return files_defining(view.symbols, view.libraries)
+
+
+def files_defining(symbols: Collection[str], libraries: Collection[str]) -> list[str]:
+    """Names of the kernel sources that define these launchers, and what the libraries' host code calls. MBC092."""
     defined = _definitions(folder("templates"))
-    needed = set(view.symbols)
-    if view.uses_cudnn:
+    needed = set(symbols)
+    if not CUDNN_LIBRARIES.isdisjoint(libraries):
         needed.add("mbc_widen")  # filter gradients of bf16 and fp16
-    if "cudnn" in view.libraries:
+    if "nccl" in libraries:
+        needed.add("mbc_sum_parts")  # of ranks, where copies move them
+    if "cudnn" in libraries:
         needed.add("mbc_moments")  # statistics in a convolution's epilogue
     missing = sorted(needed - defined.keys())
     if missing:

@@ -17,7 +17,7 @@ from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
 
 # As the streams of mbc_create (mbc_module.h).
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT)
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT, Stream.COLLECTIVE)
 COPY = "copy"  # the name of the launcher of copies
 
 
@@ -74,7 +74,8 @@ class View:
         return tuple(launcher.symbol for launcher in self.launchers if launcher.library == "kernel")
 
 
-LIBRARIES = ("cudnn", "cudnn_legacy", "cublaslt")  # providers whose calls go through a library of their own
+KERNEL_LIBRARIES = ("cudnn", "cudnn_legacy", "cublaslt")  # providers whose calls go through a library of their own
+LIBRARIES = (*KERNEL_LIBRARIES, "nccl")
 CUDNN_LIBRARIES = frozenset({"cudnn", "cudnn_legacy"})
 WORKING_CODES = {"fp32": 0, "bf16": 1, "fp16": 2}
 

@@ -2,6 +2,8 @@
 
 * `spec`: datasheets and measured ceilings of GPUs
 * `target`: which GPU a plan is for, and how much of its memory is free
+* `topology`: what carries bytes between the GPUs of this machine
 * `transfers`: copies between device and host: time, and what they cost concurrent kernels
+* `collectives`: collectives between GPUs: time, and what they and concurrent kernels cost each other
 * `cudnn`: the cuDNN that can be loaded here, and its version
 """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveModel, Link
 from mbc.hardware.transfers import HostLink, estimated_link
 from mbc.resources import data_text
 
@@ -23,7 +24,9 @@ class DeviceSpec:
     CUDA graph to the next; where it was not measured it is by judgement, longer on older GPUs.
 
     `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
-    was never measured. `host_link` is an estimate even of a GPU that was measured: it is the machine's around the GPU.
+    was never measured. `collectives`: over the link by which such GPUs are usually joined. `communicator_bytes`: device
+    memory that NCCL takes, where several GPUs share a mini-batch. `host_link` is an estimate even of a GPU that was
+    measured: it is the machine's around the GPU.
     """
 
     name: str
@@ -41,6 +44,8 @@ class DeviceSpec:
     host_link: HostLink
     measured: bool
     buildable: bool  # the CUDA toolkit still makes code for it
+    collectives: CollectiveModel
+    communicator_bytes: int = 0
 
     @property
     def has_bf16(self) -> bool:
@@ -83,7 +88,9 @@ def _spec(row: dict[str, Any]) -> DeviceSpec:
     link = estimated_link(row["pcie_generation"], row["pcie_lanes"])
     # What was seen on some machine with this GPU is a better guess than what its bus promises.
     seen = {f.name: row[f.name] for f in fields(HostLink) if f.name.endswith("_gb_s") and f.name in row}
-    return DeviceSpec(host_link=replace(link, **seen), **{k: v for k, v in row.items() if k in known})
+    peers = CollectiveModel(Link(row.get("peer_link", Link.PCIE)))
+    settings = {key: value for key, value in row.items() if key in known}
+    return DeviceSpec(host_link=replace(link, **seen), collectives=peers, **settings)
 
 
 def is_plan_only(architecture: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 
 from mbc.plan.model import Stream
 
@@ -25,6 +26,15 @@ _LATENCY_US = 10.0
 IN_STEP = 0.86
 
 
+class KernelClass(StrEnum):
+    """What a kernel waits for: device memory (STREAMING), the L2 cache, in which its operands lie (CACHED), or neither
+    (COMPUTING)."""
+
+    STREAMING = "streaming"
+    CACHED = "cached"
+    COMPUTING = "computing"
+
+
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """Time of a kernel while copies run, over its time alone: copies to the host, to the device, or both ways."""
@@ -39,9 +49,7 @@ class HostLink:
     """The link between one GPU and pinned host memory. Rates are in 10^9 bytes a second, of copies by themselves;
     `to_host_both_gb_s` and `to_device_both_gb_s` those of each direction while both are busy. `latency_us` is what a
     copy takes besides the time of its bytes.
-
-    Kernels are of three kinds: `streaming` ones that wait for device memory, `cached` ones whose operands lie in the L2
-    cache, `computing` ones that wait for neither.
+    `streaming`, `cached`, `computing`: of kernels of each class.
     """
 
     to_host_gb_s: float
@@ -57,6 +65,11 @@ class HostLink:
     def copy_us(self, size_bytes: int, direction: Stream, busy_both: bool = False) -> float:
         """Time of one copy of so many bytes in a step; `busy_both`: while the other direction is busy all the time."""
         return self.latency_us + size_bytes / (self.gb_s(direction, busy_both) * 1e3)
+
+    def slowdown(self, kernels: KernelClass) -> Slowdown:
+        """Of kernels of a class."""
+        found: Slowdown = getattr(self, kernels.value)
+        return found
 
     def gb_s(self, direction: Stream, busy_both: bool = False) -> float:
         """Rate of a direction in a step, alone or while the other one is busy."""
@@ -87,7 +100,7 @@ def estimated_link(generation: int, lanes: int) -> HostLink:
 
 
 _RATES = ("to_host_gb_s", "to_device_gb_s", "to_host_both_gb_s", "to_device_both_gb_s")
-_KINDS = ("streaming", "cached", "computing")
+_KINDS = tuple(kind.value for kind in KernelClass)
 
 
 def link_constants(link: HostLink) -> Mapping[str, float]:

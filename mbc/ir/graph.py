@@ -92,6 +92,34 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """How the rows of a global mini-batch are shared by ranks, of which each trains on a GPU of its own. `rows`: of
+    each rank, in the order of the mini-batch; `members`: the ranks that run this graph, which have equally many."""
+
+    rows: tuple[int, ...]
+    members: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.rows)
+
+    @property
+    def batch(self) -> int:
+        """Rows of the global mini-batch."""
+        return sum(self.rows)
+
+    @property
+    def share(self) -> float:
+        """The part of the global mini-batch that one of `members` has."""
+        return self.rows[self.members[0]] / self.batch
+
+    def first_row(self, rank: int) -> int:
+        """Of a rank's rows, in the global mini-batch."""
+        return sum(self.rows[:rank])
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
     """The forward graph as written. `losses` are (scalar value, weight)."""
 
@@ -110,7 +138,9 @@ class TrainingGraph:
     """One training step and one inference pass over the same states.
 
     `updates` pairs each state that changes with the value that it has after the step. `metrics` are scalars a step
-    reports besides `loss` (number of rows classified correctly, per loss).
+    reports besides `loss` (number of rows classified correctly, per loss). `batch` and all types are of the rows of one
+    rank; with several, gradients, loss and metrics are summed over them (`all_reduce`), each rank's loss having been
+    multiplied by its share of the rows. None: there is one rank.
     """
 
     name: str
@@ -128,3 +158,9 @@ class TrainingGraph:
     loss: str
     metrics: tuple[str, ...]
     updates: tuple[tuple[str, str], ...]
+    ranks: Ranks | None = None
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of the mini-batch that all ranks share."""
+        return self.batch if self.ranks is None else sum(self.ranks.rows)

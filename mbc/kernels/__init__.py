@@ -8,6 +8,7 @@
 * `statistics`: launches with batch statistics in the epilogue, of any provider
 * `cudnn_legacy`: the provider of cuDNN's legacy API: FFT and Winograd
 * `cublaslt`: the provider `cublaslt`: linear layers and pointwise convolutions as GEMMs
+* `nccl`: the provider `nccl`: collectives
 * `cuda`: the provider `mbc`: the project's own CUDA kernels
 * `interpreter`: the provider of plans that only the interpreter runs
 """
@@ -21,8 +22,9 @@ from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
+from mbc.kernels.nccl import NCCL
 
-PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN)
+PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN, NCCL)
 
 # Whose kernels cuDNN itself lists, where the GPU is: what these providers offer elsewhere stands for them.
 LISTED_BY_CUDNN = frozenset({CUDNN.name, CUDNN_LEGACY.name})

@@ -25,4 +25,8 @@
 * `cudnn_legacy`: algorithms of its legacy API
 * `fleet`: several GPUs, a process for each, adding to one profile
 * `worker`: the process that measures on one GPU
+* `collectives`: collectives of one communicator, alone and beside kernels
+* `collective_harness`: those of a real GPU
+* `collective_fleet`: a process for each GPU, which meet in one communicator after another
+* `collective_worker`: the process of one rank
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_FAILURES = 20
 WORKER = (sys.executable, "-m", "mbc.measure.worker")
 
-_Told = SimpleQueue[tuple[int, Any]]  # the index of a process, and what it says; None when it has ended
+Told = SimpleQueue[tuple[int, Any]]  # the index of a process, and what it says; None when it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def measure_on(
     is known to the profile by then: new processes pass it over and go on.
     """
     until_s = time.monotonic() + task.measure_for_s
-    told: _Told = SimpleQueue()
+    told: Told = SimpleQueue()
     with _interrupt_told(told):
         for _ in range(_MOST_FAILURES):
             try:
@@ -159,7 +159,7 @@ def measure_on(
 
 
 @contextmanager
-def _interrupt_told(told: _Told) -> Generator[None]:
+def _interrupt_told(told: Told) -> Generator[None]:
     """The first Ctrl-C is one message more, for as an exception it could come between a message and what is done about
     it. The second raises KeyboardInterrupt wherever it comes."""
     usual = signal.default_int_handler
@@ -181,7 +181,7 @@ def _interrupt_told(told: _Told) -> Generator[None]:
 
 
 def _measure_once(
-    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str], told: _Told
+    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str], told: Told
 ) -> Outcome:
     parts = deal(task.needs, len(gpus))
     # Copies of several GPUs at once would get into each other's way.
@@ -194,7 +194,7 @@ def _measure_once(
 
 @contextmanager
 def _started(
-    worker: Sequence[str], tasks: Sequence[tuple[str, Task]], told: _Told
+    worker: Sequence[str], tasks: Sequence[tuple[str, Task]], told: Told
 ) -> Generator[list[subprocess.Popen[bytes]]]:
     processes: list[subprocess.Popen[bytes]] = []
     threads: list[threading.Thread] = []
@@ -205,7 +205,7 @@ def _started(
                 list(worker),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=_environment(gpu),
+                env=child_environment(gpu),
                 start_new_session=True,
             )
             processes.append(process)
@@ -213,7 +213,7 @@ def _started(
             with suppress(BrokenPipeError):  # it died: who listens will know
                 pickle.dump(task, process.stdin)
                 process.stdin.flush()
-            threads.append(threading.Thread(target=_listen, args=(index, process.stdout, told), daemon=True))
+            threads.append(threading.Thread(target=listen, args=(index, process.stdout, told), daemon=True))
             threads[-1].start()
         yield processes
     except KeyboardInterrupt:
@@ -228,7 +228,7 @@ def _started(
             thread.join()
 
 
-def _environment(gpu: str) -> dict[str, str]:
+def child_environment(gpu: str) -> dict[str, str]:
     """The child's: one GPU, counted as nvidia-smi counts, and the mbc that this process runs."""
     here = str(Path(mbc.__file__).resolve().parent.parent)
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -239,7 +239,7 @@ def _environment(gpu: str) -> dict[str, str]:
     }
 
 
-def _listen(index: int, messages: IO[bytes], told: _Told) -> None:
+def listen(index: int, messages: IO[bytes], told: Told) -> None:
     """Pass on what a child says; None when it has ended."""
     try:
         with suppress(EOFError, pickle.UnpicklingError):
@@ -262,7 +262,7 @@ class _Watch:
     def __init__(
         self,
         processes: Sequence[subprocess.Popen[bytes]],
-        told: _Told,
+        told: Told,
         progress: Callable[[Progress], None],
         parts: Sequence[Sequence[Need]],
     ) -> None:

@@ -39,16 +39,18 @@ def open_context() -> None:
 class Graph:
     """A captured sequence of launches, replayed by `launch`."""
 
-    def __init__(self, gpu: Gpu, body: Callable[[], None]) -> None:
+    def __init__(self, gpu: Gpu, body: Callable[[], None], stream: ctypes.c_void_p | None = None) -> None:
+        """`stream`: the handle of the stream that `body` enqueues on, and that replays it; the GPU's own without."""
         self._gpu = gpu
+        self._stream = stream or gpu.stream_handle
         self._executable = ctypes.c_void_p()
         graph = ctypes.c_void_p()
-        gpu.driver_call("cuStreamBeginCapture_v2", gpu.stream_handle, _RELAXED)
+        gpu.driver_call("cuStreamBeginCapture_v2", self._stream, _RELAXED)
         try:
             body()
         finally:
             # Ends the capture also where the body failed, or the stream could not be used any more.
-            status = gpu.driver_status("cuStreamEndCapture", gpu.stream_handle, ctypes.byref(graph))
+            status = gpu.driver_status("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         if status or not graph:
             raise MbcError("MBC077", f"the calls cannot be captured into a CUDA graph (CUDA error {status})")
         try:
@@ -57,7 +59,7 @@ class Graph:
             gpu.driver_call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
-        self._gpu.driver_call("cuGraphLaunch", self._executable, self._gpu.stream_handle)
+        self._gpu.driver_call("cuGraphLaunch", self._executable, self._stream)
 
     def close(self) -> None:
         if self._executable:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
-from mbc.codegen.view import LIBRARIES
+from mbc.codegen.view import KERNEL_LIBRARIES
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
@@ -123,9 +123,9 @@ class KernelLibrary:
             len(arguments.integers),
         )
         what = f"{candidate.provider} {candidate.name}"
-        if candidate.provider not in LIBRARIES:
+        if candidate.provider not in KERNEL_LIBRARIES:
             return Call(self._launcher(candidate.name), (), call, what)
-        library = LIBRARIES.index(candidate.provider)
+        library = KERNEL_LIBRARIES.index(candidate.provider)
         number = ctypes.c_int()
         text = self._calls.mbc_kernels_prepare(
             self._opened,

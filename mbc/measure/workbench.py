@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
 import numpy as np
 
+from mbc.errors import MbcError
+from mbc.hardware.collectives import ConcurrentKernel
 from mbc.hardware.transfers import HostLink
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import OWN
+from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.clock import Clock, calls_per_graph
 from mbc.measure.gemm_harness import ProductHarness
@@ -28,6 +31,8 @@ from mbc.measure.own_kernel_harness import PlainHarness
 from mbc.measure.protocols import Harness
 from mbc.measure.statistics_harness import StatisticsHarness
 from mbc.ops.activation import Scale
+from mbc.ops.base import NoAttributes
+from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from mbc.profile.model import Identity
 from mbc.runtime.formats import stored_bytes
@@ -35,6 +40,8 @@ from mbc.runtime.formats import stored_bytes
 WARM_S = 0.3
 WARM_SIDE = 4096  # of the matrices multiplied meanwhile
 STREAMED_L2S = 4  # caches that a kernel reads, and writes, to be sure that it finds nothing in the cache
+CONCURRENT_KERNELS = ("scale", "batch_statistics")  # of mbc's own, that run beside collectives
+CONVOLUTION_WORKSPACE_BYTES = 64 << 20
 CACHED_PARTS = 8  # of the cache that a kernel reads, and that it writes, to find all in it
 
 
@@ -100,11 +107,15 @@ class Bench:
         matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
         request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
         pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
-        row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
         for pointer in pointers:
-            self.gpu.upload(pointer, stored_bytes(row, matrix.dtype, Layout.CHANNELS_FIRST))
-            self.gpu.repeat(pointer, matrix.size_bytes // WARM_SIDE, matrix.size_bytes)
+            self._fill(pointer, matrix)
         return self._any_call(request, pointers)
+
+    def _fill(self, pointer: int, tensor: TensorType) -> None:
+        """With random numbers: multiplying zeros takes less power, and so higher clocks. Of WARM_SIDE and more."""
+        row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
+        self.gpu.upload(pointer, stored_bytes(row, tensor.dtype, Layout.CHANNELS_FIRST))
+        self.gpu.repeat(pointer, WARM_SIDE * tensor.dtype.size_bytes, tensor.size_bytes)
 
     def _scaling(self, precision: Precision, size_bytes: int) -> Call:
         """Reads and writes so many bytes, and does next to nothing with them."""
@@ -156,6 +167,49 @@ class Bench:
                 call.enqueue()
 
         return Graph(self.gpu, body)
+
+    @contextmanager
+    def kernels_for_collectives(self, precision: Precision) -> Generator[Mapping[ConcurrentKernel, Graph]]:
+        """Graphs of kernels of each kind, of some 0.2 ms and more. The library needs CONCURRENT_KERNELS only."""
+        graphs: dict[ConcurrentKernel, Graph] = {}
+        try:
+            calls = {
+                ConcurrentKernel.CONVOLUTION: self._convolution(precision),
+                ConcurrentKernel.GEMM: self._product(precision),
+                ConcurrentKernel.ELEMENTWISE: self._scaling(precision, STREAMED_L2S * self.gpu.l2_bytes),
+                ConcurrentKernel.REDUCTION: self._statistics(precision),
+            }
+            for kind, call in calls.items():
+                graphs[kind] = self._repeated(call)
+            yield graphs
+        finally:
+            for graph in graphs.values():
+                graph.close()
+
+    def _convolution(self, precision: Precision) -> Call:
+        """3x3 in the middle of a ResNet, by the first of cuDNN's engines that runs it, channels last."""
+        image = TensorType((64, 128, 28, 28), precision.working)
+        filters = TensorType((128, 128, 3, 3), precision.working)
+        attributes = Convolution((28, 28), (3, 3), pad=(1, 1, 1, 1))
+        request = Request("convolution", attributes, (image, filters), (image,), precision)
+        pointers = [self.gpu.take(t.size_bytes) for t in (image, filters, image)]
+        for pointer, tensor in zip(pointers, (image, filters), strict=False):
+            self._fill(pointer, tensor)
+        workspace = self.gpu.take(CONVOLUTION_WORKSPACE_BYTES)
+        for offer in self.offers(request, CONVOLUTION_WORKSPACE_BYTES).offers:
+            if offer.candidate.provider == CUDNN.name and offer.candidate.layouts[0] is Layout.CHANNELS_LAST:
+                with suppress(MbcError):
+                    return self.library(precision).prepare(offer.candidate, request, pointers, workspace)
+        raise MbcError("MBC077", "no engine of cuDNN runs a 3x3 convolution here", "run `mbc doctor`")
+
+    def _statistics(self, precision: Precision) -> Call:
+        """Means and variances of the channels of a large image: the reduction of batch normalization."""
+        image, vector = TensorType((64, 256, 56, 56), precision.working), TensorType((256,), DType.FP32)
+        request = Request("batch_statistics", NoAttributes(), (image,), (vector, vector), precision)
+        pointers = [self.gpu.take(t.size_bytes) for t in (image, vector, vector)]
+        found = (c for c in OWN.candidates(request, self.spec) if c.layouts[0] is Layout.CHANNELS_LAST)
+        candidate = next(found)
+        return self.library(precision).prepare(candidate, request, pointers, self.gpu.take(candidate.workspace_bytes))
 
     @contextmanager
     def open(self, need: Need) -> Generator[Harness, None, None]:

@@ -3,6 +3,7 @@
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `bias`: biases of convolutions and linear layers
+* `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
 * `erf`: the error function in float64
@@ -31,6 +32,7 @@ from types import MappingProxyType
 from mbc.ops import (
     activation,
     bias,
+    collective,
     convolution,
     loss,
     matrix,
@@ -56,6 +58,7 @@ _FAMILIES = (
     response,
     shape,
     loss,
+    collective,
     update,
 )
 

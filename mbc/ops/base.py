@@ -26,18 +26,25 @@ class ShapeError(Exception):
     """Operands that do not fit together; the message names both shapes. The caller adds the place."""
 
 
+def no_other_ranks(_: Array) -> Array:
+    """Of a call that knows of no ranks."""
+    raise ValueError("a sum over ranks was asked for where there are none")
+
+
 @dataclass(frozen=True)
 class Call:
     """What an evaluation knows beside its operands.
 
     `outputs`: types of the outputs for the rows of this call. `first_row`: index of the first row of this slice in
-    the mini-batch. `batch`: rows of the whole mini-batch. `precision`: what the step computes in.
+    the mini-batch. `batch`: rows of the whole mini-batch. `precision`: what the step computes in. `sum_over_ranks`: an
+    array of this rank added to those that the others give at the same point of the step.
     """
 
     outputs: tuple[TensorType, ...]
     first_row: int
     batch: int
     precision: Precision
+    sum_over_ranks: Callable[[Array], Array] = no_other_ranks
 
 
 class Gradients(Protocol):

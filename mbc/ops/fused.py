@@ -8,7 +8,7 @@ a choice of the plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, takewhile
 from typing import Any, cast
@@ -224,7 +224,7 @@ def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Cal
         if member.kind == "max_pool":  # the last member
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
-        made = kind.evaluate(member.attributes, taken, Call(types, call.first_row, call.batch, call.precision))
+        made = kind.evaluate(member.attributes, taken, replace(call, outputs=types))
         known += made if kind.flops is None else [stored(value, call.precision.working) for value in made]
     return tuple(known[n] for n in a.given)
 

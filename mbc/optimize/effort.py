@@ -34,6 +34,8 @@ UPDATE_SPLIT_MIN_US = 10.0
 # Within a budget: the share of the available bytes that the operands of one part keep live until it runs, and parts of
 # a launch at most (037).
 UPDATE_HELD_SHARE, UPDATE_MAX_SPLITS = 1 / 200, 16
+# Buckets of about the same bytes that gradients are summed in, and how often the last of them is halved.
+BUCKET_COUNTS, LAST_BUCKET_CUTS = (1, 2, 3, 4, 6, 8), (0, 1, 2, 3)
 # By how many us a copy is over before it is needed, to wait for a later kernel: predictions are off by some us (027).
 WAIT_SLACK_US = 50.0
 

@@ -9,6 +9,7 @@
 * `group`: what a launch runs, as one operation
 * `kernel_call`: a launch as providers see it
 * `verify`: the independent check of a plan
+* `verify_ranks`: the check of plans that share a mini-batch
 * `execution`: symbolic execution: which value every byte holds
 * `occupancy`: who wrote the bytes of a space last
 * `demand`: what a graph demands of a launch
@@ -17,6 +18,7 @@
 * `live`: live bytes at each launch, by kind
 * `memory`: bytes by kind, launch by launch
 * `techniques`: what a program recomputes, offloads and divides
+* `collectives`: what a plan of several GPUs sums over its ranks
 * `summary`: a plan operation by operation
 * `diff`: what differs between two plans
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from mbc.ir.graph import Initializer, Operation, Optimizer, Role, State, TrainingGraph, Value
+from mbc.ir.graph import Initializer, Operation, Optimizer, Ranks, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.plan.model import (
@@ -90,6 +90,7 @@ _GRAPH_FIELDS = (
     "values",
     "train",
     "infer",
+    "ranks",
 )
 
 
@@ -185,7 +186,19 @@ def _graph(value: Any) -> TrainingGraph:
         loss=at("loss", member, fields["loss"], values, "value"),
         metrics=named("metrics"),
         updates=at("updates", each, fields["updates"], _pair, values),
+        ranks=None if fields["ranks"] is None else at("ranks", _ranks, fields["ranks"], fields["batch"]),
     )
+
+
+def _ranks(value: Any, batch: int) -> Ranks:
+    fields = keyed(value, ("rows", "members"))
+    rows = at("rows", each, fields["rows"], whole, 1)
+    if len(rows) < 2:
+        raise BadField(f"{len(rows)} ranks share nothing", "rows")
+    members = at("members", each, fields["members"], whole, 0, len(rows) - 1)
+    if not members or list(members) != sorted(set(members)) or any(rows[rank] != batch for rank in members):
+        raise BadField(f"the ranks {list(members)} do not have {batch} rows each", "members")
+    return Ranks(rows, members)
 
 
 def _source(value: Any) -> Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.plan.collectives import Sharing, sharing_of
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise
 
@@ -90,12 +91,24 @@ def _differences(old: OperationSummary, now: OperationSummary) -> tuple[str, ...
     return tuple(name for name, a, b in compared if a != b)
 
 
+def _shared(plan: Plan) -> tuple[tuple[str, Figure], ...]:
+    sharing = sharing_of(plan) or Sharing((plan.graph.batch,), (0,), 0, ())
+    return (
+        ("gpus", len(sharing.rows)),
+        ("rows", ", ".join(map(str, sharing.rows))),
+        ("buckets", len(sharing.buckets)),
+        ("all_reduce_bytes", sharing.size_bytes),
+        ("all_reduce_us", sharing.time_us),
+        ("thread_blocks", sharing.ctas),
+    )
+
+
 def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
     """Everything that can be said of a whole plan, always in the same order."""
     graph, target, predictions = plan.graph, plan.target, plan.predictions
     return (
         ("network", graph.name),
-        ("batch", graph.batch),
+        ("batch", graph.global_batch),
         ("precision", str(graph.precision)),
         ("optimizer", graph.optimizer.kind),
         ("mbc", plan.version),
@@ -125,4 +138,5 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("infer_launches", len(plan.infer.launches)),
         ("waits", len(plan.train.waits) + len(plan.infer.waits)),
         ("buffers", len(plan.buffers)),
+        *_shared(plan),
     )

@@ -96,6 +96,7 @@ def _graph(graph: TrainingGraph) -> dict[str, Any]:
         "values": values,
         "train": train,
         "infer": infer,
+        **({} if graph.ranks is None else {"ranks": _record(graph.ranks)}),
     }
 
 

@@ -17,6 +17,13 @@ from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
 
 PLAN_FILE = "plan.json"  # in a package
 
+
+def rank_folder(plan: Plan) -> str:
+    """In a package: the folder of the plan of ranks that do not run that of rank 0."""
+    assert plan.graph.ranks is not None
+    return f"rank{plan.graph.ranks.members[0]}"
+
+
 _AGAIN = "compile the network again with 'mbc compile'"
 
 

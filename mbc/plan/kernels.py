@@ -17,8 +17,9 @@ from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Call, Provider
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.nccl import is_collective
 from mbc.plan.kernel_call import call_of
-from mbc.plan.model import Access, Kernel, Launch, Plan
+from mbc.plan.model import Access, Kernel, Launch, Mode, Plan, aligned
 
 # Workspace in bytes with which a call of a provider was measured; None where that is not known.
 MeasuredBytes = Callable[[str, Call], int | None]
@@ -65,6 +66,8 @@ class KernelCheck:
                 "MBC134",
                 f"{place}: {call.workspace_bytes} bytes of workspace for '{called}': {accepted.workspace_refusal}",
             )
+        if is_collective(launch):
+            self._check_contiguous(launch.accesses, place)
         if accepted.aligned:
             self._check_aligned(launch.accesses, called, place)
         if not accepted.proved:
@@ -87,6 +90,19 @@ class KernelCheck:
         if call.workspace_bytes < needed_bytes:
             return replace(accepted, workspace_refusal=f"it was measured with {needed_bytes} bytes")
         return replace(accepted, proved=True)
+
+    def _check_contiguous(self, accesses: Sequence[Access], place: str) -> None:
+        """The operands of one sum over ranks lie one after another, and each sum in the place of its operand."""
+        read = [access.buffer for access in accesses if access.mode is Mode.READ]
+        results = (access.buffer for access in accesses if access.mode is not Mode.READ)
+        written = [buffer for buffer in results if self.plan.buffers[buffer].value is not None]
+        end = self.plan.offsets[read[0]]
+        for buffer, result in zip(read, written, strict=True):
+            if self.plan.offsets[buffer] != end:
+                _fail("MBC133", f"{place}: its operands do not lie one after another, at {self.plan.offsets[buffer]}")
+            if self.plan.offsets[result] != end:
+                _fail("MBC133", f"{place}: a sum lies at {self.plan.offsets[result]}, not over its operand at {end}")
+            end += aligned(self.plan.buffers[buffer].size_bytes)
 
     def _check_aligned(self, accesses: Sequence[Access], called: str, place: str) -> None:
         for access in accesses:

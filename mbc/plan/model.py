@@ -38,12 +38,13 @@ class Mode(StrEnum):
 
 class Stream(StrEnum):
     """Launches of one stream run in order. CONCURRENT: the concurrent stream, of kernels that run concurrently with
-    those of COMPUTE."""
+    those of COMPUTE. COLLECTIVE: of collectives, which all ranks launch in one order."""
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
     TO_DEVICE = "to_device"
     CONCURRENT = "concurrent"
+    COLLECTIVE = "collective"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +173,12 @@ class Bounds:
     `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: the lower
     bound of all plans. `live_bytes`: the peak live bytes of this plan, the lower bound of its placement. `fastest_us`:
     the best serial schedule: the fastest choice of kernels, divisions and layouts together, whatever workspace it
-    takes, for the same candidates and fused groups. `nondeterministic_us`: the same with kernels that give other bits
-    in each run; 0 where these are admitted anyway. `within_budget_us`: with the operations in this order no plan within
-    the budget is faster; 0 where this was not computed. All three are of serial schedules: a plan with a concurrent
-    stream may be faster. `critical_path_us`: the critical-path lower bound of plans with a concurrent stream, the same
-    candidates and fused groups, undivided where this one is; 0 where all kernels run serially.
+    takes, for the same candidates and fused groups; of several ranks with one sum of all gradients at the end.
+    `nondeterministic_us`: the same with kernels that give other bits in each run; 0 where these are admitted anyway.
+    `within_budget_us`: with the operations in this order no plan within the budget is faster; 0 where this was not
+    computed. All three are of serial schedules: a plan with a concurrent stream may be faster. `critical_path_us`: the
+    critical-path lower bound of plans with a concurrent stream, or with collectives beside the kernels, the same
+    candidates and fused groups, undivided where this one is; 0 where all launches run serially.
     """
 
     floor_bytes: int

@@ -10,7 +10,7 @@ from mbc.ops import KINDS
 from mbc.ops.fused import joined_kind
 from mbc.plan.group import title
 from mbc.plan.live import lifetimes
-from mbc.plan.model import Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space
+from mbc.plan.model import Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class OperationSummary:
     of the occurrence from the second on). `kernels`: each distinct one, with its settings. `emulated_fp32`: whether one
     of them emulates fp32. `micro_batches`: rows of each launch, in order. `layouts`: of inputs and outputs, as in the
     accesses. `workspace_bytes`: the most that one launch takes. `output_bytes`: what it writes, workspace excluded.
-    `lifetime`: [first write, last read + 1) of what it writes, in launches of its program.
+    `lifetime`: [first write, last read + 1) of what it writes, in launches of its program. `stream`: of its first
+    launch.
     """
 
     name: str
@@ -36,6 +37,7 @@ class OperationSummary:
     output_bytes: int
     first_launch: int
     lifetime: tuple[int, int]
+    stream: Stream = Stream.COMPUTE
 
 
 def summarise(plan: Plan, program: Program) -> tuple[OperationSummary, ...]:
@@ -98,6 +100,7 @@ def _summary(
             min((lives[b][0] for b in outputs), default=group[0]),
             max((lives[b][1] for b in outputs), default=group[-1] + 1),
         ),
+        stream=first.stream,
     )
 
 

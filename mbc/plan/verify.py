@@ -24,6 +24,7 @@ from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, MeasuredBytes, not_me
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
+from mbc.plan.verify_ranks import verify_rank
 
 _REMEDY = "this plan is not what mbc writes: report it with the plan file, and compile again"
 
@@ -53,7 +54,7 @@ def verify_plan(
     (a launch that does not fit the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126
     (sums over rows), MBC127 (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130
     (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes), MBC133 (a kernel that does
-    not exist, or does not run its launch), MBC134 (too little workspace).
+    not exist, or does not run its launch), MBC134 (too little workspace), MBC135 (sums over ranks).
     """
     graph = plan.graph
     verify_training(graph)
@@ -68,6 +69,7 @@ def verify_plan(
     kernels = KernelCheck(plan, measured_bytes, providers)
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         Execution(plan, program, title, demands[title], kernels).run()
+    verify_rank(plan)
     finals = dict(graph.updates)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)

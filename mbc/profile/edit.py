@@ -7,14 +7,17 @@ import gzip
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.cuda import emulates_fp32
 from mbc.profile.model import Extent, Measurement, Profile
 from mbc.profile.schema import COMPRESSED
 from mbc.profile.signature import read_signature, rows_of
 from mbc.profile.writer import WHOLE_EXTENT, ProfileWriter
 
+_Row = TypeVar("_Row", CollectiveTime, CollectiveSlowdown)
 # What tells the candidates of one request apart.
 CandidateKey = tuple[str, str, tuple[tuple[str, int], ...], tuple[str, ...]]
 
@@ -23,8 +26,8 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
     """What either of two profiles of one machine holds; of the same candidate the newer measurement, or always that of
     `first`, which wins also where both are of one time. MBC076 where the machines are not alike.
 
-    A request's extent is the wider one; where both were limited in words, both are said. Constants and overheads are
-    those of `first`, where it has them. Times of earlier versions are kept for planning, but in no file.
+    A request's extent is the wider one; where both were limited in words, both are said. Constants, overheads and
+    collectives are those of `first`, where it has them. Times of earlier versions are kept for planning, in no file.
     """
     if not first.identity.alike(second.identity):
         raise MbcError(
@@ -53,7 +56,15 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         {**second.constants, **first.constants},
         first.stale or second.stale,
         {key: rows for key, rows in {**second.earlier, **first.earlier}.items() if key not in extents},
+        _first_of(first.collectives + second.collectives),
+        _first_of(first.collective_slowdowns + second.collective_slowdowns),
     )
+
+
+def _first_of(rows: tuple[_Row, ...]) -> tuple[_Row, ...]:
+    """The first of those alike, in the order that a file has them in."""
+    found = {row.key: row for row in reversed(rows)}
+    return tuple(found[key] for key in sorted(found))
 
 
 def candidate_key(m: Measurement) -> CandidateKey:
@@ -98,6 +109,7 @@ def write_profile(profile: Profile, path: Path) -> None:
                 writer.record_overhead(overhead)
             for name, value in sorted(profile.constants.items()):
                 writer.record_constant(name, value)
+            writer.record_collectives(profile.collectives, profile.collective_slowdowns)
         if path.suffix == COMPRESSED:
             part.write_bytes(gzip.compress(part.read_bytes(), mtime=0))
         part.replace(path)

@@ -1,4 +1,5 @@
-"""Profiles of earlier schema versions brought up to date: columns that they lack, and names that were others then."""
+"""Profiles of earlier schema versions brought up to date: columns and tables that they lack, and
+names that were others then."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ import sqlite3
 from functools import lru_cache
 
 from mbc import aliases
-from mbc.profile.schema import SCHEMA_VERSION
+from mbc.profile.schema import COLLECTIVES, SCHEMA_VERSION, statements
 
 _DATED = 3  # the first version with dates of requests
 _FOR_PARTS = 4  # with `for_parts`, which earlier ones say in words
 _RENAMED = 5  # with today's names
+_COLLECTIVES = 6  # with times of collectives
 _SAYS_FOR_PARTS = "left_out LIKE '%were dominated at%' OR left_out LIKE '%gain nothing from sizes below%'"
 
 
@@ -25,6 +27,9 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(f"UPDATE request SET for_parts = 1 WHERE {_SAYS_FOR_PARTS}")
     if version < _RENAMED:
         _rename(connection)
+    if version < _COLLECTIVES:
+        for statement in statements(COLLECTIVES):
+            connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 

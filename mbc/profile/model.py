@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mbc.hardware.collectives import CollectiveModel, CollectiveSlowdown, CollectiveTime, Link
 from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.hardware.transfers import measured_link
 from mbc.ir.types import Layout
@@ -92,11 +93,16 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Device memory in use outside the arena. `what`: context | libraries | step; `subject` names what ran."""
+    """Device memory in use outside the arena. `what`: context | libraries | step | collectives; `subject` names what
+    ran (`collective_subject` for the last)."""
 
     what: str
     subject: str
     size_bytes: int
+
+
+def collective_subject(ranks: int, max_ctas: int) -> str:
+    return f"{ranks} ranks, {max_ctas} thread blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,8 @@ class Profile:
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
     stale: bool = False
     earlier: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
+    collectives: tuple[CollectiveTime, ...] = ()
+    collective_slowdowns: tuple[CollectiveSlowdown, ...] = ()
 
     @property
     def cudnn(self) -> int:
@@ -153,6 +161,17 @@ class Profile:
     def overhead_bytes(self) -> int:
         """The most that a step was seen to take outside the arena; 0 when none was measured."""
         return max((o.size_bytes for o in self.overheads if o.what == "step"), default=0)
+
+    def collective_model(self, link: Link) -> CollectiveModel:
+        """Of collectives over this kind of link; estimates where none were measured."""
+        return CollectiveModel(link, self.collectives, self.collective_slowdowns, self.stale)
+
+    def collective_bytes(self, ranks: int) -> int | None:
+        """Device memory of a communicator and its connections, the most that was seen with any number of thread blocks,
+        or of any number of ranks where it was not measured for so many; None where none was."""
+        seen = {o.subject: o.size_bytes for o in self.overheads if o.what == "collectives"}
+        of_ranks = [size for subject, size in seen.items() if subject.startswith(f"{ranks} ")]
+        return max(of_ranks or seen.values(), default=None)
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
         """The candidates for `request`, fastest first, measured or between measured sizes (then not `measured`); none
@@ -211,9 +230,19 @@ class Profile:
         return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
 
 
+# Device memory of a communicator where it was not measured.
+UNMEASURED_COMMUNICATOR_BYTES = 400_000_000
+
+
+def for_ranks(device: DeviceSpec, profile: Profile | None, ranks: int) -> DeviceSpec:
+    """The spec with the device memory of a communicator of so many ranks."""
+    known = profile.collective_bytes(ranks) if profile is not None else None
+    return replace(device, communicator_bytes=UNMEASURED_COMMUNICATOR_BYTES if known is None else known)
+
+
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
-    """The spec with what the profile saw of the machine: the overhead, the gap between two launches of a graph, and the
-    way to the host's memory."""
+    """The spec with what the profile saw of the machine: the overhead, the gap between two launches of a graph, the way
+    to the host's memory and to other GPUs."""
     if profile is None:
         return device
     return replace(
@@ -221,4 +250,5 @@ def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
         overhead_bytes=profile.overhead_bytes or device.overhead_bytes,
         launch_us=profile.constants.get("graph_gap_us", device.launch_us),
         host_link=measured_link(profile.constants, profile.stale) or device.host_link,
+        collectives=profile.collective_model(device.collectives.link),
     )

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.profile.kernel_versions import current
 from mbc.profile.migrate import migrate
 from mbc.profile.model import Extent, Measurement, Overhead, Profile
@@ -69,12 +70,24 @@ def _read(path: Path) -> Profile:
             rows = connection.execute(f"SELECT {columns} FROM request")
             extents = {key: Extent(*row, micro_batches_only=bool(only)) for key, *row, only in rows}
             constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
+            times = tuple(
+                CollectiveTime(CollectiveKind(kind), ranks, Link(link), *rest)
+                for kind, ranks, link, *rest in connection.execute("SELECT * FROM collectives")
+            )
+            slowdowns = tuple(
+                CollectiveSlowdown(ConcurrentKernel(kernel), ranks, Link(link), *rest)
+                for kernel, ranks, link, *rest in connection.execute("SELECT * FROM collective_slowdowns")
+            )
         except (ValueError, TypeError) as error:
             raise MbcError(
                 "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
             ) from error
     found = {key: tuple(rows) for key, rows in measurements.items()}
-    return current(Profile(identity, found, overheads, str(path), extents, constants))
+    return current(
+        Profile(
+            identity, found, overheads, str(path), extents, constants, collectives=times, collective_slowdowns=slowdowns
+        )
+    )
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -83,6 +96,9 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         version = check_version(connection, path)
         if version == SCHEMA_VERSION:
+            return connection
+        if path.suffix == COMPRESSED:  # it lies in memory already
+            migrate(connection, version)
             return connection
         copy = sqlite3.connect(":memory:")
         connection.backup(copy)

@@ -16,7 +16,7 @@ from mbc.ir.types import Layout
 from mbc.profile.model import Identity, Measurement
 
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 OLDEST_VERSION = 2  # that is still read (`mbc.profile.migrate`)
 COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
 
@@ -53,10 +53,35 @@ CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INT
   PRIMARY KEY (what, subject)) WITHOUT ROWID;
 CREATE TABLE constant (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
+COLLECTIVES = """
+CREATE TABLE collectives (
+  kind TEXT NOT NULL,           -- all_reduce, reduce_scatter, all_gather
+  ranks INTEGER NOT NULL,
+  link TEXT NOT NULL,           -- nvlink, pcie, shared_memory, socket
+  max_ctas INTEGER NOT NULL,    -- thread blocks of a collective at most
+  bytes INTEGER NOT NULL,       -- of the whole buffer of one rank
+  time_us REAL NOT NULL,        -- median, of each of several one after another
+  single_us REAL NOT NULL,      -- median, of one on idle GPUs
+  PRIMARY KEY (kind, ranks, link, max_ctas, bytes)
+) WITHOUT ROWID;
+CREATE TABLE collective_slowdowns (
+  kernel TEXT NOT NULL,         -- convolution, gemm, elementwise, reduction
+  ranks INTEGER NOT NULL,
+  link TEXT NOT NULL,
+  max_ctas INTEGER NOT NULL,
+  kernel_ratio REAL NOT NULL,   -- time of the kernel beside all-reduces over its time alone
+  collective_ratio REAL NOT NULL, -- and of the all-reduces beside such kernels
+  PRIMARY KEY (kernel, ranks, link, max_ctas)
+) WITHOUT ROWID;
+"""
 COLUMNS = (
     "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
     "error, refused, accumulate_us, dominated"
 )
+
+
+def statements(script: str) -> list[str]:
+    return [statement for statement in script.split(";") if statement.strip()]
 
 
 def is_busy(error: sqlite3.Error) -> bool:

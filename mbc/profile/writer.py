@@ -12,11 +12,13 @@ from pathlib import Path
 from types import TracebackType
 
 from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
 from mbc.profile.migrate import migrate
 from mbc.profile.model import Extent, Identity, Measurement, Overhead
 from mbc.profile.schema import (
     APPLICATION_ID,
+    COLLECTIVES,
     COLUMNS,
     COMPRESSED,
     SCHEMA,
@@ -26,6 +28,7 @@ from mbc.profile.schema import (
     identity_of,
     is_busy,
     row_of,
+    statements,
 )
 from mbc.profile.signature import rows_of, signature
 
@@ -84,7 +87,7 @@ class ProfileWriter:
         with self._transaction():
             empty = not self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if empty:
-                for statement in SCHEMA.split(";"):
+                for statement in statements(SCHEMA + COLLECTIVES):
                     self._connection.execute(statement)
                 pairs = ((f.name, getattr(identity, f.name)) for f in fields(identity))
                 self._connection.executemany("INSERT INTO identity VALUES (?, ?)", pairs)
@@ -177,6 +180,15 @@ class ProfileWriter:
     def record_overhead(self, overhead: Overhead) -> None:
         with explained(self.path), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO overhead VALUES (?, ?, ?)", astuple(overhead))
+
+    def record_collectives(self, times: Iterable[CollectiveTime], slowdowns: Iterable[CollectiveSlowdown]) -> None:
+        """Add what was measured of collectives; of the same ones what is there is replaced."""
+        with explained(self.path), self._transaction():
+            for table, rows in (("collectives", times), ("collective_slowdowns", slowdowns)):
+                found = [astuple(row) for row in rows]
+                if found:
+                    places = ", ".join("?" * len(found[0]))
+                    self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", found)
 
     def close(self) -> None:
         with explained(self.path), closing(self._connection):

@@ -6,6 +6,7 @@
 * `documents`: JSON of `mbc show` and `mbc diff`
 * `memory`: memory of a program as a curve in text
 * `techniques`: what a plan recomputes, offloads and divides
+* `collectives`: what a plan of several GPUs sums over ranks, hidden and exposed
 * `roofline`: `mbc show --roofline`
 * `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`

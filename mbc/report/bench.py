@@ -25,23 +25,34 @@ _COLUMNS = (
 )
 
 
+_OVER = 5  # columns up to "over mbc"
+_OF_SEVERAL = (Column("one GPU", right=True), Column("efficiency", right=True))
+
+
 def bench_text(plan: Plan, found: Race, floor: Floor | None, width: int) -> str:
-    """Everybody, then each peer's best against mbc, then mbc against its prediction and the network's floor."""
+    """Everybody, then each peer's best against mbc, then mbc against its prediction and the network's floor. On several
+    GPUs each contender's step on one of them, with its rows alone, and its efficiency as well."""
     graph, ours = plan.graph, found.ours
     turns = "one turn only" if found.drift is None else f"two turns, {found.drift:+.1%} apart"
-    rows = [_row(MBC, ours, graph.batch, ours.step_ms, "", turns)]
+    batch = found.batch or graph.batch
+    rows = [_row(MBC, ours, batch, ours.step_ms, "", turns)]
     for entry in found.entries:
         if entry.result.problem:
             rows.append((entry.contender.name, *("-",) * 7, entry.result.problem))
         else:
             apart = f"{entry.apart:.1e}" if entry.apart is not None else "-"
-            rows.append(
-                _row(entry.contender.name, entry.result, graph.batch, ours.step_ms, apart, _remark(entry, found))
-            )
+            rows.append(_row(entry.contender.name, entry.result, batch, ours.step_ms, apart, _remark(entry, found)))
+    columns, where = _COLUMNS, ""
+    if found.gpus > 1:
+        columns, where = (*_COLUMNS[:_OVER], *_OF_SEVERAL, *_COLUMNS[_OVER:]), f", {found.gpus} GPUs"
+        rows = [
+            (*row[:_OVER], *_shared(found, entry), *row[_OVER:])
+            for row, entry in zip(rows, (None, *found.entries), strict=True)
+        ]
     lines = [
-        f"{graph.name}: a training step, batch {graph.batch}, {graph.precision}",
+        f"{graph.name}: a training step, batch {batch}, {graph.precision}{where}",
         "",
-        render(_COLUMNS, rows, width),
+        render(columns, rows, width),
     ]
     lines += ["", *_verdicts(plan, found, floor)]
     return "\n".join(lines)
@@ -52,7 +63,8 @@ def bench_document(plan: Plan, found: Race, floor: Floor | None, plan_seconds: f
     ours = found.ours
     return {
         "network": plan.graph.name,
-        "batch": plan.graph.batch,
+        "batch": found.batch or plan.graph.batch,
+        "gpus": found.gpus,
         "precision": str(plan.graph.precision),
         "planned_for": plan.target.gpu,
         "profile": plan.target.profile,
@@ -61,7 +73,7 @@ def bench_document(plan: Plan, found: Race, floor: Floor | None, plan_seconds: f
         "plan_s": plan_seconds,
         "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
         "over_floor": None if floor is None else ours.step_ms * 1e3 / floor.total_us,
-        "mbc": asdict(ours),
+        "mbc": {**asdict(ours), **_alone(found, None)},
         "drift": found.drift,
         "tolerance": found.tolerance,
         "same_mathematics": found.fair,
@@ -70,7 +82,13 @@ def bench_document(plan: Plan, found: Race, floor: Floor | None, plan_seconds: f
             for peer, best in _bests(found).items()
         },
         "contenders": [
-            {**asdict(entry.contender), **asdict(entry.result), "apart": entry.apart, "same": entry.same}
+            {
+                **asdict(entry.contender),
+                **asdict(entry.result),
+                "apart": entry.apart,
+                "same": entry.same,
+                **_alone(found, entry),
+            }
             for entry in found.entries
         ],
     }
@@ -90,10 +108,26 @@ def _row(name: str, result: Any, batch: int, ours_ms: float, apart: str, remark:
     )
 
 
+def _shared(found: Race, entry: Entry | None) -> tuple[str, str]:
+    """The step of one GPU by itself, and the efficiency of all; of mbc, where there is no entry."""
+    alone = found.ours_alone if entry is None else entry.alone
+    efficiency = found.efficiency(entry)
+    if alone is None or efficiency is None:
+        return "-", "-"
+    return _show_ms(alone.step_ms), f"{efficiency:.1%}"
+
+
+def _alone(found: Race, entry: Entry | None) -> dict[str, Any]:
+    if found.gpus == 1:
+        return {}
+    alone = found.ours_alone if entry is None else entry.alone
+    return {"alone": None if alone is None else asdict(alone), "efficiency": found.efficiency(entry)}
+
+
 def _remark(entry: Entry, found: Race) -> str:
     if not entry.same:
         return f"NOT THE SAME: losses {_show(entry.result.losses)}, mbc's {_show(found.ours.losses)}"
-    return entry.result.unchecked
+    return "; ".join(filter(None, (entry.result.stage, entry.result.unchecked)))
 
 
 def _show(losses: tuple[float, ...]) -> str:
@@ -116,13 +150,20 @@ def _verdicts(plan: Plan, found: Race, floor: Floor | None) -> list[str]:
         else:
             ratio, variant = _ratio(best, found), best.contender.variant
             lines.append(f"against {peer}: {ratio:.2f}x as fast as its best setting ({variant})")
+    if found.gpus > 1:
+        each = ", ".join(map(_show_ms, found.ours_alone.each_ms)) if found.ours_alone is not None else ""
+        lines.append(
+            f"efficiency: a step of the slowest GPU with its rows alone{f' (mbc: {each})' if each else ''}, over that "
+            f"of {found.gpus} with all rows"
+        )
     predicted_ms = plan.predictions.train_us / 1e3
     if floor is not None:
         over = found.ours.step_ms * 1e3 / floor.total_us
         lines.append(f"mbc: {over:.2f}x the network's floor of {_show_ms(floor.total_us / 1e3)}")
         lines.append(f"mbc: {found.ours.step_ms / predicted_ms:.2f}x the predicted {_show_ms(predicted_ms)}")
+    where = "in blocks" if found.gpus == 1 else "on the slowest GPU"
     lines.append(
-        f"a step: the median of {found.ours.steps} steps of mbc in blocks; losses may be {found.tolerance:g} apart"
+        f"a step: the median of {found.ours.steps} steps of mbc {where}; losses may be {found.tolerance:g} apart"
     )
     return lines
 

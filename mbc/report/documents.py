@@ -10,6 +10,7 @@ from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import summarise
+from mbc.report.collectives import collectives_document
 from mbc.report.memory import curve_rows
 from mbc.report.techniques import techniques_document
 
@@ -19,7 +20,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
     graph = plan.graph
     return {
         "network": graph.name,
-        "batch": graph.batch,
+        "batch": graph.global_batch,
         "precision": str(graph.precision),
         "target": asdict(plan.target),
         "budget_bytes": plan.budget_bytes,
@@ -33,6 +34,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
             "arena_over_live": _over(plan.predictions.arena_bytes, plan.bounds.live_bytes),
             "arena_over_floor": _over(plan.predictions.arena_bytes, plan.bounds.floor_bytes),
         },
+        "collectives": collectives_document(plan),
         "train": _program(plan, plan.train, memory),
         "infer": _program(plan, plan.infer, memory),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
+from mbc.report.collectives import collectives_text
 from mbc.report.columns import DEFAULT_WIDTH
 from mbc.report.memory import curve_text
 from mbc.report.tables import heading, kinds_table, operations_table, peak_table, totals_text
@@ -31,6 +32,7 @@ def plan_text(
         kinds_table(summaries, width) if by_kind else operations_table(summaries, width, limit),
         peak_table(plan, program, width),
         curve_text(plan, program, width),
+        "" if infer else collectives_text(plan, width),
         techniques_text(plan, program, width, limit or LONGEST),
         totals_text(plan),
     ]

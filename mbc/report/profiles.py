@@ -42,6 +42,7 @@ class Contents:
     left_out: tuple[tuple[str, int], ...]
     overhead_bytes: int
     constants: dict[str, float]
+    collectives: tuple[tuple[str, int, int], ...]  # "2 ranks over nvlink", times and slow-downs of them
 
 
 def contents(profile: Profile, size_bytes: int) -> Contents:
@@ -76,7 +77,16 @@ def contents(profile: Profile, size_bytes: int) -> Contents:
         _counted(words),
         profile.overhead_bytes,
         dict(profile.constants),
+        _collectives(profile),
     )
+
+
+def _collectives(profile: Profile) -> tuple[tuple[str, int, int], ...]:
+    times, slowdowns = (
+        Counter(f"{row.ranks} ranks over {row.link}" for row in rows)
+        for rows in (profile.collectives, profile.collective_slowdowns)
+    )
+    return tuple((between, times[between], slowdowns[between]) for between in sorted(times | slowdowns))
 
 
 def _counted(reasons: Iterable[str]) -> tuple[tuple[str, int], ...]:
@@ -96,6 +106,7 @@ def contents_text(found: Contents, width: int = DEFAULT_WIDTH) -> str:
     if found.overhead_bytes:
         lines.append(f"a step takes {show_size(found.overhead_bytes)} outside its arena")
     lines += [f"{name} {value:.3g}" for name, value in sorted(found.constants.items())]
+    lines += [f"collectives: {t} times, {s} slow-downs ({between})" for between, t, s in found.collectives]
     columns = (
         Column("kind", shrinks=True, least=12),
         Column("precision"),

@@ -63,7 +63,7 @@ def roofline_document(plan: Plan, floor: Floor | None, *, infer: bool = False) -
     found = limits(plan, program, ceilings)
     return {
         "network": plan.graph.name,
-        "batch": plan.graph.batch,
+        "batch": plan.graph.global_batch,
         "precision": str(plan.graph.precision),
         "program": "infer" if infer else "train",
         "target": asdict(plan.target),
@@ -85,6 +85,7 @@ def _row(one: Limit) -> dict[str, Any]:
         "flops": one.flops,
         "memory_us": one.memory_us,
         "arithmetic_us": one.arithmetic_us,
+        "link_us": one.link_us,
         "limit_us": one.limit_us,
         "bound": str(one.bound),
         "time_us": one.summary.time_us,
@@ -169,6 +170,8 @@ def _bound(group: Sequence[Limit]) -> str:
     bounds = {one.bound for one in group}
     if len(bounds) == 1:
         return str(bounds.pop())
+    if Bound.LINK in bounds:
+        return " and ".join(bound for bound in Bound if bound in bounds)
     by_arithmetic = sum(one.limit_us for one in group if one.bound is Bound.ARITHMETIC)
     return f"both ({100 * by_arithmetic / sum(one.limit_us for one in group):.0f} % arithmetic)"
 

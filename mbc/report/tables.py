@@ -8,7 +8,7 @@ from itertools import groupby
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
-from mbc.plan.model import Plan, Program, Target
+from mbc.plan.model import Plan, Program, Stream, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
@@ -45,11 +45,17 @@ def heading(plan: Plan, infer: bool = False) -> str:
     what = "inference" if infer else "training step"
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
     return (
-        f"{graph.name}: {what}, batch {graph.batch}, {graph.precision}, {graph.optimizer.kind}\n"
+        f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {graph.optimizer.kind}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
         f"profile: {profile_of(target)}"
     )
+
+
+def batch_text(plan: Plan) -> str:
+    """`batch 64`, or `batch 64 shared by 3 GPUs (22 + 2 x 21 rows)`."""
+    batch, ranks = f"batch {plan.graph.global_batch}", plan.graph.ranks
+    return batch if ranks is None else f"{batch} shared by {ranks.size} GPUs ({micro_batches(ranks.rows)} rows)"
 
 
 def profile_of(target: Target) -> str:
@@ -82,7 +88,11 @@ def operations_table(summaries: Sequence[OperationSummary], width: int | None, l
         )
         for s in shown
     ]
-    lines = [render(_OPERATIONS, rows, width)]
+    columns = _OPERATIONS
+    if any(s.stream is Stream.COLLECTIVE for s in shown):  # what is beside them says more than layouts
+        columns = (*_OPERATIONS[:4], Column("stream"), *_OPERATIONS[5:])
+        rows = [(*row[:4], str(s.stream), *row[5:]) for row, s in zip(rows, shown, strict=True)]
+    lines = [render(columns, rows, width)]
     if len(shown) < len(summaries):
         names = {s.name for s in shown}
         others = [s for s in summaries if s.name not in names]
@@ -155,7 +165,7 @@ def totals_text(plan: Plan) -> str:
     overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     total = predictions.arena_bytes + predictions.overhead_bytes + ahead_bytes
-    per_second = plan.graph.batch * 1e6 / predictions.train_us if predictions.train_us else 0.0
+    per_second = plan.graph.global_batch * 1e6 / predictions.train_us if predictions.train_us else 0.0
     states = {b for b in plan.train.entry if plan.graph.values[plan.buffers[b].value or ""].role.persistent}
     state_bytes = sum(rounded(plan.buffers[b].size_bytes) for b in states)
     rows = [

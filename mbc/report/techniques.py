@@ -88,7 +88,11 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
     recompute_us = sum(r.time_us for r in found.recomputed)
     copies_us, stall_us = sum(o.time_us for o in found.offloaded), sum(s.time_us for s in waits)
     # A share of the kernels' time, which is what the step would take without them.
-    kernels_us = sum(launch.work.time_us for launch in program.launches if isinstance(launch.work, Kernel))
+    kernels_us = sum(
+        launch.work.time_us
+        for launch in program.launches
+        if isinstance(launch.work, Kernel) and launch.stream is not Stream.COLLECTIVE
+    )
     share = over(kernels_us, kernels_us - recompute_us)
     workspace_bytes = max((d.workspace_bytes for d in found.divided), default=0)
     rows = [

@@ -7,6 +7,7 @@ then, so that nothing of the warm-up stays. Afterwards nothing is allocated on t
 from __future__ import annotations
 
 import atexit
+import platform
 import re
 import weakref
 from collections import deque
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
+from mbc.kernels.nccl import BY_COPIES, ctas_of
 from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
 from mbc.plan.prefetch import prefetch_bytes
@@ -27,9 +29,12 @@ from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
-from mbc.runtime.library import LIBRARY_FILE, Library
+from mbc.runtime.library import LIBRARY_FILE, Library, RanksInterface
 from mbc.runtime.machine import Figures, Memory, Observer
+from mbc.runtime.membership import Membership
+from mbc.runtime.nccl import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.output import DeviceOutput
+from mbc.runtime.patience import Patience
 from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
 from mbc.runtime.turns import Home, no_copy
@@ -44,9 +49,13 @@ _STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are
 _OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
 
 
-def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool) -> Cuda:
-    """The package in `folder` on this machine's GPU. `prefetch`: inputs of a step travel while the one before runs,
-    where the budget and the free memory have room for them.
+def open_cuda(
+    plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool,
+    membership: Membership | None = None,
+) -> Cuda:  # fmt: skip
+    """The package in `folder` on this machine's GPU; as one of the ranks of `membership`, on the GPU of its number.
+    `prefetch`: inputs of a step travel while the one before runs, where the budget and the free memory have room for
+    them.
 
     Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
     MBC154 (not the planned architecture), MBC155 (too little free memory), and what `Library` raises.
@@ -58,7 +67,7 @@ def open_cuda(plan: Plan, places: Places, folder: Path | None, *, canaries: bool
         raise MbcError(
             "MBC157", f"{where}: it was not built for a GPU", "`mbc doctor` says what a build needs; then compile again"
         )
-    return Cuda(plan, places, folder, canaries=canaries, eager=eager, prefetch=prefetch)
+    return Cuda(plan, places, folder, membership, canaries=canaries, eager=eager, prefetch=prefetch)
 
 
 @dataclass
@@ -77,18 +86,25 @@ class _Taken:
 
     home: Home
     library: Library | None = None
+    communicator: Communicator | None = None  # graphs of the library hold it
     host: Array | None = None  # pinned; nobody else may hold it
     memory: list[Any] = field(default_factory=list[Any])
 
-    def free(self) -> None:
+    def free(self, together: bool = True) -> None:
+        """`together`: the other ranks do so, too."""
         if not self.home.is_this_process:
             return
         if self.library is not None:
             self.library.destroy()
             self.library = None
-        self.host = None
-        while self.memory:
-            self.memory.pop().free()
+        communicator, self.communicator = self.communicator, None
+        try:
+            if communicator is not None:
+                (communicator.close if together else communicator.abort)()
+        finally:  # also where another rank does not come
+            self.host = None
+            while self.memory:
+                self.memory.pop().free()
 
 
 class Cuda:
@@ -97,9 +113,10 @@ class Cuda:
     device = "cuda"
 
     def __init__(
-        self, plan: Plan, places: Places, folder: Path, *, canaries: bool, eager: bool, prefetch: bool
-    ) -> None:
-        self._plan, self._places, self._eager = plan, places, eager
+        self, plan: Plan, places: Places, folder: Path, membership: Membership | None, *, canaries: bool, eager: bool,
+        prefetch: bool,
+    ) -> None:  # fmt: skip
+        self._plan, self._places, self._membership, self._eager = plan, places, membership, eager
         self._driver: Any = open_driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
         addresses = [gpu.pci_bus_id() for gpu in gpus]
@@ -108,6 +125,7 @@ class Cuda:
         check_architecture(plan, self._context.get_device())
         self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._observer: Observer | None = None
+        self._patience: Patience | None = None  # where there are other ranks
         self._home = Home()
         self._taken = _Taken(self._home)
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
@@ -117,7 +135,8 @@ class Cuda:
         try:
             self._build(folder, canaries, prefetch)
         except BaseException:
-            self._closed()
+            self._closed.detach()
+            self._taken.free(together=False)
             raise
 
     @property
@@ -143,7 +162,7 @@ class Cuda:
         self._feeder.feed(place, self._address(place), array)
 
     def write(self, place: Place, array: Array) -> None:
-        self._compute.synchronize()
+        self._settle()
         data = stored_bytes(array, place.dtype, place.layout)
         if place.space is Space.HOST:
             self._host_bytes(place)[:] = data
@@ -151,7 +170,7 @@ class Cuda:
             self._driver.memcpy_htod(self._address(place), data)
 
     def read(self, place: Place) -> Array:
-        self._compute.synchronize()
+        self._settle()
         data = np.empty(place.size_bytes, np.uint8)
         if place.space is Space.HOST:
             data[:] = self._host_bytes(place)
@@ -187,10 +206,12 @@ class Cuda:
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
         slot.event.record(self._compute)
 
-        home = self._home  # not all of this: who keeps a loss keeps no arena
+        home, patience = self._home, self._patience  # not all of this: who keeps a loss keeps no arena
 
         def fetch() -> tuple[float, ...]:
             home.check()
+            if patience is not None:
+                patience.wait(slot.event.query)
             slot.event.synchronize()
             return tuple(float(pinned[0]) for pinned in slot.figures)
 
@@ -221,7 +242,7 @@ class Cuda:
 
     def check_canaries(self) -> None:
         """MBC161 when the bytes beside the arena, or the prediction of its size, are not what they should be."""
-        self._compute.synchronize()
+        self._settle()
         ends = (
             offset + -(-buffer.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             for buffer, offset in zip(self._plan.buffers, self._plan.offsets, strict=True)
@@ -257,15 +278,21 @@ class Cuda:
         if self._closed.alive and self._home.is_this_process:
             self._home.check()
             self._expire()
-            self._compute.synchronize()
+            self._settle()
             self._closed()
+
+    def _settle(self) -> None:
+        """Wait for everything that was started."""
+        if self._patience is not None:
+            self._patience.wait(self._compute.is_done)
+        self._compute.synchronize()
 
     def _run(self, program: str) -> None:
         if self._observer is None:
             self._library.run(program, self._eager)
             return
         launches = self._plan.train.launches if program == "train" else self._plan.infer.launches
-        self._compute.synchronize()  # inputs are there, and launches of other streams do not wait for them
+        self._settle()  # inputs are there, and launches of other streams do not wait for them
         for index in range(len(launches)):
             self._observer.before(self, program, index)
             self._library.run_launch(program, index)
@@ -280,7 +307,7 @@ class Cuda:
         if driver.mem_get_info()[0] < self._arena_bytes + self._prefetch_bytes:
             self._prefetch_bytes = 0
         try:
-            allocation = driver.mem_alloc(max(1, self._arena_bytes + 2 * guard + self._prefetch_bytes))
+            allocation = self._allocated(max(1, self._arena_bytes + 2 * guard + self._prefetch_bytes))
         except driver.MemoryError:
             self._too_little(driver.mem_get_info()[0])
         self._taken.memory.append(allocation)
@@ -310,17 +337,50 @@ class Cuda:
             raise
         self._overhead = self._measured_overhead()
 
+    def _allocated(self, size_bytes: int) -> Any:
+        """Device memory with a method `free`; NCCL's own where copies of collectives go to the arena."""
+        if ctas_of(self._plan.train) != BY_COPIES:
+            return self._driver.mem_alloc(size_bytes)
+        return SymmetricMemory(load_nccl(), size_bytes)
+
     def _ready(self) -> None:
         """Everything that a step needs beside the arena is made here."""
         self._library.create(
             self._arena, self._arena_bytes, address_of(self._taken.host), self._plan.predictions.host_bytes,
-            [int(stream.handle) for stream in self._streams],
+            [int(stream.handle) for stream in self._streams], self._joined(),
         )  # fmt: skip
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
         if not self._eager:
             self._library.warm()
             self._library.capture()
             self._zero()
+
+    def _joined(self) -> RanksInterface | None:
+        """The communicator of the ranks, connected before the overhead is measured. Every rank then goes through
+        warm-up and capture in the same order; at the end graphs are destroyed before it."""
+        members = self._membership
+        if members is None:
+            return None
+        nccl = load_nccl()
+        gpu = self._context.get_device()
+        members.agree(
+            {
+                "driver": ".".join(map(str, divmod(self._driver.get_driver_version(), 1000))),
+                "cuDNN": str(self._library.cudnn_version),
+                "NCCL": str(nccl.version),
+            }
+        )
+        members.differ("GPU", f"{platform.node()} {gpu.pci_bus_id()}")
+        identity = members.broadcast(nccl.unique_id() if members.rank == 0 else b"")
+        made = Communicator(nccl, identity, members.rank, members.size, ctas_of(self._plan.train))
+        self._taken.communicator, self._patience = made, Patience(members, made)
+        members.on_failure(made.abort)
+        for memory in self._taken.memory:
+            if isinstance(memory, SymmetricMemory):
+                made.register(int(memory), memory.size_bytes)
+        functions = ("AllReduce", "AlltoAll", "AllGather", "CommGetAsyncError", "GetErrorString")
+        addresses = (nccl.address(f"nccl{function}") for function in functions)
+        return RanksInterface(*addresses, made.handle, members.rank, members.size)
 
     def _expire(self) -> None:
         """Before a program writes over the outputs that were left in the arena."""
@@ -365,7 +425,7 @@ class Cuda:
     def _check_overhead(self, before: int | None) -> None:
         """After the first step everything is loaded: what the module takes must be within its budget. What this process
         took between opening it and that step (`before` was measured there) is its caller's: tensors to be fed, say."""
-        self._compute.synchronize()
+        self._settle()
         self._overhead_checked = True
         after = self._measured_overhead()
         if self._overhead is not None and before is not None and after is not None:

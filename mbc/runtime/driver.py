@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
+from mbc.ranks.environment import device_of, read_environment
 
 
 def open_driver() -> Any:
@@ -34,11 +38,30 @@ def _no_gpu(why: str) -> MbcError:
 
 
 def open_context(driver: Any) -> Any:
-    """The context that is current, or the primary one of a GPU, which PyTorch and others in the process share."""
+    """The context that is current, or the primary one of a GPU, which PyTorch and others in the process share: of the
+    first GPU, and of several ranks on a machine each takes its own (`device_of`, which may raise MBC266)."""
     current = driver.Context.get_current()
     if current is None:
-        current = importlib.import_module("pycuda.autoprimaryctx").context
+        with _device_of_rank(driver):
+            current = importlib.import_module("pycuda.autoprimaryctx").context
     return current
+
+
+@contextmanager
+def _device_of_rank(driver: Any) -> Generator[None]:
+    """PyCUDA asks CUDA_DEVICE which GPU to take; processes that this one starts are none of its concern."""
+    environment = read_environment(os.environ)
+    if environment is None:
+        yield
+        return
+    before = os.environ.get("CUDA_DEVICE")
+    os.environ["CUDA_DEVICE"] = str(device_of(environment, driver.Device.count()))
+    try:
+        yield
+    finally:
+        del os.environ["CUDA_DEVICE"]
+        if before is not None:
+            os.environ["CUDA_DEVICE"] = before
 
 
 def check_architecture(plan: Plan, gpu: Any) -> None:

@@ -13,7 +13,7 @@ from mbc.errors import MbcError
 from mbc.plan.model import Plan
 
 LIBRARY_FILE = "libmodule.so"
-ABI_VERSION = 2  # MBC_ABI_VERSION of templates/include/mbc_module.h
+ABI_VERSION = 3  # MBC_ABI_VERSION of templates/include/mbc_module.h
 PROGRAMS = {"train": 0, "infer": 1}
 
 _CUDNN = "libcudnn.so."
@@ -39,7 +39,7 @@ def library_folders() -> Iterator[Path]:
         yield Path(torch.origin).parent / "lib"
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def load_library(path: Path) -> ctypes.CDLL:
     """Load `path`, after whatever it needs and the system's loader does not find. OSError where it cannot be had."""
     tried: set[str] = set()
     while True:
@@ -56,7 +56,7 @@ def _load(path: Path) -> ctypes.CDLL:
             ctypes.CDLL(str(place), mode=ctypes.RTLD_GLOBAL)
 
 
-def _loaded_folder(prefix: str) -> Path | None:
+def loaded_folder(prefix: str) -> Path | None:
     """The folder that this process has a library from."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
@@ -72,6 +72,21 @@ def _load_cudnn_parts(folder: Path) -> None:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
+class RanksInterface(ctypes.Structure):
+    """MbcRanks of templates/include/mbc_module.h."""
+
+    _fields_ = (
+        ("all_reduce", ctypes.c_void_p),
+        ("all_to_all", ctypes.c_void_p),
+        ("all_gather", ctypes.c_void_p),
+        ("async_error", ctypes.c_void_p),
+        ("error_string", ctypes.c_void_p),
+        ("communicator", ctypes.c_void_p),
+        ("rank", ctypes.c_int64),
+        ("ranks", ctypes.c_int64),
+    )
+
+
 class Library:
     """The C interface of `templates/include/mbc_module.h`, of which one module is made.
 
@@ -82,8 +97,8 @@ class Library:
     def __init__(self, plan: Plan, folder: Path) -> None:
         path = folder / LIBRARY_FILE
         try:
-            self._calls = calls = _load(path)
-            cudnn_folder = _loaded_folder(_CUDNN)
+            self._calls = calls = load_library(path)
+            cudnn_folder = loaded_folder(_CUDNN)
             if plan.target.cudnn and cudnn_folder is not None:
                 _load_cudnn_parts(cudnn_folder)
         except OSError as error:
@@ -104,15 +119,24 @@ class Library:
         self._check_identity(plan, path)
         self._check_cudnn(plan, cudnn_folder)
 
-    def create(self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: Sequence[int]) -> None:
-        """Make the library's handles and plans over memory and streams that must outlive it."""
+    def create(
+        self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: Sequence[int],
+        ranks: RanksInterface | None = None,
+    ) -> None:  # fmt: skip
+        """Make the library's handles and plans over memory, streams and a communicator that must outlive it."""
         create = self._calls.mbc_create
         create.argtypes = (
             ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64,
-            ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p),
+            ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
         )  # fmt: skip
         handles = (ctypes.c_void_p * len(streams))(*streams)
-        self._check(create(arena, arena_bytes, host or None, host_bytes, handles, ctypes.byref(self._module)))
+        shared = None if ranks is None else ctypes.byref(ranks)
+        self._check(create(arena, arena_bytes, host or None, host_bytes, handles, shared, ctypes.byref(self._module)))
+
+    @property
+    def cudnn_version(self) -> int:
+        """As cuDNN numbers it; 0 where the plan does not use it."""
+        return int(self._calls.mbc_cudnn_version())
 
     def warm(self) -> None:
         """Run every launch of both programs once, waiting for each."""

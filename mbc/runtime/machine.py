@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.ops.base import no_other_ranks
 from mbc.plan.model import Plan, Space
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter
+from mbc.runtime.membership import Membership
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, Places
 from mbc.runtime.transfers import Transfers
@@ -163,10 +165,13 @@ class Host:
     device = "cpu"
     stream: int | None = None
 
-    def __init__(self, plan: Plan, places: Places, *, shadow: bool, transfers: Transfers) -> None:
+    def __init__(
+        self, plan: Plan, places: Places, *, shadow: bool, transfers: Transfers, membership: Membership | None = None
+    ) -> None:
         self._plan = plan
         self._places = places
-        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers)
+        sums = no_other_ranks if membership is None else membership.sum_on_host
+        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers, sum_over_ranks=sums)
         self._figures = (places.loss, *places.metrics.values())
         self._observer: Observer | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, NoReturn, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
 from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Machine, Memory, Observer, state_place
+from mbc.runtime.membership import Membership, seed_of
 from mbc.runtime.metrics import judged_rows
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
@@ -48,6 +49,11 @@ class Module:
     (MBC235); on the CPU a forked process has a module of its own. `copy.deepcopy` makes an independent module on the
     CPU; all other copies and pickles are refused (MBC234).
 
+    A plan for several GPUs (`mbc compile --gpus`) wants as many processes, started by mpirun, srun, torchrun or `mbc
+    train --gpus`. Each opens the module and calls the same methods in the same order, with its own rows: they start
+    from the same parameters, `step` reports loss and metrics of the whole mini-batch, `save` writes on rank 0 alone.
+    `ranks`: the processes, where not the environment tells of them.
+
     Raises MBC140 and MBC152 to MBC168 where the plan, the package or the machine does not allow it.
     """
 
@@ -62,9 +68,10 @@ class Module:
         prefetch: bool = True,
         shadow: bool = True,
         transfers: Transfers | str = Transfers.IN_ORDER,
+        ranks: Membership | None = None,
     ) -> None:
-        settings = Settings(seed, device, canaries, eager, prefetch, shadow, transfers)
-        self._plan, folder = open_plan(subject)
+        self._plan, folder, self._membership = open_plan(subject, ranks)
+        settings = Settings(seed, device, canaries, eager, prefetch, shadow, transfers, self._membership)
         self._places = find_places(self._plan)
         graph = self._plan.graph
         self._train_inputs = wanted_inputs(graph, graph.inputs)
@@ -95,7 +102,8 @@ class Module:
         with self._turns:
             self._feed(self._train_inputs, self._places.train_inputs, inputs, named, exact=True)
             control = np.zeros((), RECORD)
-            control["step"], control["seed"], control["learning_rate"] = self._steps + 1, self._seed, rate
+            control["step"], control["learning_rate"] = self._steps + 1, rate
+            control["seed"] = seed_of(self._seed, self.rank)
             control["training"] = 1
             with self._changing() as machine:
                 self._steps += 1
@@ -166,8 +174,18 @@ class Module:
 
     @property
     def batch(self) -> int:
-        """Rows of a step."""
+        """Rows of a step, of this rank where several share a mini-batch."""
         return self._plan.graph.batch
+
+    @property
+    def rank(self) -> int:
+        """This process among those that share a mini-batch; 0 where there is one."""
+        return 0 if self._membership is None else self._membership.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many share a mini-batch."""
+        return 1 if self._membership is None else self._membership.size
 
     @property
     def control(self) -> dict[str, int | float]:
@@ -204,6 +222,8 @@ class Module:
         whole or not at all.
         """
         place = path_of(path, "MBC162", "cannot write a checkpoint")
+        if self.rank:
+            return
         described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
         with self._turns:
             tensors = [(name, self.state(name)) for name in self._places.states]
@@ -250,7 +270,7 @@ class Module:
             self._opened_machine.close()
             self._closed = True
 
-    def __enter__(self) -> Module:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -326,7 +346,9 @@ class Module:
         return rows
 
     def _read_control(self) -> Array:
-        return self._machine.read(self._places.control).view(RECORD).reshape(())
+        record = self._machine.read(self._places.control).view(RECORD).reshape(())
+        record["seed"] = self._seed  # of other ranks the block has their own
+        return record
 
     def _write_control(self, fields: Mapping[str, float]) -> None:
         """Set some fields of the control block; the rest stays, or is zero before the first step."""
@@ -336,4 +358,6 @@ class Module:
         for name, number in fields.items():
             record[name] = number
         machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
-        self._steps, self._seed = int(record["step"]), int(record["seed"])
+        if "seed" in fields:
+            self._seed = int(fields["seed"])
+        self._steps = int(record["step"])

@@ -9,12 +9,15 @@ from typing import cast
 
 import numpy as np
 
+import mbc
 from mbc.errors import MbcError
 from mbc.plan.file import PLAN_FILE, load_plan
 from mbc.plan.model import Plan
+from mbc.plan.verify_ranks import shared_digest
 from mbc.runtime.arguments import choice, flag, path_of, shown
 from mbc.runtime.checkpoint import why
 from mbc.runtime.machine import Host, Machine
+from mbc.runtime.membership import Membership, check_membership
 from mbc.runtime.places import Places
 from mbc.runtime.transfers import Transfers
 
@@ -35,6 +38,7 @@ class Settings:
     prefetch: bool
     shadow: bool
     transfers: Transfers | str
+    membership: Membership | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(cast(object, self.seed), int | np.integer):
@@ -47,8 +51,34 @@ class Settings:
             flag(name, getattr(self, name))
 
 
-def open_plan(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
-    """The plan, and the folder that its library lies in. MBC166 where there is none, and what `load_plan` raises."""
+def open_plan(
+    subject: str | Path | Plan, given: Membership | None = None
+) -> tuple[Plan, Path | None, Membership | None]:
+    """The plan, the folder that its library lies in, and the ranks that it is for: `given`, or those that this process
+    was started among. MBC166 where there is no plan, MBC281 where it is for other ranks, and what `load_plan` raises.
+    """
+    plan, folder = _read(subject)
+    members = check_membership(plan.graph, given)
+    if members is None:
+        return plan, folder, None
+    plan, folder = _of_rank(members.rank, plan, folder)
+    members.agree({"mbc": mbc.__version__, "plan": shared_digest(plan)})
+    return plan, folder, members
+
+
+def _of_rank(rank: int, plan: Plan, folder: Path | None) -> tuple[Plan, Path | None]:
+    """`plan`, or that of a package inside."""
+    ranks = plan.graph.ranks
+    if ranks is None or rank in ranks.members:
+        return plan, folder
+    for inside in () if folder is None else sorted(folder.glob("rank*")):
+        other, place = _read(inside)
+        if other.graph.ranks is not None and rank in other.graph.ranks.members:
+            return other, place
+    raise MbcError("MBC281", f"the plan is for the ranks {list(ranks.members)}, this is rank {rank}", "compile again")
+
+
+def _read(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
     if isinstance(subject, Plan):
         return subject, None
 
@@ -72,9 +102,12 @@ def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Sett
             return open_cuda(
                 plan, places, folder,
                 canaries=settings.canaries, eager=settings.eager, prefetch=settings.prefetch,
+                membership=settings.membership,
             )  # fmt: skip
         except MbcError as error:
             if settings.device == "cuda" or error.code not in _NO_CUDA:
                 raise
             warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=4)
-    return Host(plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers))
+    return Host(
+        plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers), membership=settings.membership
+    )

@@ -3,6 +3,7 @@
 * `loop`: epochs of steps, test accuracy, checkpoints
 * `schedule`: the learning rate
 * `data`: where the rows of an epoch come from
+* `share`: the rows of a rank
 * `loader`: batches from a Python function
 * `inputs`: arrays of a data set as inputs of a network
 * `accuracy`: how often a network is right

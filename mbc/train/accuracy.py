@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -14,8 +15,11 @@ from mbc.ops import KINDS
 from mbc.runtime.arrays import classes_of
 from mbc.train.data import Data
 from mbc.train.inputs import Input, converted
+from mbc.train.share import Group, share_of
 
 Array = NDArray[Any]
+
+_COUNTS = struct.Struct("<qq")  # right ones, of all
 
 
 class Predicts(Protocol):
@@ -47,19 +51,23 @@ def judged(graph: TrainingGraph) -> Judged | None:
     return None
 
 
-def accuracy_on(net: Predicts, graph: TrainingGraph, data: Data) -> float | None:
-    """Share of rows (of positions, in segmentation) whose largest logit is the target's, over all of `data`."""
+def accuracy_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | None = None) -> float | None:
+    """Share of rows (of positions, in segmentation) whose largest logit is the target's, over all of `data`. Of several
+    ranks, which then have the same states, each tests a part of the rows."""
     which = judged(graph)
     if which is None:
         return None
     fed = [graph.inputs.index(name) for name in graph.infer_inputs]
     right = total = 0
     inputs = inputs_of(graph)
-    for rows in data.in_order(graph.batch):
+    for rows in data.in_order(share_of(graph, 0 if group is None else group.rank)):
         batch = converted(rows, inputs)
         outputs = net.forward(*(batch[i] for i in fed))
         logits = np.asarray(cast("Sequence[Any]", outputs)[which.output] if isinstance(outputs, tuple) else outputs)
         target = batch[which.target]
         right += int(np.count_nonzero(np.argmax(logits, axis=1) == target))
         total += target.size
+    if group is not None:
+        counts = [_COUNTS.unpack(one) for one in group.gather(_COUNTS.pack(right, total))]
+        right, total = (sum(count) for count in zip(*counts, strict=True))
     return right / total if total else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -16,6 +16,7 @@ from mbc.errors import MbcError
 from mbc.runtime.arguments import shown
 from mbc.train.inputs import Batch, Input, fit, names_of
 from mbc.train.loader import IterableData, find_function
+from mbc.train.share import Part, Share
 
 Array = NDArray[Any]
 
@@ -28,14 +29,19 @@ class Data(Protocol):
         """How many, None when only reading them tells."""
         ...
 
-    def shuffled(self, batch: int, seed: int, epoch: int) -> Iterator[Batch]:
-        """The batches of one epoch of training. The last may have fewer than `batch` rows.
-
-        The same arguments give the same batches, whatever was read before: resuming depends on it."""
+    @property
+    def common(self) -> bool:
+        """Whether each of several ranks reads all rows of a mini-batch, or passes over those of the others."""
         ...
 
-    def in_order(self, batch: int) -> Iterator[Batch]:
-        """All rows once, for testing. The last batch may have fewer rows."""
+    def shuffled(self, share: Share, seed: int, epoch: int) -> Iterator[Part]:
+        """What a rank has of the mini-batches of one epoch of training. The last one may not be whole.
+
+        The same arguments give the same parts, whatever was read before: resuming depends on it."""
+        ...
+
+    def in_order(self, share: Share) -> Iterator[Batch]:
+        """All rows once, for testing: those of one rank, up to `share.rows` at a time."""
         ...
 
 
@@ -49,18 +55,24 @@ class ArrayData:
     def rows(self) -> int:
         return int(self.arrays[0].shape[0])
 
-    def shuffled(self, batch: int, seed: int, epoch: int) -> Iterator[Batch]:
-        # A generator keyed by (seed, epoch), not one that runs on: epoch 7 is the same after a resume.
+    common = True
+
+    def shuffled(self, share: Share, seed: int, epoch: int) -> Iterator[Part]:
+        # A generator keyed by (seed, epoch), not one that runs on: epoch 7 is the same after a resume, on all ranks.
         order = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch])).permutation(self.rows)
-        return self._batches(batch, lambda start: np.sort(order[start : start + batch]))
+        for start in range(0, self.rows, share.batch):
+            chosen = np.sort(order[start : start + share.batch])
+            arrays = self._read(chosen[share.first : share.stop])
+            yield Part(arrays, len(chosen), len(chosen) == share.batch)
 
-    def in_order(self, batch: int) -> Iterator[Batch]:
-        return self._batches(batch, lambda start: slice(start, start + batch))
+    def in_order(self, share: Share) -> Iterator[Batch]:
+        for start in range(0, self.rows, share.batch):
+            chosen = slice(start + share.first, start + share.stop)
+            if chosen.start < self.rows:
+                yield self._read(chosen)
 
-    def _batches(self, batch: int, choose: Callable[[int], Array | slice]) -> Iterator[Batch]:
-        for start in range(0, self.rows, batch):
-            chosen = choose(start)
-            yield tuple(np.ascontiguousarray(array[chosen]) for array in self.arrays)
+    def _read(self, chosen: Array | slice) -> Batch:
+        return tuple(np.ascontiguousarray(array[chosen]) for array in self.arrays)
 
 
 def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.train.inputs import Batch, Input, fit
+from mbc.train.share import Part, Share, mark_of
 
 Array = NDArray[Any]
 
@@ -24,7 +25,9 @@ Array = NDArray[Any]
 class IterableData:
     """A function that yields batches of any number of rows; they are cut anew to the mini-batch.
 
-    It is called once an epoch, with `epoch=` where it has such a parameter. Shuffling is its own business.
+    It is called once an epoch, with `epoch=` where it has such a parameter. Shuffling is its own business. Of several
+    ranks each calls it, and takes its rows of each mini-batch; where it has the parameters `rank` and `ranks`, it
+    yields the rows of that rank alone.
     """
 
     function: Callable[..., Iterable[Any]]
@@ -35,16 +38,33 @@ class IterableData:
     def rows(self) -> None:
         return None
 
-    def shuffled(self, batch: int, seed: int, epoch: int) -> Iterator[Batch]:
-        return self._batches(batch, epoch)
+    @property
+    def common(self) -> bool:
+        return "rank" not in _parameters(self.function)
 
-    def in_order(self, batch: int) -> Iterator[Batch]:
-        return self._batches(batch, 0)
+    def shuffled(self, share: Share, seed: int, epoch: int) -> Iterator[Part]:
+        if not self.common:
+            for arrays in self._batches(share, share.rows, epoch):
+                rows = len(arrays[0])
+                yield Part(arrays, rows, rows == share.rows)
+            return
+        for arrays in self._batches(share, share.batch, epoch):
+            rows = len(arrays[0])
+            mark = mark_of(arrays) if share.ranks > 1 else 0
+            yield Part(tuple(array[share.first : share.stop] for array in arrays), rows, rows == share.batch, mark)
 
-    def _batches(self, batch: int, epoch: int) -> Iterator[Batch]:
+    def in_order(self, share: Share) -> Iterator[Batch]:
+        if not self.common:
+            yield from self._batches(share, share.rows, 0)
+            return
+        for arrays in self._batches(share, share.batch, 0):
+            if len(arrays[0]) > share.first:
+                yield tuple(array[share.first : share.stop] for array in arrays)
+
+    def _batches(self, share: Share, batch: int, epoch: int) -> Iterator[Batch]:
         waiting: list[Batch] = []
         rows = waiting_rows = 0
-        for number, item in enumerate(self._items(epoch), 1):
+        for number, item in enumerate(self._items(share, epoch), 1):
             where = f"{self.name} (batch {number})"
             waiting.append(fit(self._arrays(item, where), self.inputs, where))
             waiting_rows += int(waiting[-1][0].shape[0])
@@ -66,11 +86,11 @@ class IterableData:
                 "begin anew at each call: it is called once an epoch, and an iterator that ended yields nothing more",
             )
 
-    def _items(self, epoch: int) -> Iterator[Any]:
+    def _items(self, share: Share, epoch: int) -> Iterator[Any]:
         """What the function yields. MBC171 with its own error where it raises one."""
-        given: Any = self._guarded(
-            lambda: self.function(epoch=epoch) if _takes_epoch(self.function) else self.function()
-        )
+        known = {"epoch": epoch, "rank": share.rank, "ranks": share.ranks}
+        taken = {name: known[name] for name in _parameters(self.function)}
+        given: Any = self._guarded(lambda: self.function(**taken))
         if not isinstance(given, Iterable):
             raise MbcError(
                 "MBC171",
@@ -136,20 +156,23 @@ def _check_signature(function: Callable[..., Any], name: str) -> None:
     except (ValueError, TypeError):
         return  # of what is not written in Python, calling it tells
     try:
-        signature.bind(**({"epoch": 0} if "epoch" in signature.parameters else {}))
+        signature.bind(**dict.fromkeys(_parameters(function), 0))
     except TypeError as error:
         raise MbcError(
             "MBC171",
             f"{name} cannot be called: it takes {signature} ({error})",
-            "expected is a function without arguments, or with `epoch` alone, that yields the batches of one epoch",
+            "expected is a function that yields the batches of one epoch, without arguments, or with some of `epoch`,"
+            " `rank` and `ranks`",
         ) from None
 
 
-def _takes_epoch(function: Callable[..., Any]) -> bool:
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Those of what mbc can tell that the function takes."""
     try:
-        return "epoch" in inspect.signature(function).parameters
+        signature = inspect.signature(function)
     except (ValueError, TypeError):
-        return False
+        return ()
+    return tuple(name for name in ("epoch", "rank", "ranks") if name in signature.parameters)
 
 
 def _array(given: Any, name: str, where: str) -> Array:

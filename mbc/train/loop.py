@@ -17,8 +17,9 @@ from mbc.train.accuracy import Predicts, accuracy_on, inputs_of
 from mbc.train.checkpoint import Progress, Saves, check_writable, load_checkpoint, save_checkpoint
 from mbc.train.data import Data
 from mbc.train.divergence import Holds, diverged, divergence, named, not_finite
-from mbc.train.inputs import converted
+from mbc.train.inputs import Batch, converted
 from mbc.train.schedule import Schedule
+from mbc.train.share import Group, HoldsStates, Share, agreed, share_of, share_statistics
 
 Array = NDArray[Any]
 
@@ -34,7 +35,7 @@ class Reported(Protocol):
         ...
 
 
-class Trainable(Saves, Predicts, Holds, Protocol):
+class Trainable(Saves, Predicts, Holds, HoldsStates, Protocol):
     """What the loop needs of `mbc.runtime.module.Module`."""
 
     def step(self, *inputs: Array, lr: float) -> Reported: ...
@@ -47,7 +48,8 @@ class Trainable(Saves, Predicts, Holds, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train. `checkpoint` is written after every epoch; `resume` is read before the first."""
+    """What to train. `checkpoint` is written after every epoch; `resume` is read before the first. `group`: the ranks
+    that share each mini-batch, all of which run the same job."""
 
     graph: TrainingGraph
     data: Data
@@ -56,6 +58,11 @@ class Job:
     seed: int = 0
     checkpoint: Path | None = None
     resume: Path | None = None
+    group: Group | None = None
+
+    @property
+    def share(self) -> Share:
+        return share_of(self.graph, 0 if self.group is None else self.group.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +118,13 @@ def train(
     fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
     MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps, or of its last
     ones, are not: the checkpoint of the epoch before is kept.
+
+    Of several ranks all come to the same decisions: the loss, the number of skipped steps and, after an epoch, all
+    states are the same everywhere, and where only reading tells how many rows there are the ranks ask each other.
     """
     if job.checkpoint is not None:
         check_writable(job.checkpoint)
-    batch = job.graph.batch
+    batch = job.share.batch
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=batch)
     if job.resume is not None:
         done = load_checkpoint(net, job.resume)
@@ -137,7 +147,7 @@ def train(
 
 
 def _check_resumable(done: Progress, job: Job) -> None:
-    batch, epochs = job.graph.batch, job.schedule.epochs
+    batch, epochs = job.share.batch, job.schedule.epochs
     same = "resume with the settings it was made with"
     for differs, problem, remedy in (
         (done.seed != job.seed, f"was made with seed {done.seed}, not {job.seed}", same),
@@ -188,7 +198,8 @@ class _Sums:
 
 
 def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running], None]) -> Epoch:
-    batch, epochs = job.graph.batch, job.schedule.epochs
+    share, group, epochs = job.share, job.group, job.schedule.epochs
+    batch = share.batch
     inputs = inputs_of(job.graph)
     # Where the length is unknown the rate changes by the epoch only, so that a resumed training sees the same rates.
     steps_in_epoch = None if job.data.rows is None else job.data.rows // batch
@@ -213,14 +224,23 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
         )  # fmt: skip
         on_step(now)
 
-    batches = (converted(rows, inputs) for rows in job.data.shuffled(batch, job.seed, epoch))
-    arrays = next(batches, None)
-    while arrays is not None and len(arrays[0]) == batch:
+    parts = job.data.shuffled(share, job.seed, epoch)
+
+    def following() -> tuple[Batch | None, int]:
+        """The rows of the next step; None where they do not fill a mini-batch, and how many they are then."""
+        part = next(parts, None)
+        whole, rows = (False, 0) if part is None else (part.whole, part.rows)
+        if group is not None and job.data.rows is None:
+            whole, rows = agreed(part, job.data.common, group, issued)
+        return (converted(part.arrays, inputs), 0) if whole and part is not None else (None, rows)
+
+    arrays, dropped = following()
+    while arrays is not None:
         # The middle of the step: neither a warm-up's first step nor a cosine's last has the rate 0.
         rate = job.schedule.at(epoch + ((issued + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
         loss = net.step(*arrays, lr=rate)
         issued += 1
-        arrays = next(batches, None)
+        arrays, dropped = following()
         # Looking at a loss waits for its step: at that of the one before, so that the GPU always has work.
         if unseen is not None:
             look(unseen)
@@ -228,7 +248,6 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
     if unseen is not None:
         look(unseen)
     seconds = time.monotonic() - began
-    dropped = 0 if arrays is None else len(arrays[0])
     if sums.steps == 0:
         raise MbcError(
             "MBC177",
@@ -241,13 +260,15 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
             f"no loss of epoch {epoch + 1} is finite, so nothing was learned in it{named(bad_states)}",
             "lower the learning rate, add a warm-up, or look for values that are not finite in the data",
         )
+    if group is not None:
+        share_statistics(net, job.graph, group)
     return Epoch(
         epoch=epoch + 1,
         epochs=epochs,
         steps=sums.steps,
         loss=sums.loss,
         accuracy=sums.accuracy,
-        test_accuracy=None if job.test is None else accuracy_on(net, job.graph, job.test),
+        test_accuracy=None if job.test is None else accuracy_on(net, job.graph, job.test, group),
         learning_rate=rate,
         rows=sums.steps * batch,
         seconds=seconds,

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int STREAMS = 4;   // compute, to_host, to_device, beside
+constexpr int STREAMS = 5;   // compute, to_host, to_device, concurrent, collective
 constexpr int COMPUTE = 0;
 constexpr int PROGRAMS = 2;
 
@@ -187,6 +187,7 @@ class Program {
 }  // namespace
 
 struct MbcModule {
+  MbcRanks ranks{};
   Shared shared;
   std::vector<std::unique_ptr<Library>> libraries;
   std::unique_ptr<Program> programs[PROGRAMS];
@@ -226,7 +227,7 @@ uint64_t mbc_arena_bytes() { return mbc_plan.arena_bytes; }
 uint64_t mbc_host_bytes() { return mbc_plan.host_bytes; }
 
 int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
-               MbcModule** module) {
+               const MbcRanks* ranks, MbcModule** module) {
   *module = nullptr;
   return guarded(creation_error, [&] {
     if (arena_bytes < mbc_plan.arena_bytes)
@@ -237,6 +238,8 @@ int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_byte
                     std::to_string(mbc_plan.host_bytes));
     if (reinterpret_cast<uintptr_t>(arena) % 256 != 0) throw Failure("the arena is not aligned to 256 bytes");
     auto made = std::make_unique<MbcModule>();
+    if (ranks != nullptr) made->ranks = *ranks;
+    made->shared.ranks = ranks != nullptr ? &made->ranks : nullptr;
     for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i](made->shared));
     for (int i = 0; i < PROGRAMS; ++i)
       made->programs[i] = std::make_unique<Program>(mbc_plan.programs[i], static_cast<char*>(arena),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "mbc_call.h"
+#include "mbc_module.h"
 
 #include <cstdint>
 #include <memory>
@@ -32,11 +33,13 @@ class CudnnHandle;  // cudnn_calls.h
 // What the libraries of one module have in common; each part is made by the first that needs it.
 struct Shared {
   std::shared_ptr<CudnnHandle> cudnn;
+  const MbcRanks* ranks = nullptr;  // null where there is one GPU
 };
 
 std::unique_ptr<Library> open_cudnn(Shared& shared);         // convolution.cpp
 std::unique_ptr<Library> open_cudnn_legacy(Shared& shared);  // legacy_convolution.cpp
 std::unique_ptr<Library> open_cublaslt(Shared& shared);      // cublaslt.cpp
+std::unique_ptr<Library> open_nccl(Shared& shared);          // nccl.cpp
 size_t cudnn_version();                                      // cudnn_calls.cpp
 
 constexpr int MBC_KERNEL = -1;  // `launch` is the launcher

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define MBC_ABI_VERSION 2
+#define MBC_ABI_VERSION 3
 
 #if defined(_WIN32)
 #define MBC_EXPORT extern "C" __declspec(dllexport)
@@ -17,16 +17,32 @@ struct MbcModule;  // opaque
 
 enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1 };
 
+// What NCCL is called by, where several GPUs share a mini-batch: its functions (those of copies are null where NCCL is
+// too old for them), and a communicator of as many ranks as the plan was made for, of which this is number `rank`. Types
+// are those of nccl.h, enumerations as int. Where a plan sums by copies the arena is a symmetric window of it.
+struct MbcRanks {
+  int (*all_reduce)(const void* from, void* to, size_t count, int type, int operation, void* communicator,
+                    void* stream);
+  int (*all_to_all)(const void* from, void* to, size_t count, int type, void* communicator, void* stream);
+  int (*all_gather)(const void* from, void* to, size_t count, int type, void* communicator, void* stream);
+  int (*async_error)(void* communicator, int* status);
+  const char* (*error_string)(int status);
+  void* communicator;
+  int64_t rank;
+  int64_t ranks;
+};
+
 MBC_EXPORT int mbc_abi_version();
 // cuDNN's version as loaded (91900), 0 where the plan does not use cuDNN.
 MBC_EXPORT size_t mbc_cudnn_version();
 // Bytes of device memory and of pinned host memory that the plan was made for.
 MBC_EXPORT uint64_t mbc_arena_bytes();
 MBC_EXPORT uint64_t mbc_host_bytes();
-// `streams`: compute, to_host, to_device, beside: handles of streams of the current context. `host`: pinned memory, or
-// null where mbc_host_bytes() is 0. The library owns neither memory nor streams; they must outlive the module.
+// `streams`: compute, to_host, to_device, concurrent, collective: handles of streams of the current context. `host`:
+// pinned memory, or null where mbc_host_bytes() is 0. `ranks`: null for one GPU. The library owns neither memory nor
+// streams nor communicator; they must outlive the module.
 MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
-                          MbcModule** module);
+                          const MbcRanks* ranks, MbcModule** module);
 // Runs every launch of both programs once, one by one, each waited for: loads kernels and finds errors where they
 // happen. It writes all over the arena; states are written afterwards.
 MBC_EXPORT int mbc_warm(MbcModule* module);

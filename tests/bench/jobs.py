@@ -41,8 +41,11 @@ train { optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=0.01) }
 SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE}
 
 
-def job(folder: Path, name: str = "small", precision: str = "fp32") -> Job:
-    source, settings = Source(f"{name}.mbc", SOURCES[name]), (("train.precision", precision),)
+def job(
+    folder: Path, name: str = "small", precision: str = "fp32", settings: tuple[tuple[str, str], ...] = (),
+    gpus: int = 1,
+) -> Job:  # fmt: skip
+    source, settings = Source(f"{name}.mbc", SOURCES[name]), (("train.precision", precision), *settings)
     file = folder / "plan.json"
-    file.write_text(dump_plan(compile_plan(source, Options(gpu="h200", settings=settings))))
+    file.write_text(dump_plan(compile_plan(source, Options(gpu="h200", settings=settings, gpus=gpus))))
     return Job(source, settings, None, str(file), "cpu", learning_rate=0.02, blocks=2, block_s=0.0)

@@ -12,9 +12,11 @@ from mbc.bench import job as jobs
 from mbc.bench import race as racing
 from mbc.bench.job import MBC, Result
 from mbc.cli import bench_command
+from mbc.hardware.target import LocalGpu
 from mbc.profile.edit import write_profile
 from mbc.provenance import digests
 from tests.profile.profiles import measurement, profile, request
+from tests.ranks.test_mpi import AS_ROOT, with_mpi
 
 QUICK = ("--device", "cpu", "--blocks", "2", "--block", "0s")
 OURS = Result(losses=(1.0, 0.9, 0.8, 0.7), step_ms=2.0, spread_ms=0.1, steps=2, first_step_s=0.5, peak_bytes=1 << 20)
@@ -153,3 +155,64 @@ def test_without_a_gpu_it_says_so_first(mbc, results, monkeypatch):
     done = mbc("bench", "tiny.mbc", *quick)
     assert done.code == 0 and "note: there is no GPU here: everybody is timed on the CPU" in done.err
     assert "note: there is no GPU" not in mbc("bench", "tiny.mbc", *quick, "--device", "cpu").err
+
+
+@pytest.fixture
+def shared(monkeypatch, results):
+    """The same on two GPUs: twice as fast as one with its rows, but PyTorch."""
+    monkeypatch.setattr(racing, "run_ranks", lambda job, contender, gpus, timeout_s: results[contender.peer])
+    monkeypatch.setattr(
+        racing,
+        "run_alone",
+        lambda job, contender, gpus, timeout_s: Result(**{**as_fields(OURS), "step_ms": 1.9, "each_ms": (1.8, 1.9)}),
+    )
+    return results
+
+
+def test_on_several_gpus(mbc, shared):
+    shared["torch"] = Result(**{**as_fields(OURS), "step_ms": 3.8, "stage": "captured, not compiled"})
+    two = ("bench", "tiny.mbc", "--gpus", "2", *QUICK)
+    done = mbc(*two, "--against", "torch,jax")
+    assert done.code == 0, done.err
+    assert "note: only torch is timed on 2 GPUs" in done.err
+    assert "batch 8, fp32, 2 GPUs" in done.out and "efficiency" in done.out
+    assert "the slowest GPU with its rows alone (mbc: 1.8 ms, 1.9 ms), over that of 2 with all rows" in done.out
+    rows = {line.split()[0]: line for line in done.out.splitlines() if line}
+    assert "1.9 ms" in rows["mbc"] and "95.0%" in rows["mbc"] and "4,000" in rows["mbc"]
+    assert "50.0%" in rows["torch"] and "1.90x" in rows["torch"]
+    found = mbc(*two, "--against", "torch", "--json").json
+    assert found["gpus"] == 2 and found["batch"] == 8 and found["mbc"]["efficiency"] == pytest.approx(0.95)
+    assert [c["efficiency"] for c in found["contenders"]] == [pytest.approx(0.5)] * len(found["contenders"])
+    assert found["contenders"][0]["alone"]["step_ms"] == 1.9 and found["contenders"][0]["stage"]
+    assert "alone" not in mbc("bench", "tiny.mbc", "--against", "torch", *QUICK, "--json").json["mbc"]
+
+
+def test_refusals_on_several_gpus(mbc, shared, monkeypatch):
+    for arguments, said in (
+        (("--gpus", "3"), "MBC276: 8 rows cannot be shared equally by 3 GPUs"),
+        (("--gpus", "2", "--against", "jax"), "MBC278: jax is timed on one GPU only"),
+    ):
+        done = mbc("bench", "tiny.mbc", *QUICK, *arguments)
+        assert done.code == 1 and f"error {said}" in done.err, done.err
+    here = LocalGpu("NVIDIA H200", "570", "sm_90", 1, 1)
+    monkeypatch.setattr(bench_command, "current_gpu", lambda: here)
+    monkeypatch.setattr(bench_command, "local_gpus", lambda: (here,))
+    done = mbc("bench", "tiny.mbc", "--gpus", "2", "--against", "torch")
+    assert done.code == 1 and "error MBC277: this machine has 1 GPU, not 2" in done.err
+
+
+class TestWithMpi:
+    pytestmark = with_mpi
+
+    @pytest.mark.exhaustive
+    def test_two_ranks_on_the_cpu(self, mbc, monkeypatch):
+        pytest.importorskip("torch")
+        for name, value in AS_ROOT.items():
+            monkeypatch.setenv(name, value)
+        done = mbc("bench", "tiny.mbc", "--gpus", "2", "--against", "torch", "--gpu", "h200", *QUICK, "--json")
+        assert done.code == 0, done.err
+        found = done.json
+        assert found["same_mathematics"] and found["best"]["torch"]["ratio"] > 0
+        for one in (found["mbc"], *found["contenders"]):
+            assert one["problem"] == "" and len(one["each_ms"]) == len(one["alone"]["each_ms"]) == 2
+            assert one["efficiency"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,8 @@ def test_doctor_says_what_is_missing_and_what_it_costs(mbc):
     for part in ("driver", "GPU", "nvcc", "g++", "CUDA runtime", "cuDNN", "cuBLASLt"):
         assert f"missing  {part}" in done.out
     assert "run on the CPU" in done.out and "get it: " in done.out
+    for part in ("NCCL", "mpi4py", "launcher"):
+        assert re.search(rf"^(ok|missing)  +{part} ", done.out, re.MULTILINE)
     findings = json.loads(mbc("doctor", "--json").out)["findings"]
     assert all(bool(f["remedy"]) == bool(f["cost"]) == (f["found"] is None) for f in findings)
 

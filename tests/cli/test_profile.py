@@ -8,25 +8,35 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mbc.cli import terminal
+from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.hardware.target import LocalGpu
-from mbc.measure import fleet
+from mbc.measure import collective_fleet, fleet
+from mbc.measure.collective_fleet import Measured
+from mbc.measure.collectives import MAX_CTAS
 from mbc.measure.fleet import Outcome, Progress
 from mbc.measure.measure import Summary
 from mbc.measure.need import MOST_WORKSPACE_BYTES
 from mbc.profile import locate as profile_places
 from mbc.profile.edit import write_profile
 from mbc.profile.locate import user_path
-from mbc.profile.model import Extent
+from mbc.profile.model import Extent, Overhead, collective_subject
 from mbc.profile.read import read_profile
 from mbc.profile.signature import read_signature, rows_of, signature
+from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 
 HERE = LocalGpu(GPU.name, "580.1", GPU.architecture, GPU.memory_bytes, GPU.memory_bytes)
 FAKE = (sys.executable, "-m", "tests.measure.fake_worker")
+
+
+def _no_collectives(gpus, path, tell):
+    raise MbcError("MBC270", "several GPUs need NCCL, which does not load")
 
 
 @pytest.fixture
@@ -36,6 +46,8 @@ def gpus(mbc, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(fleet, "local_gpus", lambda: (HERE, HERE))
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
+    monkeypatch.setattr(collective_fleet, "measure_collectives", _no_collectives)
+    monkeypatch.setattr(collective_fleet, "link_of", lambda gpus: Link.NVLINK)
     original = fleet.measure_on
     monkeypatch.setattr(fleet, "measure_on", lambda gpus, task, progress: original(gpus, task, progress, FAKE))
 
@@ -77,6 +89,74 @@ def test_all_gpus_several_precisions_and_a_file(mbc, gpus):
     assert {str(r.precision) for r in found} == {"bf16", "fp32"}
     assert rows(Path("here.sqlite")) == {4}
     assert "on 0" in done.err or "on 1" in done.err  # how the pretending processes sign
+    assert "collectives were not measured: several GPUs need NCCL, which does not load" in done.err
+
+
+@pytest.fixture
+def collectives(tasks, monkeypatch):
+    """What is asked of collectives; one is measured."""
+    asked, ctas = [], list(MAX_CTAS)
+
+    def measure_collectives(gpus, path, tell):
+        asked.append((gpus, path))
+        tell("8 thread blocks: connected")
+        times = tuple(CollectiveTime(CollectiveKind.ALL_REDUCE, 2, Link.NVLINK, n, 4, 9.0, 10.0) for n in ctas)
+        slowdowns = (CollectiveSlowdown(ConcurrentKernel.GEMM, 2, Link.NVLINK, 8, 1.25, 1.5),)
+        with ProfileWriter(path, IDENTITY) as writer:
+            writer.record_collectives(times, slowdowns)
+        return Measured(times, slowdowns, (Overhead("collectives", collective_subject(2, 8), 1 << 20),))
+
+    monkeypatch.setattr(collective_fleet, "measure_collectives", measure_collectives)
+    return SimpleNamespace(asked=asked, ctas=ctas)
+
+
+def test_collectives_alone(mbc, tasks, collectives):
+    own = user_path(GPU.name)
+    done = mbc("profile", "--gpu", "all")
+    assert done.code == 0 and not tasks and collectives.asked == [(("0", "1"), own)]
+    assert done.out.startswith(f"{own}: 6 times of collectives between 2 GPUs and 1 slow-downs measured in ")
+    assert "8 thread blocks: connected" in done.err
+    figures = mbc("profile", "--gpu", "all", "-o", "here.sqlite", "--json").json
+    assert figures["profile"] == "here.sqlite" and figures["gpus"] == ["0", "1"]
+    assert figures["times"][0]["time_us"] == 9.0 and figures["slowdowns"][0]["kernel"] == "gemm"
+    assert figures["overheads"][0]["size_bytes"] == 1 << 20
+    text = mbc("profile", "list", "here.sqlite").out
+    assert "collectives: 6 times, 1 slow-downs (2 ranks over nvlink)" in text
+
+
+def test_collectives_after_kernels_unless_they_are_known(mbc, tasks, collectives):
+    for arguments, count in (((), 1), ((), 1), (("--again",), 2)):
+        assert mbc("profile", "tiny.mbc", "--gpu", "all", *arguments).code == 0
+        assert len(collectives.asked) == count
+    assert mbc("profile", "tiny.mbc", "--gpu", "1", "--again").code == 0
+    assert len(tasks) == 4 and len(collectives.asked) == 2
+
+
+def test_collectives_that_were_broken_off_are_measured_again(mbc, tasks, collectives):
+    del collectives.ctas[3:]
+    assert mbc("profile", "--gpu", "all").code == 0
+    assert mbc("profile", "tiny.mbc", "--gpu", "all").code == 0
+    assert len(collectives.asked) == 2
+
+
+def test_nothing_to_measure(mbc, tasks, collectives, monkeypatch, capsys):
+    for arguments in (("--gpu", "1"), ("run",)):
+        with pytest.raises(SystemExit, match="2"):
+            mbc("profile", *arguments)
+        assert "error: networks are missing: NET\nhelp: name some, or measure coll" in capsys.readouterr().err
+    monkeypatch.setattr(fleet, "local_gpus", lambda: ())
+    done = mbc("profile", "--gpu", "all")
+    assert done.code == 1 and "error MBC077: measuring needs a GPU, and none can be used here" in done.err
+    assert not collectives.asked
+
+
+def test_collectives_of_one_gpu(mbc, gpus, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(fleet, "local_gpus", lambda: (HERE,))
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
+    done = mbc("profile", "--gpu", "all")
+    assert done.code == 1
+    assert "error MBC274: collectives need two GPUs or more, and 1 can be used here" in done.err
 
 
 def test_options_reach_the_processes(mbc, tasks):

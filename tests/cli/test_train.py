@@ -171,7 +171,7 @@ def test_functions_that_cannot_be_called_are_refused_before_planning(mbc, data, 
     done = mbc("train", "tiny.mbc", "--data", "wrong_loader_of_the_train_test:batches", *CPU)
     assert done.code == 1
     assert "error MBC171: wrong_loader_of_the_train_test:batches cannot be called: it takes (folder) (" in done.err
-    assert "help: expected is a function without arguments, or with `epoch` alone" in done.err
+    assert "help: expected is a function that yields the batches of one epoch, without arguments, or with" in done.err
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "nowhere/c", "."])

@@ -21,15 +21,17 @@ import pytest
 
 from mbc.codegen.build import host_files
 from mbc.codegen.render import render, render_kernel_library
-from mbc.codegen.view import CUDNN_LIBRARIES, LIBRARIES, View, view
+from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, View, view
 from mbc.kernels.base import Provider
-from mbc.plan.model import Copy, Plan, Program, Space, Stream
+from mbc.plan.model import Copy, Kernel, Plan, Program, Space, Stream
 from mbc.resources import folder
+from mbc.runtime.library import RanksInterface
 
 FAKE = Path(__file__).parent / "fake"
 ARENA = 1 << 40  # an address; nothing is ever read there
 HOST = 1 << 44
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT)
+COMMUNICATOR = 77
+STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT, Stream.COLLECTIVE)
 PROGRAMS = ("train", "infer")
 
 
@@ -74,7 +76,7 @@ SHARED = ("-shared", "-Wl,-Bsymbolic")
 def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider] | None = None) -> Run:
     """Generate, compile, create, run and capture; fails the test on any error."""
     library = compile_against_fake(view(plan, providers), folder)
-    with loaded(library, has_everything=True) as (lib, module):
+    with loaded(library, has_everything=True, several_ranks=plan.graph.ranks is not None) as (lib, module):
         eager: dict[str, Log] = {}
         for number, name in enumerate(PROGRAMS):
             lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
@@ -160,9 +162,9 @@ def _static_objects() -> dict[str, Path]:
 
 class loaded:
     """The library and a module made by it; both are gone afterwards. With `has_everything` the faked libraries have
-    each algorithm that a measured plan asks for."""
+    each algorithm that a measured plan asks for; with `several_ranks` the module is given a communicator."""
 
-    def __init__(self, library: Path, has_everything: bool = False) -> None:
+    def __init__(self, library: Path, has_everything: bool = False, several_ranks: bool = False) -> None:
         self.lib = ctypes.CDLL(str(library))
         for name in ("fake_log", "mbc_last_error"):
             getattr(self.lib, name).restype = ctypes.c_char_p
@@ -173,6 +175,9 @@ class loaded:
         self.module = ctypes.c_void_p()
         if has_everything:
             self.lib.fake_have_everything()
+        self.ranks = RanksInterface(communicator=COMMUNICATOR, rank=1, ranks=2) if several_ranks else None
+        if self.ranks is not None:
+            self.lib.fake_nccl(ctypes.byref(self.ranks))
 
     def create(self, arena: int = ARENA, arena_bytes: int | None = None) -> int:
         streams = (ctypes.c_void_p * len(STREAMS))(*range(1, len(STREAMS) + 1))
@@ -184,6 +189,7 @@ class loaded:
             ctypes.c_void_p(HOST),
             ctypes.c_uint64(self.lib.mbc_host_bytes()),
             streams,
+            None if self.ranks is None else ctypes.byref(self.ranks),
             ctypes.byref(self.module),
         )
 
@@ -237,6 +243,10 @@ def expected_log(plan: Plan, name: str) -> Log:
         stream = STREAMS.index(launch.stream)
         log += [Wait(stream, earlier) for earlier in sorted(waits.get(number, ()))]
         offsets = tuple(_offset(plan, access.buffer, access.rows.start) for access in launch.accesses)
+        if isinstance(launch.work, Kernel) and launch.work.provider == "nccl":
+            # In place, from where the bucket begins; what copies bring goes to workspace.
+            by_copies = dict(launch.work.settings)["ctas"] == 0
+            offsets = (min(offsets[:-1] if by_copies else offsets), offsets[-1] if by_copies else min(offsets))
         log.append(Call(_name(launch.work), stream, offsets))
         last[stream] = number
     log += [Wait(0, last[stream]) for stream in others]
@@ -267,7 +277,7 @@ def as_planned(log: Log) -> Log:
 
 
 def _as_planned(call: Call) -> Call:
-    if call.name not in LIBRARIES:
+    if call.name not in KERNEL_LIBRARIES:
         return Call(call.name, call.stream, call.offsets)
     details = dict(call.details)
     offsets = call.offsets

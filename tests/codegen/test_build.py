@@ -36,7 +36,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def test_without_tools_all_but_the_library_is_written(tmp_path: Path) -> None:
-    package = write_package(small_plan(), tmp_path / "net", NOTHING)
+    package = write_package((small_plan(),), tmp_path / "net", NOTHING)
     assert package.library is None
     assert [missing.name for missing in package.missing] == [
         "nvcc", "g++", "the CUDA runtime", "cuDNN 9", "cuBLASLt",
@@ -49,7 +49,7 @@ def test_without_tools_all_but_the_library_is_written(tmp_path: Path) -> None:
 def test_fp64_has_no_sources(tmp_path: Path) -> None:
     plan = small_plan()
     plan = replace(plan, graph=replace(plan.graph, precision=Precision.FP64))
-    package = write_package(plan, tmp_path / "net", NOTHING)
+    package = write_package((plan,), tmp_path / "net", NOTHING)
     assert "fp64 is for the CPU" in str(package.missing[0])
     assert _files(tmp_path / "net") == {".mbc-package", "plan.json", "__init__.py"}
 
@@ -60,7 +60,7 @@ def test_existing_folders_are_kept(tmp_path: Path) -> None:
     (mine / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(MbcError) as caught:
-            write_package(small_plan(), mine, NOTHING, overwrite)
+            write_package((small_plan(),), mine, NOTHING, overwrite)
         assert caught.value.code == "MBC093"
         assert "exists and was not made by mbc" in str(caught.value)
     assert _files(mine) == {"thesis.txt"}
@@ -69,12 +69,12 @@ def test_existing_folders_are_kept(tmp_path: Path) -> None:
 def test_packages_are_replaced_only_when_told(tmp_path: Path) -> None:
     folder = tmp_path / "net"
     folder.mkdir()  # empty: nobody's
-    write_package(small_plan(), folder, NOTHING)
+    write_package((small_plan(),), folder, NOTHING)
     (folder / "old").write_text("")
     with pytest.raises(MbcError) as caught:
-        write_package(small_plan(), folder, NOTHING)
+        write_package((small_plan(),), folder, NOTHING)
     assert "pass --force" in str(caught.value)
-    write_package(small_plan(), folder, NOTHING, overwrite=True)
+    write_package((small_plan(),), folder, NOTHING, overwrite=True)
     assert "old" not in _files(folder)
     assert _names(tmp_path) == ["net"]
 
@@ -82,7 +82,7 @@ def test_packages_are_replaced_only_when_told(tmp_path: Path) -> None:
 def test_unwritable_place(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MbcError) as caught:
-        write_package(small_plan(), tmp_path / "file" / "net", NOTHING)
+        write_package((small_plan(),), tmp_path / "file" / "net", NOTHING)
     assert caught.value.code == "MBC094"
     assert "cannot write" in str(caught.value)
 
@@ -95,7 +95,7 @@ def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
     part = build_module.Part(tmp_path, tmp_path, "lib.so.1")
     toolchain = Toolchain(failing, failing, part, part, part, ("sm_90",), ())
     with pytest.raises(MbcError) as caught:
-        write_package(small_plan(), tmp_path / "net", toolchain)
+        write_package((small_plan(),), tmp_path / "net", toolchain)
     assert caught.value.code == "MBC095" and "could not build the generated code:" in caught.value.message
     assert "program.cpp:1: no such thing" in str(caught.value)
     assert _names(tmp_path) == ["tools"]
@@ -104,20 +104,20 @@ def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
 def test_architectures_that_nvcc_does_not_know(tmp_path: Path) -> None:
     part = build_module.Part(tmp_path, tmp_path, "lib.so.1")
     toolchain = Toolchain(tmp_path, tmp_path, part, part, part, ("sm_75", "sm_80"), ())
-    package = write_package(small_plan(), tmp_path / "net", toolchain)
+    package = write_package((small_plan(),), tmp_path / "net", toolchain)
     assert str(package.missing[0]).startswith("nvcc for sm_90 (this one compiles for sm_75 to sm_80)")
 
 
 def test_gpus_too_old_for_the_toolkit_are_for_plans(tmp_path: Path) -> None:
     plan = small_plan()
     old = replace(plan, target=replace(plan.target, architecture="sm_37"))
-    package = write_package(old, tmp_path / "net", NOTHING)
+    package = write_package((old,), tmp_path / "net", NOTHING)
     assert [str(missing) for missing in package.missing] == [str(PLAN_ONLY)] and package.library is None
     assert {"plan.json", "__init__.py"} <= _files(tmp_path / "net")
     # A toolkit that can still make the code is not refused.
     part = build_module.Part(tmp_path, tmp_path, "lib.so.1")
     older = Toolchain(None, tmp_path, part, part, part, ("sm_37",), ())
-    package = write_package(old, tmp_path / "older", older)
+    package = write_package((old,), tmp_path / "older", older)
     assert [missing.name for missing in package.missing] == ["nvcc"]
 
 

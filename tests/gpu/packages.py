@@ -27,7 +27,7 @@ def need_gpu() -> None:
 
 def built(plan: Plan, folder: Path) -> Path:
     """The folder, with the plan's package in it. Skips the test where it cannot be built."""
-    package = write_package(plan, folder, find_toolchain())
+    package = write_package((plan,), folder, find_toolchain())
     if package.library is None:
         pytest.skip("the library cannot be built here: " + "; ".join(map(str, package.missing)))
     return package.folder

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mbc.codegen.build import LIBRARY, build, write_sources
 from mbc.codegen.toolchain import find_toolchain
-from mbc.codegen.view import view
+from mbc.codegen.view import STREAMS, view
 from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
@@ -250,10 +250,10 @@ def _check(gpu: Gpu, cases: list[Case], precision: Precision, tmp_path: Path) ->
 
     size = plan.predictions.arena_bytes
     arena = gpu.allocate(size)
-    streams = (ctypes.c_void_p * 3)(gpu.stream(), gpu.stream(), gpu.stream())
+    streams = (ctypes.c_void_p * len(STREAMS))(*(gpu.stream() for _ in STREAMS))
     module = ctypes.c_void_p()
     status = library.mbc_create(
-        ctypes.c_void_p(arena), ctypes.c_uint64(size), None, ctypes.c_uint64(0), streams, ctypes.byref(module)
+        ctypes.c_void_p(arena), ctypes.c_uint64(size), None, ctypes.c_uint64(0), streams, None, ctypes.byref(module)
     )
     assert status == 0, library.mbc_last_error(None).decode()
     generator = np.random.default_rng(1)

@@ -13,7 +13,7 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.ir.graph import TrainingGraph
+from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels import PROVIDERS, runs
@@ -66,7 +66,7 @@ def own_requests() -> Iterator[Request]:
 @functools.cache
 def graph_of(precision: str) -> TrainingGraph:
     lowered = lower(parse(Source("net.mbc", NET)), (("train.precision", precision),), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks((8, 8), (0, 1)))
 
 
 @functools.cache

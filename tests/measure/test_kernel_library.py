@@ -15,7 +15,7 @@ import pytest
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.render import every_kernel_file, render_kernel_library
 from mbc.codegen.toolchain import Places, find_toolchain
-from mbc.codegen.view import LIBRARIES
+from mbc.codegen.view import KERNEL_LIBRARIES
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Provider, Request
@@ -174,9 +174,9 @@ def test_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_library_of_plans_is_in_it() -> None:
     text = render_kernel_library()
-    assert [name for name in LIBRARIES if f"    open_{name},\n" not in text] == []
+    assert [name for name in KERNEL_LIBRARIES if f"    open_{name},\n" not in text] == []
     known: dict[str, Provider] = dict(kernel_library.default_providers())
-    assert set(LIBRARIES) <= known.keys()
+    assert set(KERNEL_LIBRARIES) <= known.keys()
     assert "convert.cu" in every_kernel_file()
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from mbc.ir.types import DType, Layout
 from mbc.kernels.cuda import KERNELS
-from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Space, Stream
-from tests.plan.chains import with_figures
+from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Space
+from tests.plan.chains import STREAMS, with_figures
 
 
 def mutate(plan: Plan, kind: str, seed: int) -> Plan:
@@ -145,7 +145,7 @@ def move_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
 def change_stream(plan: Plan, program: Program, rng: random.Random) -> Program:
     launches = list(program.launches)
     i = _any_launch(program, rng)
-    launches[i] = replace(launches[i], stream=rng.choice(list(Stream)))
+    launches[i] = replace(launches[i], stream=rng.choice(STREAMS))
     return replace(program, launches=tuple(launches))
 
 

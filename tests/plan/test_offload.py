@@ -13,7 +13,7 @@ from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Stream
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers, execution_order
-from tests.plan.chains import random_plan
+from tests.plan.chains import STREAMS, random_plan
 from tests.plan.mutate import KINDS_OF_MUTATIONS, OF_FUSED_OR_WORKSPACE, mutate
 from tests.plan.naive import is_right
 from tests.plan.offload import copies, offloaded_plan, recomputations
@@ -26,7 +26,7 @@ MUTANTS, QUICK = 100, 30  # of each kind
 @functools.cache
 def valid(seed: int) -> Plan:
     # Every fourth with kernels on all streams, which no GPU runs so, but a wait may be missing in more ways.
-    return offloaded_plan(seed, tuple(Stream) if seed % 4 == 3 else (Stream.COMPUTE,))
+    return offloaded_plan(seed, STREAMS if seed % 4 == 3 else (Stream.COMPUTE,))
 
 
 @functools.cache

@@ -101,6 +101,8 @@ def as_before(path: Path) -> Path:
         connection.execute("UPDATE request SET signature = old_signature(signature)")
         connection.execute("UPDATE candidate SET name = old_kernel(name), settings = old_settings(provider, settings)")
         connection.execute("ALTER TABLE request RENAME COLUMN micro_batches_only TO for_parts")
+        for table in ("collectives", "collective_slowdowns"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute(f"PRAGMA user_version = {BEFORE}")
     return path
 

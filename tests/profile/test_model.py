@@ -199,6 +199,8 @@ def test_a_file_of_before_says_in_words_what_was_measured_for_parts(path: Path) 
             writer.record(request(rows), [], extent)
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE request DROP COLUMN micro_batches_only")
+        for table in ("collectives", "collective_slowdowns"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 3")
     connection.close()
 

@@ -2,7 +2,8 @@
 
 So code that forgets to wait, or overwrites pinned memory that a queued copy still reads, computes something else.
 With `Stream.early` the streams other than the first do the opposite: they run as soon as what they wait for is done, so
-that code which lets another stream go on too soon computes something else, too.
+that code which lets another stream go on too soon computes something else, too. With `Stream.polled` a stream also runs
+one entry more each time that it is asked whether it is done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mbc.ops.base import no_other_ranks
 from mbc.plan.model import Plan
 from mbc.runtime.cpu import Interpreter
 
@@ -35,6 +37,7 @@ def device_bytes(address: int, size_bytes: int) -> np.ndarray:
 class Stream:
     made: list[Stream] = []  # noqa: RUF012
     early = False
+    polled = False
 
     def __init__(self) -> None:
         Stream.made.append(self)
@@ -66,6 +69,14 @@ class Stream:
         self.running = False
         self.done += 1
 
+    def is_done(self) -> bool:
+        return self.is_at(len(self.queue))
+
+    def is_at(self, place: int) -> bool:
+        if Stream.polled and self.done < place:
+            self.run_next()
+        return self.done >= place
+
     @property
     def may_go_on(self) -> bool:
         if self.running or self.done == len(self.queue):
@@ -96,7 +107,7 @@ class Event:
         self.stream, self.place = stream, len(stream.queue)
 
     def query(self) -> bool:
-        return self.stream is None or self.stream.done >= self.place
+        return self.stream is None or self.stream.is_at(self.place)
 
     def synchronize(self) -> None:
         if self.stream is not None:
@@ -154,7 +165,7 @@ class Gpu:
 
 def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
     """`pycuda.driver` and `pycuda.autoprimaryctx`, for sys.modules."""
-    Stream.made, Stream.early = [], False
+    Stream.made, Stream.early, Stream.polled = [], False, False
     driver: Any = types.ModuleType("pycuda.driver")
     context: Any = types.ModuleType("pycuda.autoprimaryctx")
 
@@ -222,6 +233,7 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
 
     driver.Error, driver.MemoryError = Error, OutOfMemory
     driver.init = lambda: None
+    driver.get_driver_version = lambda: 13000
     driver.Device, driver.Context, driver.Stream, driver.Event = Device, Context, Stream, Event
     driver.Memcpy2D = Copy2D
     driver.mem_alloc, driver.mem_get_info = allocate, lambda: (gpu.free, 1 << 35)
@@ -238,13 +250,18 @@ class FakeLibrary:
     """Runs the plan by the interpreter, on the bytes of the fake device, when its stream is waited for."""
 
     made: list[FakeLibrary] = []  # noqa: RUF012
+    cudnn_version = 91900
+    sum_over_ranks: Callable[[np.ndarray], np.ndarray] = staticmethod(no_other_ranks)
 
     def __init__(self, plan: Plan, folder: object) -> None:
-        self.interpreter = Interpreter(plan)
+        self.interpreter = Interpreter(plan, sum_over_ranks=self.sum_over_ranks)
         self.calls: list[str] = []
         FakeLibrary.made.append(self)
 
-    def create(self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: list[int]) -> None:
+    def create(
+        self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: list[int], ranks: Any = None
+    ) -> None:
+        self.ranks = ranks
         self.arena = device_bytes(arena, arena_bytes)
         self.host, self.host_bytes = host, host_bytes
         self.compute = next(stream for stream in Stream.made if stream.handle == streams[0])

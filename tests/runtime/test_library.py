@@ -18,12 +18,18 @@ from tests.runtime.nets import small_plan
 SOURCE = """
 #include "mbc_module.h"
 struct MbcModule { int runs; };
+bool numbered(const MbcRanks& ranks) {
+  return ranks.all_reduce == (decltype(ranks.all_reduce))1 && ranks.async_error == (decltype(ranks.async_error))2 &&
+         ranks.error_string == (decltype(ranks.error_string))3 && ranks.communicator == (void*)4;
+}
 int mbc_abi_version() { return ABI; }
 size_t mbc_cudnn_version() { return 91901; }
 uint64_t mbc_arena_bytes() { return ARENA; }
 uint64_t mbc_host_bytes() { return 0; }
-int mbc_create(void* arena, uint64_t bytes, void* host, uint64_t, void* const* streams, MbcModule** module) {
+int mbc_create(void* arena, uint64_t bytes, void* host, uint64_t, void* const* streams, const MbcRanks* ranks,
+               MbcModule** module) {
   *module = nullptr;
+  if (ranks != nullptr && !numbered(*ranks)) return 1;
   if (bytes != ARENA || host != nullptr || streams[2] != (void*)33) return 1;
   *module = new MbcModule{0};
   return 0;

@@ -12,6 +12,7 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
 from mbc.train.data import ArrayData, check_place, has_part, open_data
 from mbc.train.inputs import Input, converted, fit
+from mbc.train.share import whole_batch
 
 IMAGE = Input("image", TensorType((4, 1, 8, 8), DType.FP32))
 TARGET = Input("target", TensorType((4,), DType.INT32))
@@ -21,7 +22,7 @@ Y = np.arange(10) % 3
 
 
 def batches(data, rows=4):
-    return [tuple(part.shape[0] for part in batch) for batch in data.in_order(rows)]
+    return [tuple(part.shape[0] for part in batch) for batch in data.in_order(whole_batch(rows))]
 
 
 @pytest.mark.parametrize("names", [("image", "target"), ("x", "y"), ("images", "labels"), ("x_train", "y_train")])
@@ -31,7 +32,7 @@ def test_npz(tmp_path, names):
     data = open_data(str(tmp_path / "d.npz"), INPUTS)
     assert data.rows == 10
     assert batches(data) == [(4, 4), (4, 4), (2, 2)]
-    np.testing.assert_array_equal(np.concatenate([b[0] for b in data.in_order(4)]), X)
+    np.testing.assert_array_equal(np.concatenate([b[0] for b in data.in_order(whole_batch(4))]), X)
 
 
 def test_folder_is_read_as_needed(tmp_path):
@@ -60,21 +61,21 @@ def test_iterable(tmp_path, monkeypatch):
     data = open_data("batches_for_test:pairs", INPUTS)
     assert data.rows is None
     assert batches(data) == [(4, 4), (4, 4), (4, 4), (1, 1)]
-    assert np.concatenate([b[1] for b in data.in_order(4)]).tolist() == [3] * 3 + [1] + [9] * 9
-    ((_, y),) = open_data("batches_for_test:dicts", INPUTS).shuffled(4, 0, 7)
-    assert y.tolist() == [7] * 4
+    assert np.concatenate([b[1] for b in data.in_order(whole_batch(4))]).tolist() == [3] * 3 + [1] + [9] * 9
+    (part,) = open_data("batches_for_test:dicts", INPUTS).shuffled(whole_batch(4), 0, 7)
+    assert part.arrays[1].tolist() == [7] * 4
     with pytest.raises(MbcError, match="yields 3 arrays a batch, the network has 2 inputs: image, target") as caught:
-        list(open_data("batches_for_test:triples", INPUTS).in_order(4))
+        list(open_data("batches_for_test:triples", INPUTS).in_order(whole_batch(4)))
     assert caught.value.code == "MBC171"
     with pytest.raises(MbcError, match="batches_for_test:nothing returns None, which holds no batches") as caught:
-        list(open_data("batches_for_test:nothing", INPUTS).in_order(4))
+        list(open_data("batches_for_test:nothing", INPUTS).in_order(whole_batch(4)))
     assert caught.value.code == "MBC171"
     with pytest.raises(MbcError, match=r"batches_for_test:ended yields no rows\nhelp: begin anew at each") as caught:
-        list(open_data("batches_for_test:ended", INPUTS).shuffled(4, 0, 0))
+        list(open_data("batches_for_test:ended", INPUTS).shuffled(whole_batch(4), 0, 0))
     assert caught.value.code == "MBC233"
     labelled = (IMAGE, Input("target", TARGET.type, classes=9))
     with pytest.raises(MbcError, match=r"'target' of 'batches_for_test:pairs \(batch 3\)' has class 9 in row 0, and 8"):
-        list(open_data("batches_for_test:pairs", labelled).in_order(4))
+        list(open_data("batches_for_test:pairs", labelled).in_order(whole_batch(4)))
     with pytest.raises(MbcError, match="number is not a function"):
         open_data("batches_for_test:number", INPUTS)
     with pytest.raises(MbcError, match="cannot import batches_for_test:missing"):
@@ -136,11 +137,11 @@ def test_functions_that_yield_no_batches(tmp_path, monkeypatch, function, code, 
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "loaders_for_test", raising=False)
     with pytest.raises(MbcError) as caught:
-        list(open_data(f"loaders_for_test:{function}", INPUTS).shuffled(4, 0, 0))
+        list(open_data(f"loaders_for_test:{function}", INPUTS).shuffled(whole_batch(4), 0, 0))
     assert caught.value.code == code and message in caught.value.message
     assert f"loaders_for_test:{function}" in caught.value.message
     if "cannot be called" in message:
-        with pytest.raises(MbcError, match="a function without arguments, or with `epoch` alone"):
+        with pytest.raises(MbcError, match="without arguments, or with some of `epoch`, `rank`"):
             check_place(f"loaders_for_test:{function}")
 
 

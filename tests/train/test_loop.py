@@ -20,6 +20,7 @@ from mbc.train.data import ArrayData
 from mbc.train.loader import IterableData
 from mbc.train.loop import Job, train
 from mbc.train.schedule import Schedule
+from mbc.train.share import whole_batch
 
 
 def test_training_learns_and_reports(regression, graph, rows):
@@ -76,7 +77,7 @@ def test_epochs_differ_in_their_order_and_seeds_too(rows):
     data = ArrayData(rows)
 
     def first(seed, epoch):
-        return next(data.shuffled(8, seed, epoch))[0]
+        return next(data.shuffled(whole_batch(8), seed, epoch)).arrays[0]
 
     assert not np.array_equal(first(0, 0), first(0, 1))
     assert not np.array_equal(first(0, 0), first(1, 0))
@@ -84,7 +85,7 @@ def test_epochs_differ_in_their_order_and_seeds_too(rows):
 
 
 def test_every_row_comes_once_an_epoch(rows):
-    seen = np.concatenate([x for x, _ in ArrayData(rows).shuffled(8, 0, 0)])
+    seen = np.concatenate([part.arrays[0] for part in ArrayData(rows).shuffled(whole_batch(8), 0, 0)])
     assert sorted(map(tuple, seen)) == sorted(map(tuple, rows[0]))
 
 

@@ -90,6 +90,14 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )
 
 
+def add_sharing(made: argparse.ArgumentParser) -> None:
+    """How many GPUs share a mini-batch."""
+    made.add_argument(
+        "--gpus", dest="shared_by", type=count, default=1, metavar="N",
+        help="share each mini-batch by N GPUs: batch counts the rows of all of them (default 1)",
+    )  # fmt: skip
+
+
 def add_measuring(made: argparse.ArgumentParser) -> None:
     """Arguments of whatever measures before it plans."""
     group = made.add_argument_group("measuring (where this machine has the GPU that is planned for)")
@@ -115,6 +123,7 @@ def add_json(made: argparse.ArgumentParser) -> None:
 def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
     """The planning arguments as the compiler takes them."""
     return Options(
+        gpus=getattr(arguments, "shared_by", 1),
         gpu=gpu or getattr(arguments, "gpu", None) or "auto",
         settings=tuple(arguments.settings),
         network=arguments.network,

@@ -16,6 +16,7 @@ def add_profile(commands: Commands) -> None:
         commands, "profile", "Measure kernels on this machine's GPU for plans of networks, and handle profiles.",
         "  mbc profile net.mbc                            what plans of net.mbc may use, into your own profile\n"
         "  mbc profile *.mbc --gpu all --measure-for 5min\n"
+        "  mbc profile --gpu all                          collectives between the GPUs of this machine\n"
         "  mbc profile net.mbc --precision fp32,bf16 --policy all -o here.sqlite\n"
         "  mbc profile list                               what is known\n"
         "  mbc profile merge a.sqlite b.sqlite -o both.sqlite\n"
@@ -57,14 +58,17 @@ def add_profile(commands: Commands) -> None:
 def _profile_run(verbs: Commands) -> None:
     made = _profile_verb(
         verbs, "run", "Measure every kernel that plans of the networks may use, on this machine's GPU.",
-        "  mbc profile run net.mbc --set batch=256\n  mbc profile run *.mbc --gpu all --measure-for 5min",
+        "  mbc profile run net.mbc --set batch=256\n  mbc profile run *.mbc --gpu all --measure-for 5min\n"
+        "  mbc profile run --gpu all",
     )  # fmt: skip
-    made.add_argument("networks", nargs="+", metavar="NET", help="networks (.mbc)")
+    made.add_argument(
+        "networks", nargs="*", metavar="NET", help="networks (.mbc); none with --gpu all: collectives only"
+    )
     made.add_argument(
         "--gpu",
         default="auto",
         metavar="N",
-        help="number of the GPU (mbc gpus), or all, which must be alike (default: 0)",
+        help="number of the GPU (mbc gpus), or all, which must be alike: also collectives between them (default: 0)",
     )
     made.add_argument(
         "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",
@@ -84,6 +88,7 @@ def _profile_run(verbs: Commands) -> None:
     )
     made.add_argument("--workspace-limit", type=size, metavar="SIZE", help="leave out kernels that need more workspace")
     add_measure_for(made)
+    made.set_defaults(wrong=made.error)  # ends the process
     made.add_argument("--again", action="store_true", help="measure also what the profile knows")
     made.add_argument("-o", "--output", metavar="FILE", help="profile to add to (default: your own of this GPU)")
     add_json(made)

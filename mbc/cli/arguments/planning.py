@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
+from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
 from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
@@ -18,6 +18,7 @@ def add_compile(commands: Commands) -> None:
     made.add_argument("--force", action="store_true", help="replace a package that is there")
     made.add_argument("--dump-stages", metavar="FOLDER", help="write what every stage of the compiler made, as text")
     add_planning(made)
+    add_sharing(made)
     add_measuring(made)
     add_json(made)
 
@@ -43,6 +44,7 @@ def add_show(commands: Commands) -> None:
         "--ablation", action="store_true", help="memory and time of a source with techniques left out one by one"
     )
     add_planning(made)
+    add_sharing(made)
     add_json(made)
 
 
@@ -139,4 +141,5 @@ def add_diff(commands: Commands) -> None:
     made.add_argument("--limit", type=count, metavar="ROWS", help="list the ROWS operations that differ most only")
     made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
     add_planning(made, gpu=False)
+    add_sharing(made)
     add_json(made)

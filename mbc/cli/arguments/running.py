@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, command
+from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
 from mbc.cli.arguments.types import blocks, count, duration, modes, peers, seed
 from mbc.options import MODES, PEERS
 from mbc.train.schedule import USUAL_RATES
@@ -13,7 +13,8 @@ def add_train(commands: Commands) -> None:
         commands, "train", "Train a network on data; a source is planned first, and built where there is a GPU.",
         "  mbc train net.mbc --data train.npz --test test.npz --epochs 20 --lr 0.1 --schedule cosine\n"
         "  mbc train resnet50 --data folder_of_npy --checkpoint resnet50.safetensors\n"
-        "  mbc train resnet50 --data loader:batches --resume resnet50.safetensors",
+        "  mbc train resnet50 --data loader:batches --resume resnet50.safetensors\n"
+        "  mbc train resnet50 --data folder_of_npy --gpus 2",
     )  # fmt: skip
     made.add_argument("network_or_package", metavar="NET", help="a package or a source (.mbc)")
     made.add_argument(
@@ -39,6 +40,12 @@ def add_train(commands: Commands) -> None:
     made.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where it can)"
     )
+    made.add_argument(
+        "--gpus",
+        type=count,
+        metavar="N",
+        help="start N ranks on this machine, one a GPU (with --device cpu by mpiexec)",
+    )
     made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
@@ -55,7 +62,8 @@ def add_bench(commands: Commands) -> None:
         "Each contender runs in a process of its own, one after the other; mbc runs first and last. All start from\n"
         "the same weights, and the losses of their first steps are compared: exit code 1 where they differ. Of each\n"
         "peer every setting that may be its best is tried (channels_last, cudnn.benchmark, fused optimizers, CUDA\n"
-        "graphs, the modes of torch.compile), and the fastest counts. Peers that are not installed are named first.",
+        "graphs, the modes of torch.compile), and the fastest counts. Peers that are not installed are named first.\n"
+        "With --gpus N the batch is shared by N GPUs: PyTorch runs DDP, and everybody is timed on one of them, too.",
     )  # fmt: skip
     made.add_argument("source", metavar="NET", help="the network (.mbc)")
     made.add_argument("--against", type=peers, default=PEERS, metavar="P,P", help=f"peers (default {','.join(PEERS)})")
@@ -66,6 +74,7 @@ def add_bench(commands: Commands) -> None:
     made.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where there is one)"
     )
+    add_sharing(made)
     made.add_argument("--seed", type=seed, default=0, help="of weights, inputs and dropout (default 0)")
     made.add_argument(
         "--blocks", type=blocks, default=20, metavar="N", help="blocks of steps; their median counts (default 20)"

@@ -1,7 +1,8 @@
 """Network -> TrainingGraph: types of a precision, backward pass, end of the step, and the inference graph.
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
-operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`.
+operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, sums over ranks
+`sum.<value>`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,18 @@ from collections.abc import Sequence
 from mbc.errors import MbcError
 from mbc.ir.build import GraphBuilder, live_operations
 from mbc.ir.control import INITIAL_LOSS_SCALE
-from mbc.ir.graph import Attributes, Initializer, Network, Operation, Optimizer, Role, State, TrainingGraph, Value
+from mbc.ir.graph import (
+    Attributes,
+    Initializer,
+    Network,
+    Operation,
+    Optimizer,
+    Ranks,
+    Role,
+    State,
+    TrainingGraph,
+    Value,
+)
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
@@ -19,13 +31,17 @@ from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
+from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.loss import WeightedSum
 from mbc.ops.update import AdamW, Sgd
 
 
-def differentiate(network: Network, optimizer: Optimizer, precision: Precision) -> TrainingGraph:
-    """One training step of `network` and its inference graph.
+def differentiate(
+    network: Network, optimizer: Optimizer, precision: Precision, ranks: Ranks | None = None
+) -> TrainingGraph:
+    """One training step of `network` and its inference graph; of one rank, whose rows are the network's mini-batch,
+    where several (`ranks`) share a global one.
 
     The state of the control block is `constant`; its `value` is the loss scale to start with.
     Raises MBC050 without a loss, MBC051 when the loss depends on no parameter, MBC052 for nesterov without momentum.
@@ -47,7 +63,7 @@ def differentiate(network: Network, optimizer: Optimizer, precision: Precision) 
     # Forward: only what the losses and outputs depend on.
     weights: dict[str, float] = {}
     for loss, weight in network.losses:
-        weights[loss] = weights.get(loss, 0.0) + weight
+        weights[loss] = weights.get(loss, 0.0) + weight * (1.0 if ranks is None else ranks.share)
     live = live_operations(network.operations, (*weights, *network.outputs))
     trained = _trained(live, values, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, training=True)
@@ -60,6 +76,10 @@ def differentiate(network: Network, optimizer: Optimizer, precision: Precision) 
     total = _total(train, here)
 
     gradients = backward.run()
+    if ranks is not None:
+        # In the order in which they are ready, so that the first can travel while the last are computed.
+        total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
+        gradients = {parameter: _over_ranks(train, ranks, gradient) for parameter, gradient in gradients.items()}
     if not gradients:
         raise MbcError(
             "MBC051",
@@ -106,8 +126,9 @@ def differentiate(network: Network, optimizer: Optimizer, precision: Precision) 
         outputs,
         infer_outputs,
         total,
-        metrics,
+        tuple(metrics),
         updates,
+        ranks,
     )
 
 
@@ -140,6 +161,12 @@ def _total(builder: GraphBuilder, weights: dict[str, float]) -> str:
     if list(weights.values()) == [1.0]:
         return next(iter(weights))
     return builder.emit("weighted_sum", WeightedSum(tuple(weights.values())), tuple(weights), "total_loss")[0]
+
+
+def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:
+    name = f"sum.{value}"
+    span = builder.values[value].span
+    return builder.emit("all_reduce", AllReduce(ranks.size), (value,), f"{name}.all_reduce", (name,), span)[0]
 
 
 def _update(

@@ -1,4 +1,4 @@
-"""Critical-path lower bound of steps with a concurrent stream."""
+"""Critical-path lower bound of steps with several streams: of kernels, or of kernels and collectives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from mbc.kernels.nccl import ALL_REDUCE, latency_us
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.horizontal import fuses_horizontally
@@ -26,20 +27,32 @@ class LaunchOption:
 
 
 def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
-    """Critical-path lower bound in microseconds of steps with the same groups and two streams of kernels; 0 where
-    `train` runs serially. `fastest_us`: the least time of serial steps.
+    """Critical-path lower bound in microseconds of steps with the same groups and streams; 0 where `train` runs
+    serially. `fastest_us`: the least time of serial steps.
 
     No stream does more than its share, and no value is ready before all its operands: the critical path, as in Graham,
     "Bounds on multiprocessing timing anomalies" (1969). Operations in micro-batches may start on a part of their
-    operands, so they form no chain.
+    operands, so they form no chain. Collectives have a stream of their own.
     """
-    if all(launch.stream is not Stream.CONCURRENT for launch in train.launches):
+    streams = len({launch.stream for launch in train.launches}.intersection(KERNEL_STREAMS))
+    summed_us = collectives_us(table)
+    if streams < len(KERNEL_STREAMS) and not summed_us:
         return 0.0
-    shared_us = fastest_us / len(KERNEL_STREAMS)
+    shared_us = max((fastest_us - summed_us) / streams, summed_us)
     if _divided(table, train, buffers):
         return shared_us
     ends_us = earliest_us(tuple(_launch_options(table)))
     return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
+
+
+def collectives_us(table: CandidateTable) -> float:
+    """The least time of the collectives of a step, all of them in one launch; 0 where there is one rank."""
+    ranks = table.graph.ranks
+    sums = [operation for operation in table.graph.train if operation.kind == ALL_REDUCE]
+    if ranks is None or not sums:
+        return 0.0
+    added_us = sum(min(candidate.time_us for candidate in table.offered(operation)) for operation in sums)
+    return latency_us(table.device, ranks.size) + added_us
 
 
 def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -> bool:

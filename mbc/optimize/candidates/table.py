@@ -59,6 +59,8 @@ class CandidateTable:
     # `mbc.optimize.fusion.select_groups`, by program.
     chosen: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
     groups: dict[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
+    # Gradient buckets (`mbc.optimize.search.solution`), which steps with and without ReLU bit masks have alike.
+    buckets: dict[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:
@@ -80,7 +82,7 @@ class CandidateTable:
         copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed)
         copy._known, copy._of_micro_batches = self._known, self._of_micro_batches
         copy._fronts, copy._divided = self._fronts, self._divided
-        copy._conversions = self._conversions
+        copy._conversions, copy.buckets = self._conversions, self.buckets
         return copy
 
     @property
@@ -188,7 +190,7 @@ class CandidateTable:
         return (*known, *smaller)
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
-        named = [p for p in self.providers if not self.rules.providers or p.name in self.rules.providers]
+        named = [p for p in self.providers if self.rules.allow(p.name)]
         return tuple(c for p in named for c in p.candidates(request, self.device))
 
     def _admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:

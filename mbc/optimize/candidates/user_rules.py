@@ -11,6 +11,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
 from mbc.kernels.cuda import emulates_fp32
+from mbc.kernels.nccl import NCCL
 from mbc.options import Policy
 
 
@@ -19,7 +20,8 @@ class Rules:
     """Which candidates may be used, and how operations may be divided.
 
     `providers`: their names (none: all). `micro_batch`: rows of every call of a convolution, 0 to choose them.
-    `emulated_fp32`: whether a product of fp32 may be several of fp16 or tf32.
+    `emulated_fp32`: whether a product of fp32 may be several of fp16 or tf32. `buckets`: what each sum over ranks is
+    of, where another rank's plan has decided it (empty: choose), and by how many thread blocks (`ctas`).
     """
 
     policy: Policy = Policy.UNDIVIDED
@@ -27,10 +29,16 @@ class Rules:
     providers: tuple[str, ...] = ()
     micro_batch: int = 0
     emulated_fp32: bool = True
+    buckets: tuple[tuple[str, ...], ...] = ()
+    ctas: int = 0
+
+    def allow(self, provider: str) -> bool:
+        """Whether kernels of a provider may be used; there is one for sums over ranks only."""
+        return not self.providers or provider in self.providers or provider == NCCL.name
 
     def admit(self, candidate: Candidate, precision: Precision) -> bool:
         return (
-            (not self.providers or candidate.provider in self.providers)
+            self.allow(candidate.provider)
             and (candidate.deterministic or not self.deterministic)
             and (self.emulated_fp32 or not emulates_fp32(candidate.provider, candidate.name, precision))
         )

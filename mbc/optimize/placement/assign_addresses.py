@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mbc.errors import MbcError
 from mbc.optimize.placement.place_blocks import place, place_around
 from mbc.optimize.schedule.cross_stream_liveness import serial_program
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.liveness import blocks, owners, peak_bytes
+from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous, owners, peak_bytes
 from mbc.plan.model import Space, aligned
 from mbc.units import show_distinct, show_enough
 
@@ -45,7 +46,7 @@ def assign_addresses(
                 base += aligned(draft.buffers[buffer].size_bytes)
         top = live = 0
         for program in (draft.train, draft.infer):
-            program_blocks = blocks(program, draft.buffers, persistent, space)
+            program_blocks = blocks_to_place(program, draft.buffers, persistent, space)
             owned = {i: block.buffers[0] for i, block in enumerate(program_blocks)}
             there = {i: known[owner] for i, owner in owned.items() if owner in known} if known else {}
             if there:
@@ -54,12 +55,15 @@ def assign_addresses(
                 places, height = place(program_blocks, available_bytes - base if space is Space.ARENA else 0, thorough)
             for i, owner in owned.items():
                 offsets[owner] = base + places[i]
-            listed = serial_program(program)
-            if listed is not program:
-                program_blocks = blocks(listed, draft.buffers, persistent, space)
-            top, live = max(top, height), max(live, peak_bytes(program_blocks)[0])
+            found = blocks(serial_program(program), draft.buffers, persistent, space)
+            top, live = max(top, height), max(live, peak_bytes(found)[0])
         ends[space], lives[space] = base + top, base + live
-    for buffer, owner in enumerate(owners(draft.buffers)):
+    owners_ = owners(draft.buffers)
+    for bucket in contiguous(draft.train):
+        sizes = [aligned(draft.buffers[owners_[buffer]].size_bytes) for buffer in bucket]
+        for buffer, start in zip(bucket, accumulate(sizes, initial=offsets[owners_[bucket[0]]]), strict=False):
+            offsets[owners_[buffer]] = start
+    for buffer, owner in enumerate(owners_):
         offsets[buffer] = offsets[owner]
     return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST])
 

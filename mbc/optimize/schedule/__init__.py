@@ -7,6 +7,7 @@
 * `cross_stream_liveness`: until when launches of another stream may run
 * `depth_first_micro_batches`: operations executed depth first, micro-batch by micro-batch
 * `split_updates`: a launch of many updates as several
+* `gradient_buckets`: sums over ranks in few launches, of gradients that lie together
 * `synchronise`: which launch waits for which launch of another stream
 * `coalesce_waits`: waits at as few kernels as possible
 * `contention`: slowdown of kernels by concurrent copies and kernels

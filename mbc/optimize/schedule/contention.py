@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mbc.analysis.roofline import flops_of
+from mbc.hardware.collectives import ConcurrentKernel
 from mbc.hardware.spec import DeviceSpec
-from mbc.hardware.transfers import Slowdown
+from mbc.hardware.transfers import KernelClass, Slowdown
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.nccl import ctas_of
+from mbc.ops import KINDS
+from mbc.ops.base import OpKind
 from mbc.optimize.schedule.simulate import Contention
 from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
 
@@ -45,7 +49,38 @@ def contention(
         _fills(program, graph, buffers, device) if concurrent else (0.0,) * len(program.launches),
         WAIT_US,
         COPY_WAIT_US,
+        *_of_collectives(program, graph, buffers, device),
     )
+
+
+def _of_collectives(
+    program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The slowdown of each launch beside a collective, and of a collective beside it."""
+    ctas = ctas_of(program)
+    if graph.ranks is None or ctas is None:
+        return (), ()
+    kinds = {op.name: KINDS[op.kind] for op in (*graph.train, *graph.infer)}
+    found: dict[ConcurrentKernel, tuple[float, float]] = {}
+    for kind in ConcurrentKernel:
+        slowdown = device.collectives.slowdown(kind, graph.ranks.size, ctas)
+        found[kind] = slowdown.kernel_ratio, slowdown.collective_ratio
+    ratios = [
+        (1.0, 1.0)
+        if isinstance(launch.work, Copy)
+        else found[_beside(launch, [kinds[name] for name in launch.operations], buffers, device)]
+        for launch in program.launches
+    ]
+    return tuple(kernel for kernel, _ in ratios), tuple(collective for _, collective in ratios)
+
+
+def _beside(launch: Launch, kinds: Sequence[OpKind], buffers: Sequence[Buffer], device: DeviceSpec) -> ConcurrentKernel:
+    """As what kind of kernel a launch counts beside a collective."""
+    if _class(launch, buffers, device) is KernelClass.COMPUTING:
+        convolves = any(kind.name.startswith("conv") for kind in kinds)
+        return ConcurrentKernel.CONVOLUTION if convolves else ConcurrentKernel.GEMM
+    reduces = any(kind.accumulates or (kind.reduces and not kind.updates) for kind in kinds)
+    return ConcurrentKernel.REDUCTION if reduces else ConcurrentKernel.ELEMENTWISE
 
 
 def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec) -> tuple[float, ...]:
@@ -78,8 +113,11 @@ def _slowdown(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> 
     """The slowdown by copies, from the launch's time and bytes: a launch that is slow for its bytes is compute-bound;
     operands of the others are assumed to be in the L2 cache if they fit, since the previous launch has just written
     them."""
+    return device.host_link.slowdown(_class(launch, buffers, device))
+
+
+def _class(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> KernelClass:
     touched = _touched_bytes(launch, buffers)
-    link = device.host_link
     if launch.work.time_us > device.launch_us + COMPUTING * touched / (device.copy_gb_s * 1e3):
-        return link.computing
-    return link.cached if touched <= device.l2_bytes else link.streaming
+        return KernelClass.COMPUTING
+    return KernelClass.CACHED if touched <= device.l2_bytes else KernelClass.STREAMING

@@ -1,5 +1,5 @@
-"""Liveness across two streams of kernels: until which launch of the main stream each launch of the concurrent stream
-may still run."""
+"""Liveness across streams: until which launch of the main stream each launch of the concurrent stream, and each
+collective, may still run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from mbc.optimize.schedule.simulate import timeline
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.plan.model import Buffer, Program, Stream
 
+_BESIDE = (Stream.CONCURRENT, Stream.COLLECTIVE)
+
 
 def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
     """The program with the waits for data alone, as if no bytes were reused."""
@@ -21,30 +23,29 @@ def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence
 
 def serial_program(program: Program) -> Program:
     """All launches on one stream, in the order in which they are listed."""
-    if all(launch.stream is not Stream.CONCURRENT for launch in program.launches):
+    if all(launch.stream not in _BESIDE for launch in program.launches):
         return program
     launches = (
-        replace(launch, stream=Stream.COMPUTE) if launch.stream is Stream.CONCURRENT else launch
-        for launch in program.launches
+        replace(launch, stream=Stream.COMPUTE) if launch.stream in _BESIDE else launch for launch in program.launches
     )
     return replace(program, launches=tuple(launches))
 
 
 def last_concurrent(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
-    """For each launch the last one that runs at the same time: itself, except on the concurrent stream.
+    """For each launch the last one that runs at the same time: itself, except beside the main stream.
 
     Bytes that are reused before that make the streams wait for each other, which costs time but is correct. `owner`:
     for each buffer the one whose bytes it has.
     """
     launches = program.launches
     found = list(range(len(launches)))
-    if all(launch.stream is not Stream.CONCURRENT for launch in launches):
+    if all(launch.stream not in _BESIDE for launch in launches):
         return found
     times = timeline(data_waits_only(program, buffers, owner))
     compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
     starts_us = [times.starts_us[i] for i in compute]
     for i, launch in enumerate(launches):
-        if launch.stream is Stream.CONCURRENT:
+        if launch.stream in _BESIDE:
             before = bisect_left(starts_us, times.ends_us[i])
             found[i] = max(i, compute[before - 1]) if before else i
     return found

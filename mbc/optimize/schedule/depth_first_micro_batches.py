@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.kernels.nccl import is_collective
 from mbc.ops.fused import SEPARATOR, kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft, renumbered
@@ -115,7 +116,10 @@ class _Cutter:
         losses = (i for b, i in self._defined_at.items() if draft.buffers[b].value == graph.loss)
         self._middle = max(losses, default=len(self.regions))  # where the forward pass ends
         self._batched = [any(map(self._per_sample, (*region.reads, *region.writes))) for region in self.regions]
-        self._by_rows = [self._is_by_rows(region, settled) for region in self.regions]
+        self._by_rows = [
+            batched and self._is_by_rows(region, settled)
+            for batched, region in zip(self._batched, self.regions, strict=True)
+        ]
         self.discarded: frozenset[int] = frozenset()  # values that backward groups recompute
 
     def groups(self) -> tuple[_Group, ...]:
@@ -158,6 +162,7 @@ class _Cutter:
         return self._table.graph.values[self._draft.buffers[buffer].value or ""].per_sample
 
     def _is_by_rows(self, region: Region, settled: bool) -> bool:
+        """Whether a region with values of each row works row by row, or reduces over rows."""
         launches = self._program.launches[region.start : region.stop]
         if isinstance(launches[0].work, Copy):
             return False
@@ -167,8 +172,6 @@ class _Cutter:
         kind = kind_of(operation)
         # An operation that neither reduces over rows nor works per sample needs all rows together.
         if not kind.divisible or not (kind.accumulates or all(map(self._per_sample, region.writes))):
-            return False
-        if not any(map(self._per_sample, (*region.reads, *region.writes))):
             return False
         if not settled:
             return bool(self._table.fronts_in_micro_batches(operation, self._division.rows))
@@ -243,7 +246,9 @@ class _Cutter:
         for i in range(start, stop):
             if self._batched[i]:
                 continue
-            if late.isdisjoint(self.regions[i].reads) and not self._overwrites(i, rows):
+            # Collectives keep their order, which is that of all ranks.
+            behind = self._is_collective(i) and any(map(self._is_collective, last))
+            if not behind and late.isdisjoint(self.regions[i].reads) and not self._overwrites(i, rows):
                 first.append(i)
             else:
                 last.append(i)
@@ -251,6 +256,9 @@ class _Cutter:
         if any(b in late for i in (*rows, *first) for b in self.regions[i].reads):
             return None
         return _Group(start, stop, tuple(first), tuple(rows), tuple(last))
+
+    def _is_collective(self, region: int) -> bool:
+        return is_collective(self._program.launches[self.regions[region].start])
 
     def _overwrites(self, region: int, rows: Sequence[int]) -> bool:
         """Whether a region updates a state that regions of the group still need as it was."""

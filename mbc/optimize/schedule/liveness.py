@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.kernels.nccl import is_collective
 from mbc.optimize.schedule.cross_stream_liveness import last_concurrent
-from mbc.plan.model import Buffer, Program, Space, aligned
+from mbc.plan.model import Buffer, Mode, Program, Space, aligned
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """The bytes of a buffer and its aliases, live from launch `start` to before launch `stop`.
 
-    `size_bytes` is rounded up to the alignment; `buffers` share the block, the first one is the owner.
+    `size_bytes` is rounded up to the alignment; `buffers` share the block, the first one is the owner. The gradients of
+    a bucket, where they are one block, lie in it one after another.
     """
 
     buffers: tuple[int, ...]
@@ -45,6 +47,33 @@ def blocks(
         others = (b for b in members if b != root)
         found.append(Block((root, *others), aligned(buffers[root].size_bytes), start, stop))
     return tuple(sorted(found, key=lambda block: (block.start, block.buffers[0])))
+
+
+def blocks_to_place(
+    program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
+) -> tuple[Block, ...]:
+    """As `blocks`, with the gradients of each bucket as one block, live from the first start to the last stop."""
+    found = {block.buffers[0]: block for block in blocks(program, buffers, persistent, space)}
+    owner = owners(buffers)
+    for bucket in contiguous(program) if space is Space.ARENA else ():
+        members = [found.pop(owner[buffer]) for buffer in bucket]
+        found[owner[bucket[0]]] = Block(
+            tuple(buffer for block in members for buffer in block.buffers),
+            sum(block.size_bytes for block in members),
+            min(block.start for block in members),
+            max(block.stop for block in members),
+        )
+    return tuple(sorted(found.values(), key=lambda block: (block.start, block.buffers[0])))
+
+
+def contiguous(program: Program) -> Iterator[tuple[int, ...]]:
+    """Buffers that must lie one after another, each beginning at the next multiple of the alignment: the operands of
+    each bucket."""
+    for launch in program.launches:
+        if is_collective(launch):
+            read = tuple(access.buffer for access in launch.accesses if access.mode is Mode.READ)
+            if len(read) > 1:
+                yield read
 
 
 def _lives(
@@ -82,12 +111,13 @@ def _lives(
 
 
 def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> NDArray[np.int64]:
-    """Live bytes of the arena at each launch of a program, without the persistent ones."""
+    """Live bytes of the arena at each launch of a program, without the persistent ones; of all gradients of a bucket
+    from the first on."""
     changes = np.zeros(len(program.launches) + 1, np.int64)
-    lives = _lives(program, buffers, persistent, Space.ARENA)
-    sizes = np.array([aligned(buffers[root].size_bytes) for root in lives], np.int64)
-    np.add.at(changes, [start for start, _, _ in lives.values()], sizes)
-    np.subtract.at(changes, [stop for _, stop, _ in lives.values()], sizes)
+    found = blocks_to_place(program, buffers, persistent)
+    sizes = np.array([block.size_bytes for block in found], np.int64)
+    np.add.at(changes, [block.start for block in found], sizes)
+    np.subtract.at(changes, [block.stop for block in found], sizes)
     return changes[:-1].cumsum()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mbc.ir.graph import TrainingGraph
+from mbc.kernels.nccl import is_collective
 from mbc.ops import KINDS
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.plan.model import Copy, Launch, Mode, Program, Stream
@@ -52,8 +53,9 @@ def regions_of(graph: TrainingGraph, draft: Draft, program: Program) -> tuple[Re
     launches = program.launches
     start = 0
     for stop in _ends(draft, program, whole):
-        copied = any(isinstance(launch.work, Copy) for launch in launches[start:stop])
-        recomputable = not copied and all(updating.isdisjoint(launch.operations) for launch in launches[start:stop])
+        # A collective runs once: the ranks do not recompute alike, and it overwrites its operands.
+        once = any(isinstance(launch.work, Copy) or is_collective(launch) for launch in launches[start:stop])
+        recomputable = not once and all(updating.isdisjoint(launch.operations) for launch in launches[start:stop])
         # A copy takes no time of the compute stream.
         timed = (launch for launch in launches[start:stop] if launch.stream is Stream.COMPUTE)
         time_us = sum(launch.work.time_us for launch in timed)

@@ -20,7 +20,8 @@ class Contention:
     launches); `to_host`, `to_device`: time of a copy while the other direction is busy, over that alone. `fills`: the
     share of the GPU that each kernel fills, 0 to 1: two concurrent kernels whose shares exceed 1 slow down. `wait_us`:
     additional time of a kernel that waits for one of the other stream of kernels. `copy_wait_us`: that of a kernel at
-    either end of a wait for a copy.
+    either end of a wait for a copy. `beside_collective`: the slowdown of each kernel while a collective runs (empty
+    where none does), `collective`: that of a collective while a kernel runs.
     """
 
     slowdowns: tuple[Slowdown, ...]
@@ -29,6 +30,8 @@ class Contention:
     fills: tuple[float, ...]
     wait_us: float = 0.0
     copy_wait_us: float = 0.0
+    beside_collective: tuple[float, ...] = ()
+    collective: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,11 @@ def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, 
         slowdown = contention.slowdowns[running[stream]]
         one_way = slowdown.to_host if to_host else slowdown.to_device if to_device else 1.0
         found[stream] = crowd * (slowdown.both if both else one_way)
+        if Stream.COLLECTIVE in running and contention.beside_collective:
+            found[stream] *= contention.beside_collective[running[stream]]
+    if Stream.COLLECTIVE in running:
+        slower = [contention.collective[running[stream]] for stream in kernels if contention.collective]
+        found[Stream.COLLECTIVE] = max(slower, default=1.0)
     return found
 
 

@@ -35,13 +35,13 @@ class _Member:
 
 def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
     """Time of the launches that may be split."""
-    return sum(launch.work.time_us for launch in draft.train.launches if _divides(launch, operations))
+    return sum(launch.work.time_us for launch in draft.train.launches if divides(launch, operations))
 
 
 def split_into(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
     """The training program with every launch that may be split as up to `count` launches of about the same bytes, whole
     where it has too few operations. `operations` by name."""
-    divisible = (i for i, launch in enumerate(draft.train.launches) if _divides(launch, operations))
+    divisible = (i for i, launch in enumerate(draft.train.launches) if divides(launch, operations))
     return _split(draft, dict.fromkeys(divisible, count), operations, device, merge=False)
 
 
@@ -51,13 +51,48 @@ def split_within(draft: Draft, available_bytes: int, operations: Mapping[str, Op
     persistent = frozenset(draft.persistent)
     counts: dict[int, int] = {}
     for i, launch in enumerate(draft.train.launches):
-        if _divides(launch, operations):
+        if divides(launch, operations):
             read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
             held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
             counts[i] = min(
                 effort.UPDATE_MAX_SPLITS, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * available_bytes)))
             )
     return _split(draft, counts, operations, device, merge=True)
+
+
+def split_by(
+    launch: Launch,
+    parts: Sequence[Sequence[str]],
+    operations: Mapping[str, Operation],
+    buffers: Sequence[Buffer],
+    device: DeviceSpec,
+) -> tuple[Launch, ...]:
+    """A launch that may be split as one launch for each of `parts`, the names of its operations in the order of the
+    launches; a part of a single operation goes with the one behind it, or the last with the one before."""
+    accesses = _by_value(launch, operations, buffers)
+    joined: list[list[str]] = []
+    for part in parts:
+        if joined and len(joined[-1]) == 1:
+            joined[-1] += part
+        else:
+            joined.append([*part])
+    if len(joined) > 1 and len(joined[-1]) == 1:
+        joined[-2:] = [joined[-2] + joined[-1]]
+    if len(joined) == 1:
+        return (launch,)
+    members = [
+        [_Member(operations[name], _touched_bytes(operations[name], accesses, buffers), 0, 0) for name in part]
+        for part in joined
+    ]
+    all_bytes = sum(member.touched_bytes for part in members for member in part)
+    return tuple(
+        _launch(launch, part, accesses, sum(member.touched_bytes for member in part) / all_bytes, device)
+        for part in members
+    )
+
+
+def _touched_bytes(operation: Operation, accesses: Mapping[str, Access], buffers: Sequence[Buffer]) -> int:
+    return sum(buffers[accesses[value].buffer].size_bytes for value in (*operation.inputs, *operation.outputs))
 
 
 def _split(
@@ -87,7 +122,8 @@ def _split(
     return replace(draft, train=replace(draft.train, launches=tuple(order)))
 
 
-def _divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
+def divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
+    """Whether it is long enough, and of many independent operations."""
     return (
         len(launch.operations) > 1
         and isinstance(launch.work, Kernel)
@@ -118,7 +154,7 @@ def _members(
         found.append(
             _Member(
                 operations[name],
-                sum(buffers[access.buffer].size_bytes for access in own),
+                _touched_bytes(operations[name], accesses, buffers),
                 max((i + 1 for i in others if i < at), default=0),
                 min((i for i in others if i > at), default=len(launches)),
             )

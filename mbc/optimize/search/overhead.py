@@ -19,7 +19,9 @@ HOST_BYTES_MAPPED = 512  # by one byte on the device
 
 def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
     """Bytes that every plan reserves. 0 in fp64, which runs on the CPU only."""
-    return 0 if precision is Precision.FP64 else device.overhead_bytes or UNMEASURED_BYTES
+    if precision is Precision.FP64:
+        return 0
+    return (device.overhead_bytes or UNMEASURED_BYTES) + device.communicator_bytes
 
 
 def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:

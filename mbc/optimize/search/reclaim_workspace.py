@@ -21,7 +21,7 @@ from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.placement.place_blocks import fit_within
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.liveness import Block, blocks
+from mbc.optimize.schedule.liveness import Block, blocks_to_place
 from mbc.optimize.search.replace_micro_batches import replace_micro_batches
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution, free_bytes
 from mbc.optimize.selection.select import Choices
@@ -171,7 +171,7 @@ def _blocks(draft: Draft, operations: frozenset[str] | None) -> tuple[Block, ...
         holds_value = draft.buffers[block.buffers[0]].value is not None
         return holds_value or operations is None or _name(draft.train.launches[block.start]) in operations
 
-    return tuple(filter(there, blocks(draft.train, draft.buffers, frozenset(draft.persistent))))
+    return tuple(filter(there, blocks_to_place(draft.train, draft.buffers, frozenset(draft.persistent))))
 
 
 def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], available_bytes: int) -> Mapping[str, int]:

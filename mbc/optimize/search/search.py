@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mbc
+from mbc.kernels.nccl import latency_us
 from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import floor_bytes, start_bytes
 from mbc.optimize.bounds.budget_lp import budget_bound_us
@@ -107,13 +108,18 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
     check_host(placed, limits.host_bytes, table.graph.name)
+    # A serial step sums all gradients in one launch.
+    summing_us = 0.0 if table.graph.ranks is None else latency_us(device, table.graph.ranks.size)
+    fastest_us = unlimited.train_us + summing_us
     nondeterministic_us = (
-        StepVariant.of(table.without_determinism()).unlimited.train_us if table.rules.deterministic else 0.0
+        StepVariant.of(table.without_determinism()).unlimited.train_us + summing_us
+        if table.rules.deterministic
+        else 0.0
     )
-    least_us = budget_bound_us(table, techniques, available_bytes, unlimited.train_us)
-    critical_us = critical_path_us(table, draft.train, draft.buffers, unlimited.train_us)
+    least_us = budget_bound_us(table, techniques, available_bytes, unlimited.train_us) + summing_us
+    critical_us = critical_path_us(table, draft.train, draft.buffers, fastest_us)
     bounds = Bounds(
-        floor, floor_operation.name, placed.live_bytes, unlimited.train_us, nondeterministic_us, least_us, critical_us
+        floor, floor_operation.name, placed.live_bytes, fastest_us, nondeterministic_us, least_us, critical_us
     )
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
 

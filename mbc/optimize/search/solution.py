@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from mbc.kernels.nccl import BY_COPIES, divides_among
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
@@ -14,9 +15,12 @@ from mbc.optimize.remat.optimizer_offload import offload_states, persistent_byte
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.depth_first_micro_batches import depth_first
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.liveness import blocks, live_bytes
+from mbc.optimize.schedule.gradient_buckets import Bucket, bucketings, with_buckets
+from mbc.optimize.schedule.liveness import blocks_to_place, live_bytes, owners
+from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.schedule.split_updates import split_within
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.selection.select import Choices, choose
@@ -92,7 +96,7 @@ def scheduled_draft(
 ) -> Draft:
     """The selected kernels as launches, executed depth-first and with states offloaded where `techniques` say so,
     updates split where whole ones would keep a large share of the available bytes live (None: whole)."""
-    draft = emit_launches(table, choices)
+    draft = with_collectives(table, emit_launches(table, choices))
     if techniques.division is not None:
         draft = depth_first(table, draft, (*choices.train, *choices.infer), techniques.division)
     if available_bytes is not None:
@@ -104,13 +108,49 @@ def scheduled_draft(
     return offload_states(table.graph, draft, states, table.device.host_link, techniques.lead)
 
 
+def with_collectives(table: CandidateTable, draft: Draft) -> Draft:
+    """The draft with gradients summed over ranks in buckets; unchanged where there is one rank. Buckets and thread
+    blocks are chosen for the first draft of a step, and kept: what is chosen later changes little of when gradients
+    are ready."""
+    ranks = table.graph.ranks
+    if ranks is None:
+        return draft
+    if not table.buckets:
+        decided = (table.rules.buckets, table.rules.ctas) if table.rules.buckets else _buckets(table, draft)
+        table.buckets["chosen"] = decided
+    buckets, ctas = table.buckets["chosen"]
+    return with_buckets(draft, buckets, ctas, table.graph, table.device)
+
+
+def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Bucket, ...], int]:
+    """Those buckets, then that number of thread blocks, that make the step shortest by prediction."""
+    ranks = table.graph.ranks
+    assert ranks is not None
+    # Copies reach the same address in the memory of every rank, which are of one plan then.
+    copies = divides_among(ranks.size) and len(ranks.members) == ranks.size
+    choices = [c for c in table.device.collectives.choices(ranks.size) if c != BY_COPIES or copies]
+
+    def step_us(way: tuple[tuple[Bucket, ...], int]) -> float:
+        found = with_buckets(draft, *way, table.graph, table.device)
+        train = data_waits_only(found.train, found.buffers, owners(found.buffers))
+        return simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
+
+    ways = tuple(bucketings(draft))
+    best = min(((buckets, max(choices)) for buckets in ways), key=step_us)
+    best = min(((best[0], ctas) for ctas in choices), key=step_us)
+    # Kernels are alike, copies are not: they may want other buckets.
+    kept = {best[1], *(c for c in choices if c == BY_COPIES)}
+    return min(((buckets, ctas) for ctas in sorted(kept) for buckets in ways), key=step_us)
+
+
 def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
     """Bytes that are free while each operation runs; below zero where values alone exceed the available bytes."""
     persistent = frozenset(draft.persistent)
     available_bytes -= persistent_bytes(draft)
     found: dict[str, int] = {}
     for program in (draft.train, draft.infer):
-        kept = [b for b in blocks(program, draft.buffers, persistent) if draft.buffers[b.buffers[0]].value is not None]
+        found_blocks = blocks_to_place(program, draft.buffers, persistent)
+        kept = [block for block in found_blocks if draft.buffers[block.buffers[0]].value is not None]
         live = live_bytes(kept, len(program.launches))
         for launch, taken_bytes in zip(program.launches, live, strict=True):
             if launch.operations:

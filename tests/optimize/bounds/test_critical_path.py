@@ -7,9 +7,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbc.compiler import compile_plan
+from mbc.hardware.collectives import CollectiveKind
+from mbc.hardware.spec import device_specs
 from mbc.hardware.transfers import Slowdown
 from mbc.kernels import PROVIDERS
 from mbc.optimize.bounds.critical_path import LaunchOption, critical_path_us, earliest_us
@@ -21,11 +25,15 @@ from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import Contention, simulate
 from mbc.optimize.search.solution import Solution
 from mbc.optimize.selection.select import choose
-from mbc.plan.model import Kernel, Launch, Program, Stream
+from mbc.options import Options
+from mbc.plan.model import Kernel, Launch, Plan, Program, Stream
+from mbc.source import Source
 from tests.optimize.planned import Favouring, draft_of, table
+from tests.runtime.nets import SMALL
 
 STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)
 NAMES = "abcde"
+LAUNCH_US = 3.0  # which weights the loss of a rank by its rows
 GROUPED = tuple(Favouring(provider) for provider in PROVIDERS)
 
 
@@ -122,3 +130,24 @@ def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() 
         launches = (replace(draft.train.launches[0], stream=Stream.CONCURRENT), *draft.train.launches[1:])
         bound_us = critical_path_us(found, replace(draft.train, launches=launches), draft.buffers, 100.0)
         assert (bound_us > 50.0) == chained and bound_us >= 50.0
+
+
+@functools.cache
+def shared(gpus: int, each: int) -> Plan:
+    settings = (("batch", str(gpus * each)),)
+    return compile_plan(Source("small.mbc", SMALL), Options(gpu="h200", gpus=gpus, settings=settings))
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_collectives_have_a_stream_of_their_own(gpus: int) -> None:
+    """A serial step of several GPUs is that of one with its rows and a sum of all gradients; one with several streams
+    takes the kernels' time, or the sums', whichever is longer."""
+    alone, plan = shared(1, 3), shared(gpus, 3)
+    graph, model = plan.graph, device_specs()["h200"].collectives
+    sums = [graph.values[name].type.size_bytes for op in graph.train if op.kind == "all_reduce" for name in op.inputs]
+    summed_us = model.time_us(CollectiveKind.ALL_REDUCE, sum(sums), gpus, max(model.choices(gpus)))
+    bounds = plan.bounds
+    assert bounds.fastest_us == pytest.approx(alone.bounds.fastest_us + summed_us, abs=LAUNCH_US)
+    streams = len({launch.stream for launch in plan.train.launches} & set(STREAMS))
+    assert bounds.critical_path_us >= max(alone.bounds.fastest_us / streams, summed_us) * 0.99
+    assert bounds.critical_path_us == bounds.least_us <= plan.predictions.train_us

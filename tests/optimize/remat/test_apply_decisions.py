@@ -123,5 +123,5 @@ def everything_at_once(network: str) -> Plan:
 def test_everything_at_once(network: str) -> None:
     plan = everything_at_once(network)
     verify_plan(plan)
-    assert {launch.stream for launch in plan.train.launches} == set(Stream) - {Stream.CONCURRENT}
+    assert {launch.stream for launch in plan.train.launches} == set(Stream) - {Stream.CONCURRENT, Stream.COLLECTIVE}
     assert trained(plan, Transfers.LATE) == trained(plan, Transfers.EARLY) == undecided((network, "fp32", 0))

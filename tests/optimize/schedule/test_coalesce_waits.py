@@ -16,7 +16,8 @@ WAIT_US = 7.0
 
 def disturbed(program: Program) -> Contention:
     count = len(program.launches)
-    return Contention((Slowdown(),) * count, 1.0, 1.0, (0.0,) * count, WAIT_US, WAIT_US)
+    alone = (1.0,) * count
+    return Contention((Slowdown(),) * count, 1.0, 1.0, (0.0,) * count, WAIT_US, WAIT_US, alone, alone)
 
 
 @given(programs())

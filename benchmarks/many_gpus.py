@@ -1,0 +1,294 @@
+"""One mini-batch shared by several GPUs of a machine: mbc, and torch.compile with DDP, each on one GPU and on all.
+
+Every row is a network with so many images a GPU. Of each contender every GPU computes its part as a mini-batch of its
+own, all at once, and then all GPUs compute theirs together, in the same run: `efficiency` is the first time, of the
+slowest GPU, over the second. DDP runs as PyTorch's
+documentation has it (`ddp`), and with a static graph, gradients as bucket views and the whole step, all-reduces
+included, in one CUDA graph (`whole`, the fastest of several bucket sizes). What was measured on other GPUs than those
+here is measured again; a call that was cut off goes on where it stopped.
+
+    python benchmarks/many_gpus.py --plan-only --gpu h100
+    python benchmarks/many_gpus.py --for 540 [--peers-only] [--only NAME ...] [--gpus 2] [--buckets 25,100,10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ahead import Task, add_arguments, build, drive
+from modules import Job, example
+from planner import Planner, Wanted, processes
+from record import Results, attempt, results, show, start
+from shelf import Shelf
+
+from mbc.bench import ranks
+from mbc.bench.job import BUCKETS_MB, MBC, Contender, Result, ddp_contenders
+from mbc.bench.job import Job as Raced
+from mbc.bench.race import TOLERANCES, compared
+from mbc.hardware.spec import device_specs
+from mbc.hardware.target import find_device, local_gpus
+
+NAME = "many_gpus"
+GIB = 1 << 30
+LEAST_S = 20.0  # of a call's time, for anything to be begun
+# What is asked: of mbc's efficiency, and of both ways to run DDP over mbc's time.
+ASKED = {
+    "resnet50 256": (0.985, 1.6, 1.45),
+    "resnet50 64": (0.97, 3.0, 1.35),
+    "resnet50 32": (0.95, 3.0, 1.35),
+    "vgg16 64": (0.96, None, None),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`each`: rows of a GPU."""
+
+    name: str
+    job: Job
+    each: int
+
+    def sized(self, gpus: int) -> Job:
+        return self.job.with_settings(("batch", str(self.each * gpus)))
+
+
+def cases() -> Iterator[Case]:
+    for name in ASKED:
+        network, each = name.split()
+        base = example("resnet", ("depth", "50")) if network == "resnet50" else example(network)
+        yield Case(name, base.with_settings(("train.precision", "bf16")), int(each))
+
+
+def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
+    """Plans for one GPU and for all, and what they predict."""
+    card = planner.card
+    row: dict[str, Any] = {"each": case.each, "gpus": gpus}
+    for what, count in (("one", 1), ("all", gpus)):
+        job = replace(case.sized(count), gpu=card.gpu).with_options(profile=card.profile, gpus=count)
+        wanted = Wanted(f"{Wanted.of(job).name} {card.gpu} x{count}", job.plan)
+        found = planner.keep(shelved(case, card.gpu), what, wanted)
+        if "failed" in found:
+            return row | {"failed": found["failed"]}
+        row |= {f"{what}_predicted_ms": found["predicted_ms"], f"{what}_measured_share": found["measured_share"]}
+    return row | {"plans": {"one": 0, "all": 0}}
+
+
+def shelved(case: Case, gpu: str) -> str:
+    """The name of its plans for a GPU."""
+    return f"{case.name} {gpu}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What times parts of rows. `packages`: mbc's, by case, for one GPU and for all, or why there are none."""
+
+    gpus: int
+    device: str
+    steps: int
+    buckets_mb: tuple[int, ...]
+    part_s: float
+    packages: Mapping[str, Callable[[], tuple[Path, Path] | str]]
+    alone: dict[tuple[str, Contender], Result] = field(default_factory=dict[tuple[str, Contender], Result])
+
+    def parts(self, case: Case) -> list[tuple[str, Contender]]:
+        precision = case.sized(self.gpus).lowered().precision
+        first, *whole = ddp_contenders("torch.compile", precision, self.device == "cuda", ("default",), self.buckets_mb)
+        ddp = [("ddp", first), *((f"whole {made.bucket_mb}", made) for made in whole)]
+        return ([("mbc", Contender(MBC))] if case.name in self.packages else []) + ddp
+
+    def timed(self, case: Case, contender: Contender, left_s: float) -> dict[str, Any]:
+        """A part of a row: both times, or why there are none."""
+        job, began = case.sized(self.gpus), time.monotonic()
+        package = alone = Path()
+        if contender.peer == MBC:
+            found = self.packages[case.name]()
+            if isinstance(found, str):
+                return {"failed": found}
+            alone, package = found
+        raced = Raced(
+            job.source, job.settings, job.network, str(package), self.device, blocks=max(2, self.steps // 5),
+            alone_package=str(alone),
+        )  # fmt: skip
+        # On one GPU the size of buckets is none of its settings.
+        key = (case.name, replace(contender, variant="", bucket_mb=0))
+        if key not in self.alone or self.alone[key].problem:
+            self.alone[key] = ranks.run_alone(raced, contender, self.gpus, min(self.part_s, left_s))
+        left_s -= time.monotonic() - began
+        together = ranks.run_ranks(raced, contender, self.gpus, min(self.part_s, left_s))
+        one = self.alone[key]
+        return _part(one, together, case.each * self.gpus) | {"seconds": time.monotonic() - began}
+
+
+def _part(one: Result, together: Result, batch: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "one_ms": one.step_ms or None, "one_spread_ms": one.spread_ms, "one_gib": one.peak_bytes / GIB,
+        "all_ms": together.step_ms or None, "all_spread_ms": together.spread_ms, "all_gib": together.peak_bytes / GIB,
+        "all_device_gib": together.device_bytes / GIB, "one_losses": one.losses, "all_losses": together.losses,
+        "stage": together.stage, "unchecked": together.unchecked, "versions": together.versions or one.versions,
+        "first_step_s": together.first_step_s, "one_each_ms": one.each_ms, "all_each_ms": together.each_ms,
+    }  # fmt: skip
+    problems = [f"{where}: {r.problem}" for where, r in (("one GPU", one), ("all GPUs", together)) if r.problem]
+    if problems:
+        return row | {"failed": "; ".join(problems)}
+    efficiency = one.step_ms / together.step_ms
+    return row | {"efficiency": efficiency, "images_s": batch * 1e3 / together.step_ms}
+
+
+def summed_up(row: dict[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with what follows from its parts: the fastest bucket size, ratios, losses compared, what is asked."""
+    parts: dict[str, dict[str, Any]] = row["parts"]
+    ran = {name: part for name, part in parts.items() if "failed" not in part}
+    best = min((n for n in ran if n.startswith("whole")), key=lambda n: ran[n]["all_ms"], default="")
+    chosen = {"mbc": ran.get("mbc"), "ddp": ran.get("ddp"), "whole": ran.get(best)}
+    made: dict[str, Any] = {"name": row["name"], "each": row["each"], "gpus": row["gpus"], "machine": row["machine"]}
+    for who, part in chosen.items():
+        if part is not None:
+            made |= {f"{who}_{key}": part[key] for key in ("one_ms", "all_ms", "efficiency", "images_s", "all_gib")}
+    made["whole_bucket"], made["whole_stage"] = best.removeprefix("whole ") or None, ran.get(best, {}).get("stage")
+    for who in ("ddp", "whole"):
+        if f"{who}_all_ms" in made and "mbc_all_ms" in made:
+            made[f"over_{who}"] = made[f"{who}_all_ms"] / made["mbc_all_ms"]
+    for what in ("one", "all") if "mbc_all_ms" in made and "all_predicted_ms" in planned else ():
+        made[f"{what}_predicted_over_measured"] = planned[f"{what}_predicted_ms"] / made[f"mbc_{what}_ms"]
+    made |= _losses(row["precision"], ran)
+    if "mbc" in ran:
+        least, over_ddp, over_whole = ASKED.get(row["name"], (None, None, None))
+        made["passed"] = all(
+            made.get(key) is not None and made[key] >= asked
+            for key, asked in (("mbc_efficiency", least), ("over_ddp", over_ddp), ("over_whole", over_whole))
+            if asked is not None
+        )
+    failed = "; ".join(f"{name}: {part['failed']}" for name, part in parts.items() if "failed" in part)
+    return made | {"precision": row["precision"], "parts": parts} | ({"failed": failed} if failed else {})
+
+
+def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The largest distance of any contender's losses from the first one's, on one GPU and on all."""
+    tolerance = next(value for kind, value in TOLERANCES.items() if kind == precision)
+    apart = 0.0
+    for what in ("one", "all"):
+        found = [Result(losses=tuple(part[f"{what}_losses"])) for part in ran.values()]
+        for result in found[1:]:
+            apart = max(apart, compared(Contender(""), result, found[0], tolerance).apart or 0.0)
+    return {"losses_apart": apart, "same_mathematics": apart <= tolerance}
+
+
+def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Results, for_s: float, again: bool) -> None:
+    """Every part that is missing, and then those that failed, each written when it is done."""
+    began = time.monotonic()
+    gpus = local_gpus()[: bench.gpus]
+    gpu = spec_name()
+    rows = {
+        case.name: _begun(case, bench.gpus, [f"{g.name} {g.uuid}" for g in gpus], measured, again) for case in wanted
+    }
+    todo = [(case, *part) for case in wanted for part in bench.parts(case)]
+    missing = [part for part in todo if part[1] not in rows[part[0].name]["parts"]]
+    failed = [part for part in todo if "failed" in rows[part[0].name]["parts"].get(part[1], {})]
+    for case, name, contender in (*missing, *failed):
+        left_s = for_s - (time.monotonic() - began)
+        if left_s < LEAST_S:
+            print("time is over, parts are left: run this again", flush=True)
+            return
+        print(f"{case.name}: {contender.name}", flush=True)
+        found = attempt(lambda c=case, who=contender, s=left_s: bench.timed(c, who, s), name)
+        if "failed" in found and for_s - (time.monotonic() - began) < LEAST_S:
+            print(f"{name} was cut off: {found['failed']}", flush=True)
+            return
+        rows[case.name]["parts"][name] = found
+        rows[case.name] = summed_up(rows[case.name], planned.rows.get(shelved(case, gpu), {}))
+        measured.put(rows[case.name])
+        show([found], ["name", "one_ms", "all_ms", "efficiency", "images_s", "all_gib", "stage", "seconds"])
+
+
+def _begun(case: Case, gpus: int, machine: list[str], measured: Results, again: bool) -> dict[str, Any]:
+    """The row as far as it was measured on these GPUs, by today's code."""
+    row = measured.rows.get(case.name, {})
+    parts = row.get("parts", {}) if row.get("machine") == machine and row.get("gpus") == gpus and not again else {}
+    if "code" in row:  # older; DDP is not of it
+        parts = {name: part for name, part in parts.items() if name != "mbc"}
+    precision = str(case.job.lowered().precision)
+    return {
+        "name": case.name, "each": case.each, "gpus": gpus, "machine": machine, "precision": precision, "parts": parts,
+    }  # fmt: skip
+
+
+def spec_name() -> str:
+    """What plans call the GPU of this machine."""
+    here = find_device("auto").name
+    return next((name for name, spec in device_specs().items() if spec.name == here), "auto")
+
+
+def packages(
+    wanted: list[Case], planned: Results, shelf: Shelf, folder: Path, pool: Any
+) -> dict[str, Callable[[], tuple[Path, Path] | str]]:
+    """What waits for the packages of each case, which are all being built."""
+
+    gpu = spec_name()
+
+    def begun(case: Case) -> Callable[[], tuple[Path, Path] | str]:
+        row = planned.rows.get(shelved(case, gpu))
+        if row is None or "failed" in row:
+            why = (row or {"failed": "there is no plan: run --plan-only first"})["failed"]
+            return lambda: why
+        places = {what: folder / f"{case.name.replace(' ', '_')}_{what}" for what in ("one", "all")}
+        built: list[Future[str]] = [
+            pool.submit(build, shelf.path(shelved(case, gpu), what), places[what]) for what in places
+        ]
+        return lambda: next((why for b in built if (why := b.result())), None) or (places["one"], places["all"])
+
+    return {case.name: begun(case) for case in wanted}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--gpus", type=int, default=2, help="that share a mini-batch (default 2)")
+    parser.add_argument("--peers-only", action="store_true", help="without mbc, and without its plans")
+    parser.add_argument(
+        "--buckets", default=",".join(map(str, BUCKETS_MB)), metavar="M,M", help="MiB (default %(default)s)"
+    )
+    parser.add_argument("--part", type=float, default=240.0, metavar="S", help="most for one measurement (default 240)")
+    arguments = parser.parse_args()
+    wanted = [c for c in cases() if not arguments.only or any(word in c.name for word in arguments.only)]
+    if arguments.plan_only:
+        tasks = [
+            Task(shelved(case, arguments.gpu), partial(prepared, case=case, gpus=arguments.gpus), _never)
+            for case in wanted
+        ]
+        drive(NAME, tasks, _PLANNED, arguments)
+        return
+    here = len(local_gpus())
+    if here < arguments.gpus:
+        raise SystemExit(f"this machine has {here} GPUs that can be used, not {arguments.gpus}: --plan-only needs none")
+    planned, measured = results(f"{NAME}_planned"), results(NAME)
+    buckets = tuple(int(size) for size in arguments.buckets.split(","))
+    with TemporaryDirectory() as folder, processes(arguments.workers) as pool:
+        built = {} if arguments.peers_only else packages(wanted, planned, Shelf(arguments.plans), Path(folder), pool)
+        bench = Bench(arguments.gpus, "cuda", arguments.steps, buckets, arguments.part, built)
+        measure(bench, wanted, planned, measured, arguments.for_s, arguments.again)
+    print()
+    show([measured.rows[case.name] for case in wanted if case.name in measured.rows], _COLUMNS)
+
+
+def _never(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    raise AssertionError(f"{row['name']} is measured here, not by ahead.py ({sorted(timed)})")
+
+
+_PLANNED = ["name", "gpus", "one_predicted_ms", "all_predicted_ms", "all_measured_share"]
+_COLUMNS = [
+    "name", "mbc_one_ms", "mbc_all_ms", "mbc_efficiency", "ddp_one_ms", "ddp_all_ms", "ddp_efficiency", "whole_one_ms",
+    "whole_all_ms", "whole_efficiency", "whole_bucket", "over_ddp", "over_whole", "one_predicted_over_measured",
+    "all_predicted_over_measured", "losses_apart", "passed",
+]  # fmt: skip
+
+
+if __name__ == "__main__":
+    start(main)

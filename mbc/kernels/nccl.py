@@ -1,0 +1,151 @@
+"""The provider `nccl`: collectives between the GPUs of several ranks.
+
+One launch sums a bucket: gradients that lie one after another in the arena, each beginning at a multiple of the
+alignment of buffers. `ctas` is the number of thread blocks, each of which takes a multiprocessor from the kernels
+beside it; it is a property of the communicator, so that all launches of a plan have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mbc.hardware.collectives import CollectiveCost, CollectiveKind
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.graph import Attributes
+from mbc.ir.types import DType, Layout, TensorType
+from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
+from mbc.ops.collective import AllReduce
+from mbc.ops.fused import Fused, joined_kind
+from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
+
+NAME = "nccl"
+ALL_REDUCE = "all_reduce"
+CTAS = "ctas"
+BY_COPIES = 0  # thread blocks: the copy engines move the data, and the parts are summed by a short kernel
+_KINDS = (ALL_REDUCE, joined_kind((ALL_REDUCE, ALL_REDUCE)))  # of one gradient, and of a bucket
+LEAST_BYTES = 4  # of a collective, whose time is latency alone
+
+
+def collective_of(launch: Launch) -> Kernel | None:
+    """The collective that a launch is."""
+    return launch.work if isinstance(launch.work, Kernel) and launch.work.provider == NAME else None
+
+
+def is_collective(launch: Launch) -> bool:
+    """Whether all ranks run it together."""
+    return collective_of(launch) is not None
+
+
+def ctas_of(program: Program) -> int | None:
+    """Thread blocks of each collective of a program; None where it has none."""
+    works = (collective_of(launch) for launch in program.launches)
+    return max((dict(work.settings)[CTAS] for work in works if work is not None), default=None)
+
+
+def divides_among(ranks: int) -> bool:
+    """Whether every bucket, whose bytes are a multiple of the alignment, can be summed by copies: each rank sums an
+    equal part of whole elements."""
+    return ALIGNMENT_BYTES // DType.FP32.size_bytes % ranks == 0
+
+
+def parts_bytes(members: Sequence[TensorType]) -> int:
+    """Workspace of a sum by copies: the parts that a rank sums, which together are as long as the bucket."""
+    return sum(aligned(member.size_bytes) for member in members)
+
+
+def bucket_bytes(members: Sequence[TensorType]) -> int:
+    """From the first byte of the first gradient of a bucket to the last of the last."""
+    return sum(aligned(member.size_bytes) for member in members[:-1]) + members[-1].size_bytes
+
+
+def all_reduce_cost(device: DeviceSpec, size_bytes: int, ranks: int, ctas: int) -> CollectiveCost:
+    """Of one bucket. By copies the sum of the parts comes on top: each is read, one as long is written."""
+    cost = device.collectives.cost(CollectiveKind.ALL_REDUCE, size_bytes, ranks, ctas)
+    if ctas != BY_COPIES:
+        return cost
+    sum_us = device.launch_us + size_bytes * (1 + 1 / ranks) / (device.copy_gb_s * 1e3)
+    return replace(cost, time_us=cost.time_us + sum_us)
+
+
+def latency_us(device: DeviceSpec, ranks: int) -> float:
+    """What a launch takes beyond the times that candidates have, each of which is what a gradient adds to a bucket."""
+    return all_reduce_cost(device, LEAST_BYTES, ranks, max(device.collectives.choices(ranks))).time_us
+
+
+def all_reduce_of(attributes: Attributes) -> AllReduce | None:
+    """The attributes of a sum over ranks, or of each member of a bucket of nothing else; None for other work."""
+    if isinstance(attributes, AllReduce):
+        return attributes
+    if not isinstance(attributes, Fused):
+        return None
+    (first, *others) = (member.attributes for member in attributes.members)
+    return first if isinstance(first, AllReduce) and all(other == first for other in others) else None
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """The provider."""
+
+    name: str = NAME
+
+    def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket."""
+        attributes = all_reduce_of(request.attributes)
+        if attributes is None or any(t.dtype is not DType.FP32 for t in request.inputs):
+            return
+        ctas = max(device.collectives.choices(attributes.ranks))
+        cost = all_reduce_cost(device, bucket_bytes(request.inputs), attributes.ranks, ctas)
+        alone_us = latency_us(device, attributes.ranks)
+        for layout in Layout:
+            yield Candidate(
+                provider=self.name,
+                name=ALL_REDUCE,
+                settings=((CTAS, ctas),),
+                layouts=(layout,) * (len(request.inputs) + len(request.outputs)),
+                workspace_bytes=0,
+                time_us=max(0.0, cost.time_us - alone_us),
+                measured=cost.measured,
+            )
+
+    def arguments(
+        self,
+        request: Request,
+        name: str,
+        settings: tuple[tuple[str, int], ...],
+        layouts: tuple[Layout, ...],
+        first_row: int,
+        accumulate: bool,
+        workspace_bytes: int,
+    ) -> Arguments:
+        """The number of fp32 elements from the first to the last, those between two gradients included (by copies
+        those behind the last, too), and that of thread blocks."""
+        ctas = dict(settings)[CTAS]
+        size_bytes = parts_bytes(request.inputs) if ctas == BY_COPIES else bucket_bytes(request.inputs)
+        return Arguments((size_bytes // DType.FP32.size_bytes, ctas))
+
+    def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        known = call.request.kind in _KINDS and all_reduce_of(call.request.attributes) is not None
+        if call.name != ALL_REDUCE or not known:
+            return Acceptance(f"NCCL runs no {call.request.kind} as '{call.name}'")
+        if call.accumulate:
+            return Acceptance("it cannot add to its output")
+        if any(t.dtype is not DType.FP32 for t in call.operands):
+            return Acceptance("gradients are summed over ranks in fp32")
+        if [key for key, _ in call.settings] != [CTAS] or call.settings[0][1] < BY_COPIES:
+            return Acceptance(f"it takes a number of thread blocks, not {dict(call.settings)}")
+        inputs = len(call.request.inputs)
+        if call.request.inputs != call.request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
+            lie = ", ".join(call.layouts)
+            return Acceptance(f"it does not take operands that lie in {lie}: a sum lies as what it sums")
+        if call.settings[0][1] == BY_COPIES:
+            attributes = all_reduce_of(call.request.attributes)
+            if attributes is None or not divides_among(attributes.ranks):
+                return Acceptance("a bucket cannot be divided among so many ranks")
+            needed_bytes = parts_bytes(call.request.inputs)
+            if call.workspace_bytes < needed_bytes:
+                return Acceptance(workspace_refusal=f"the parts of all ranks take {needed_bytes} bytes")
+        return Acceptance()
+
+
+NCCL = Nccl()

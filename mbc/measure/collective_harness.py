@@ -1,0 +1,215 @@
+"""The bench of collectives of a real GPU: one rank's communicator, and kernels on the GPU's own stream.
+
+Collectives run on a stream of their own, of the highest priority, so that their blocks need not queue behind those of
+a kernel that fills all multiprocessors; what is measured holds for plans whose collectives do so, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from types import TracebackType
+
+import numpy as np
+
+from mbc.hardware.collectives import CollectiveKind, ConcurrentKernel
+from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, MOST_IN_A_ROW, ROW_US
+from mbc.measure.gpu import Gpu, Graph
+from mbc.runtime.nccl import Communicator, Reduction
+
+REPEATS = 5  # of each timing, after one that is left out
+SINGLES = 11  # of a collective by itself, which vary more
+MOST_TRIES = 4  # until what keeps busy lasts longer than what is timed
+WAIT_S = 30.0  # for other ranks, and for the GPU
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the legacy default stream
+Work = Callable[[], None]
+
+
+class Mark:
+    """An event on any stream."""
+
+    def __init__(self, gpu: Gpu, stream: ctypes.c_void_p) -> None:
+        self._gpu, self._event = gpu, ctypes.c_void_p()
+        gpu.driver_call("cuEventCreate", ctypes.byref(self._event), 0)
+        gpu.driver_call("cuEventRecord", self._event, stream)
+
+    def passed(self) -> bool:
+        return self._gpu.driver_status("cuEventQuery", self._event) == 0
+
+    def us_since(self, earlier: Mark) -> float:
+        """Both have passed."""
+        milliseconds = ctypes.c_float()
+        self._gpu.driver_call("cuEventElapsedTime", ctypes.byref(milliseconds), earlier._event, self._event)
+        return milliseconds.value * 1e3
+
+    def __del__(self) -> None:
+        self._gpu.driver_status("cuEventDestroy_v2", self._event)
+
+
+@contextmanager
+def urgent_stream(gpu: Gpu) -> Generator[ctypes.c_void_p]:
+    """A stream of the highest priority."""
+    least, greatest, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    gpu.driver_call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+    gpu.driver_call("cuStreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING, greatest)
+    try:
+        yield stream
+    finally:
+        gpu.driver_status("cuStreamDestroy_v2", stream)
+
+
+class GpuCollectives:
+    """`CollectiveBench` of a real GPU. `kernels`: graphs on the GPU's own stream. Use as a context manager: it destroys
+    its graphs, which must be gone before the communicator. `address`: memory of the longest collective; `parts`: as
+    much again, for what copies bring, where no kernel sums."""
+
+    def __init__(
+        self, gpu: Gpu, communicator: Communicator, stream: ctypes.c_void_p, kernels: Mapping[ConcurrentKernel, Graph],
+        address: int, word: int, parts: int | None = None,
+    ) -> None:  # fmt: skip
+        """`word`: memory of one element, by which ranks agree."""
+        self._gpu, self._communicator, self._stream = gpu, communicator, stream
+        self._kernels, self._address, self._word, self._parts = kernels, address, word, parts
+        self.ranks = communicator.size
+        self._closing = ExitStack()
+        self._meeting = self._closing.enter_context(self._graph(lambda: self._reduce_word(Reduction.SUM)))
+        once_us = self.agree(self.single_us(CollectiveKind.ALL_REDUCE, CONCURRENT_BYTES))
+        reduces = max(1, min(MOST_IN_A_ROW, round(ROW_US / once_us)))
+        self._reduces = self._closing.enter_context(
+            self._collectives(CollectiveKind.ALL_REDUCE, CONCURRENT_BYTES, reduces)
+        )
+        self._unit_us: dict[ConcurrentKernel | None, float] = {
+            kernel: self.agree(self._median_us(graph.launch, gpu.stream_handle)) for kernel, graph in kernels.items()
+        }
+        self._unit_us[None] = self.agree(self._median_us(self._reduces.launch, stream))
+
+    def __enter__(self) -> GpuCollectives:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.close()
+
+    def agree(self, value: float) -> float:
+        self._gpu.upload(self._word, np.array([value], np.float32).view(np.uint8))
+        self._reduce_word(Reduction.MAX)
+        self._wait(Mark(self._gpu, self._stream))
+        return float(self._gpu.download(self._word, ELEMENT_BYTES).view(np.float32)[0])
+
+    def single_us(self, kind: CollectiveKind, size_bytes: int) -> float:
+        gpu, stream = self._gpu, self._stream
+        times: list[tuple[Mark, Mark]] = []
+        with self._collectives(kind, size_bytes, 1) as graph:
+            for _ in range(SINGLES + 1):
+                self._meeting.launch()
+                start = Mark(gpu, stream)
+                graph.launch()
+                times.append((start, Mark(gpu, stream)))
+            self._wait(times[-1][1])
+        return statistics.median(stop.us_since(start) for start, stop in times[1:])
+
+    def row_us(self, kind: CollectiveKind, size_bytes: int, count: int) -> float:
+        with self._collectives(kind, size_bytes, count) as graph:
+            return self._median_us(graph.launch, self._stream) / count
+
+    def kernels_us(self, kernel: ConcurrentKernel, count: int, beside: bool) -> float:
+        work = _repeated(self._kernels[kernel].launch, count)
+        return self._timed(work, self._gpu.stream_handle, self._reduces.launch if beside else None, None, self._stream)
+
+    def all_reduces_us(self, count: int, beside: ConcurrentKernel | None) -> float:
+        busy = self._kernels[beside].launch if beside is not None else None
+        return self._timed(
+            _repeated(self._reduces.launch, count), self._stream, busy, beside, self._gpu.stream_handle
+        )  # fmt: skip
+
+    def _timed(
+        self,
+        work: Work,
+        stream: ctypes.c_void_p,
+        busy: Work | None,
+        unit: ConcurrentKernel | None,
+        other: ctypes.c_void_p,
+    ) -> float:
+        """The median time of `work` on its stream while `busy`, whose time alone is that of `unit`, fills the other: it
+        starts before and ends after, on every rank."""
+        time_us = self.agree(self._median_us(work, stream))
+        lasting_us = 2 * (REPEATS + 1) * time_us
+        for _ in range(MOST_TRIES if busy is not None else 0):
+            assert busy is not None
+            _repeated(busy, 1 + round(lasting_us / self._unit_us[unit]))()
+            end = Mark(self._gpu, other)
+            own_us = self._median_us(work, stream)
+            done = Mark(self._gpu, stream)
+            self._wait(done, end)
+            time_us = self.agree(own_us)
+            # What ended before `done` may have left alone what was timed, on some rank.
+            if not self.agree(float(end.us_since(done) <= 0)):
+                break
+            lasting_us *= 2
+        return time_us
+
+    def _median_us(self, work: Work, stream: ctypes.c_void_p) -> float:
+        """Queued behind one another, so that no time is that of the CPU; the first one may find the GPU idle."""
+        marks = [Mark(self._gpu, stream)]
+        for _ in range(REPEATS + 1):
+            work()
+            marks.append(Mark(self._gpu, stream))
+        self._wait(marks[-1])
+        return statistics.median(b.us_since(a) for a, b in pairwise(marks[1:]))
+
+    def _wait(self, *marks: Mark) -> None:
+        """MBC272, MBC273 where a rank has died or does not come."""
+        self._communicator.wait(lambda: all(mark.passed() for mark in marks), WAIT_S)
+
+    def _reduce_word(self, by: Reduction) -> None:
+        self._communicator.all_reduce(self._word, 1, self._stream.value or 0, by=by)
+
+    @contextmanager
+    def _collectives(self, kind: CollectiveKind, size_bytes: int, count: int) -> Generator[Graph]:
+        """A graph of so many, in place, and run once: NCCL connects when it first needs to, outside of a capture."""
+        enqueue = self._enqueue(kind, size_bytes // ELEMENT_BYTES)
+        enqueue()
+        self._wait(Mark(self._gpu, self._stream))
+        with self._graph(_repeated(enqueue, count)) as graph:
+            yield graph
+
+    def _enqueue(self, kind: CollectiveKind, elements: int) -> Work:
+        stream, call, address, parts = self._stream.value or 0, self._communicator, self._address, self._parts
+        part = max(1, elements // self.ranks)
+
+        def gather() -> None:
+            call.all_gather(address, part, stream)
+
+        if kind is CollectiveKind.ALL_GATHER:
+            return gather
+        if parts is None:
+            if kind is CollectiveKind.ALL_REDUCE:
+                return lambda: call.all_reduce(address, elements, stream)
+            return lambda: call.reduce_scatter(address, part, stream)
+
+        def copy() -> None:
+            call.all_to_all(address, parts, part, stream)
+            if kind is CollectiveKind.ALL_REDUCE:
+                gather()
+
+        return copy
+
+    @contextmanager
+    def _graph(self, body: Work) -> Generator[Graph]:
+        graph = Graph(self._gpu, body, self._stream)
+        try:
+            yield graph
+        finally:
+            graph.close()
+
+
+def _repeated(work: Work, count: int) -> Work:
+    def repeat() -> None:
+        for _ in range(count):
+            work()
+
+    return repeat

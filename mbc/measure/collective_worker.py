@@ -1,0 +1,141 @@
+"""The process of one rank that measures collectives, for `mbc.measure.collective_fleet`: a task comes in by stdin, then
+the communicators' unique ids; messages go out by stdout."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.hardware.collectives import ConcurrentKernel
+from mbc.ir.types import Precision
+from mbc.measure.collective_fleet import CollectiveTask, Measured
+from mbc.measure.collective_harness import WAIT_S, GpuCollectives, Mark, urgent_stream
+from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
+from mbc.measure.gpu import Gpu, Graph
+from mbc.measure.kernel_library import KernelLibrary
+from mbc.measure.workbench import Bench
+from mbc.profile.model import Overhead, collective_subject
+from mbc.runtime.nccl import Communicator, SymmetricMemory, connect, load_nccl
+from mbc.runtime.nccl_library import Nccl, version_text
+from mbc.units import show_size
+
+MEMORY_SHARE = 0.5  # of what is free: the rest is for NCCL
+SETTLED_S, MOST_READINGS = 0.05, 40  # between two readings of the free memory, until it changes no more
+Say = Callable[[object], None]
+
+
+def serve(work: Callable[[CollectiveTask, Say, Callable[[], Any]], None]) -> None:
+    """Do the one task; whoever started this ends it by SIGKILL."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    messages = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not come between the messages
+
+    def say(message: object) -> None:
+        pickle.dump(message, messages)
+        messages.flush()
+
+    try:
+        work(pickle.load(sys.stdin.buffer), say, lambda: pickle.load(sys.stdin.buffer))
+    except MbcError as error:
+        say(("error", MbcError(error.code, error.message, error.remedy)))
+    except (BrokenPipeError, EOFError):
+        pass  # nobody listens any more
+
+
+def measure(task: CollectiveTask, say: Say, receive: Callable[[], Any]) -> None:
+    """All communicators of a task, one after another: each has its own number of thread blocks."""
+
+    def open_library(gpu: Gpu, precision: Precision) -> KernelLibrary:
+        return KernelLibrary(Path(task.library), gpu.stream_handle.value or 0)
+
+    with (
+        Gpu(MEMORY_SHARE) as gpu,
+        urgent_stream(gpu) as stream,
+        Bench(gpu, open_library) as bench,
+        bench.kernels_for_collectives(task.precision) as kernels,
+    ):
+        nccl = load_nccl()
+        rank = _Rank(task, say, nccl, gpu, stream, kernels)
+        rank.tell(f"{task.ranks} GPUs over {task.link}, NCCL {version_text(nccl.version)}")
+        bench.warm(task.precision)
+        if task.rank == 0:
+            say(("identity", bench.identity()))
+            say(("ids", tuple(nccl.unique_id() for _ in task.max_ctas)))
+        for max_ctas, unique_id in zip(task.max_ctas, receive(), strict=True):
+            if max_ctas or nccl.has_copies:
+                rank.measure(max_ctas, unique_id)
+            else:
+                rank.tell(f"NCCL {version_text(nccl.version)} has no collectives by copy engines")
+
+
+class _Rank:
+    def __init__(
+        self, task: CollectiveTask, say: Say, nccl: Nccl, gpu: Gpu, stream: ctypes.c_void_p,
+        kernels: Mapping[ConcurrentKernel, Graph],
+    ) -> None:  # fmt: skip
+        self._task, self._say, self._nccl = task, say, nccl
+        self._gpu, self._stream, self._kernels = gpu, stream, kernels
+        self._address, self._word = gpu.take(max(task.sizes_bytes)), gpu.take(ELEMENT_BYTES)
+        gpu.fill(self._address, 0, max(task.sizes_bytes))
+        # Before the first communicator: what stays loaded of NCCL counts for each.
+        self._free_bytes = _free_bytes(gpu)
+
+    def tell(self, text: str) -> None:
+        if self._task.rank == 0:
+            self._say(("note", text))
+
+    def measure(self, max_ctas: int, unique_id: bytes) -> None:
+        """One communicator, and what was measured of it."""
+        task, gpu, stream = self._task, self._gpu, self._stream
+        communicator = Communicator(self._nccl, unique_id, task.rank, task.ranks, max_ctas, WAIT_S)
+        own: list[SymmetricMemory] = []  # which only copies need
+        try:
+            for _ in range(0 if max_ctas else 2):
+                own.append(SymmetricMemory(self._nccl, max(*task.sizes_bytes, CONCURRENT_BYTES)))
+                communicator.register(own[-1], own[-1].size_bytes)
+            address, parts = own or (self._address, None)
+            connect(communicator, address, task.sizes_bytes, stream.value or 0)
+            communicator.wait(Mark(gpu, stream).passed, WAIT_S)
+            taken_bytes = self._taken_bytes() - sum(memory.size_bytes for memory in own)
+            self.tell(f"{max_ctas} thread blocks: connected, NCCL takes {show_size(taken_bytes)} of the GPU's memory")
+            with GpuCollectives(gpu, communicator, stream, self._kernels, address, self._word, parts) as bench:
+                times = measure_times(bench, task.link, max_ctas, task.sizes_bytes, self.tell)
+                slowdowns = measure_slowdowns(bench, task.link, max_ctas, self.tell)
+                # With graphs that hold collectives, for which NCCL may register memory.
+                now_bytes = self._taken_bytes() - sum(memory.size_bytes for memory in own)
+                taken_bytes = max(taken_bytes, now_bytes)
+        except BaseException:
+            communicator.abort()  # closing the GPU waits for it, and it for the other ranks
+            raise
+        communicator.close()
+        for memory in own:
+            memory.free()
+        if task.rank == 0:
+            memory = Overhead("collectives", collective_subject(task.ranks, max_ctas), taken_bytes)
+            self._say(("rows", Measured(tuple(times), tuple(slowdowns), (memory,))))
+
+    def _taken_bytes(self) -> int:
+        return max(0, self._free_bytes - _free_bytes(self._gpu))
+
+
+def _free_bytes(gpu: Gpu) -> int:
+    """Once it has settled: a communicator that was closed gives its memory back in a thread of its own."""
+    found = -1
+    for _ in range(MOST_READINGS):
+        before, found = found, int(gpu.driver.mem_get_info()[0])
+        if before == found:
+            break
+        time.sleep(SETTLED_S)
+    return found
+
+
+if __name__ == "__main__":
+    serve(measure)

@@ -1,0 +1,219 @@
+"""Gradient buckets: sums over ranks in few launches, each of gradients that lie one after another, on a stream of their
+own as soon as the last of them is there.
+
+What depends on the sums (the guard, updates) follows when its bucket should have been summed. A launch that updates
+many parameters is split by the buckets of their gradients, so that most updates run while the last buckets travel.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.types import DType, Layout, TensorType
+from mbc.kernels.nccl import (
+    ALL_REDUCE,
+    BY_COPIES,
+    CTAS,
+    NAME,
+    all_reduce_cost,
+    bucket_bytes,
+    is_collective,
+    parts_bytes,
+)
+from mbc.ops.collective import AllReduce
+from mbc.optimize import effort
+from mbc.optimize.schedule.emit_launches import WHOLE, Draft
+from mbc.optimize.schedule.liveness import owners
+from mbc.optimize.schedule.split_updates import divides, split_by
+from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Stream
+
+Bucket = tuple[str, ...]  # operations that sum one gradient each
+
+
+def buckets_of(program: Program) -> tuple[Bucket, ...]:
+    """The buckets of a program that has them."""
+    return tuple(launch.operations for launch in program.launches if is_collective(launch))
+
+
+def bucketings(draft: Draft) -> Iterator[tuple[Bucket, ...]]:
+    """The sums of the training program in a few ways: in 1, 2, 4 … buckets of about the same bytes, in the order in
+    which the last gradient of each is ready, the last cut again so that little is left to sum at the end of the step.
+    """
+    launches = [launch for launch in draft.train.launches if is_collective(launch)]
+    sums = [name for launch in launches for name in launch.operations]
+    sizes = [draft.buffers[launch.accesses[0].buffer].size_bytes for launch in launches]
+    ready = _Ready(draft)
+    tried: set[tuple[Bucket, ...]] = set()
+    for count in effort.BUCKET_COUNTS:
+        for cuts in effort.LAST_BUCKET_CUTS:
+            found = tuple(sorted(_cut(sums, sizes, count, cuts), key=ready.of))
+            if found not in tried:
+                tried.add(found)
+                yield found
+
+
+def _cut(sums: Sequence[str], sizes: Sequence[int], count: int, cuts: int) -> tuple[Bucket, ...]:
+    """`count` buckets, the last of which is halved `cuts` times."""
+    total = sum(sizes)
+    ends = [total * (n + 1) / count for n in range(count)]
+    for _ in range(cuts):
+        ends[-1:] = [ends[-1] - (ends[-1] - (ends[-2] if len(ends) > 1 else 0)) / 2, ends[-1]]
+    found: list[list[str]] = [[] for _ in ends]
+    before, bucket = 0, 0
+    for name, size in zip(sums, sizes, strict=True):
+        while bucket + 1 < len(ends) and before + size / 2 > ends[bucket]:
+            bucket += 1
+        found[bucket].append(name)
+        before += size
+    return tuple(tuple(members) for members in found if members)
+
+
+def with_buckets(draft: Draft, buckets: Sequence[Bucket], ctas: int, graph: TrainingGraph, device: DeviceSpec) -> Draft:
+    """The training program with these buckets, in this order, as launches of `ctas` thread blocks each, and what
+    depends on the sums behind them."""
+    return _Writer(draft, graph, ctas, device).written(buckets)
+
+
+class _Ready:
+    """When gradients can be summed, in a draft with a launch for each sum. `sums`: these, by operation."""
+
+    def __init__(self, draft: Draft) -> None:
+        launches = draft.train.launches
+        self.sums = {name: launch for launch in launches if is_collective(launch) for name in launch.operations}
+        self._after = {a.buffer: i + 1 for i, w in enumerate(launches) if not is_collective(w) for a in w.accesses}
+
+    def of(self, bucket: Bucket) -> int:
+        """The first position at which all gradients of a bucket are there, and nothing reads them but their sums: these
+        are written over them, and batch normalisation's backward pass reads the gradients of scale and shift."""
+        return max(self._after[self.sums[name].accesses[0].buffer] for name in bucket)
+
+
+@dataclass
+class _Writer:
+    """`values`: types of the graph's values; `operations` by name."""
+
+    draft: Draft
+    graph: TrainingGraph
+    ctas: int
+    device: DeviceSpec
+
+    def written(self, buckets: Sequence[Bucket]) -> Draft:
+        launches = self.draft.train.launches
+        operations = {operation.name: operation for operation in self.graph.train}
+        # In the order given, which is that of every rank: none before the one in front of it.
+        ready = _Ready(self.draft)
+        made = [
+            (at, self._bucket([ready.sums[name] for name in bucket], operations))
+            for at, bucket in zip(accumulate(map(ready.of, buckets), max), buckets, strict=True)
+        ]
+        summed = {launch.accesses[1].buffer: launch.accesses[0].buffer for launch in launches if is_collective(launch)}
+        buffers = tuple(
+            replace(buffer, alias=summed[i]) if i in summed else buffer for i, buffer in enumerate(self.draft.buffers)
+        )
+        self.draft = replace(self.draft, buffers=buffers)
+        train = replace(self.draft.train, launches=tuple(self._ordered(made, operations)))
+        return replace(self.draft, train=train)
+
+    def _bucket(self, sums: Sequence[Launch], operations: Mapping[str, Operation]) -> Launch:
+        """The launches of one gradient each as one."""
+        bucket = tuple(name for launch in sums for name in launch.operations)
+        first = operations[bucket[0]].attributes
+        assert isinstance(first, AllReduce)
+        types = [self.graph.values[operations[name].inputs[0]].type for name in bucket]
+        size_bytes = bucket_bytes(types)
+        cost = all_reduce_cost(self.device, size_bytes, first.ranks, self.ctas)
+        workspace = self._workspace(types) if self.ctas == BY_COPIES else ()
+        return Launch(
+            Kernel(NAME, ALL_REDUCE, ((CTAS, self.ctas),), cost.time_us, cost.measured),
+            bucket,
+            Stream.COLLECTIVE,
+            (*(launch.accesses[0] for launch in sums), *(launch.accesses[1] for launch in sums), *workspace),
+        )
+
+    def _workspace(self, members: Sequence[TensorType]) -> tuple[Access, ...]:
+        size_bytes = parts_bytes(members)
+        made = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size_bytes)
+        self.draft = replace(self.draft, buffers=(*self.draft.buffers, made))
+        return (Access(len(self.draft.buffers) - 1, WHOLE, Mode.WRITE),)
+
+    def _ordered(self, made: Sequence[tuple[int, Launch]], operations: Mapping[str, Operation]) -> Iterator[Launch]:
+        """The buckets as soon as they are ready, what depends on them once they should be summed, the rest as it
+        was."""
+        launches = self.draft.train.launches
+        starts_us = [0.0, *accumulate(launch.work.time_us if not is_collective(launch) else 0.0 for launch in launches)]
+        before: dict[int, list[Launch]] = {}
+        there: dict[int, int] = {}  # by buffer: the position at which what depends on a sum is there
+        of_bucket: dict[int, int] = {}
+        end_us = 0.0
+        for number, (ready, bucket) in enumerate(made):
+            before.setdefault(ready, []).append(bucket)
+            end_us = max(end_us, starts_us[ready]) + bucket.work.time_us
+            at = max(ready, bisect_left(starts_us, end_us, hi=len(launches)))
+            for access in bucket.accesses:
+                if access.mode is Mode.READ or self.draft.buffers[access.buffer].value is None:
+                    continue
+                there[access.buffer], of_bucket[access.buffer] = at, number
+        after: list[tuple[int, Launch]] = []
+        last = _LastTouch(self.draft, is_collective)
+        for i, launch in enumerate(launches):
+            if is_collective(launch) or there.keys().isdisjoint(access.buffer for access in launch.accesses):
+                continue
+            for part in self._parts(launch, of_bucket, operations):
+                at = max([last.before(part, i), *(there.get(access.buffer, 0) for access in part.accesses)])
+                there |= {access.buffer: at for access in part.accesses if access.mode is not Mode.READ}
+                after.append((at, part))
+            last.moved.add(i)
+        for at, part in sorted(after, key=_position):
+            before.setdefault(at, []).append(part)
+        for i, launch in enumerate((*launches, None)):
+            yield from before.get(i, ())
+            if launch is not None and not is_collective(launch) and i not in last.moved:
+                yield launch
+
+    def _parts(
+        self, launch: Launch, of_bucket: Mapping[int, int], operations: Mapping[str, Operation]
+    ) -> tuple[Launch, ...]:
+        """A launch of many updates by the buckets of their gradients."""
+        if not divides(launch, operations):
+            return (launch,)
+        buckets = {self.draft.buffers[buffer].value: bucket for buffer, bucket in of_bucket.items()}
+        numbers = [max((buckets.get(v, 0) for v in operations[name].inputs), default=0) for name in launch.operations]
+        parts = [
+            [name for name, number in zip(launch.operations, numbers, strict=True) if number == bucket]
+            for bucket in sorted(set(numbers))
+        ]
+        return split_by(launch, parts, operations, self.draft.buffers, self.device)
+
+
+def _position(pair: tuple[int, Launch]) -> int:
+    return pair[0]
+
+
+class _LastTouch:
+    """Until where each launch needs the bytes that another one writes or reads. `moved`: launches that go elsewhere."""
+
+    def __init__(self, draft: Draft, skipped: Callable[[Launch], bool]) -> None:
+        self.moved: set[int] = set()
+        self._owner = owners(draft.buffers)
+        self._written: dict[int, list[int]] = {}
+        self._touched: dict[int, list[int]] = {}
+        for i, launch in enumerate(draft.train.launches):
+            for access in () if skipped(launch) else launch.accesses:
+                root = self._owner[access.buffer]
+                self._touched.setdefault(root, []).append(i)
+                if access.mode is not Mode.READ:
+                    self._written.setdefault(root, []).append(i)
+
+    def before(self, launch: Launch, at: int) -> int:
+        """The first position behind all launches before `at` that it must follow."""
+        found = 0
+        for access in launch.accesses:
+            known = self._written if access.mode is Mode.READ else self._touched
+            earlier = (i for i in known.get(self._owner[access.buffer], ()) if i < at and i not in self.moved)
+            found = max(found, 1 + max(earlier, default=-1))
+        return found

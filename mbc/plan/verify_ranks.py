@@ -1,0 +1,136 @@
+"""The check of plans that share a mini-batch: what is summed over ranks is the same thing everywhere, in one order, and
+every row of the global mini-batch is in it once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
+from mbc.kernels.nccl import BY_COPIES, ctas_of, is_collective
+from mbc.ops import KINDS
+from mbc.ops.collective import AllReduce
+from mbc.ops.loss import CrossEntropyBackward, MseBackward
+from mbc.plan.file import dump_plan
+from mbc.plan.model import Access, Launch, Plan, Stream
+
+_ROUNDING = 1e-12
+_REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
+
+
+def verify_rank(plan: Plan) -> None:
+    """What holds of each plan alone: every gradient, what decides whether a step counts, and what it reports is summed
+    over all ranks once, on the stream of collectives. MBC135."""
+    ranks, graph = plan.graph.ranks, plan.graph
+    sums = {output for op in graph.train if op.kind == "all_reduce" for output in op.outputs}
+    if ranks is None:
+        if sums or any(map(is_collective, (*plan.train.launches, *plan.infer.launches))):
+            _fail("it sums over ranks, and there is one only")
+        return
+    for op in graph.train:
+        if isinstance(op.attributes, AllReduce) and op.attributes.ranks != ranks.size:
+            _fail(f"'{op.name}' sums over {op.attributes.ranks} ranks of {ranks.size}")
+        for name in _must_be_sums(graph, op):
+            if name not in sums:
+                _fail(f"'{op.name}' reads '{name}', which is of one rank alone")
+    for name in (graph.loss, *graph.metrics):
+        if name not in sums:
+            _fail(f"the step reports '{name}', which is of one rank alone")
+    _check_once(graph)
+    for i, launch in enumerate(plan.train.launches):
+        if is_collective(launch) is not (launch.stream is Stream.COLLECTIVE):
+            _fail(f"launch {i} of train is on the stream '{launch.stream}'")
+    if any(map(is_collective, plan.infer.launches)):
+        _fail("inference sums over ranks")
+
+
+def verify_ranks(plans: Sequence[Plan]) -> None:
+    """Plans of the ranks that share a mini-batch, each verified by itself. MBC135 unless they are of all of them, run
+    the same collectives in the same order, and weight their rows alike."""
+    shared = [plan.graph.ranks for plan in plans]
+    first = shared[0]
+    if first is None or any(ranks is None or ranks.rows != first.rows for ranks in shared):
+        _fail("they share a mini-batch in different ways")
+    members = sorted(rank for ranks in shared if ranks is not None for rank in ranks.members)
+    if members != list(range(first.size)):
+        _fail(f"they are of the ranks {members}, not of {first.size}, each once")
+    for plan in plans[1:]:
+        if tuple(_collectives(plan)) != tuple(_collectives(plans[0])):
+            _fail(f"rank {_rank(plan)} sums other things than rank {_rank(plans[0])}, or in another order")
+        for (name, weight), (_, other) in zip(_weights(plan), _weights(plans[0]), strict=True):
+            if not math.isclose(weight * plans[0].graph.batch, other * plan.graph.batch, rel_tol=_ROUNDING):
+                _fail(f"rank {_rank(plan)} weights the rows of '{name}' otherwise than rank {_rank(plans[0])}")
+
+
+def shared_digest(plan: Plan) -> str:
+    """The same on all ranks that can train together: of the whole plan where all run one, else of what they share."""
+    ranks = plan.graph.ranks
+    if ranks is not None and len(ranks.members) == ranks.size:
+        told = dump_plan(plan)
+    else:
+        states = [(state, plan.graph.values[state.value].type) for state in plan.graph.states]
+        kinds = [(op.name, op.kind) for op in plan.graph.train]
+        common = (plan.version, plan.graph.precision, plan.graph.optimizer, states, kinds, [*_collectives(plan)])
+        told = repr((None if ranks is None else ranks.rows, common))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _must_be_sums(graph: TrainingGraph, op: Operation) -> Iterator[str]:
+    """Operands of the end of the step that must be the same on all ranks: the loss that `guard` looks at, gradients."""
+    changed = {
+        graph.values[op.inputs[old]].role for _, old in KINDS[op.kind].updates if old < len(op.inputs)
+    } & {Role.PARAMETER, Role.OPTIMIZER, Role.CONTROL}  # fmt: skip
+    if changed:
+        yield from (
+            name for name in op.inputs if graph.values[name].role is Role.INTERMEDIATE and not _control(graph, name)
+        )
+
+
+def _control(graph: TrainingGraph, name: str) -> bool:
+    """Whether it is a version of the control block."""
+    return any(name == new and graph.values[old].role is Role.CONTROL for old, new in graph.updates)
+
+
+def _check_once(graph: TrainingGraph) -> None:
+    """No sum over ranks is part of another."""
+    summed: set[str] = set()
+    for op in graph.train:
+        inside = not summed.isdisjoint(op.inputs)
+        if inside and op.kind == "all_reduce":
+            _fail(f"'{op.name}' sums over ranks what is summed over ranks already")
+        if inside or op.kind == "all_reduce":
+            summed.update(op.outputs)
+
+
+def _collectives(plan: Plan) -> Iterator[tuple[object, ...]]:
+    """Of each collective in order: what it sums, with which settings, and how its operands lie."""
+    for launch in plan.train.launches:
+        if is_collective(launch):
+            yield launch.operations, launch.work, tuple(_place(plan, launch, access) for access in launch.accesses)
+
+
+def _place(plan: Plan, launch: Launch, access: Access) -> tuple[object, ...]:
+    """Where an operand lies from the first one; in the arena, where copies go from one rank's to another's."""
+    buffer = plan.buffers[access.buffer]
+    start = 0 if ctas_of(plan.train) == BY_COPIES else plan.offsets[launch.accesses[0].buffer]
+    offset = plan.offsets[access.buffer] - start
+    return buffer.value, buffer.layout, buffer.dtype, buffer.size_bytes, offset
+
+
+def _weights(plan: Plan) -> Iterator[tuple[str, float]]:
+    """What each loss counts."""
+    for op in plan.graph.train:
+        if isinstance(op.attributes, CrossEntropyBackward | MseBackward):
+            yield op.name, op.attributes.weight
+
+
+def _rank(plan: Plan) -> int:
+    ranks = plan.graph.ranks
+    return ranks.members[0] if isinstance(ranks, Ranks) else 0
+
+
+def _fail(message: str) -> NoReturn:
+    raise MbcError("MBC135", f"plans of several GPUs: {message}", _REMEDY)

@@ -1,0 +1,42 @@
+"""In what ranks must be alike, and in what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mbc.errors import MbcError
+
+
+def check_same(told: Sequence[Mapping[str, str]]) -> None:
+    """MBC263 where the ranks, in whose order the values come, differ in some; it names them all."""
+    differing = [
+        f"{name}: " + "; ".join(f"{value or 'nothing'} on {_named(ranks)}" for value, ranks in values.items())
+        for name in dict.fromkeys(name for one in told for name in one)
+        if len(values := _by_value(one.get(name, "") for one in told)) > 1
+    ]
+    if differing:
+        raise MbcError(
+            "MBC263", f"the ranks differ in {'; in '.join(differing)}",
+            "give all ranks the same mbc, source or package, options, driver and cuDNN",
+        )  # fmt: skip
+
+
+def check_distinct(what: str, values: Sequence[str]) -> None:
+    """MBC266 where two ranks have the same value: the same GPU."""
+    for same, ranks in _by_value(values).items():
+        if len(ranks) > 1:
+            raise MbcError(
+                "MBC266", f"{_named(ranks)} have the same {what}, {same}",
+                "start as many ranks as there are GPUs, and look at CUDA_VISIBLE_DEVICES",
+            )  # fmt: skip
+
+
+def _by_value(values: Iterable[str]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

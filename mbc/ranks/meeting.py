@@ -1,0 +1,173 @@
+"""How ranks meet: rank 0 listens, all others connect to it.
+
+On one machine rank 0 listens at a socket in a folder of the user that nobody else can enter. On several it listens at
+`MBC_MASTER`, or at an address derived from what torchrun or srun say (`RankEnvironment.master`), or at any port, which
+is broadcast through mpi4py where mpirun started the ranks. Both ends prove that they know a key: `MBC_KEY`, else the
+name of the job, which keeps trainings apart but strangers out only where nobody else knows it (mbc's own is random).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.ranks.environment import Address, RankEnvironment, parse_address
+from mbc.ranks.messages import Link, Message
+from mbc.ranks.mpi import open_world, wait
+from mbc.ranks.places import Place, connected, launching_process, listening, shown, socket_file
+
+MEETING_S = 120.0
+_STRANGER_S = 5.0  # for who connects to say who it is
+_RETRY_S = 0.05
+_BROADCAST_BYTES = 1024
+
+
+def meet(environment: RankEnvironment, variables: Mapping[str, str]) -> dict[int, Link]:
+    """Connections: of rank 0 to all others, of another one to rank 0.
+
+    Waits for `MBC_MEETING_S` (120 s). Raises MBC261 where rank 0 cannot listen or the others are not told where,
+    MBC262 where ranks are missing after that time, MBC263 where they differ in how many there are, MBC265 where
+    the address would come from an MPI that does not work.
+    """
+    deadline_s = time.monotonic() + meeting_seconds(variables)
+    job = environment.job or (f"child of {launching_process()}" if environment.one_machine else "")
+    key = hashlib.sha256(f"mbc {variables.get('MBC_KEY') or job}".encode()).digest()
+    place: Place | None = environment.master or (socket_file(job) if environment.one_machine else None)
+    if place is None and environment.launcher not in ("mpirun", "mpiexec"):
+        raise _no_place(environment)
+    if environment.rank == 0:
+        with listening(place or ("", 0)) as server:
+            if place is None:
+                place, key = _broadcast(environment, f"{socket.gethostname()}:{server.getsockname()[1]}")
+            return _receive_all(environment, server, place, key, deadline_s)
+    if place is None:
+        place, key = _broadcast(environment, "")
+    return {0: _join(environment, place, key, deadline_s)}
+
+
+def meeting_seconds(variables: Mapping[str, str]) -> float:
+    """How long ranks wait for each other at the start."""
+    text = variables.get("MBC_MEETING_S") or str(MEETING_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise MbcError("MBC261", f"MBC_MEETING_S is '{text}', which is no number of seconds", "set it to 120, say")
+    return seconds
+
+
+def _receive_all(
+    environment: RankEnvironment, server: socket.socket, place: Place, key: bytes, deadline_s: float
+) -> dict[int, Link]:
+    links: dict[int, Link] = {}
+    began_s = time.monotonic()
+    while len(links) < environment.size - 1:
+        try:
+            server.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+            link = Link(server.accept()[0])
+        except TimeoutError:
+            missing = [rank for rank in range(1, environment.size) if rank not in links]
+            raise _refused(links, _missing(missing, environment, place, time.monotonic() - began_s)) from None
+        except OSError:
+            continue  # who connected has gone again
+        try:
+            link.prove_key(key, True, _STRANGER_S)
+            with link.patience(_STRANGER_S):
+                hello = link.receive()
+            rank, size = int(hello.head["rank"]), int(hello.head["size"])
+        except (OSError, EOFError, AuthenticationError, ValueError, KeyError, TypeError):
+            link.close()  # a stranger
+            continue
+        if size != environment.size:
+            raise _refused(links | {rank: link}, MbcError(
+                "MBC263", f"the ranks differ in how many there are: rank 0 says {environment.size}, rank {rank} {size}",
+                "start all ranks with one command",
+            ))  # fmt: skip
+        if rank in links or not 0 < rank < size:
+            _refused({rank: link}, MbcError(
+                "MBC262", f"two processes say that they are rank {rank} of the training at {shown(place)}",
+                "give each training its own MBC_JOB, the same for all of its ranks",
+            ))  # fmt: skip
+            link.close()
+            continue
+        links[rank] = link
+    for link in links.values():
+        with suppress(OSError):  # a rank that has died since: the group notices
+            link.send(Message("welcome"))
+    return links
+
+
+def _join(environment: RankEnvironment, place: Place, key: bytes, deadline_s: float) -> Link:
+    began_s = time.monotonic()
+    reason = "nothing listens there"
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        try:
+            link = Link(connected(place, left_s))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            time.sleep(_RETRY_S)
+            continue
+        try:
+            link.prove_key(key, False, left_s)
+            link.send(Message("hello", {"rank": environment.rank, "size": environment.size}))
+            with link.patience(left_s + _STRANGER_S):  # rank 0 began earlier or later
+                answer = link.receive()
+        except (OSError, EOFError, AuthenticationError, ValueError) as error:
+            link.close()
+            reason = "what listens there is no rank 0 of this training, or it has ended" + (
+                "" if isinstance(error, EOFError) else f" ({error})"
+            )
+            time.sleep(10 * _RETRY_S)
+            continue
+        if answer.kind == "welcome":
+            return link
+        code, message, remedy = (str(answer.head.get(name)) for name in ("code", "message", "remedy"))
+        raise MbcError(code, message, remedy)
+    error = _missing([0], environment, place, time.monotonic() - began_s)
+    error.message += f": {reason}"
+    raise error
+
+
+def _refused(links: Mapping[int, Link], error: MbcError) -> MbcError:
+    """The error, after it was told to those that have come."""
+    for link in links.values():
+        with suppress(OSError):
+            link.send(Message("refused", {"code": error.code, "message": error.message, "remedy": error.remedy}))
+    return error
+
+
+def _missing(ranks: list[int], environment: RankEnvironment, place: Place, seconds: float) -> MbcError:
+    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {environment.size}"
+    return MbcError(
+        "MBC262", f"{names} did not come to the meeting at {shown(place)} within {seconds:.0f} s",
+        "see what the missing ones said; MBC_MEETING_S is how long to wait, MBC_MASTER=host:port names another place",
+    )  # fmt: skip
+
+
+def _broadcast(environment: RankEnvironment, address: str) -> tuple[Address, bytes]:
+    """Rank 0's address and a random key, to all ranks through MPI."""
+    try:
+        mpi, world = open_world(environment)
+    except MbcError as error:
+        raise _no_place(environment, f" ({error.message})") from error
+    text = f"{address} {secrets.token_hex(32)}" if address else ""
+    buffer = np.frombuffer(text.encode().ljust(_BROADCAST_BYTES), np.uint8).copy()
+    wait(world.Ibcast([buffer, mpi.BYTE], root=0), lambda: None)
+    told, key = buffer.tobytes().decode().split()
+    return parse_address(told, "what rank 0 broadcast"), bytes.fromhex(key)
+
+
+def _no_place(environment: RankEnvironment, why: str = "") -> MbcError:
+    return MbcError(
+        "MBC261", f"{environment.launcher} does not say where rank 0 of {environment.size} on several machines is{why}",
+        "set MBC_MASTER=host:port for all ranks, a free port of rank 0's machine (with mpirun, mpi4py does without)",
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""What is printed of the collectives of a plan for several GPUs: their buckets, what of their time kernels hide, and
+what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mbc.hardware.collectives import CollectiveKind, bus_share
+from mbc.hardware.spec import device_specs
+from mbc.optimize.bounds.critical_path import KERNEL_STREAMS
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.simulate import Contention, timeline
+from mbc.plan.collectives import Sharing, sharing_of
+from mbc.plan.model import Plan
+from mbc.profile.locate import find_profile
+from mbc.profile.model import calibrated
+from mbc.report.columns import Column, render
+from mbc.report.tables import time_cell
+from mbc.units import show_size, show_time
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of a step. By bucket, in microseconds: `starts_us`, `times_us` (beside the kernels that run
+    then), and `exposed_us`, that part of it in which no kernel runs. `slowed_us`: what the step takes longer since
+    kernels slow down beside collectives. `link_bytes`: what a link carries in each direction, by the ring algorithm.
+    """
+
+    sharing: Sharing
+    starts_us: tuple[float, ...]
+    times_us: tuple[float, ...]
+    exposed_us: tuple[float, ...]
+    slowed_us: float
+    link_bytes: int
+
+    @property
+    def time_us(self) -> float:
+        return sum(self.times_us)
+
+    @property
+    def hidden_us(self) -> float:
+        return self.time_us - sum(self.exposed_us)
+
+    @property
+    def estimated(self) -> bool:
+        return not all(bucket.measured for bucket in self.sharing.buckets)
+
+
+def collectives_of(plan: Plan) -> Collectives | None:
+    """As predicted; None of a plan for one GPU, or for CPUs, which is not timed."""
+    sharing = sharing_of(plan)
+    if sharing is None or not sharing.buckets:
+        return None
+    slower = _contention(plan)
+    times = timeline(plan.train, contention=slower)
+    runs = list(zip(times.starts_us, times.ends_us, strict=True))
+    kernels = [runs[i] for i, launch in enumerate(plan.train.launches) if launch.stream in KERNEL_STREAMS]
+    own = [runs[bucket.launch] for bucket in sharing.buckets]
+    slowed_us = 0.0
+    if slower is not None:
+        alone = replace(slower, beside_collective=(1.0,) * len(runs))
+        slowed_us = times.total_us - timeline(plan.train, contention=alone).total_us
+    return Collectives(
+        sharing,
+        tuple(start for start, _ in own),
+        tuple(end - start for start, end in own),
+        tuple(end - start - _covered_us((start, end), kernels) for start, end in own),
+        slowed_us,
+        round(sharing.size_bytes * bus_share(CollectiveKind.ALL_REDUCE, len(sharing.rows))),
+    )
+
+
+def _contention(plan: Plan) -> Contention | None:
+    """As the planner sees it with the profile that is found here; None of an unknown GPU."""
+    device = next((spec for spec in device_specs().values() if spec.name == plan.target.gpu), None)
+    if device is None:
+        return None
+    return contention(plan.train, plan.graph, plan.buffers, calibrated(device, find_profile(device)))
+
+
+def _covered_us(whole: Interval, parts: Iterable[Interval]) -> float:
+    """How much of an interval lies within others."""
+    covered, at = 0.0, whole[0]
+    for start, end in sorted(parts):
+        start, end = max(start, at), min(end, whole[1])
+        if end > start:
+            covered += end - start
+            at = end
+    return covered
+
+
+def ranks_text(members: Sequence[int]) -> str:
+    """`rank 2`, `ranks 1 and 2`, or `ranks 2 to 7`."""
+    if len(members) == 1:
+        return f"rank {members[0]}"
+    return f"ranks {members[0]} {'and' if len(members) == 2 else 'to'} {members[-1]}"
+
+
+def collectives_lines(plan: Plan) -> list[str]:
+    """The summary, one thing a line; empty of a plan for one GPU."""
+    found = collectives_of(plan)
+    if found is None:
+        return []
+    sharing, exposed_us = found.sharing, sum(found.exposed_us)
+    count = len(sharing.buckets)
+    return [
+        f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
+        f"{sharing.ctas} thread blocks",
+        f"  links      {show_size(found.link_bytes)} a step in each direction",
+        f"  hidden     {show_time(found.hidden_us)} of {time_cell(found.time_us, found.estimated)} of all-reduces",
+        f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside all-reduces lose "
+        f"{time_cell(found.slowed_us, found.estimated)}",
+    ]
+
+
+def collectives_text(plan: Plan, width: int | None) -> str:
+    """A table of the buckets; nothing of a plan for one GPU."""
+    found = collectives_of(plan)
+    if found is None:
+        return ""
+    rows = [
+        (f"launch {bucket.launch}", str(bucket.tensors), show_size(bucket.size_bytes), show_time(start_us),
+         time_cell(time_us, not bucket.measured), time_cell(time_us - exposed_us, not bucket.measured),
+         time_cell(exposed_us, not bucket.measured))
+        for bucket, start_us, time_us, exposed_us in zip(
+            found.sharing.buckets, found.starts_us, found.times_us, found.exposed_us, strict=True
+        )
+    ]  # fmt: skip
+    columns = (
+        Column("all-reduce"), Column("tensors", right=True), Column("bytes", right=True), Column("starts", right=True),
+        Column("takes", right=True), Column("hidden", right=True), Column("exposed", right=True),
+    )  # fmt: skip
+    exposed_us = sum(found.exposed_us)
+    rows.append(
+        ("all", str(sum(b.tensors for b in found.sharing.buckets)), show_size(found.sharing.size_bytes), "",
+         time_cell(found.time_us, found.estimated), time_cell(found.hidden_us, found.estimated),
+         time_cell(exposed_us, found.estimated))
+    )  # fmt: skip
+    return (
+        f"{render(columns, rows, width)}\n{found.sharing.ctas} thread blocks each; a link carries "
+        f"{show_size(found.link_bytes)} a step in each direction; kernels beside all-reduces lose "
+        f"{time_cell(found.slowed_us, found.estimated)}"
+    )
+
+
+def collectives_document(plan: Plan) -> dict[str, Any] | None:
+    """The same for a script; None of a plan for one GPU."""
+    found = collectives_of(plan)
+    if found is None:
+        return None
+    buckets = zip(found.sharing.buckets, found.starts_us, found.times_us, found.exposed_us, strict=True)
+    return {
+        "ranks": len(found.sharing.rows),
+        "rows": list(found.sharing.rows),
+        "members": list(found.sharing.members),
+        "thread_blocks": found.sharing.ctas,
+        "bytes": found.sharing.size_bytes,
+        "link_bytes": found.link_bytes,
+        "time_us": found.time_us,
+        "hidden_us": found.hidden_us,
+        "exposed_us": sum(found.exposed_us),
+        "slowed_us": found.slowed_us,
+        "estimated": found.estimated,
+        "buckets": [
+            {**asdict(bucket), "start_us": start_us, "beside_kernels_us": time_us, "exposed_us": exposed_us}
+            for bucket, start_us, time_us, exposed_us in buckets
+        ],
+    }

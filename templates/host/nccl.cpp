@@ -1,0 +1,72 @@
+// Collectives through NCCL, whose functions and communicator Python gives: nothing is linked, so that a package needs NCCL
+// only where several GPUs train.
+//
+// Accesses of a launch: the gradients of a bucket, then their sums, which lie in the same place; by copies also workspace
+// as long as the bucket. With thread blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all
+// multiprocessors to the kernels beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
+
+#include "plan_tables.h"
+
+extern "C" const char* mbc_sum_parts(const MbcCall& call);  // sum_parts.cu
+
+namespace {
+
+constexpr int FP32 = 7;         // ncclFloat32
+constexpr int SUM = 0;          // ncclSum
+constexpr int SUCCESS = 0;      // ncclSuccess
+constexpr int IN_PROGRESS = 7;  // ncclInProgress
+
+// The integers of a row, in order. mbc/kernels/nccl.py has the same.
+struct AllReduceRow {
+  int64_t elements;
+  int64_t ctas;  // 0: by copies
+};
+
+class Nccl final : public Library {
+ public:
+  explicit Nccl(const MbcRanks* ranks) : ranks_(ranks) {}
+
+  int prepare(const int64_t* integers, int64_t, const int64_t*, int64_t) override {
+    const auto& row = *reinterpret_cast<const AllReduceRow*>(integers);
+    if (row.ctas == 0 && ranks_ != nullptr && (ranks_->all_to_all == nullptr || row.elements % ranks_->ranks != 0))
+      throw Failure("the plan sums by copies, for which NCCL is too old or the ranks are too many");
+    return 0;
+  }
+
+  void run(int, const MbcCall& call) override {
+    if (ranks_ == nullptr) throw Failure("the plan is for several GPUs, and no communicator was given");
+    const auto& row = *reinterpret_cast<const AllReduceRow*>(call.integers);
+    float* bucket = static_cast<float*>(call.pointers[0]);
+    void* communicator = ranks_->communicator;
+    if (row.ctas != 0) {
+      settle(ranks_->all_reduce(bucket, bucket, static_cast<size_t>(row.elements), FP32, SUM, communicator,
+                                call.stream));
+      return;
+    }
+    float* parts = static_cast<float*>(call.pointers[call.pointer_count - 1]);
+    const int64_t part = row.elements / ranks_->ranks;
+    float* own = bucket + ranks_->rank * part;
+    settle(ranks_->all_to_all(bucket, parts, static_cast<size_t>(part), FP32, communicator, call.stream));
+    void* const pointers[] = {parts, own};
+    const int64_t integers[] = {ranks_->ranks, part};
+    const MbcCall sum{pointers, integers, nullptr, call.stream, 2, 2};
+    if (const char* text = mbc_sum_parts(sum)) throw Failure(text);
+    settle(ranks_->all_gather(own, bucket, static_cast<size_t>(part), FP32, communicator, call.stream));
+  }
+
+ private:
+  // The communicator does not block: its own thread may still be enqueueing, which a capture must not miss.
+  void settle(int status) const {
+    while (status == IN_PROGRESS) {
+      const int asked = ranks_->async_error(ranks_->communicator, &status);
+      if (asked != SUCCESS) status = asked;
+    }
+    if (status != SUCCESS) throw Failure(std::string("NCCL: ") + ranks_->error_string(status));
+  }
+
+  const MbcRanks* ranks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Library> open_nccl(Shared& shared) { return std::make_unique<Nccl>(shared.ranks); }

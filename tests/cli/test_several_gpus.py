@@ -1,0 +1,102 @@
+"""Commands that look at plans for several GPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def package(mbc):
+    """Three ranks of 3, 3 and 2 rows."""
+    made = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200")
+    assert made.code == 0, made.err
+    return made
+
+
+def test_compile_says_how_the_rows_are_shared(mbc, package):
+    lines = package.out.splitlines()
+    assert lines[0].startswith("tiny: batch 8 shared by 3 GPUs (2 x 3 + 2 rows), fp32, for NVIDIA H200")
+    assert any(line.startswith("  all-reduce ") and "thread blocks" in line for line in lines)
+    assert any(line.startswith("  rank 2: 2 rows, step ~") for line in lines)
+    document = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200", "--force", "--json").json
+    assert document["batch"] == 8 and document["collectives"]["rows"] == [3, 3, 2]
+    assert [other["members"] for other in document["other_ranks"]] == [[2]]
+    assert document["fastest_us"] > document["critical_path_us"] > 0
+    alone = mbc("compile", "tiny.mbc", "--gpu", "h200", "--force", "--json").json
+    assert alone["collectives"] is None and alone["other_ranks"] == []
+
+
+def test_show(mbc, package):
+    shown = mbc("show", "tiny")
+    assert shown.code == 0, shown.err
+    sums = [line.split() for line in shown.out.splitlines() if "nccl/all_reduce" in line]
+    assert sums and all("all_reduce*" in words and "collective" in words for words in sums)
+    assert "a link carries" in shown.out and "a link carries" not in mbc("show", "tiny", "--infer").out
+    document = mbc("show", "tiny", "--json").json
+    streams = {row["stream"] for row in document["train"]["operations"] if row["kind"].startswith("all_reduce")}
+    assert streams == {"collective"} and document["collectives"]["buckets"]
+    assert mbc("show", "tiny.mbc", "--gpus", "3", "--gpu", "h200").out == shown.out
+
+
+def test_the_roofline_bounds_sums_by_the_link(mbc, package):
+    rows = mbc("show", "tiny", "--roofline", "--json").json["operations"]
+    assert {row["bound"] for row in rows if row["kind"].startswith("all_reduce")} == {"link"}
+    assert "link" not in {row["bound"] for row in rows if not row["kind"].startswith("all_reduce")}
+    assert "memory and link" in mbc("show", "tiny", "--roofline").out
+
+
+def test_the_ablation(mbc):
+    found = mbc("show", "tiny.mbc", "--gpus", "2", "--gpu", "h200", "--ablation")
+    assert found.code == 0, found.err
+
+
+def test_verify_takes_all_ranks_of_a_package(mbc, package):
+    found = mbc("verify", "tiny")
+    assert found.code == 0 and "tiny/rank2/plan.json computes what its graph says" in found.out
+    assert found.out.endswith("3 ranks sum the same in one order, and each row of the mini-batch counts once\n")
+    document = mbc("verify", "tiny", "--json").json
+    assert document["together"] and [other["plan"] for other in document["other_plans"]] == ["tiny/rank2/plan.json"]
+    for place in ("tiny/plan.json", "tiny/rank2"):
+        assert "give the package to verify them together" in mbc("verify", place).out
+
+
+def test_verify_refuses_sets_that_do_not_fit(mbc, package):
+    assert mbc("compile", "tiny.mbc", "--set", "batch=9", "--gpus", "3", "--gpu", "h200", "-o", "nine").code == 0
+    shutil.rmtree("tiny/rank2")
+    alone = mbc("verify", "tiny")
+    assert alone.code == 1 and "MBC135: plans of several GPUs: they are of the ranks [0, 1], not of 3" in alone.err
+    Path("tiny/rank2").mkdir()
+    shutil.copy("nine/plan.json", "tiny/rank2/plan.json")
+    mixed = mbc("verify", "tiny")
+    assert mixed.code == 1 and "they share a mini-batch in different ways" in mixed.err
+
+
+def test_diff(mbc, package):
+    assert mbc("compile", "tiny.mbc", "--gpus", "2", "--gpu", "h200", "-o", "two").code == 0
+    told = mbc("diff", "two", "tiny")
+    assert told.code == 0, told.err
+    rows = [line.split() for line in told.out.splitlines()]
+    assert ["gpus", "2", "3"] in rows and ["rows", "4,", "4", "3,", "3,", "2"] in rows
+    totals = mbc("diff", "two", "tiny", "--json").json["totals"]
+    assert totals["all_reduce_us"]["before"] < totals["all_reduce_us"]["after"] and "batch" not in totals
+
+
+def test_check_refuses_launches_of_several_gpus(mbc, package):
+    refused = mbc("check", "tiny", "--launches", "--device", "cpu")
+    assert refused.code == 1 and "MBC279: launches are checked in one process, and 'tiny' is a plan for" in refused.err
+
+
+def test_plans_in_fp64(mbc):
+    made = mbc("compile", "tiny.mbc", "--gpus", "2", "--set", "train.precision=fp64")
+    assert made.code == 0 and "for the CPU" in made.out and "shared by 2 GPUs" in made.out
+    assert mbc("show", "tiny").code == 0 and json.loads(mbc("show", "tiny", "--json").out)["collectives"] is None
+    assert "2 ranks sum the same" in mbc("verify", "tiny").out
+
+
+def test_more_gpus_than_rows(mbc):
+    refused = mbc("compile", "tiny.mbc", "--gpus", "9", "--gpu", "h200")
+    assert refused.code == 1 and "MBC280: a mini-batch of 8 cannot be shared by 9 GPUs" in refused.err

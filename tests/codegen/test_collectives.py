@@ -1,0 +1,177 @@
+"""Generated code of one of several ranks: each bucket is one call of NCCL's, through what Python gives the module."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from mbc.codegen.build import write_sources
+from mbc.codegen.view import STREAMS, View, view
+from mbc.compiler import compile_plans
+from mbc.hardware.collectives import CollectiveModel
+from mbc.options import Options
+from mbc.plan.model import Kernel, Plan, Stream
+from mbc.resources import folder
+from mbc.runtime.library import RanksInterface
+from mbc.source import Source
+from tests.codegen.fakes import (
+    ARENA,
+    COMMUNICATOR,
+    HOST,
+    PROGRAMS,
+    Call,
+    as_planned,
+    compile_against_fake,
+    expected_log,
+    loaded,
+    parse_log,
+    run_against_fake,
+)
+
+SOURCE = """network net(batch = 12) {
+  input image[batch, 3, 8, 8] : float
+  input label[batch] : class
+  x = image |> conv(5, 3, pad=1) |> relu |> conv(7, 3, pad=1, stride=2, bias=true) |> relu
+  logits = x |> flatten |> linear(3)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+"""
+
+
+@cache
+def plan_of_two(precision: str = "fp32") -> Plan:
+    options = Options(gpu="h200", gpus=2, settings=(("train.precision", precision),))
+    (plan,) = compile_plans(Source("net.mbc", SOURCE), options)
+    return plan
+
+
+def buckets(plan: Plan) -> list[tuple[int, int, int]]:
+    """Number of the launch, offset and elements of each: from the first byte of the first gradient to the last byte of
+    the last."""
+    found: list[tuple[int, int, int]] = []
+    for number, launch in enumerate(plan.train.launches):
+        if isinstance(launch.work, Kernel) and launch.work.provider == "nccl":
+            places = [access.buffer for access in launch.accesses]
+            start = min(plan.offsets[b] for b in places)
+            sizes = [math.prod(plan.graph.values[plan.buffers[b].value or ""].type.shape) * 4 for b in places]
+            stop = max(plan.offsets[b] + size for b, size in zip(places, sizes, strict=True))
+            found.append((number, start, (stop - start) // 4))
+    return found
+
+
+def collectives(log: object) -> list[Call]:
+    assert isinstance(log, tuple)
+    return [entry for entry in log if isinstance(entry, Call) and entry.name == "nccl"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_each_bucket_is_one_sum_in_place(tmp_path: Path, precision: str) -> None:
+    plan = plan_of_two(precision)
+    run = run_against_fake(plan, tmp_path)
+    planned = buckets(plan)
+    assert planned
+    for log in (run.eager, run.captured):
+        for name in PROGRAMS:
+            assert as_planned(log[name]) == expected_log(plan, name)
+        sums = collectives(log["train"])
+        assert [(call.offsets, call.integers) for call in sums] == [((at, at), (n,)) for _, at, n in planned]
+        for call in sums:
+            assert STREAMS[call.stream] is Stream.COLLECTIVE
+            # ncclFloat32, ncclSum
+            assert [call.detail(name) for name in ("type", "operation")] == ["7", "0"]
+            assert call.detail("communicator") == str(COMMUNICATOR)
+        assert not collectives(log["infer"])
+
+
+def test_by_copies_each_rank_sums_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CollectiveModel, "choices", lambda *_: (0,))
+    (plan,) = compile_plans(Source("net.mbc", SOURCE), Options(gpu="h200", gpus=2))
+    run = run_against_fake(plan, tmp_path)
+    launches = [launch for launch in plan.train.launches if launch.stream is Stream.COLLECTIVE]
+    for log in (run.eager["train"], run.captured["train"]):
+        assert as_planned(log) == expected_log(plan, "train")
+        sums = collectives(log)
+        assert len(sums) == len(launches) > 0
+        for call, launch in zip(sums, launches, strict=True):
+            bucket, parts = (plan.offsets[launch.accesses[i].buffer] for i in (0, -1))
+            size_bytes = plan.buffers[launch.accesses[-1].buffer].size_bytes
+            part = size_bytes // 4 // 2  # of two ranks
+            own = bucket + part * 4  # this is rank 1
+            assert (call.offsets, call.integers) == ((bucket, parts), (part,))
+            assert call.detail("mbc_sum_parts") == f"offsets={parts},{own} integers=2,{part}"
+            assert call.detail("all_gather") == f"offsets={own},{bucket} integers={part},7"
+
+
+@cache
+def _rows() -> View:
+    return view(plan_of_two())
+
+
+def test_a_sum_that_is_being_enqueued_is_waited_for(tmp_path: Path) -> None:
+    with loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=True) as (lib, module):
+        for program in (lambda: lib.mbc_run_eager(module, 0), lambda: lib.mbc_capture(module)):
+            lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+            lib.fake_nccl_says(3, 0)
+            assert program() == 0, lib.mbc_last_error(module)
+            log = lib.fake_log().decode()
+            assert re.findall(r"detail polled (\d+)", log) == [str(COMMUNICATOR)] * 3
+            # Nothing is launched between a sum and the end of its being enqueued.
+            assert re.search(r"launch \d+ nccl [^\n]*\n(detail polled 77\n){3}", log)
+
+
+def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
+    library = compile_against_fake(_rows(), tmp_path)
+    number, _, _ = buckets(plan_of_two())[0]
+    with loaded(library, True, several_ranks=True) as (lib, module):
+        for polls in (0, 2):  # at once, or found while it is waited for
+            lib.fake_nccl_says(polls, 6)
+            assert lib.mbc_run_eager(module, 0) == 1
+            text = lib.mbc_last_error(module).decode()
+            where = rf"launch {number}, sum\..*\(nccl all_reduce ctas=\d+\)"
+            assert re.fullmatch(rf"{where}: NCCL: remote process exited", text)
+        lib.fake_nccl_says(0, 0)
+        assert lib.mbc_run_eager(module, 0) == 0
+    with loaded(library, True) as (lib, module):
+        assert lib.mbc_run_eager(module, 0) == 1
+        text = lib.mbc_last_error(module).decode()
+        assert text.endswith(": the plan is for several GPUs, and no communicator was given")
+
+
+def test_the_module_keeps_what_it_was_given(tmp_path: Path) -> None:
+    """Python's struct may be gone after mbc_create."""
+    made = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=True)
+    with made as (lib, module):
+        assert made.ranks is not None
+        ctypes.memset(ctypes.byref(made.ranks), 0, ctypes.sizeof(made.ranks))
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_run_eager(module, 0) == 0
+        assert collectives(parse_log(lib.fake_log().decode()))
+
+
+def test_python_and_cpp_have_one_struct_of_ranks() -> None:
+    text = (folder("templates") / "include" / "mbc_module.h").read_text(encoding="utf-8")
+    body = re.search(r"struct MbcRanks \{(.*?)\n\};", text, re.S)
+    assert body is not None
+    members = [
+        (member, re.search(r"\(\*(\w+)\)\(| (\w+)$", member.strip())) for member in body.group(1).split(";")[:-1]
+    ]
+    found = [
+        (name[1] or name[2], ctypes.c_int64 if "int64_t" in member else ctypes.c_void_p)
+        for member, name in members
+        if name is not None
+    ]
+    assert found == list(RanksInterface._fields_) and len(found) == len(members)
+
+
+def test_sources_of_a_rank_have_nccl(tmp_path: Path) -> None:
+    write_sources(_rows(), "test", tmp_path / "source")
+    assert (tmp_path / "source" / "nccl.cpp").is_file()
+    assert "nccl" in _rows().libraries
+    sources = [path.read_text(encoding="utf-8") for path in (tmp_path / "source").iterdir()]
+    assert not any(re.search(r"#include .nccl", text) for text in sources)  # nothing to install

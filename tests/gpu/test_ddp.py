@@ -1,0 +1,32 @@
+"""PyTorch's DDP on two GPUs computes the step of all rows, in every variant that `mbc bench --gpus` may run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.bench import ranks
+from mbc.bench.job import Contender
+from mbc.hardware.target import local_gpus
+from tests.bench.jobs import job
+
+WHOLE = Contender("torch.compile", mode="default", graph=True, bucket_mb=1)
+VARIANTS = {"as documented": replace(WHOLE, graph=False, bucket_mb=0)} | dict(ranks.stages(WHOLE))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_gpus_compute_the_step_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    if len(local_gpus()) < 2:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setattr(ranks, "stages", lambda contender: [(name, contender)])  # this one, or none
+    made = replace(job(tmp_path, "mixed"), device="cuda")  # without batch norm
+    whole = ranks.run_alone(made, Contender("torch"), 1, 120)
+    found = ranks.run_ranks(made, VARIANTS[name], 2, 200)
+    with capsys.disabled():
+        print(f"\n{name}: {found.problem or f'{found.step_ms:.3f} ms'}", flush=True)
+    assert found.problem == "" and found.losses == pytest.approx(whole.losses, rel=1e-3)

@@ -1,0 +1,87 @@
+"""The training graph of a rank: what the end of the step reads is summed over ranks once, and losses count by rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mbc.ir.graph import Optimizer, Ranks, Role, TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import Precision
+from mbc.ir.verify import verify_training
+from mbc.ops.collective import AllReduce
+from mbc.ops.loss import CrossEntropyBackward, MseBackward, WeightedSum
+from tests.ir.transforms.test_training_step import MOMENTUM, NETWORKS
+
+ADAMW = Optimizer("adamw")
+
+
+def of_ranks(name: str, precision: Precision, optimizer: Optimizer = MOMENTUM) -> tuple[TrainingGraph, TrainingGraph]:
+    """The graph of one GPU, and that of the first of two ranks, which has as many rows of three times as many."""
+    network = NETWORKS[name]()
+    ranks = Ranks((network.batch, 2 * network.batch), (0,))
+    graphs = differentiate(network, optimizer, precision), differentiate(network, optimizer, precision, ranks)
+    for graph in graphs:
+        verify_training(graph)
+    return graphs
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=lambda optimizer: optimizer.kind)
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_losses_and_metrics_are_summed_once(name: str, precision: Precision, optimizer: Optimizer) -> None:
+    alone, graph = of_ranks(name, precision, optimizer)
+    assert graph.ranks is not None and alone.ranks is None
+    assert graph.global_batch == 3 * graph.batch == 3 * alone.global_batch
+    sums = [op for op in graph.train if op.kind == "all_reduce"]
+    assert all(op.attributes == AllReduce(2) for op in sums)
+    made = {op.outputs[0]: op.inputs[0] for op in sums}
+    assert len(made) == len(sums) and set(Counter(made.values()).values()) == {1}
+    # All that one GPU reads at the end of its step, and nothing else.
+    updates = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind.endswith("_update")}
+    trained = {op.inputs[0]: op.inputs[1] for op in alone.train if op.kind.endswith("_update")}
+    assert {parameter: made[gradient] for parameter, gradient in updates.items()} == trained
+    total = made[graph.loss]  # of one loss, too, since it has a weight
+    assert total == (alone.loss if len(NETWORKS[name]().losses) > 1 else "total_loss")
+    assert tuple(made[metric] for metric in graph.metrics) == alone.metrics
+    assert len(made) == len(trained) + 1 + len(alone.metrics)
+    # Whether a step counts is decided by sums, in fp16 by those of all gradients.
+    (guard,) = (op for op in graph.train if op.kind == "guard")
+    _, *seen = guard.inputs
+    gradients = list(updates.values()) if precision is Precision.FP16 else []
+    assert seen[0] == graph.loss and sorted(seen[1:]) == sorted(gradients)
+    # Where gradients are ready in the backward pass, they are summed in that order.
+    place = {output: i for i, op in enumerate(graph.train) for output in op.outputs}
+    ready = [place[made[op.outputs[0]]] for op in sums if op.outputs[0] in updates.values()]
+    assert ready == sorted(ready)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_count_by_the_rows_of_the_rank(name: str) -> None:
+    alone, graph = of_ranks(name, Precision.FP32)
+    assert graph.ranks is not None and graph.ranks.share == pytest.approx(1 / 3)
+
+    def weights(found: TrainingGraph) -> list[list[float]]:
+        """Of losses in their sum, and in the backward pass, where an operand's gradient each has the loss's."""
+        summed = [
+            weight for op in found.train if isinstance(op.attributes, WeightedSum) for weight in op.attributes.weights
+        ]
+        back = {
+            op.attributes.weight for op in found.train if isinstance(op.attributes, CrossEntropyBackward | MseBackward)
+        }
+        return [sorted(summed or [1.0]), sorted(back)]
+
+    thirds = [[weight / 3 for weight in found] for found in weights(alone)]
+    assert len(thirds[0]) == len(thirds[1]) == len(NETWORKS[name]().losses)
+    for found, wanted in zip(weights(graph), map(sorted, thirds), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-15)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
+def test_states_and_inference_are_those_of_one_gpu(precision: Precision) -> None:
+    alone, graph = of_ranks("residual_two_losses", precision)
+    assert graph.states == alone.states and graph.infer == alone.infer and graph.outputs == alone.outputs
+    assert [state for state, _ in graph.updates] == [state for state, _ in alone.updates]
+    roles = {name: value for name, value in graph.values.items() if value.role is not Role.INTERMEDIATE}
+    assert roles == {name: value for name, value in alone.values.items() if value.role is not Role.INTERMEDIATE}

@@ -1,0 +1,94 @@
+"""Measuring collectives: processes that meet, and what becomes of those that die, hang or fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.hardware.collectives import CollectiveKind, Link
+from mbc.hardware.target import LocalGpu
+from mbc.ir.types import Precision
+from mbc.measure import collective_fleet
+from mbc.measure.collective_fleet import Measured, measure_collectives
+from mbc.measure.workbench import CONCURRENT_KERNELS
+from mbc.profile.read import read_profile
+from tests.profile.profiles import GPU
+
+HERE = LocalGpu(GPU.name, "580.1", GPU.architecture, GPU.memory_bytes, GPU.memory_bytes, "GPU-x")
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.setattr(collective_fleet, "local_gpus", lambda: (HERE, HERE))
+    monkeypatch.setattr(collective_fleet, "link_between", lambda uuids: Link.NVLINK)
+
+
+def measured(path: Path, behaviour: str = "", **more: Any) -> tuple[Measured, list[str], list[object]]:
+    notes: list[str] = []
+    built: list[object] = []
+
+    def build(architecture: str, precision: Precision, library: Path) -> None:
+        built.append((architecture, precision))
+
+    worker = (sys.executable, "-m", "tests.measure.fake_collective_worker", *filter(None, [behaviour]))
+    return measure_collectives(("0", "1"), path, notes.append, worker, build, **more), notes, built
+
+
+def test_results_go_into_the_profile(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    found, notes, built = measured(path)
+    assert built == [("sm_90", Precision.BF16)]
+    assert notes[1:] == [f"{n} thread blocks" for n in (1, 2, 4, 8, 16, 32)]
+    held = read_profile(path)
+    assert set(held.collectives) == set(found.times) and set(held.collective_slowdowns) == set(found.slowdowns)
+    assert held.collective_model(Link.NVLINK).time_us(CollectiveKind.ALL_REDUCE, 4, 2, 16) == 160.0
+    assert held.collective_bytes(2) == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "text"),
+    [
+        ("dies", "MBC275", "the process that measured collectives as rank 1 died (exit status 7)"),
+        ("hangs", "MBC275", "measuring collectives was ended: no process said anything for 2 s"),
+        ("refuses", "MBC272", "rank 0 is gone"),
+    ],
+)
+def test_one_that_fails_ends_them_all(tmp_path: Path, behaviour: str, code: str, text: str, monkeypatch):
+    started: list[Any] = []
+    original = subprocess.Popen
+
+    def popen(*arguments: Any, **more: Any) -> Any:
+        started.append(original(*arguments, **more))
+        return started[-1]
+
+    monkeypatch.setattr(collective_fleet.subprocess, "Popen", popen)
+    began_s = time.monotonic()
+    with pytest.raises(MbcError) as caught:
+        measured(tmp_path / "p.sqlite", behaviour, silent_s=2.0 if behaviour == "hangs" else 60.0)
+    assert (caught.value.code, caught.value.message) == (code, text)
+    assert len(started) == 2 and all(process.poll() is not None for process in started)
+    assert time.monotonic() - began_s < 60
+    # What was measured before is kept.
+    assert [t.max_ctas for t in read_profile(tmp_path / "p.sqlite").collectives] == [1]
+
+
+def test_one_gpu_has_no_collectives(tmp_path: Path):
+    with pytest.raises(MbcError) as caught:
+        measure_collectives(("0",), tmp_path / "p.sqlite")
+    assert caught.value.code == "MBC274"
+    assert caught.value.message == "collectives need two GPUs or more, and 1 can be used here"
+
+
+def test_the_kernels_beside_are_there():
+    from mbc.codegen.render import files_defining
+    from mbc.codegen.view import LIBRARIES
+
+    files = files_defining([f"mbc_{name}" for name in CONCURRENT_KERNELS], LIBRARIES)
+    assert {"elementwise.cu", "batch_norm.cu"} <= set(files) and len(files) < 8

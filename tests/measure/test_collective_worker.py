@@ -1,0 +1,174 @@
+"""The process of one rank: which kernels run beside collectives, and the order of what it does, on a GPU made of a
+clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.hardware.collectives import ConcurrentKernel, Link
+from mbc.ir.types import Layout, Precision
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.measure import collective_worker
+from mbc.measure.collective_fleet import CollectiveTask
+from mbc.measure.gpu import Graph
+from mbc.measure.offers import Offered
+from mbc.measure.workbench import CONCURRENT_KERNELS
+from mbc.profile.model import Overhead, collective_subject
+from tests.measure.test_collectives import KERNELS_US, MAIN, ClockCommunicator, ClockGpu
+from tests.measure.test_harness import Kernels, Memory, bench_of, engine
+from tests.profile.profiles import IDENTITY
+
+MIB = 1 << 20
+TASK = CollectiveTask(0, 2, Link.NVLINK, Precision.BF16, "k.so", (2, 8), (4, MIB))
+
+
+class Prepared(Kernels):
+    """What is prepared is recorded, and takes its time."""
+
+    def _run(
+        self, candidate: Candidate, request: Request, pointers: Sequence[int], workspace: int, accumulate: bool
+    ) -> None:
+        self.gpu.now_us += 50.0
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+def test_kernels_of_four_kinds(monkeypatch: pytest.MonkeyPatch, precision: Precision) -> None:
+    def offers(gpu: object, request: Request, limit_bytes: int) -> Offered:
+        return Offered((engine(request), engine(request, Layout.CHANNELS_LAST)))
+
+    def graph_of(gpu: object, body: Callable[[], None]) -> SimpleNamespace:
+        return SimpleNamespace(launch=body, close=lambda: closed.append(1))
+
+    closed: list[int] = []
+    monkeypatch.setattr("mbc.measure.workbench.offers", offers)
+    for place in ("workbench", "clock"):
+        monkeypatch.setattr(f"mbc.measure.{place}.Graph", graph_of)
+    gpu = Memory(1 << 29)
+    library = Prepared(gpu)
+    with bench_of(gpu, library).kernels_for_collectives(precision) as kernels:
+        assert set(kernels) == set(ConcurrentKernel)
+        made = {r.kind: (c, r) for c, r, _, _ in library.prepared}
+        before = len(closed)
+    assert len(closed) == before + 4
+    assert set(made) == {"convolution", "linear", *CONCURRENT_KERNELS}
+    assert made["convolution"][0].layouts[0] is Layout.CHANNELS_LAST
+    assert made["batch_statistics"][0].layouts[0] is Layout.CHANNELS_LAST
+    assert made["linear"][0].provider != PROVIDERS[-1].name  # mbc's own is not in the library
+    assert {c.name for c, _ in made.values() if c.provider == "mbc"} == set(CONCURRENT_KERNELS)
+    assert all(t.dtype is precision.working for _, r in made.values() for t in r.inputs)
+
+
+class Machine(ClockGpu):
+    """`taken`: of its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.places = 0, iter((0x1000, 0x100))
+        self.driver = SimpleNamespace(mem_get_info=lambda: (1000 * MIB - self.taken, 2000 * MIB))
+
+    def take(self, size_bytes: int) -> int:
+        return next(self.places)
+
+    def fill(self, address: int, byte: int, size_bytes: int) -> None:
+        assert (address, byte, size_bytes) == (0x1000, 0, MIB)
+
+
+class Joined(ClockCommunicator):
+    """Takes memory, and gives most of it back."""
+
+    def __init__(self, gpu: Machine, log: list[str], max_ctas: int) -> None:
+        super().__init__(gpu)
+        self.machine, self.log, self.max_ctas = gpu, log, max_ctas
+        gpu.taken += 10 * max_ctas * MIB
+
+    def close(self) -> None:
+        assert len(self.machine.graphs) == len(KERNELS_US), "graphs that still hold collectives"
+        self.machine.taken -= 10 * self.max_ctas * MIB - MIB  # 1 MiB stays
+        self.log.append("close")
+
+    def abort(self) -> None:
+        self.log.append("abort")
+
+
+def worked(monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined) -> tuple[list[Any], list[str]]:
+    """What a process said, and did, in order."""
+    gpu: Any = Machine()
+    said: list[Any] = []
+    log: list[str] = []
+
+    @contextmanager
+    def opened(*_: object):
+        yield gpu
+
+    @contextmanager
+    def kernels(precision: Precision):
+        graphs = {k: Graph(gpu, lambda us=us: gpu.enqueue(MAIN, us)) for k, us in KERNELS_US.items()}
+        try:
+            yield graphs
+        finally:
+            for graph in graphs.values():
+                graph.close()
+
+    @contextmanager
+    def bench(gpu: object, open_library: object):
+        yield SimpleNamespace(
+            kernels_for_collectives=kernels, warm=lambda precision: log.append("warm"), identity=lambda: IDENTITY
+        )
+
+    def join(nccl: object, unique_id: bytes, rank: int, size: int, max_ctas: int, timeout_s: float) -> Joined:
+        log.append(f"join {unique_id.decode()} {rank}/{size} {max_ctas}")
+        return communicator(gpu, log, max_ctas)
+
+    def connect(communicator: Joined, address: int, sizes_bytes: Sequence[int], stream: int) -> None:
+        log.append(f"connect {address:x} {sizes_bytes}")
+
+    ids = iter((b"a", b"b"))
+    monkeypatch.setattr(collective_worker, "Gpu", opened)
+    monkeypatch.setattr(collective_worker, "Bench", bench)
+    monkeypatch.setattr(collective_worker, "Communicator", join)
+    monkeypatch.setattr(collective_worker, "connect", connect)
+    monkeypatch.setattr(
+        collective_worker, "load_nccl", lambda: SimpleNamespace(version=22803, unique_id=lambda: next(ids))
+    )
+    monkeypatch.setattr(collective_worker, "SETTLED_S", 0.0)
+
+    def receive() -> Any:
+        return next(message for kind, *rest in said if kind == "ids" for message in rest)
+
+    try:
+        collective_worker.measure(TASK, said.append, receive)
+    except MbcError as error:
+        said.append(("raised", error.code))
+    assert not gpu.graphs
+    return said, log
+
+
+def test_one_communicator_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, log = worked(monkeypatch)
+    connected = "connect 1000 (4, 1048576)"
+    assert log == ["warm", "join a 0/2 2", connected, "close", "join b 0/2 8", connected, "close"]
+    assert said[0] == ("note", "2 GPUs over nvlink, NCCL 2.28.3")
+    rows = [rest[0] for kind, *rest in said if kind == "rows"]
+    assert [{t.max_ctas for t in found.times} for found in rows] == [{2}, {8}]
+    assert all(len(found.times) == 6 and len(found.slowdowns) == 4 for found in rows)
+    # What the first one left behind counts for the second.
+    assert [found.overheads for found in rows] == [
+        (Overhead("collectives", collective_subject(2, 2), 20 * MIB),),
+        (Overhead("collectives", collective_subject(2, 8), 81 * MIB),),
+    ]
+
+
+def test_a_rank_that_fails_aborts_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Joined):
+        def all_gather(self, address: int, count: int, stream: int) -> None:
+            raise MbcError("MBC272", "NCCL failed")
+
+    said, log = worked(monkeypatch, Failing)
+    assert log[-1] == "abort" and said[-1] == ("raised", "MBC272")

@@ -1,0 +1,197 @@
+"""Gradient buckets: every gradient is summed once, as soon as all of its bucket are there, and nothing moves before
+what it needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from mbc.hardware.transfers import Slowdown
+from mbc.kernels.nccl import ctas_of, is_collective
+from mbc.optimize import effort
+from mbc.optimize.placement.assign_addresses import assign_addresses
+from mbc.optimize.remat.state import Techniques
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
+from mbc.optimize.schedule.gradient_buckets import Bucket, bucketings, buckets_of, with_buckets
+from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous
+from mbc.optimize.schedule.simulate import Contention, timeline
+from mbc.optimize.search.solution import Problem, scheduled_draft
+from mbc.plan.model import Launch, Mode, Program, Stream, aligned
+from mbc.plan.verify import verify_plan
+from tests.optimize.planned import plan_of
+from tests.optimize.search.test_streams import launch as launch_on
+from tests.optimize.shared import kept, one_by_one, shared_table, sums_of
+
+NAMES = ("digits", "resnet", "vgg")
+
+
+def bucketed(name: str, buckets: tuple[Bucket, ...], ctas: int = 8) -> Draft:
+    table = shared_table(name)
+    return with_buckets(one_by_one(name), buckets, ctas, table.graph, table.device)
+
+
+def ready(draft: Draft, bucket: Bucket) -> int:
+    """The number of launches, collectives aside, until nothing touches the gradients of a bucket any more."""
+    (at,) = (i for i, launch in enumerate(draft.train.launches) if launch.operations == bucket)
+    read = {a.buffer for a in draft.train.launches[at].accesses if a.mode is Mode.READ}
+    kernels = [launch for launch in draft.train.launches if not is_collective(launch)]
+    return 1 + max(i for i, kernel in enumerate(kernels) if any(a.buffer in read for a in kernel.accesses))
+
+
+def before_guard(draft: Draft, name: str) -> list[Launch]:
+    """The forward and backward pass."""
+    names = [op.name for op in shared_table(name).graph.train if op.kind != "all_reduce"]
+    end = next(i for i, n in enumerate(names) if n == "guard")
+    return [w for w in draft.train.launches if not w.operations or w.operations[0] in names[:end]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gradient_is_in_one_bucket(name: str) -> None:
+    draft = one_by_one(name)
+    sums = [op.name for op in shared_table(name).graph.train if op.kind == "all_reduce"]
+    assert sorted(members for (members,) in sums_of(draft)) == sorted(sums)
+    found = list(bucketings(draft))
+    assert len(found) == len(set(found)) > len(effort.BUCKET_COUNTS)
+    assert min(map(len, found)) == 1 and max(map(len, found)) > 6
+    for buckets in found:
+        assert all(buckets) and sorted(member for bucket in buckets for member in bucket) == sorted(sums)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    before = one_by_one(name)
+    for buckets in bucketings(before):
+        draft = bucketed(name, buckets)
+        assert tuple(sums_of(draft)) == buckets == buckets_of(draft.train) and ctas_of(draft.train) == 8
+        # The forward and backward pass keep their order, and every operation is launched as often as before.
+        assert before_guard(draft, name) == before_guard(before, name)
+        assert Counter(n for w in draft.train.launches for n in w.operations) == Counter(
+            n for w in before.train.launches for n in w.operations
+        )
+        kernels, places = 0, list[int]()
+        for launch in draft.train.launches:
+            if is_collective(launch):
+                assert launch.stream is Stream.COLLECTIVE
+                places.append(kernels)
+            else:
+                kernels += 1
+        wanted = [ready(draft, bucket) for bucket in buckets]
+        assert wanted == sorted(wanted) == places
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_moves_before_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the verifier, which knows nothing of buckets: every order that the streams allow computes the graph."""
+    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    found = list(bucketings(one_by_one(name)))
+    for buckets in {min(found, key=len), max(found, key=len), found[len(found) // 2]}:
+        verify_plan(plan_of(kept(name), bucketed(name, buckets)))
+
+
+def test_a_given_order_is_kept() -> None:
+    """That of another rank, where gradients may be ready in another order."""
+    buckets = max(bucketings(one_by_one("digits")), key=len)[::-1]
+    draft = bucketed("digits", buckets)
+    assert len(buckets) > 2 and tuple(sums_of(draft)) == buckets
+    verify_plan(plan_of(kept("digits"), draft))
+
+
+@pytest.mark.parametrize("name", ["resnet", "vgg"])
+def test_updates_are_split_by_buckets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most updates run while the last bucket travels."""
+    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    kinds = {op.name: op.kind for op in shared_table(name).graph.train}
+    buckets = next(found for found in bucketings(one_by_one(name)) if len(found) == 2)
+    draft = bucketed(name, buckets)
+    updates = [i for i, w in enumerate(draft.train.launches) if w.operations and "_update" in kinds[w.operations[0]]]
+    whole = [w for w in one_by_one(name).train.launches if w.operations and "_update" in kinds[w.operations[0]]]
+    assert len(updates) > len(whole)
+    (last,) = (i for i, w in enumerate(draft.train.launches) if w.operations == buckets[-1])
+    read = {a.buffer for a in draft.train.launches[last].accesses if a.mode is not Mode.READ}
+    waiting = [i for i in updates if any(a.buffer in read for a in draft.train.launches[i].accesses)]
+    assert waiting and set(updates) - set(waiting) and min(waiting) > last
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_buckets_lie_one_after_another(name: str) -> None:
+    for buckets in bucketings(one_by_one(name)):
+        draft = bucketed(name, buckets)
+        offsets = assign_addresses(draft, thorough=False).offsets
+        found = list(contiguous(draft.train))
+        assert len(found) == sum(len(bucket) > 1 for bucket in buckets)
+        for members in found:
+            for one, other in itertools.pairwise(members):
+                assert offsets[other] == offsets[one] + aligned(draft.buffers[one].size_bytes)
+        for launch in filter(is_collective, draft.train.launches):
+            count = len(launch.operations)
+            for source, total in zip(launch.accesses[:count], launch.accesses[count:], strict=True):
+                assert offsets[total.buffer] == offsets[source.buffer]
+
+
+@pytest.mark.parametrize("name", ["digits", "vgg"])
+@pytest.mark.parametrize("several", [False, True])
+def test_depth_first_groups_leave_sums_between_them(name: str, several: bool) -> None:
+    table = shared_table(name)
+    buckets = (max if several else min)(bucketings(one_by_one(name)), key=len)
+    table = replace_rules(table, buckets)
+    problem = Problem(table, {}, 1 << 40)
+    division = Division(max(v.type.size_bytes for v in table.graph.values.values() if v.per_sample) // 2, 8)
+    whole = problem.choose({})
+    divided = divided_operations(table, emit_launches(table, whole), (*whole.train, *whole.infer), division)
+    assert divided
+    choices = problem.choose({}, divided)
+    draft = scheduled_draft(table, choices, Techniques(True, 1.0, 0, True, division=division), None)
+    assert any(w.accesses[0].rows.count == 8 for w in draft.train.launches if w.accesses)
+    assert tuple(sums_of(draft)) == buckets
+    verify_plan(plan_of(kept(name), draft))
+
+
+def replace_rules(table, buckets):
+    return type(table)(
+        table.graph, table.device, table.providers, table.profile, replace(table.rules, buckets=buckets, ctas=8)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradients_of_a_bucket_are_one_block(name: str) -> None:
+    """For every pass that places, or asks what is free."""
+    for buckets in bucketings(one_by_one(name)):
+        draft = bucketed(name, buckets)
+        asked = draft.train, draft.buffers, frozenset(draft.persistent)
+        alone, found = blocks(*asked), blocks_to_place(*asked)
+        assert len(alone) - len(found) == sum(len(bucket) - 1 for bucket in buckets)
+        assert sum(block.size_bytes for block in alone) == sum(block.size_bytes for block in found)
+        lives = {buffer: block for block in found for buffer in block.buffers}
+        for block in alone:
+            around = lives[block.buffers[0]]
+            assert around.start <= block.start and block.stop <= around.stop
+        for members in contiguous(draft.train):
+            (whole,) = {lives[buffer] for buffer in members}
+            own = [block for block in alone if block.buffers[0] in members]
+            assert (whole.start, whole.stop) == (min(b.start for b in own), max(b.stop for b in own))
+
+
+def test_a_collective_and_a_kernel_slow_down_each_other() -> None:
+    """Alone 100 us each: the kernel has 1.5 times, the sum twice as long beside the other."""
+    kernel, total = launch_on(Stream.COMPUTE, 100.0), launch_on(Stream.COLLECTIVE, 100.0)
+    slower = Contention((Slowdown(),) * 2, 1.0, 1.0, (0.0,) * 2, 0.0, 0.0, (1.5, 1.0), (2.0, 1.0))
+    found = timeline(Program((kernel, total), (), (), ()), contention=slower)
+    # The sum has done 75 us of its work when the kernel ends, and does the rest alone.
+    assert found.ends_us == pytest.approx((150.0, 175.0))
+    # Not where one waits for the other.
+    found = timeline(Program((kernel, total), ((0, 1),), (), ()), contention=slower)
+    assert found.ends_us == pytest.approx((100.0, 200.0))
+
+
+def test_what_collectives_cost_kernels_is_known_of_each() -> None:
+    draft, table = bucketed("resnet", min(bucketings(one_by_one("resnet")), key=len)), shared_table("resnet")
+    found = contention(draft.train, table.graph, draft.buffers, table.device)
+    assert found is not None and len(found.beside_collective) == len(found.collective) == len(draft.train.launches)
+    kernels = [i for i, w in enumerate(draft.train.launches) if not is_collective(w)]
+    assert all(found.beside_collective[i] > 1 and found.collective[i] > 1 for i in kernels)

@@ -1,0 +1,68 @@
+"""Tables, drafts and plans of ranks that share a mini-batch, for tests of where gradients are summed."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.ranks import share_rows
+from mbc.ir.transforms.training_step import differentiate
+from mbc.kernels import PROVIDERS
+from mbc.kernels.nccl import is_collective
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
+from mbc.optimize.search.search import Limits, search
+from mbc.optimize.selection.select import Choices, choose
+from mbc.plan.model import Plan
+from mbc.profile.model import calibrated, for_ranks
+from mbc.source import Source
+from tests.optimize.planned import H200, NETWORKS
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SMALL = {
+    "digits": ("01_digits/net.mbc", ()),
+    "resnet": ("resnet.mbc", (("size", "64"), ("width", "16"), ("classes", "10"))),
+    "vgg": ("vgg16.mbc", (("size", "32"), ("width", "16"), ("classes", "10"))),
+}
+
+
+@functools.cache
+def shared_table(network: str, precision: str = "bf16", rules: Rules = Rules()) -> CandidateTable:  # noqa: B008
+    """Of the two ranks of a small example, or of NETWORKS, with estimated times."""
+    if network in NETWORKS:
+        source, sets = Source(f"{network}.mbc", NETWORKS[network]), ()
+    else:
+        path, sets = SMALL[network]
+        source = Source(path, (EXAMPLES / path).read_text(encoding="utf-8"))
+    program = parse(source)
+    sets = (*sets, ("train.precision", precision))
+    (ranks,) = share_rows(lower(program, sets, None).network.batch // 2 * 2, 2)
+    lowered = lower(program, (*sets, ("batch", str(ranks.rows[0]))), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks)
+    return CandidateTable(graph, for_ranks(calibrated(H200, None), None, 2), PROVIDERS, None, rules)
+
+
+@functools.cache
+def chosen(network: str, precision: str = "bf16") -> Choices:
+    table = shared_table(network, precision)
+    return choose(table, {}, programs=fuse(table))
+
+
+@functools.cache
+def one_by_one(network: str, precision: str = "bf16") -> Draft:
+    """Everything kept, each gradient with a launch that sums it."""
+    return emit_launches(shared_table(network, precision), chosen(network, precision))
+
+
+@functools.cache
+def kept(network: str, precision: str = "bf16") -> Plan:
+    """What is planned where memory does not matter."""
+    return search(shared_table(network, precision), Limits(without=frozenset({"concurrent_stream"})), 1 << 40)
+
+
+def sums_of(plan_or_draft: Plan | Draft) -> list[tuple[str, ...]]:
+    """What each collective sums, in order."""
+    return [launch.operations for launch in plan_or_draft.train.launches if is_collective(launch)]

@@ -1,0 +1,317 @@
+"""Plans of several GPUs: what is right is accepted, and what would train each rank alone, twice, or in another order is
+refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, Ranks
+from mbc.ops.collective import AllReduce
+from mbc.ops.loss import CrossEntropyBackward
+from mbc.plan.file import dump_plan, load_plan
+from mbc.plan.model import Plan, Stream
+from mbc.plan.schema import content_checksum
+from mbc.plan.verify import verify_plan
+from mbc.plan.verify_ranks import shared_digest, verify_rank, verify_ranks
+from tests.plan.chains import random_plan
+from tests.plan.shared import collectives, cut, part, plans_of, with_ctas
+
+
+def refused(check, given, words: str, code: str = "MBC135") -> None:
+    with pytest.raises(MbcError, match=re.escape(words)) as caught:
+        check(given)
+    assert caught.value.code == code
+
+
+def with_operations(plan: Plan, change) -> Plan:
+    """`change(operation)`: what is in its place, several or none."""
+    train = tuple(made for op in plan.graph.train for made in change(op))
+    return replace(plan, graph=replace(plan.graph, train=train))
+
+
+def with_launches(plan: Plan, change) -> Plan:
+    """`change(i, launch)`."""
+    launches = tuple(change(i, launch) for i, launch in enumerate(plan.train.launches))
+    return replace(plan, train=replace(plan.train, launches=launches))
+
+
+def of_kind(plan: Plan, kind: str) -> Operation:
+    return next(op for op in plan.graph.train if op.kind == kind)
+
+
+# What is right
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp64"])
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_plans_of_all_ranks_are_accepted(gpus: int, precision: str) -> None:
+    plans = plans_of(gpus, precision)
+    assert [plan.graph.batch for plan in plans] == ([4] if gpus == 2 else [3, 2])
+    for plan in plans:
+        verify_plan(plan)
+    verify_ranks(plans)
+    verify_ranks(plans[::-1])
+    # In fp64, which runs on the CPU only, gradients are summed one by one.
+    assert all(collectives(plan) for plan in plans) is (precision != "fp64")
+    assert len({shared_digest(plan) for plan in plans}) == 1
+
+
+def test_other_plans_share_another_thing() -> None:
+    digests = {shared_digest(plans_of(*way)[0]) for way in ((2, "fp32"), (3, "fp32"), (2, "bf16"), (3, "bf16"))}
+    assert len(digests) == 4
+
+
+def test_two_buckets_are_accepted_in_one_order() -> None:
+    plans = tuple(cut(plan, 3) for plan in plans_of(3))
+    for plan in plans:
+        assert len(collectives(plan)) == 2
+        verify_rank(plan)
+    verify_ranks(plans)
+
+
+# One plan
+
+
+def test_an_update_of_this_rank_alone() -> None:
+    (plan,) = plans_of(2)
+    update = of_kind(plan, "sgd_update")
+    gradient = update.inputs[1]
+    own = gradient.removeprefix("sum.")
+    assert own != gradient
+    changed = with_operations(
+        plan,
+        lambda op: [replace(op, inputs=tuple(own if v == gradient else v for v in op.inputs)) if op == update else op],
+    )
+    refused(verify_rank, changed, f"'{update.name}' reads '{own}', which is of one rank alone")
+
+
+def test_a_loss_of_this_rank_alone() -> None:
+    (plan,) = plans_of(2)
+    guard = of_kind(plan, "guard")
+    own = guard.inputs[1].removeprefix("sum.")
+    changed = with_operations(plan, lambda op: [replace(op, inputs=(op.inputs[0], own)) if op == guard else op])
+    refused(verify_rank, changed, f"'{guard.name}' reads '{own}', which is of one rank alone")
+
+
+def test_a_report_of_this_rank_alone() -> None:
+    (plan,) = plans_of(2)
+    summands = {op.outputs[0]: op.inputs[0] for op in plan.graph.train if op.kind == "all_reduce"}
+    (metric,) = plan.graph.metrics
+    for graph in (
+        replace(plan.graph, loss=summands[plan.graph.loss]),
+        replace(plan.graph, metrics=(summands[metric],)),
+    ):
+        refused(verify_rank, replace(plan, graph=graph), "the step reports '")
+
+
+def test_a_sum_of_a_sum() -> None:
+    (plan,) = plans_of(2)
+    first = of_kind(plan, "all_reduce")
+
+    def twice(op: Operation) -> list[Operation]:
+        if op != first:
+            return [op]
+        return [op, replace(op, name="again", inputs=op.outputs, outputs=("twice",))]
+
+    refused(verify_rank, with_operations(plan, twice), "'again' sums over ranks what is summed over ranks already")
+
+
+def test_a_sum_of_what_depends_on_a_sum() -> None:
+    (plan,) = plans_of(2)
+    update = of_kind(plan, "sgd_update")
+    again = replace(of_kind(plan, "all_reduce"), name="again", inputs=update.outputs[:1], outputs=("twice",))
+    changed = with_operations(plan, lambda op: [op, again] if op == update else [op])
+    refused(verify_rank, changed, "'again' sums over ranks what is summed over ranks already")
+
+
+def test_a_sum_of_another_number_of_ranks() -> None:
+    (plan,) = plans_of(2)
+    first = of_kind(plan, "all_reduce")
+    changed = with_operations(plan, lambda op: [replace(op, attributes=AllReduce(3)) if op == first else op])
+    refused(verify_rank, changed, f"'{first.name}' sums over 3 ranks of 2")
+
+
+def test_a_collective_on_the_stream_of_kernels() -> None:
+    (plan,) = plans_of(2)
+    (at,) = collectives(plan)
+    changed = with_launches(plan, lambda i, w: replace(w, stream=Stream.COMPUTE) if i == at else w)
+    refused(verify_rank, changed, f"launch {at} of train is on the stream 'compute'")
+
+
+def test_a_kernel_on_the_stream_of_collectives() -> None:
+    (plan,) = plans_of(2)
+    changed = with_launches(plan, lambda i, w: w if i else replace(w, stream=Stream.COLLECTIVE))
+    refused(verify_rank, changed, "launch 0 of train is on the stream 'collective'")
+
+
+def test_inference_has_no_collective() -> None:
+    (plan,) = plans_of(2)
+    bucket = plan.train.launches[collectives(plan)[0]]
+    changed = replace(plan, infer=replace(plan.infer, launches=(*plan.infer.launches, bucket)))
+    refused(verify_rank, changed, "inference sums over ranks")
+
+
+def test_one_rank_has_no_collective() -> None:
+    (plan,) = plans_of(2)
+    alone = replace(plan, graph=replace(plan.graph, ranks=None))
+    refused(verify_rank, alone, "plans of several GPUs: it sums over ranks, and there is one only")
+    verify_rank(random_plan(5))
+    bucket = plan.train.launches[collectives(plan)[0]]
+    other = random_plan(5)
+    for title in ("train", "infer"):
+        program = getattr(other, title)
+        changed = replace(other, **{title: replace(program, launches=(*program.launches, bucket))})
+        refused(verify_rank, changed, "it sums over ranks, and there is one only")
+
+
+def test_operands_of_a_bucket_lie_one_after_another() -> None:
+    (plan,) = plans_of(2)
+    bucket = plan.train.launches[collectives(plan)[0]]
+    first, second, *_ = (access.buffer for access in bucket.accesses)
+    # Two gradients of equal bytes in the place of each other, with all that lies over them.
+    offsets = list(plan.offsets)
+    for buffer, offset in enumerate(plan.offsets):
+        if offset in (plan.offsets[first], plan.offsets[second]):
+            offsets[buffer] = plan.offsets[second if offset == plan.offsets[first] else first]
+    refused(verify_plan, replace(plan, offsets=tuple(offsets)), "its operands do not lie one after another", "MBC133")
+
+
+def test_a_sum_lies_over_its_operand() -> None:
+    """A kernel may have its result elsewhere; NCCL is given one address."""
+    (plan,) = plans_of(2)
+    bucket = plan.train.launches[collectives(plan)[0]]
+    count = len(bucket.operations)
+    total = bucket.accesses[count].buffer
+    end = plan.predictions.arena_bytes
+    buffers, offsets = list(plan.buffers), list(plan.offsets)
+    buffers[total] = replace(buffers[total], alias=None)
+    offsets[total] = end
+    predictions = replace(plan.predictions, arena_bytes=end + 256)
+    changed = replace(plan, buffers=tuple(buffers), offsets=tuple(offsets), predictions=predictions)
+    refused(verify_plan, changed, f"a sum lies at {end}, not over its operand at", "MBC133")
+
+
+# Plans of all ranks
+
+
+def test_a_plan_for_each_rank() -> None:
+    three, two = plans_of(3)
+    refused(verify_ranks, (three,), "they are of the ranks [0, 1], not of 3, each once")
+    refused(verify_ranks, (three, two, two), "they are of the ranks [0, 1, 2, 2], not of 3, each once")
+    refused(verify_ranks, (three, *plans_of(2)), "they share a mini-batch in different ways")
+    refused(verify_ranks, (random_plan(5),), "they share a mini-batch in different ways")
+    refused(verify_ranks, (three, random_plan(5)), "they share a mini-batch in different ways")
+
+
+def test_another_order_of_buckets() -> None:
+    three, two = (cut(plan, 3) for plan in plans_of(3))
+    at, behind = collectives(two)
+    swapped = with_launches(two, lambda i, w: two.train.launches[behind if i == at else at if i == behind else i])
+    refused(verify_ranks, (three, swapped), "rank 2 sums other things than rank 0, or in another order")
+
+
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_other_members_of_buckets(first: int) -> None:
+    three, two = plans_of(3)
+    refused(verify_ranks, (cut(three, 3), cut(two, first)), "rank 2 sums other things than rank 0")
+    refused(verify_ranks, (three, cut(two, first)), "rank 2 sums other things than rank 0")
+
+
+def test_a_bucket_without_one_gradient() -> None:
+    three, two = plans_of(3)
+    (at,) = collectives(two)
+    changed = with_launches(two, lambda i, w: part(w, 1, len(w.operations)) if i == at else w)
+    refused(verify_ranks, (three, changed), "rank 2 sums other things than rank 0")
+
+
+def test_other_thread_blocks() -> None:
+    three, two = plans_of(3)
+    (at,) = collectives(two)
+    changed = with_launches(two, lambda i, w: with_ctas(w, 77) if i == at else w)
+    refused(verify_ranks, (three, changed), "rank 2 sums other things than rank 0")
+
+
+def test_another_distance_between_gradients() -> None:
+    three, two = plans_of(3)
+    last = two.train.launches[collectives(two)[0]].accesses[1].buffer
+    offsets = [offset + 256 * (i == last) for i, offset in enumerate(two.offsets)]
+    refused(verify_ranks, (three, replace(two, offsets=tuple(offsets))), "rank 2 sums other things than rank 0")
+
+
+def test_rows_count_alike() -> None:
+    three, two = plans_of(3)
+    loss = next(op for op in two.graph.train if isinstance(op.attributes, CrossEntropyBackward))
+
+    def weighted(op: Operation) -> list[Operation]:
+        if not isinstance(op.attributes, CrossEntropyBackward):
+            return [op]
+        return [replace(op, attributes=replace(op.attributes, weight=0.3))]
+
+    refused(
+        verify_ranks,
+        (three, with_operations(two, weighted)),
+        f"rank 2 weights the rows of '{loss.name}' otherwise than rank 0",
+    )
+
+
+# Plan files
+
+
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_ranks_are_kept_by_a_file(gpus: int) -> None:
+    for plan in plans_of(gpus):
+        text = dump_plan(plan)
+        assert load_plan(text, "plan.json") == plan
+        assert plan.graph.ranks is not None
+        assert json.loads(text)["graph"]["ranks"] == {
+            "rows": list(plan.graph.ranks.rows),
+            "members": list(plan.graph.ranks.members),
+        }
+
+
+def test_a_file_of_one_gpu_says_nothing_of_ranks() -> None:
+    assert "ranks" not in json.loads(dump_plan(random_plan(5)))["graph"]
+    assert load_plan(dump_plan(random_plan(5)), "plan.json").graph.ranks is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ({"rows": [4], "members": [0]}, "1 ranks share nothing"),
+        ({"rows": [], "members": [0]}, "0 ranks share nothing"),
+        ({"rows": [4, 4], "members": []}, "the ranks [] do not have 4 rows each"),
+        ({"rows": [4, 3], "members": [0, 1]}, "the ranks [0, 1] do not have 4 rows each"),
+        ({"rows": [3, 4], "members": [0]}, "the ranks [0] do not have 4 rows each"),
+        ({"rows": [4, 4], "members": [1, 0]}, "the ranks [1, 0] do not have 4 rows each"),
+        ({"rows": [4, 4], "members": [0, 0]}, "the ranks [0, 0] do not have 4 rows each"),
+        ({"rows": [4, 4], "members": [0, 2]}, "graph.ranks.members"),
+        ({"rows": [4, 0], "members": [0]}, "graph.ranks.rows"),
+        ({"rows": [4, -4], "members": [0]}, "graph.ranks.rows"),
+        ({"rows": [4, 4.0], "members": [0]}, "graph.ranks.rows"),
+        ({"rows": 2, "members": [0]}, "graph.ranks.rows"),
+        ({"rows": [4, 4]}, "graph.ranks"),
+        ({"rows": [4, 4], "members": [0], "more": 1}, "graph.ranks"),
+        ([4, 4], "graph.ranks"),
+        ("2", "graph.ranks"),
+    ],
+)
+def test_malformed_ranks(ranks: object, words: str) -> None:
+    document = json.loads(dump_plan(plans_of(2)[0]))
+    document["graph"]["ranks"] = ranks
+    document["checksum"] = content_checksum(document)
+    with pytest.raises(MbcError) as caught:
+        load_plan(json.dumps(document), "plan.json")
+    assert words in caught.value.message, caught.value
+    assert caught.value.code in ("MBC114", "MBC115"), caught.value
+
+
+def test_a_plan_of_ranks_with_other_rows_is_another_plan() -> None:
+    (plan,) = plans_of(2)
+    other = replace(plan, graph=replace(plan.graph, ranks=Ranks((4, 5), (0,))))
+    refused(verify_ranks, (other,), "they are of the ranks [0], not of 2, each once")
+    assert shared_digest(other) != shared_digest(plan)

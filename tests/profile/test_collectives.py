@@ -1,0 +1,90 @@
+"""Collectives in profiles: written, read, merged, shipped, and in files of before."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
+from mbc.profile.edit import merged, shippable, write_profile
+from mbc.profile.model import Overhead, Profile, collective_subject
+from mbc.profile.read import read_profile
+from mbc.profile.writer import ProfileWriter
+from tests.profile.profiles import IDENTITY, measurement, profile, request
+
+REDUCE, GATHER = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
+SLOWDOWN = CollectiveSlowdown(ConcurrentKernel.GEMM, 2, Link.NVLINK, 8, 1.25, 1.5)
+
+
+def time(kind: CollectiveKind, size_bytes: int, time_us: float) -> CollectiveTime:
+    return CollectiveTime(kind, 2, Link.NVLINK, 8, size_bytes, time_us, time_us + 3)
+
+
+HELD = replace(
+    profile({request(): [measurement(3, 9.0)]}),
+    collectives=(time(GATHER, 8, 5.0), time(REDUCE, 4, 9.5), time(REDUCE, 1024, 10.5)),
+    collective_slowdowns=(SLOWDOWN,),
+    overheads=(Overhead("collectives", collective_subject(2, 8), 99), Overhead("step", "net", 7)),
+)
+
+
+def same(a: Profile, b: Profile) -> bool:
+    return (a.collectives, a.collective_slowdowns) == (b.collectives, b.collective_slowdowns)
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    write_profile(HELD, path)
+    found = read_profile(path)
+    assert same(found, HELD) and type(found.collectives[0].kind) is CollectiveKind
+    assert found.overhead_bytes == 7  # a communicator's memory is told apart
+    assert (found.collective_bytes(2), found.collective_bytes(4)) == (99, 99)
+    assert profile({}).collective_bytes(2) is None
+    cost = found.collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8)
+    assert cost.measured and cost.time_us == 10.5
+    assert not replace(found, stale=True).collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8).measured
+
+
+def test_a_second_measurement_replaces_the_first(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    write_profile(HELD, path)
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record_collectives([time(REDUCE, 4, 8.0)], [replace(SLOWDOWN, kernel_ratio=1.1)])
+        writer.record_collectives([], [])
+    found = read_profile(path)
+    assert {t.size_bytes: t.time_us for t in found.collectives if t.kind is REDUCE} == {4: 8.0, 1024: 10.5}
+    assert [s.kernel_ratio for s in found.collective_slowdowns] == [1.1]
+
+
+def test_merging_and_shipping():
+    other = replace(HELD, collectives=(time(REDUCE, 4, 1.0), time(REDUCE, 64, 2.0)), collective_slowdowns=())
+    both = merged(HELD, other)
+    assert [(t.kind, t.size_bytes, t.time_us) for t in both.collectives] == [
+        (GATHER, 8, 5.0), (REDUCE, 4, 9.5), (REDUCE, 64, 2.0), (REDUCE, 1024, 10.5)
+    ]  # fmt: skip
+    assert both.collective_slowdowns == (SLOWDOWN,)
+    assert same(shippable(HELD), HELD)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_of_before_has_none_until_some_are_added(tmp_path: Path, packed: bool):
+    path = tmp_path / "p.sqlite"
+    write_profile(HELD, path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for table in ("collectives", "collective_slowdowns"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 5")
+    if packed:
+        before = tmp_path / "p.sqlite.gz"
+        before.write_bytes(gzip.compress(path.read_bytes()))
+        assert read_profile(before).collectives == () and read_profile(before).measurements == HELD.measurements
+        return
+    assert read_profile(path).collectives == () and read_profile(path).measurements == HELD.measurements
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record_collectives(HELD.collectives, HELD.collective_slowdowns)
+    assert same(read_profile(path), HELD)

@@ -1,0 +1,214 @@
+"""`mbc train` in several ranks on the CPU: `--gpus N` under mpiexec, and where a launcher has started them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.cli import main
+from tests.ranks.processes import LONG_S, ROOT, variables
+from tests.ranks.test_mpi import AS_ROOT, MPIEXEC, with_mpi
+
+SOURCE = """\
+network tiny(batch = 8, classes = 3) {
+  input image[batch, 1, 6, 6] : float
+  input target[batch] : class
+  logits = image |> conv(4, 3, pad=1) |> bn |> relu |> global_avgpool |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+"""
+DIGITS = ROOT / "examples" / "01_digits"
+COMMAND = (
+    sys.executable,
+    "-m",
+    "mbc.cli",
+    "train",
+    "tiny.mbc",
+    "--data",
+    "data.npz",
+    "--epochs",
+    "2",
+    "--device",
+    "cpu",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.mbc").write_text(SOURCE)
+    draws = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "data.npz", images=draws.normal(size=(32, 1, 6, 6)).astype(np.float32), labels=np.arange(32) % 3
+    )
+    return tmp_path
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)} | AS_ROOT
+
+
+def _run(folder: Path, *more: str, subject: str = "tiny.mbc", **given: str) -> subprocess.CompletedProcess[str]:
+    command = [subject if word == "tiny.mbc" else word for word in COMMAND]
+    return subprocess.run(
+        [*command, *more], cwd=folder, env=_environment() | given, capture_output=True, text=True, timeout=LONG_S,
+        check=False,
+    )  # fmt: skip
+
+
+class TestWithMpi:
+    pytestmark = with_mpi
+
+    def test_gpus_on_the_cpu(self, folder: Path) -> None:
+        done = _run(folder, "--gpus", "2", "--json", "--checkpoint", "w.safetensors")
+        assert done.returncode == 0, done.stderr
+        assert [epoch["epoch"] for epoch in json.loads(done.stdout)["epochs"]] == [1, 2]  # of one rank
+        assert done.stderr.count("epoch 2/2") == 1
+        assert (folder / "w.safetensors").exists()
+
+    def test_an_error_ends_all(self, folder: Path) -> None:
+        np.savez(folder / "data.npz", images=np.zeros((32, 1, 6, 6), np.float32), labels=np.full(32, 7))
+        done = _run(folder, "--gpus", "2")
+        assert done.returncode != 0 and "error MBC232" in done.stderr
+
+    def test_ranks_of_a_launcher(self, folder: Path) -> None:
+        done = subprocess.run(
+            [str(MPIEXEC), "-n", "2", *COMMAND, "--gpus", "2"], cwd=folder, env=_environment(), capture_output=True,
+            text=True, timeout=LONG_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("after 2 epochs (cpu)") == 1 and done.stderr.count("epoch 2/2") == 1
+
+    def test_a_package_for_two(self, folder: Path) -> None:
+        package = ["compile", "tiny.mbc", "--gpus", "2", "-o", "pair", "--set", "batch=7"]  # 4 + 3 rows
+        made = subprocess.run(
+            [*COMMAND[:3], *package], cwd=folder, env=_environment(), capture_output=True, text=True, check=False
+        )
+        assert made.returncode == 0, made.stderr
+        done = _run(folder, "--gpus", "2", "--json", subject="pair")
+        assert done.returncode == 0, done.stderr
+        assert [(epoch["rows"], epoch["dropped_rows"]) for epoch in json.loads(done.stdout)["epochs"]] == [(28, 4)] * 2
+
+    @pytest.mark.exhaustive
+    def test_a_training_goes_on_on_fewer_and_on_more_ranks(self, folder: Path) -> None:
+        (folder / "tiny.mbc").write_text(SOURCE.replace(" |> bn", ""))  # which normalises by the rows of a rank
+        alone = _run(folder, "--json", "--epochs", "3")
+        found: list[dict[str, float]] = []
+        for epochs, gpus in ((1, 2), (2, 1), (3, 3)):
+            more = ("--resume", "w.safetensors") if found else ("--checkpoint", "w.safetensors")
+            done = _run(folder, "--json", "--epochs", str(epochs), "--gpus", str(gpus), *more)
+            assert done.returncode == 0, done.stderr
+            result = json.loads(done.stdout)
+            assert result["ranks"] == gpus
+            found += result["epochs"]
+        for epoch, expected in zip(found, json.loads(alone.stdout)["epochs"], strict=True):
+            assert epoch["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+    @pytest.mark.parametrize("launcher", ["mbc", "mpiexec"])
+    def test_two_ranks_learn_the_digits(self, tmp_path: Path, launcher: str) -> None:
+        pytest.importorskip("sklearn")
+        subprocess.run([sys.executable, str(DIGITS / "prepare.py"), str(tmp_path)], check=True, capture_output=True)
+        train = [
+            *COMMAND[:4], str(DIGITS / "net.mbc"), "--data", "digits.train.npz", "--test", "digits.test.npz",
+            "--epochs", "6", "--lr", "0.2", "--schedule", "cosine", "--warmup", "1", "--device", "cpu", "--json",
+        ]  # fmt: skip
+        done = subprocess.run(
+            [*train, "--gpus", "2"] if launcher == "mbc" else [str(MPIEXEC), "-n", "2", *train], cwd=tmp_path,
+            env=_environment(), capture_output=True, text=True, timeout=4 * LONG_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert (result["ranks"], result["device"]) == (2, "cpu")
+        assert result["epochs"][-1]["rows"] == 22 * 64 and result["epochs"][-1]["test_accuracy"] >= 0.98
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--set", "classes=4"), "options of planning (digest): "),
+        (("--epochs", "3"), "--epochs: 2 on rank 0; 3 on rank 1"),
+        (("--seed", "1"), "seed: 0 on rank 0; 1 on rank 1"),
+    ],
+)
+def test_ranks_that_are_told_otherwise_are_refused(folder: Path, more: tuple[str, ...], words: str) -> None:
+    _refused(_start_two(folder, (), more), f"the ranks differ in {words}")
+
+
+def test_ranks_with_other_sources_are_refused(folder: Path) -> None:
+    (folder / "other").mkdir()
+    (folder / "other" / "tiny.mbc").write_text(SOURCE.replace("conv(4", "conv(5"))
+    shutil.copy(folder / "data.npz", folder / "other")
+    _refused(_start_two(folder, other=folder / "other"), "the ranks differ in 'tiny.mbc' (digest): ")
+
+
+def test_ranks_with_data_of_another_length_are_refused(folder: Path) -> None:
+    (folder / "other").mkdir()
+    shutil.copy(folder / "tiny.mbc", folder / "other")
+    np.savez(folder / "other" / "data.npz", images=np.zeros((24, 1, 6, 6), np.float32), labels=np.zeros(24, int))
+    words = "the ranks differ in rows of the data: 32 on rank 0; 24 on rank 1"
+    _refused(_start_two(folder, other=folder / "other"), words)
+
+
+def _start_two(folder: Path, *more: tuple[str, ...], other: Path | None = None) -> list[subprocess.Popen[str]]:
+    """Two ranks with words of their own, the second in the folder `other`."""
+    return [
+        subprocess.Popen(
+            [*COMMAND, *(more[rank] if more else ())], cwd=(other or folder) if rank else folder,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=_environment() | variables(rank, 2, MBC_JOB=str(folder)),
+        ) for rank in range(2)
+    ]  # fmt: skip
+
+
+def _refused(processes: list[subprocess.Popen[str]], words: str) -> None:
+    for process in processes:
+        said = process.communicate(timeout=LONG_S)
+        assert f"error MBC263: {words}" in said[1], said
+        assert process.returncode == 1 and "epoch 1" not in said[1]
+
+
+def test_a_package_for_another_number_is_refused(folder: Path) -> None:
+    made = subprocess.run(
+        [*COMMAND[:3], "compile", "tiny.mbc", "-o", "alone"], cwd=folder, env=_environment(), capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    done = _run(folder, "--gpus", "2", subject="alone")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error MBC281: the plan is for one GPU, and 2 processes were started\nhelp: start one process, or compile with"
+        " --gpus 2\n"
+    )
+
+
+def test_gpus_and_the_launcher_disagree(folder: Path) -> None:
+    done = _run(folder, "--gpus", "3", **variables(0, 2))
+    assert done.returncode == 1
+    assert "error MBC266: --gpus 3 was asked for, but mbc started 2 ranks\n" in done.stderr
+
+
+def test_more_gpus_than_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("mbc.cli.ranks.local_gpus", lambda: ())
+    assert main(["train", "tiny.mbc", "--data", "data.npz", "--device", "cuda", "--gpus", "2"]) == 1
+    assert "error MBC266: --gpus 2 was asked for, but there are 0 here\nhelp: " in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_before_anything_is_started(folder: Path) -> None:
+    done = _run(folder, "--gpus", "2", "--lr", "-1")
+    assert done.returncode == 1 and done.stderr.count("error MBC") == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is not None, reason="mpi4py is installed")
+def test_without_mpi(folder: Path) -> None:
+    path = str(Path(shutil.which("env") or "/usr/bin/env").parent)
+    done = _run(folder, "--gpus", "2", PATH=path)
+    assert done.returncode == 1 and "error MBC265: " in done.stderr

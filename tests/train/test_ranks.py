@@ -1,0 +1,300 @@
+"""Training on several ranks: which rows each takes, and that together they train as one does."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.compiler import compile_plans
+from mbc.errors import MbcError
+from mbc.options import Options
+from mbc.plan.model import Plan
+from mbc.runtime.loss import Loss
+from mbc.runtime.module import Module
+from mbc.source import Source
+from mbc.train.accuracy import inputs_of
+from mbc.train.checkpoint import read_progress
+from mbc.train.data import ArrayData, Data, open_data
+from mbc.train.loader import IterableData
+from mbc.train.loop import Epoch, Job, train
+from mbc.train.schedule import Schedule
+from mbc.train.share import Share, share_of, whole_batch
+from tests.train.threads import ThreadRank, run_ranks
+
+BATCH, CLASSES, ROWS = 8, 3, 45  # five mini-batches and five rows that are left over
+SOURCE = """\
+network tiny(batch = 8, classes = 3) {{
+  input image[batch, 1, 6, 6] : float
+  input target[batch] : class
+  logits = image |> conv(4, 3, pad=1){norm} |> relu |> global_avgpool |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}}
+"""
+
+
+@cache
+def plans_of(size: int, norm: bool = False) -> tuple[Plan, ...]:
+    text = SOURCE.format(norm=" |> bn" if norm else "")
+    return compile_plans(Source("tiny.mbc", text), Options(gpus=size, settings=(("train.precision", "fp64"),)))
+
+
+def plan_of(size: int, rank: int, norm: bool = False) -> Plan:
+    (found,) = (p for p in plans_of(size, norm) if p.graph.ranks is None or rank in p.graph.ranks.members)
+    return found
+
+
+@pytest.fixture(scope="module")
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(5)
+    labels = draws.integers(0, CLASSES, ROWS)
+    images = draws.normal(0, 1, (ROWS, 1, 6, 6))
+    images[:, 0, 0, 0] += 4 * labels
+    return images, labels
+
+
+States = dict[str, np.ndarray]
+
+
+class Recorded(Module):
+    """A module that keeps the images of each step."""
+
+    fed: list[np.ndarray]
+
+    def step(self, *inputs: Any, lr: float, **named: object) -> Loss:
+        self.fed.append(inputs[0].copy())
+        return super().step(*inputs, lr=lr, **named)
+
+
+def trained(
+    size: int, data: Data, epochs: int, *, norm: bool = False, test: Data | None = None,
+    checkpoint: Path | None = None, resume: Path | None = None, fed: dict[int, list[np.ndarray]] | None = None,
+) -> list[tuple[tuple[Epoch, ...], States]]:  # fmt: skip
+    """History and states of each rank. `fed`: gets the images of each of its steps."""
+
+    def body(member: ThreadRank) -> tuple[tuple[Epoch, ...], States]:
+        ranks = member if size > 1 else None
+        net = Recorded(plan_of(size, member.rank, norm), seed=3, device="cpu", ranks=ranks)
+        with net:
+            net.fed = [] if fed is None else fed.setdefault(member.rank, [])
+            job = Job(
+                net.plan.graph, data, Schedule(0.2, epochs), test, 3, checkpoint if member.rank == 0 else None, resume,
+                ranks,
+            )  # fmt: skip
+            history = train(net, job)
+            return history, {name: net.state(name) for name in net.states}
+
+    return list(run_ranks(size, body))
+
+
+def assert_same(one: States, other: States, tolerance: float = 0.0) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("size", [2, 3])  # 4 + 4 and 3 + 3 + 2 rows
+def test_ranks_take_the_rows_of_the_mini_batches_of_one(arrays, size):
+    shares = [share_of(plan_of(size, rank).graph, rank) for rank in range(size)]
+    assert [share.rows for share in shares] == {2: [4, 4], 3: [3, 3, 2]}[size]
+    data = ArrayData(arrays)
+    for epoch in (0, 1):
+        alone = [*data.shuffled(whole_batch(BATCH), 7, epoch)]
+        together = [[*data.shuffled(share, 7, epoch)] for share in shares]
+        assert [part.whole for part in alone] == [True] * 5 + [False]
+        for whole, *parts in zip(alone, *together, strict=True):
+            assert {(part.rows, part.whole) for part in parts} == {(whole.rows, whole.whole)}
+            for i, array in enumerate(whole.arrays):
+                np.testing.assert_array_equal(np.concatenate([part.arrays[i] for part in parts]), array)
+
+
+def test_each_row_is_tested_by_one_rank(arrays):
+    shares = [share_of(plan_of(3, rank).graph, rank) for rank in range(3)]
+    seen = [array for share in shares for _, array in ArrayData(arrays).in_order(share)]
+    assert sorted(np.concatenate(seen)) == sorted(arrays[1]) and all(1 <= len(part) <= 3 for part in seen)
+
+
+def test_a_rank_reads_its_own_rows_only(tmp_path):
+    class Counted(np.ndarray):
+        read = 0
+
+        def __getitem__(self, chosen):  # pyright: ignore[reportIncompatibleMethodOverride]
+            found = super().__getitem__(chosen)
+            Counted.read += len(np.atleast_1d(found))
+            return found
+
+    rows = np.arange(64.0).reshape(64, 1).view(Counted)
+    assert len([*ArrayData((rows,)).shuffled(Share(16, 4, 6, 2, 8), 0, 0)]) == 4
+    assert Counted.read == 8
+
+
+@pytest.mark.parametrize(("size", "then"), [(1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2)])
+def test_several_ranks_train_as_one_and_go_on_on_another_number(arrays, tmp_path, size, then):
+    data, file = ArrayData(arrays), tmp_path / "c"
+    fed_alone, fed, fed_later = {}, {}, {}
+    ((alone, states),) = trained(1, data, 2, test=data, fed=fed_alone)
+    first = trained(size, data, 1, test=data, checkpoint=file, fed=fed)
+    assert read_progress(file).batch == BATCH and read_progress(file).epochs == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+    second = trained(then, data, 2, test=data, resume=file, fed=fed_later)
+    # The global mini-batches are those of one rank, row by row.
+    batches = [np.concatenate(parts) for part in (fed, fed_later) for parts in zip(*_in_order(part), strict=True)]
+    np.testing.assert_array_equal(batches, fed_alone[0])
+    for (one, _), (other, after) in itertools.product(first, second):
+        for epoch, expected in zip((*one, *other), alone, strict=True):
+            assert (epoch.rows, epoch.steps, epoch.dropped_rows) == (40, 5, 5)
+            assert epoch.loss == pytest.approx(expected.loss, rel=1e-12)
+            assert epoch.accuracy == expected.accuracy and epoch.test_accuracy == expected.test_accuracy
+        assert_same(states, after, 1e-12)
+
+
+def _in_order(fed: dict[int, list[np.ndarray]]) -> list[list[np.ndarray]]:
+    return [fed[rank] for rank in sorted(fed)]
+
+
+def test_two_ranks_with_batch_norm_give_the_same_bits_at_once_and_resumed(arrays, tmp_path):
+    data, file = ArrayData(arrays), tmp_path / "c"
+    whole = trained(2, data, 2, norm=True, test=data)
+    trained(2, data, 1, norm=True, checkpoint=file)
+    resumed = trained(2, data, 2, norm=True, test=data, resume=file)
+    for (history, states), (other, after) in zip(whole, resumed, strict=True):
+        assert_same(states, after)
+        assert history[1].loss == other[0].loss
+    # Statistics, too: those of rank 0, which the checkpoint has, are everybody's after an epoch.
+    assert any("mean" in name for name in whole[0][1])
+    assert_same(whole[0][1], whole[1][1])
+    ((_, one),) = trained(1, data, 2, norm=True)
+    assert max(float(np.abs(one[name] - whole[0][1][name]).max()) for name in one) > 1e-6  # normalised by rank
+
+
+def iterable(arrays, size=2, **options):
+    """A function that yields the rows in batches of 7, and what `options` change."""
+    images, labels = arrays
+
+    def batches(epoch):
+        for start in range(0, ROWS, 7):
+            yield images[start : start + 7], labels[start : start + 7]
+
+    return IterableData(options.get("function", batches), inputs_of(plan_of(size, 0).graph), "test")
+
+
+def test_functions_that_yield_the_rows_of_all(arrays):
+    data = iterable(arrays)
+    assert data.common
+    ((alone, states),) = trained(1, data, 1, test=data)
+    for history, of_rank in trained(2, data, 1, test=data):
+        assert_same(states, of_rank, 1e-12)
+        assert (history[0].steps, history[0].dropped_rows) == (5, 5)
+        assert history[0].test_accuracy == alone[0].test_accuracy
+
+
+def test_functions_that_yield_the_rows_of_a_rank(arrays):
+    images, labels = arrays
+
+    def batches(rank, ranks):  # the last mini-batch of rank 0 is whole, but that of rank 1 is not
+        chosen = [row for row in range(ROWS - 2) if row % BATCH // 4 == rank]
+        assert ranks in (1, 2)
+        yield images[chosen], labels[chosen]
+
+    data = iterable(arrays, function=batches)
+    assert not data.common
+    whole = ArrayData((images[:40], labels[:40]))
+    shares = [share_of(plan_of(2, rank).graph, rank) for rank in range(2)]
+    parts = [[*data.shuffled(share, 0, 0)] for share in shares]
+    assert [[part.rows for part in of_rank] for of_rank in parts] == [[4] * 5 + [3], [4] * 5]
+    for history, _ in trained(2, data, 1, test=data):
+        assert (history[0].steps, history[0].dropped_rows) == (5, 3)
+    assert sum(len(array) for share in shares for _, array in data.in_order(share)) == ROWS - 2
+    for expected, *of_ranks in zip(whole.in_order(whole_batch(BATCH)), *parts, strict=False):
+        np.testing.assert_array_equal(np.concatenate([part.arrays[0] for part in of_ranks]), expected[0])
+
+
+def test_functions_that_yield_other_rows_on_another_rank(arrays, monkeypatch):
+    images, labels = arrays
+    turn = iter(range(100))
+
+    def shuffled():  # every call yields another order
+        order = np.random.default_rng(next(turn)).permutation(ROWS)
+        yield images[order], labels[order]
+
+    with pytest.raises(MbcError, match="mini-batch 1 of the epoch is not the same on all ranks") as caught:
+        trained(2, iterable(arrays, function=shuffled), 1)
+    assert caught.value.code == "MBC283" and "take `rank` and `ranks`" in caught.value.remedy
+
+
+def test_functions_that_yield_fewer_rows_on_another_rank(arrays):
+    images, labels = arrays
+    lengths = iter((24, 16))
+
+    def shorter():
+        rows = next(lengths)
+        yield images[:rows], labels[:rows]
+
+    with pytest.raises(
+        MbcError, match=r"the ranks' data differ in length: of the rows of mini-batch 3 rank . has (8|0), rank . has"
+    ) as caught:
+        trained(2, iterable(arrays, function=shorter), 1)
+    assert caught.value.code == "MBC282"
+
+
+def test_too_few_rows_for_all(arrays):
+    data = ArrayData((arrays[0][:7], arrays[1][:7]))
+    with pytest.raises(MbcError, match="the data hold 7 rows, fewer than one mini-batch of 8") as caught:
+        trained(2, data, 1)
+    assert caught.value.code == "MBC177"
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(arrays, norm):
+    images, labels = (array.copy() for array in arrays)
+    images[3] = np.inf
+    (first, states), (second, others) = trained(2, ArrayData((images, labels)), 2, norm=norm)
+    for one, other in zip(first, second, strict=True):
+        assert dataclasses.replace(one, seconds=0) == dataclasses.replace(other, seconds=0)
+        assert (one.bad_steps, one.overflowed_steps) == (1 if one.first_bad_step else 0, 0)
+    assert sum(epoch.bad_steps for epoch in first) >= 1
+    assert_same(states, others)
+
+
+def test_all_ranks_find_that_a_training_has_diverged(arrays):
+    images, labels = (array.copy() for array in arrays)
+    images[::9] = np.inf
+
+    def body(member: ThreadRank) -> str:
+        with Module(plan_of(2, member.rank), device="cpu", ranks=member) as net, pytest.raises(MbcError) as caught:
+            train(net, Job(net.plan.graph, ArrayData((images, labels)), Schedule(0.2, 3), group=member))
+        return str(caught.value)
+
+    one, other = run_ranks(2, body)
+    assert one == other and "MBC231: the training diverged in epoch 1: " in one
+
+
+def test_divergence_is_everybodys(arrays):
+    images, labels = arrays
+    with pytest.raises(MbcError, match="no loss of epoch 1 is finite") as caught:
+        trained(2, ArrayData((np.full_like(images, np.nan), labels)), 1)
+    assert caught.value.code == "MBC178"
+
+
+def test_a_plan_for_another_number_of_ranks_is_refused(arrays):
+    for size, planned, words in (
+        (2, 1, "the plan is for one GPU, and 2 processes were started"),
+        (3, 2, "the plan is for 2 GPUs that share each mini-batch, and 3 processes were started"),
+    ):
+        with pytest.raises(MbcError, match=words) as caught:
+            run_ranks(size, lambda member, planned=planned: Module(plan_of(planned, 0), device="cpu", ranks=member))
+        assert caught.value.code == "MBC281"
+
+
+def test_a_folder_is_read_as_needed(arrays, tmp_path):
+    np.save(tmp_path / "images.npy", arrays[0])
+    np.save(tmp_path / "labels.npy", arrays[1])
+    data = open_data(str(tmp_path), inputs_of(plan_of(2, 0).graph))
+    assert isinstance(data, ArrayData) and all(isinstance(array, np.memmap) for array in data.arrays)
+    assert_same(trained(2, data, 1)[1][1], trained(2, ArrayData(arrays), 1)[0][1])
