@@ -85,6 +85,10 @@ class CandidateTable:
         copy._conversions, copy.buckets = self._conversions, self.buckets
         return copy
 
+    @cached_property
+    def _sum_layouts(self) -> Mapping[str, Layout]:
+        return dict(self.rules.sum_layouts)
+
     @property
     def whole(self) -> Rows:
         return Rows(0, self.graph.batch)
@@ -242,6 +246,9 @@ class CandidateTable:
             known = self._fronts.get(request_key)
             if known is None:
                 known = self._fronts[request_key] = self._make_fronts(operation)
+            layout = self._sum_layouts.get(operation.name)
+            if layout is not None:
+                known = {layouts: front for layouts, front in known.items() if layouts[0] is layout}
             self._named[key] = known
         return known
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
-from mbc.ir.types import Precision
+from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate, Provider, Request
 from mbc.kernels.cuda import emulates_fp32
 from mbc.kernels.nccl import NCCL
@@ -21,7 +21,8 @@ class Rules:
 
     `providers`: their names (none: all). `micro_batch`: rows of every call of a convolution, 0 to choose them.
     `emulated_fp32`: whether a product of fp32 may be several of fp16 or tf32. `buckets`: what each sum over ranks is
-    of, where another rank's plan has decided it (empty: choose), and by how many thread blocks (`ctas`).
+    of, where another rank's plan has decided it (empty: choose), by how many thread blocks (`ctas`), and how the
+    operand of each operation lies (`sum_layouts`).
     """
 
     policy: Policy = Policy.UNDIVIDED
@@ -31,6 +32,7 @@ class Rules:
     emulated_fp32: bool = True
     buckets: tuple[tuple[str, ...], ...] = ()
     ctas: int = 0
+    sum_layouts: tuple[tuple[str, Layout], ...] = ()
 
     def allow(self, provider: str) -> bool:
         """Whether kernels of a provider may be used; there is one for sums over ranks only."""

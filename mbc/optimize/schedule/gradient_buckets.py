@@ -40,6 +40,13 @@ def buckets_of(program: Program) -> tuple[Bucket, ...]:
     return tuple(launch.operations for launch in program.launches if is_collective(launch))
 
 
+def sum_layouts(program: Program, buffers: Sequence[Buffer]) -> Iterator[tuple[str, Layout]]:
+    """How the operand of each sum over ranks lies."""
+    for launch in filter(is_collective, program.launches):
+        for name, access in zip(launch.operations, launch.accesses, strict=False):
+            yield name, buffers[access.buffer].layout
+
+
 def bucketings(draft: Draft) -> Iterator[tuple[Bucket, ...]]:
     """The sums of the training program in a few ways: in 1, 2, 4 … buckets of about the same bytes, in the order in
     which the last gradient of each is ready, the last cut again so that little is left to sum at the end of the step.

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.compiler import compile_plans
 from mbc.hardware.transfers import Slowdown
 from mbc.kernels.nccl import ctas_of, is_collective
 from mbc.optimize import effort
@@ -17,15 +18,17 @@ from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.gradient_buckets import Bucket, bucketings, buckets_of, with_buckets
+from mbc.optimize.schedule.gradient_buckets import Bucket, bucketings, buckets_of, sum_layouts, with_buckets
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous
 from mbc.optimize.schedule.simulate import Contention, timeline
 from mbc.optimize.search.solution import Problem, scheduled_draft
+from mbc.options import Options
 from mbc.plan.model import Launch, Mode, Program, Stream, aligned
 from mbc.plan.verify import verify_plan
+from mbc.source import Source
 from tests.optimize.planned import plan_of
 from tests.optimize.search.test_streams import launch as launch_on
-from tests.optimize.shared import kept, one_by_one, shared_table, sums_of
+from tests.optimize.shared import EXAMPLES, kept, one_by_one, shared_table, sums_of
 
 NAMES = ("digits", "resnet", "vgg")
 
@@ -195,3 +198,14 @@ def test_what_collectives_cost_kernels_is_known_of_each() -> None:
     assert found is not None and len(found.beside_collective) == len(found.collective) == len(draft.train.launches)
     kernels = [i for i, w in enumerate(draft.train.launches) if not is_collective(w)]
     assert all(found.beside_collective[i] > 1 and found.collective[i] > 1 for i in kernels)
+
+
+@pytest.mark.parametrize(("network", "precision"), [("alexnet", "fp32"), ("resnet", "bf16")])
+def test_ranks_with_other_rows_sum_gradients_that_lie_alike(network: str, precision: str) -> None:
+    """Another number of rows may want a gradient in another layout."""
+    source = Source(f"{network}.mbc", (EXAMPLES / f"{network}.mbc").read_text(encoding="utf-8"))
+    settings = (("batch", "7"), ("train.precision", precision))
+    plans = compile_plans(source, Options(gpu="h200", gpus=2, settings=settings))  # which verifies them together
+    assert [plan.graph.batch for plan in plans] == [4, 3]
+    first, second = (dict(sum_layouts(plan.train, plan.buffers)) for plan in plans)
+    assert first == second and len(set(first.values())) == 2
