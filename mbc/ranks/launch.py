@@ -105,9 +105,10 @@ class _Watch:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes] | None] = []  # what those that are not shown say
-        self._files = ExitStack()
+        self._closing = ExitStack()
 
     def __enter__(self) -> _Watch:
+        self._closing.enter_context(_passing_on(self._send))  # before there is anything to pass on to
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,12 +116,12 @@ class _Watch:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        self._files.close()
+        self._closing.close()
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], shown: bool) -> None:
         here = str(Path(mbc.__file__).resolve().parent.parent)
         paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-        errors = None if shown else self._files.enter_context(os.fdopen(os.memfd_create("errors"), "w+b"))
+        errors = None if shown else self._closing.enter_context(os.fdopen(os.memfd_create("errors"), "w+b"))
         self._errors.append(errors)
         # A session of its own: Ctrl-C of the terminal is for this process, which passes it on, once.
         self._processes.append(subprocess.Popen(
@@ -135,21 +136,20 @@ class _Watch:
         ended: dict[int, int] = {}  # exit codes, in the order in which they came
         killed: dict[int, int] = {}
         deadlines = {signal.SIGTERM: float("inf"), signal.SIGKILL: float("inf")}
-        with _passing_on(self._send):
-            while len(ended) + len(killed) < len(self._processes):
-                for index, process in enumerate(self._processes):
-                    code = process.poll()
-                    if code is not None and index not in ended and index not in killed:
-                        # Those that this process has killed have not failed by themselves.
-                        (killed if deadlines[signal.SIGTERM] == 0 else ended)[index] = code
-                now_s = time.monotonic()
-                if any(ended.values()) and deadlines[signal.SIGKILL] == float("inf"):
-                    deadlines = {signal.SIGTERM: now_s + PATIENCE_S, signal.SIGKILL: now_s + PATIENCE_S + TERMINATION_S}
-                for number, deadline_s in deadlines.items():
-                    if deadline_s and now_s >= deadline_s:
-                        deadlines[number] = 0.0
-                        self._send(number)
-                time.sleep(_POLL_S)
+        while len(ended) + len(killed) < len(self._processes):
+            for index, process in enumerate(self._processes):
+                code = process.poll()
+                if code is not None and index not in ended and index not in killed:
+                    # Those that this process has killed have not failed by themselves.
+                    (killed if deadlines[signal.SIGTERM] == 0 else ended)[index] = code
+            now_s = time.monotonic()
+            if any(ended.values()) and deadlines[signal.SIGKILL] == float("inf"):
+                deadlines = {signal.SIGTERM: now_s + PATIENCE_S, signal.SIGKILL: now_s + PATIENCE_S + TERMINATION_S}
+            for number, deadline_s in deadlines.items():
+                if deadline_s and now_s >= deadline_s:
+                    deadlines[number] = 0.0
+                    self._send(number)
+            time.sleep(_POLL_S)
         failed = [index for index, code in ended.items() if code]
         if not failed:
             return 0
