@@ -23,6 +23,7 @@
 * `cudnn_constants`: its constants
 * `cudnn_engines`: convolutions of its graph API: engine configurations and plans
 * `cudnn_legacy`: algorithms of its legacy API
+* `processes`: a process for each GPU, and the messages to and from it
 * `fleet`: several GPUs, a process for each, adding to one profile
 * `worker`: the process that measures on one GPU
 * `collectives`: collectives of one communicator, alone and beside kernels

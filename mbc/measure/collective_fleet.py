@@ -6,14 +6,10 @@ without limit: one that has died, failed, or says nothing for too long ends them
 
 from __future__ import annotations
 
-import pickle
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -28,7 +24,7 @@ from mbc.hardware.target import local_gpus
 from mbc.hardware.topology import link_between
 from mbc.ir.types import Precision
 from mbc.measure.collectives import MAX_CTAS, SIZES_BYTES
-from mbc.measure.fleet import Told, child_environment, listen
+from mbc.measure.processes import Process, Told, send, started
 from mbc.measure.workbench import CONCURRENT_KERNELS
 from mbc.profile.model import Identity, Overhead
 from mbc.profile.writer import ProfileWriter
@@ -102,50 +98,16 @@ def measure_collectives(
         first = CollectiveTask(0, len(gpus), link, precision, str(library), ctas, sizes)
         tasks = [replace(first, rank=rank) for rank in range(len(gpus))]
         told: Told = SimpleQueue()
-        with _started(worker, list(zip(gpus, tasks, strict=True)), told) as processes:
-            return _Watch(processes, told, path, tell, silent_s).run()
+        with started(worker, list(zip(gpus, tasks, strict=True)), told) as processes:
+            try:
+                return _Watch(processes, told, path, tell, silent_s).run()
+            finally:  # one that waits for another on the GPU does not notice that its stdin ends
+                for process in processes:
+                    process.kill()
 
 
 def _build(architecture: str, precision: Precision, library: Path) -> None:
     build_kernel_library(architecture, precision, library, find_toolchain(), CONCURRENT_KERNELS)
-
-
-@contextmanager
-def _started(
-    worker: Sequence[str], tasks: Sequence[tuple[str, CollectiveTask]], told: Told
-) -> Generator[list[subprocess.Popen[bytes]]]:
-    """At the end, however it comes, they are killed: one that waits for another on the GPU hears nothing else."""
-    processes: list[subprocess.Popen[bytes]] = []
-    threads: list[threading.Thread] = []
-    try:
-        for index, (gpu, task) in enumerate(tasks):
-            process = subprocess.Popen(
-                list(worker),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=child_environment(gpu),
-                start_new_session=True,
-            )
-            processes.append(process)
-            _send(process, task)
-            assert process.stdout is not None
-            threads.append(threading.Thread(target=listen, args=(index, process.stdout, told), daemon=True))
-            threads[-1].start()
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-        for thread in threads:
-            thread.join()
-
-
-def _send(process: subprocess.Popen[bytes], message: object) -> None:
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died: who listens will know
-        pickle.dump(message, process.stdin)
-        process.stdin.flush()
 
 
 class _Watch:
@@ -153,7 +115,7 @@ class _Watch:
 
     def __init__(
         self,
-        processes: Sequence[subprocess.Popen[bytes]],
+        processes: Sequence[Process],
         told: Told,
         path: Path,
         tell: Callable[[str], None],
@@ -197,7 +159,7 @@ class _Watch:
                 self._identity = identity
             case "ids", ids:
                 for process in self._processes:
-                    _send(process, ids)
+                    send(process, ids)
             case "rows", found:
                 self._write(found)
             case "error", error:

@@ -4,10 +4,6 @@ the communicators' unique ids; messages go out by stdout."""
 from __future__ import annotations
 
 import ctypes
-import os
-import pickle
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +17,7 @@ from mbc.measure.collective_harness import WAIT_S, GpuCollectives, Mark, urgent_
 from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
 from mbc.measure.gpu import Gpu, Graph
 from mbc.measure.kernel_library import KernelLibrary
+from mbc.measure.processes import received, speaker
 from mbc.measure.workbench import Bench
 from mbc.profile.model import Overhead, collective_subject
 from mbc.runtime.nccl import Communicator, SymmetricMemory, connect, load_nccl
@@ -34,16 +31,9 @@ Say = Callable[[object], None]
 
 def serve(work: Callable[[CollectiveTask, Say, Callable[[], Any]], None]) -> None:
     """Do the one task; whoever started this ends it by SIGKILL."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between the messages
-
-    def say(message: object) -> None:
-        pickle.dump(message, messages)
-        messages.flush()
-
+    say = speaker()
     try:
-        work(pickle.load(sys.stdin.buffer), say, lambda: pickle.load(sys.stdin.buffer))
+        work(received(), say, received)
     except MbcError as error:
         say(("error", MbcError(error.code, error.message, error.remedy)))
     except (BrokenPipeError, EOFError):

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import operator
 import os
-import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-import mbc
 from mbc.errors import MbcError
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.kernels.base import Request
 from mbc.measure.need import Need
+from mbc.measure.processes import Process, Told, started, stop
 from mbc.profile.writer import fold_log
 
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 20
 WORKER = (sys.executable, "-m", "mbc.measure.worker")
-
-Told = SimpleQueue[tuple[int, Any]]  # the index of a process, and what it says; None when it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,74 +182,10 @@ def _measure_once(
     parts = deal(task.needs, len(gpus))
     # Copies of several GPUs at once would get into each other's way.
     tasks = [replace(task, needs=part, link=task.link and index == 0) for index, part in enumerate(parts)]
-    with _started(worker, list(zip(gpus, tasks, strict=False)), told) as processes:
+    with started(worker, list(zip(gpus, tasks, strict=False)), told) as processes:
         outcome = _Watch(processes, told, progress, parts).run()
     fold_log(task.path)
     return outcome
-
-
-@contextmanager
-def _started(
-    worker: Sequence[str], tasks: Sequence[tuple[str, Task]], told: Told
-) -> Generator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    threads: list[threading.Thread] = []
-    try:
-        for index, (gpu, task) in enumerate(tasks):
-            # A session of its own: Ctrl-C of the terminal is for us, who then end it in an orderly way.
-            process = subprocess.Popen(
-                list(worker),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=child_environment(gpu),
-                start_new_session=True,
-            )
-            processes.append(process)
-            assert process.stdin is not None and process.stdout is not None
-            with suppress(BrokenPipeError):  # it died: who listens will know
-                pickle.dump(task, process.stdin)
-                process.stdin.flush()
-            threads.append(threading.Thread(target=listen, args=(index, process.stdout, told), daemon=True))
-            threads[-1].start()
-        yield processes
-    except KeyboardInterrupt:
-        for process in processes:
-            process.kill()
-        raise
-    finally:
-        _stop(processes)
-        for process in processes:
-            process.wait()
-        for thread in threads:
-            thread.join()
-
-
-def child_environment(gpu: str) -> dict[str, str]:
-    """The child's: one GPU, counted as nvidia-smi counts, and the mbc that this process runs."""
-    here = str(Path(mbc.__file__).resolve().parent.parent)
-    paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {
-        "CUDA_VISIBLE_DEVICES": gpu,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-
-
-def listen(index: int, messages: IO[bytes], told: Told) -> None:
-    """Pass on what a child says; None when it has ended."""
-    try:
-        with suppress(EOFError, pickle.UnpicklingError):
-            while True:
-                told.put((index, pickle.load(messages)))
-    finally:
-        told.put((index, None))
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.stdin is not None:
-            with suppress(OSError):  # it is gone already
-                process.stdin.close()
 
 
 class _Watch:
@@ -261,7 +193,7 @@ class _Watch:
 
     def __init__(
         self,
-        processes: Sequence[subprocess.Popen[bytes]],
+        processes: Sequence[Process],
         told: Told,
         progress: Callable[[Progress], None],
         parts: Sequence[Sequence[Need]],
@@ -301,7 +233,7 @@ class _Watch:
                     )
             case "interrupt":
                 self._interrupted = True
-                _stop(self._processes)
+                stop(self._processes)
             case "progress", done, total, request, left_s:
                 self._counts[index] = done, total
                 self._left_s[index] = left_s
@@ -313,7 +245,7 @@ class _Watch:
             case "error", error:
                 if not self._interrupted:  # whoever goes on later meets it again
                     self._errors.append(error)
-                _stop(self._processes)
+                stop(self._processes)
             case _:
                 raise AssertionError(f"unknown message {message!r}")
 

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import os
-import pickle
-import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import IO, Any
+from typing import Any
 
 from mbc.errors import MbcError
 from mbc.kernels.base import Request
 from mbc.measure.fleet import Task
 from mbc.measure.gpu import Gpu
 from mbc.measure.measure import Summary, measure
+from mbc.measure.processes import received, speaker
 
 
 def serve(open_gpu: Callable[[], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
     """Do the one task. Ends early, at the next request, when stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between the messages
-    task: Task = pickle.load(sys.stdin.buffer)
+    say = speaker()
+    task: Task = received()
     ended = threading.Event()
     threading.Thread(target=_wait_for_end, args=(sys.stdin.fileno(), ended), daemon=True).start()
 
     def progress(done: int, total: int, request: Request, left_s: float | None = None) -> None:
-        _say(messages, ("progress", done, total, request, left_s))
+        say(("progress", done, total, request, left_s))
         if ended.is_set():
             raise KeyboardInterrupt
 
@@ -44,16 +41,11 @@ def serve(open_gpu: Callable[[], AbstractContextManager[Any]], measuring: Callab
                 again=task.again,
                 link=task.link,
             )
-        _say(messages, ("summary", summary))
+        say(("summary", summary))
     except MbcError as error:
-        _say(messages, ("error", MbcError(error.code, error.message, error.remedy)))
+        say(("error", MbcError(error.code, error.message, error.remedy)))
     except (KeyboardInterrupt, BrokenPipeError):
         pass
-
-
-def _say(messages: IO[bytes], message: object) -> None:
-    pickle.dump(message, messages)
-    messages.flush()
 
 
 def _wait_for_end(stdin: int, ended: threading.Event) -> None:

@@ -68,7 +68,7 @@ def test_one_that_fails_ends_them_all(tmp_path: Path, behaviour: str, code: str,
         started.append(original(*arguments, **more))
         return started[-1]
 
-    monkeypatch.setattr(collective_fleet.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     began_s = time.monotonic()
     with pytest.raises(MbcError) as caught:
         measured(tmp_path / "p.sqlite", behaviour, silent_s=2.0 if behaviour == "hangs" else 60.0)
