@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -117,13 +116,14 @@ def _of_ranks() -> Iterator[Finding]:
     """What several ranks need: NCCL between GPUs, MPI between processes on CPUs, and what starts them."""
     from mbc.ranks.launch import mpiexec
     from mbc.ranks.mpi import INSTALL
-    from mbc.runtime.library import library_folders
+    from mbc.runtime.nccl_library import nccl_path, open_nccl, version_text
 
-    nccl = next((path for folder in library_folders() if (path := folder / "libnccl.so.2").exists()), None)
-    if nccl is not None:
-        yield Finding("NCCL", f"{_nccl_version(nccl)} ({nccl})")
-    else:
-        yield Finding("NCCL", None, _NO_RANKS, "pip install 'mbc-compiler[nccl]'")
+    nccl = nccl_path()
+    try:
+        yield Finding("NCCL", f"{version_text(open_nccl(nccl).version)} ({nccl})")
+    except MbcError as error:
+        why = f": {error.message}" if nccl.exists() else ""
+        yield Finding("NCCL", None, f"{_NO_RANKS}{why}", error.remedy)
     if importlib.util.find_spec("mpi4py") is not None:
         yield Finding("mpi4py", _version("mpi4py"))
     else:
@@ -135,15 +135,6 @@ def _of_ranks() -> Iterator[Finding]:
         yield Finding("launcher", ", ".join(others))
     else:
         yield Finding("launcher", None, f"{_NO_CPU_RANKS}; --gpus on this machine's GPUs needs none", INSTALL)
-
-
-def _nccl_version(path: Path) -> str:
-    version = ctypes.c_int()
-    try:
-        ctypes.CDLL(str(path)).ncclGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError) as error:
-        return f"that does not load: {error}"
-    return f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
 
 
 def _program(name: str, path: Path | None, version: str, note: str, remedy: str) -> Finding:

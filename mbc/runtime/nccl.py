@@ -36,7 +36,7 @@ class Communicator:
 
     A CUDA graph with a collective in it holds the communicator's buffers: destroy graphs first, then `close`. A
     collective that is captured has to be settled before the capture goes on (`settle`): NCCL enqueues it in a thread of
-    its own, since the communicator does not block. Generated code does the same by `async_error_address`.
+    its own, since the communicator does not block. Generated code does the same.
     """
 
     def __init__(
@@ -60,14 +60,6 @@ class Communicator:
     def handle(self) -> int:
         """ncclComm_t; 0 after `close` and `abort`."""
         return self._handle.value or 0
-
-    @property
-    def all_reduce_address(self) -> int:
-        return self._nccl.address("ncclAllReduce")
-
-    @property
-    def async_error_address(self) -> int:
-        return self._nccl.address("ncclCommGetAsyncError")
 
     def all_reduce(
         self, address: int, count: int, stream: int, kind: DataType = DataType.FP32, by: Reduction = Reduction.SUM

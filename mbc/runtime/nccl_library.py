@@ -180,18 +180,27 @@ def too_old(version: int, least: int, wanted: str) -> MbcError:
 
 @lru_cache(maxsize=1)
 def load_nccl() -> Nccl:
-    """The NCCL that this process has loaded already (PyTorch brings one), else the first of `library_folders`, else the
-    system's. MBC270 where there is none, MBC271 where it is too old."""
+    """That of `nccl_path`, ready for communicators. Raises what `open_nccl` does."""
     # Multicast objects are not used: a static plan must run on machines that forbid them.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     # A step's collectives are all in its graph. Support for others beside it takes some 30 us of each (measured).
     os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
+    return open_nccl(nccl_path())
+
+
+def nccl_path() -> Path:
+    """The NCCL that this process has loaded already (PyTorch brings one), else the first of `library_folders`, else the
+    system's, by its name alone."""
     loaded = loaded_folder("libnccl.so")
     folders = (loaded,) if loaded is not None else library_folders()
-    path = next((folder / LIBRARY for folder in folders if (folder / LIBRARY).exists()), Path(LIBRARY))
+    return next((folder / LIBRARY for folder in folders if (folder / LIBRARY).exists()), Path(LIBRARY))
+
+
+def open_nccl(path: Path) -> Nccl:
+    """MBC270 where it does not load, MBC271 where it is too old."""
     try:
         return Nccl(load_library(path))
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # AttributeError: a library of that name without NCCL's functions
         raise MbcError("MBC270", f"several GPUs need NCCL, which does not load: {error}", _REMEDY) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,41 +13,60 @@ from mbc.cli import doctor_command
 from mbc.cli.doctor_command import Finding
 from mbc.hardware.collectives import Link
 from mbc.hardware.target import LocalGpu
+from mbc.runtime import nccl_library
+
+FAKE_NCCL = Path(__file__).parents[1] / "runtime" / "fake_nccl.c"
 
 
 def _found(mbc) -> dict[str, Finding]:
     return {finding["part"]: Finding(**finding) for finding in mbc("doctor", "--json").json["findings"]}
 
 
+@pytest.fixture(autouse=True)
+def only_these_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The one folder where NCCL is looked for."""
+    monkeypatch.setattr(nccl_library, "LIBRARY", "libnccl-of-a-test.so.2")
+    monkeypatch.setattr(nccl_library, "loaded_folder", lambda _: None)
+    monkeypatch.setattr(nccl_library, "library_folders", lambda: iter([tmp_path]))
+    return tmp_path
+
+
 def test_nothing_for_ranks_is_here(mbc, monkeypatch):
-    monkeypatch.setattr("mbc.runtime.library.library_folders", lambda: iter(()))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("mbc.ranks.launch.shutil.which", lambda *_, **__: None)
     found = _found(mbc)
     assert found["NCCL"].remedy == "pip install 'mbc-compiler[nccl]'" and found["NCCL"].found is None
+    assert found["NCCL"].cost == "a training stays on one GPU"
     assert "mbc-compiler[mpi]" in found["mpi4py"].remedy
     assert found["launcher"].cost.endswith("--gpus on this machine's GPUs needs none")
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
-def test_nccl_and_launchers(mbc, monkeypatch, tmp_path: Path):
-    library = tmp_path / "libnccl.so.2"
-    source = "int ncclGetVersion(int* version) { *version = 22803; return 0; }"
-    subprocess.run(["gcc", "-shared", "-x", "c", "-", "-o", str(library)], input=source, text=True, check=True)
-    monkeypatch.setattr("mbc.runtime.library.library_folders", lambda: iter([tmp_path]))
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [(22803, "2.28.3 ({library})"), (22605, "a training stays on one GPU: NCCL 2.26.5 is too old for CUDA 13")],
+)
+def test_nccl(mbc, tmp_path: Path, version: int, said: str):
+    library = tmp_path / nccl_library.LIBRARY
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(FAKE_NCCL)], check=True)
+    ctypes.CDLL(str(library)).fake_reset(version, 0, 0, 0)
+    finding = _found(mbc)["NCCL"]
+    assert (finding.found or finding.cost).startswith(said.format(library=library))
+
+
+def test_nccl_that_does_not_load(mbc, tmp_path: Path):
+    (tmp_path / nccl_library.LIBRARY).write_text("no library")
+    finding = _found(mbc)["NCCL"]
+    assert finding.found is None and "which does not load: " in finding.cost
+
+
+def test_launchers(mbc, monkeypatch, tmp_path: Path):
     for name in ("mpiexec", "srun"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr("mbc.ranks.launch.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = _found(mbc)
-    assert found["NCCL"].found == f"2.28.3 ({library})"
-    assert found["launcher"].found == f"mpiexec ({tmp_path / 'mpiexec'}), srun"
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "libnccl.so.2").write_text("no library")
-    monkeypatch.setattr("mbc.runtime.library.library_folders", lambda: iter([broken]))
-    assert "that does not load: " in (_found(mbc)["NCCL"].found or "")
+    assert _found(mbc)["launcher"].found == f"mpiexec ({tmp_path / 'mpiexec'}), srun"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.runtime import nccl_library
 from mbc.runtime.nccl import Communicator, connect
-from mbc.runtime.nccl_library import DataType, Nccl, Reduction, load_nccl, version_text
+from mbc.runtime.nccl_library import DataType, Nccl, Reduction, load_nccl, open_nccl, version_text
 
 VERSION, FOREVER = 22703, 1 << 30
 REMOTE_ERROR, IN_PROGRESS = 6, 7
@@ -63,10 +63,9 @@ def test_the_configuration_and_the_unique_id_arrive_as_nccl_has_them(fake: ctype
     undefined = -(1 << 31)
     assert log(fake)[1] == f"init 0 of 2 blocking=0 ctas={undefined}..{undefined} split=0"
     assert communicator.handle
-    for name, found in (
-        ("ncclAllReduce", communicator.all_reduce_address), ("ncclCommGetAsyncError", communicator.async_error_address),
-    ):  # fmt: skip
-        assert found == ctypes.cast(getattr(fake, name), ctypes.c_void_p).value
+    for name in ("ncclAllReduce", "ncclCommGetAsyncError"):
+        assert nccl.address(name) == ctypes.cast(getattr(fake, name), ctypes.c_void_p).value
+    assert nccl.address("ncclOfALaterVersion") == 0
 
 
 def test_collectives_work_in_place(fake: ctypes.CDLL):
@@ -189,6 +188,17 @@ def test_no_nccl(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(MbcError) as caught:
         load_nccl()
     assert caught.value.code == "MBC270" and "several GPUs need NCCL, which does not load" in caught.value.message
+
+
+def test_another_library_of_its_name(tmp_path: Path):
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs gcc to build a library to load")
+    library = tmp_path / "libnccl.so.2"
+    subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-o", str(library)], check=True)
+    with pytest.raises(MbcError, match="undefined symbol: nccl") as caught:
+        open_nccl(library)
+    assert caught.value.code == "MBC270"
 
 
 def test_what_the_process_has_loaded_comes_first(fake: ctypes.CDLL, folder: Path, monkeypatch: pytest.MonkeyPatch):
