@@ -8,7 +8,7 @@
 * `driver`: PyCUDA: the driver and a context
 * `library`: a package's shared library, through ctypes
 * `membership`: what a module needs of the ranks that share its mini-batches
-* `patience`: waiting for a GPU while other ranks may fail
+* `connection`: a rank's communicator, and waiting while other ranks may fail
 * `nccl`: one rank's part of a communicator of NCCL
 * `nccl_library`: NCCL's functions and configuration, through ctypes
 * `nvml`: how much of a GPU's memory is in use

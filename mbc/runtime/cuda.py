@@ -26,6 +26,7 @@ from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.connection import Connection
 from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
@@ -34,7 +35,6 @@ from mbc.runtime.machine import Figures, Memory, Observer
 from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.output import DeviceOutput
-from mbc.runtime.patience import Patience
 from mbc.runtime.pinned import address_of, pin
 from mbc.runtime.places import Place, Places
 from mbc.runtime.turns import Home, no_copy
@@ -125,7 +125,7 @@ class Cuda:
         check_architecture(plan, self._context.get_device())
         self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._observer: Observer | None = None
-        self._patience: Patience | None = None  # where there are other ranks
+        self._connection: Connection | None = None  # where there are other ranks
         self._home = Home()
         self._taken = _Taken(self._home)
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
@@ -206,12 +206,12 @@ class Cuda:
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
         slot.event.record(self._compute)
 
-        home, patience = self._home, self._patience  # not all of this: who keeps a loss keeps no arena
+        home, connection = self._home, self._connection  # not all of this: who keeps a loss keeps no arena
 
         def fetch() -> tuple[float, ...]:
             home.check()
-            if patience is not None:
-                patience.wait(slot.event.query)
+            if connection is not None:
+                connection.wait(slot.event.query)
             slot.event.synchronize()
             return tuple(float(pinned[0]) for pinned in slot.figures)
 
@@ -283,8 +283,8 @@ class Cuda:
 
     def _settle(self) -> None:
         """Wait for everything that was started."""
-        if self._patience is not None:
-            self._patience.wait(self._compute.is_done)
+        if self._connection is not None:
+            self._connection.wait(self._compute.is_done)
         self._compute.synchronize()
 
     def _run(self, program: str) -> None:
@@ -347,7 +347,7 @@ class Cuda:
         """Everything that a step needs beside the arena is made here."""
         self._library.create(
             self._arena, self._arena_bytes, address_of(self._taken.host), self._plan.predictions.host_bytes,
-            [int(stream.handle) for stream in self._streams], self._joined(),
+            [int(stream.handle) for stream in self._streams], self._connected(),
         )  # fmt: skip
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
         if not self._eager:
@@ -355,32 +355,22 @@ class Cuda:
             self._library.capture()
             self._zero()
 
-    def _joined(self) -> RanksInterface | None:
-        """The communicator of the ranks, connected before the overhead is measured. Every rank then goes through
-        warm-up and capture in the same order; at the end graphs are destroyed before it."""
-        members = self._membership
-        if members is None:
+    def _connected(self) -> RanksInterface | None:
+        """To the other ranks, before the overhead is measured. Every rank then goes through warm-up and capture in the
+        same order; at the end graphs are destroyed before the communicator."""
+        if self._membership is None:
             return None
-        nccl = load_nccl()
-        gpu = self._context.get_device()
-        members.agree(
-            {
-                "driver": ".".join(map(str, divmod(self._driver.get_driver_version(), 1000))),
-                "cuDNN": str(self._library.cudnn_version),
-                "NCCL": str(nccl.version),
-            }
-        )
-        members.differ("GPU", f"{platform.node()} {gpu.pci_bus_id()}")
-        identity = members.broadcast(nccl.unique_id() if members.rank == 0 else b"")
-        made = Communicator(nccl, identity, members.rank, members.size, ctas_of(self._plan.train))
-        self._taken.communicator, self._patience = made, Patience(members, made)
-        members.on_failure(made.abort)
+        versions = {
+            "driver": ".".join(map(str, divmod(self._driver.get_driver_version(), 1000))),
+            "cuDNN": str(self._library.cudnn_version),
+        }
+        gpu = f"{platform.node()} {self._context.get_device().pci_bus_id()}"
+        made = Connection.open(self._membership, versions, gpu, ctas_of(self._plan.train))
+        self._taken.communicator, self._connection = made.communicator, made
         for memory in self._taken.memory:
             if isinstance(memory, SymmetricMemory):
-                made.register(int(memory), memory.size_bytes)
-        functions = ("AllReduce", "AlltoAll", "AllGather", "CommGetAsyncError", "GetErrorString")
-        addresses = (nccl.address(f"nccl{function}") for function in functions)
-        return RanksInterface(*addresses, made.handle, members.rank, members.size)
+                made.communicator.register(int(memory), memory.size_bytes)
+        return made.interface
 
     def _expire(self) -> None:
         """Before a program writes over the outputs that were left in the arena."""

@@ -7,6 +7,7 @@ rank that has died is noticed.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,18 @@ from mbc.runtime.nccl_library import load_nccl as load_nccl
 
 CONNECT_S = 60.0  # for all ranks to create a communicator, or to end one
 _SPIN_S, _POLL_S = 1e-3, 1e-4  # polled without sleeping for so long, then so often
+
+
+def poll(done: Callable[[], bool], limit_s: float = math.inf) -> bool:
+    """Until `done()`, or the time is over; whether it was in time."""
+    began_s = time.monotonic()
+    while not done():
+        waited_s = time.monotonic() - began_s
+        if waited_s > limit_s:
+            return False
+        if waited_s > _SPIN_S:
+            time.sleep(_POLL_S)
+    return True
 
 
 class Communicator:
@@ -117,18 +130,13 @@ class Communicator:
         """Poll until nothing is in progress and `done()`, as of an event on the GPU. Aborts, so that what runs on the
         GPU ends, and raises MBC272 where a collective has failed, MBC273 when the time is over."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        began_s = time.monotonic()
-        while not (self.check() and done()):
-            waited_s = time.monotonic() - began_s
-            if waited_s > limit_s:
-                self.abort()
-                raise MbcError(
-                    "MBC273",
-                    f"rank {self.rank} of {self.size} has waited {limit_s:g} s for the other ranks",
-                    "look at what the other ranks say: one may have ended, or work far longer than this one",
-                )
-            if waited_s > _SPIN_S:
-                time.sleep(_POLL_S)
+        if not poll(lambda: self.check() and done(), limit_s):
+            self.abort()
+            raise MbcError(
+                "MBC273",
+                f"rank {self.rank} of {self.size} has waited {limit_s:g} s for the other ranks",
+                "look at what the other ranks say: one may have ended, or work far longer than this one",
+            )
 
     def abort(self) -> None:
         """End whatever runs, here only, and let go of everything. The other ranks find out by a time-out."""

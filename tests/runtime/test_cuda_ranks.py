@@ -20,7 +20,7 @@ from mbc.errors import MbcError
 from mbc.kernels.nccl import ctas_of
 from mbc.options import Options
 from mbc.plan.model import Plan, Stream
-from mbc.runtime import cuda
+from mbc.runtime import connection, cuda
 from mbc.runtime.library import RanksInterface
 from mbc.runtime.membership import Membership
 from mbc.runtime.module import Module
@@ -137,8 +137,8 @@ def fakes(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     calls.clear()
     monkeypatch.setattr(FakeCommunicator, "made", [])
     monkeypatch.setattr(cuda, "Library", RecordingLibrary)
-    monkeypatch.setattr(cuda, "load_nccl", FakeNccl)
-    monkeypatch.setattr(cuda, "Communicator", FakeCommunicator)
+    monkeypatch.setattr(connection, "load_nccl", FakeNccl)
+    monkeypatch.setattr(connection, "Communicator", FakeCommunicator)
     monkeypatch.setattr(fake_pycuda.Stream, "polled", True)
     return gpu
 
