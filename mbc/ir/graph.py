@@ -163,4 +163,4 @@ class TrainingGraph:
     @property
     def global_batch(self) -> int:
         """Rows of the mini-batch that all ranks share."""
-        return self.batch if self.ranks is None else sum(self.ranks.rows)
+        return self.batch if self.ranks is None else self.ranks.batch

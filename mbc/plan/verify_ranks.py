@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mbc.errors import MbcError
-from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
-from mbc.kernels.nccl import BY_COPIES, ctas_of, is_collective
+from mbc.ir.graph import Operation, Role, TrainingGraph
+from mbc.kernels.nccl import ALL_REDUCE, BY_COPIES, ctas_of, is_collective
 from mbc.ops import KINDS
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.plan.file import dump_plan
-from mbc.plan.model import Access, Launch, Plan, Stream
+from mbc.plan.model import Plan, Stream
 
 _ROUNDING = 1e-12
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
@@ -25,7 +25,7 @@ def verify_rank(plan: Plan) -> None:
     """What holds of each plan alone: every gradient, what decides whether a step counts, and what it reports is summed
     over all ranks once, on the stream of collectives. MBC135."""
     ranks, graph = plan.graph.ranks, plan.graph
-    sums = {output for op in graph.train if op.kind == "all_reduce" for output in op.outputs}
+    sums = {output for op in graph.train if op.kind == ALL_REDUCE for output in op.outputs}
     if ranks is None:
         if sums or any(map(is_collective, (*plan.train.launches, *plan.infer.launches))):
             _fail("it sums over ranks, and there is one only")
@@ -99,25 +99,24 @@ def _check_once(graph: TrainingGraph) -> None:
     summed: set[str] = set()
     for op in graph.train:
         inside = not summed.isdisjoint(op.inputs)
-        if inside and op.kind == "all_reduce":
+        if inside and op.kind == ALL_REDUCE:
             _fail(f"'{op.name}' sums over ranks what is summed over ranks already")
-        if inside or op.kind == "all_reduce":
+        if inside or op.kind == ALL_REDUCE:
             summed.update(op.outputs)
 
 
 def _collectives(plan: Plan) -> Iterator[tuple[object, ...]]:
-    """Of each collective in order: what it sums, with which settings, and how its operands lie."""
-    for launch in plan.train.launches:
-        if is_collective(launch):
-            yield launch.operations, launch.work, tuple(_place(plan, launch, access) for access in launch.accesses)
+    """Of each collective in order: what it sums, with which settings, and how its operands lie: from the first one on,
+    or in the arena where copies go from one rank's to another's."""
+    copies = ctas_of(plan.train) == BY_COPIES
+    for launch in filter(is_collective, plan.train.launches):
+        start = 0 if copies else plan.offsets[launch.accesses[0].buffer]
+        yield launch.operations, launch.work, tuple(_place(plan, access.buffer, start) for access in launch.accesses)
 
 
-def _place(plan: Plan, launch: Launch, access: Access) -> tuple[object, ...]:
-    """Where an operand lies from the first one; in the arena, where copies go from one rank's to another's."""
-    buffer = plan.buffers[access.buffer]
-    start = 0 if ctas_of(plan.train) == BY_COPIES else plan.offsets[launch.accesses[0].buffer]
-    offset = plan.offsets[access.buffer] - start
-    return buffer.value, buffer.layout, buffer.dtype, buffer.size_bytes, offset
+def _place(plan: Plan, index: int, start: int) -> tuple[object, ...]:
+    buffer = plan.buffers[index]
+    return buffer.value, buffer.layout, buffer.dtype, buffer.size_bytes, plan.offsets[index] - start
 
 
 def _weights(plan: Plan) -> Iterator[tuple[str, float]]:
@@ -129,7 +128,7 @@ def _weights(plan: Plan) -> Iterator[tuple[str, float]]:
 
 def _rank(plan: Plan) -> int:
     ranks = plan.graph.ranks
-    return ranks.members[0] if isinstance(ranks, Ranks) else 0
+    return 0 if ranks is None else ranks.members[0]
 
 
 def _fail(message: str) -> NoReturn:
