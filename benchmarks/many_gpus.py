@@ -2,10 +2,9 @@
 
 Every row is a network with so many images a GPU. Of each contender every GPU computes its part as a mini-batch of its
 own, all at once, and then all GPUs compute theirs together, in the same run: `efficiency` is the first time, of the
-slowest GPU, over the second. DDP runs as PyTorch's
-documentation has it (`ddp`), and with a static graph, gradients as bucket views and the whole step, all-reduces
-included, in one CUDA graph (`whole`, the fastest of several bucket sizes). What was measured on other GPUs than those
-here is measured again; a call that was cut off goes on where it stopped.
+slowest GPU, over the second. DDP runs as PyTorch's documentation has it (`ddp`), and with a static graph, gradients as
+bucket views and the whole step, all-reduces included, in one CUDA graph (`whole`, the fastest of several bucket sizes).
+What was measured on other GPUs than those here is measured again; a call that was cut off goes on where it stopped.
 
     python benchmarks/many_gpus.py --plan-only --gpu h100
     python benchmarks/many_gpus.py --for 540 [--peers-only] [--only NAME ...] [--gpus 2] [--buckets 25,100,10]
@@ -117,8 +116,7 @@ class Bench:
             job.source, job.settings, job.network, str(package), self.device, blocks=max(2, self.steps // 5),
             alone_package=str(alone),
         )  # fmt: skip
-        # On one GPU the size of buckets is none of its settings.
-        key = (case.name, replace(contender, variant="", bucket_mb=0))
+        key = (case.name, contender.alone)
         if key not in self.alone or self.alone[key].problem:
             self.alone[key] = ranks.run_alone(raced, contender, self.gpus, min(self.part_s, left_s))
         left_s -= time.monotonic() - began

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,6 +47,11 @@ class Contender:
     @property
     def name(self) -> str:
         return f"{self.peer} ({self.variant})" if self.variant else self.peer
+
+    @property
+    def alone(self) -> Contender:
+        """On one GPU, where the size of buckets is none of its settings."""
+        return replace(self, variant="", bucket_mb=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,10 +137,9 @@ class _Lanes:
     def alone(self, contender: Contender) -> Result | None:
         if self.gpus == 1:
             return None
-        same = replace(contender, variant="", bucket_mb=0)
-        if same not in self.known:
-            self.known[same] = run_alone(self.job, contender, self.gpus, self.timeout_s)
-        return self.known[same]
+        if contender.alone not in self.known:
+            self.known[contender.alone] = run_alone(self.job, contender, self.gpus, self.timeout_s)
+        return self.known[contender.alone]
 
 
 def compared(contender: Contender, found: Result, ours: Result, tolerance: float) -> Entry:

@@ -30,9 +30,16 @@ _LAUNCHERS = (
     "MBC_RANK", "MBC_LOCAL_RANK", "MBC_JOB", "MBC_MASTER", "OMPI_COMM_", "OMPI_MCA_ess_", "PMI_", "PMIX_", "MPI_LOCAL",
     "SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-
-_OWN = ("MBC_RANK", "MBC_RANKS", "MBC_LOCAL_RANK", "MBC_LOCAL_RANKS")  # which mpiexec tells
+_BY_MPIEXEC = ("MBC_RANK", "MBC_RANKS", "MBC_LOCAL_RANK", "MBC_LOCAL_RANKS")  # which tells ranks by its own variables
+# Multicast objects are used by nobody: a static plan must run on machines that forbid them. One thread a process: ranks
+# share the processor.
+_MANNERS: Mapping[str, str] = {
+    "NCCL_NVLS_ENABLE": "0",
+    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+}
 _MPI_LOG = "mpiexec.log"
+_ENDED = "was ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +137,6 @@ def rank_environment(share: Share, contender: Contender) -> dict[str, str]:
     return kept | dict(contender.environment)
 
 
-# Multicast objects are used by nobody: a static plan must run on machines that forbid them. One thread a process: ranks
-# share the processor.
-_MANNERS: Mapping[str, str] = {
-    "NCCL_NVLS_ENABLE": "0",
-    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-}
-
-
 def _run(jobs: Sequence[Job], contender: Contender, timeout_s: float) -> list[Result]:
     """A process for each job, all at once. Those that die, or take too long, are the problem of their results."""
     deadline = time.monotonic() + timeout_s
@@ -158,9 +156,6 @@ def _run(jobs: Sequence[Job], contender: Contender, timeout_s: float) -> list[Re
     return [replace(result, problem=own) if result.problem == _ENDED else result for result in found]
 
 
-_ENDED = "was ended"
-
-
 def _started(jobs: Sequence[Job], contender: Contender, folder: Path) -> Iterator[_Process]:
     commands: list[list[str]] = []
     for job in jobs:
@@ -169,7 +164,7 @@ def _started(jobs: Sequence[Job], contender: Contender, folder: Path) -> Iterato
         commands.append([sys.executable, "-m", "mbc.bench.contender", *map(str, files)])
     share = jobs[0].share
     if contender.peer == MBC and jobs[0].device == "cpu" and not share.alone:  # whose sums go through MPI
-        told = {name: value for name, value in rank_environment(share, contender).items() if name not in _OWN}
+        told = {name: value for name, value in rank_environment(share, contender).items() if name not in _BY_MPIEXEC}
         words = [word for command in commands for word in (":", "-n", "1", *command)]
         running = _start([str(mpiexec()), *words[1:]], told | for_mpiexec(), folder / _MPI_LOG)
         yield from (_Process(running, Path(command[-2]), Path(command[-1])) for command in commands)
