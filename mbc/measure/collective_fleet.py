@@ -99,11 +99,7 @@ def measure_collectives(
         tasks = [replace(first, rank=rank) for rank in range(len(gpus))]
         told: Told = SimpleQueue()
         with started(worker, list(zip(gpus, tasks, strict=True)), told) as processes:
-            try:
-                return _Watch(processes, told, path, tell, silent_s).run()
-            finally:  # one that waits for another on the GPU does not notice that its stdin ends
-                for process in processes:
-                    process.kill()
+            return _Watch(processes, told, path, tell, silent_s).run()
 
 
 def _build(architecture: str, precision: Precision, library: Path) -> None:
@@ -128,6 +124,15 @@ class _Watch:
         self._found = Measured()
 
     def run(self) -> Measured:
+        try:
+            return self._run()
+        finally:
+            # One that waits for another on the GPU does not notice that its stdin ends.
+            for process in self._processes:
+                process.kill()
+            self._keep_what_was_said()
+
+    def _run(self) -> Measured:
         until_s = time.monotonic() + MOST_S
         while self._left:
             patience_s = min(self._silent_s, until_s - time.monotonic())
@@ -166,6 +171,17 @@ class _Watch:
                 raise error
             case _:
                 raise AssertionError(f"unknown message {message!r}")
+
+    def _keep_what_was_said(self) -> None:
+        """Results that a process has told before another failed."""
+        while self._left:
+            match self._told.get():
+                case index, None:
+                    self._left.discard(index)
+                case _, ("rows", found):
+                    self._write(found)
+                case _:
+                    pass
 
     def _write(self, found: Measured) -> None:
         assert self._identity is not None

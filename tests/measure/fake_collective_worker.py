@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel
@@ -25,8 +26,11 @@ def work(task, say, receive):
         say(("ids", tuple(bytes([n]) for n in task.max_ctas)))
     ids = receive()
     assert ids == tuple(bytes([n]) for n in task.max_ctas)
+    told = Path(task.library).with_suffix(".told")
     for place, max_ctas in enumerate(task.max_ctas):
         if BEHAVIOUR and place == 1:
+            while not told.exists():  # as a collective would wait
+                time.sleep(0.01)
             if task.rank == 1 and BEHAVIOUR == "dies":
                 os._exit(7)
             if task.rank == 1 and BEHAVIOUR == "refuses":
@@ -38,6 +42,7 @@ def work(task, say, receive):
             slow = CollectiveSlowdown(ConcurrentKernel.GEMM, task.ranks, task.link, max_ctas, 1.5, 2.0)
             memory = Overhead("collectives", collective_subject(task.ranks, max_ctas), 1 << 20)
             say(("rows", Measured((found,), (slow,), (memory,))))
+            told.touch()
 
 
 if __name__ == "__main__":

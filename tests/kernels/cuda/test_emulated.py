@@ -45,7 +45,7 @@ from tests.kernels.cuda.launching import (
     from_bytes,
     relative_error,
 )
-from tests.kernels.cuda.matrix import is_long, matrix, offered
+from tests.kernels.cuda.matrix import is_for_a_gpu, matrix, offered
 from tests.kernels.cuda.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -120,7 +120,7 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
 @pytest.mark.parametrize(
     "case",
     [c for c in CASES
-     if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not is_long(c)],
+     if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not is_for_a_gpu(c)],
     ids=lambda case: case.name,
 )  # fmt: skip
 def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
@@ -128,6 +128,7 @@ def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Lib
     monkeypatch.setattr(stem_conv, "MOST_PARTS", parts)
     check(library, case, Precision.BF16)
     check(library, case, Precision.FP32)
+    check_tensor_cores(library, case, Precision.TF32)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -234,6 +235,16 @@ def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
     return [c for c in offered(case, precision) if KERNELS[c.name].tensor_cores]
 
 
+def check_tensor_cores(library: Library, case: Case, precision: Precision) -> None:
+    """In fp32 what is left of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
+    trial = Trial(library, case, precision)
+    low, high = RELATIVE_ERROR[precision]
+    for candidate in on_tensor_cores(case, precision):
+        for variant in trial.variants(candidate):
+            (error,) = trial.errors(candidate, variant)
+            assert low <= error <= high, (candidate.name, variant.name)
+
+
 @pytest.mark.parametrize(
     ("case", "precision"),
     matrix(
@@ -242,13 +253,7 @@ def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
     ),
 )
 def test_words_on_tensor_cores_are_as_exact_as_asked(case: Case, precision: Precision, library: Library):
-    """In fp32 what is left of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
-    trial = Trial(library, case, precision)
-    low, high = RELATIVE_ERROR[precision]
-    for candidate in on_tensor_cores(case, precision):
-        for variant in trial.variants(candidate):
-            (error,) = trial.errors(candidate, variant)
-            assert low <= error <= high, (candidate.name, variant.name)
+    check_tensor_cores(library, case, precision)
 
 
 @pytest.mark.parametrize("name", [k.name for k in KERNELS.values() if k.aligned])

@@ -324,8 +324,8 @@ NVCC = find_toolchain().nvcc
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     source = tmp_path / "kernels.cu"
     source.write_text("".join(f'#include "{path.name}"\n' for path in sorted(SOURCES.rglob("*.cu*"))))
-    # Unoptimised: what is tested is that it compiles.
-    command = [str(NVCC), "-arch=sm_90", "-std=c++17", "-Xcicc", "-O0", "-Xptxas", "-O0", f"-DMBC_WORKING={working}"]
+    command = [str(NVCC), "-arch=sm_90", "-std=c++17", f"-DMBC_WORKING={working}"]
+    command += ["-Xcicc", "-O0", "-Xptxas", "-Ofc=max"]  # hardly optimised: what is tested is that it compiles
     include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include")
     command += [*(f"-I{path}" for path in include), "-c", str(source), "-o", str(tmp_path / "kernels.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
