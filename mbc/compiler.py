@@ -23,7 +23,7 @@ from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels.nccl import ctas_of
 from mbc.measuring import can_measure, measure_missing, measure_requests
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.schedule.gradient_buckets import buckets_of, sum_layouts
+from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy
@@ -129,9 +129,10 @@ def _plans(tasks: Sequence[_Task], options: Options, stages: Stages) -> tuple[Pl
     if first.graph.ranks is not None:
         # All ranks run the same collectives in the same order, over elements in the same order.
         program, buffers = plans[0].train, plans[0].buffers
-        buckets, ctas, layouts = buckets_of(program), ctas_of(program) or 0, tuple(sum_layouts(program, buffers))
+        collectives, ctas = collectives_of(program), ctas_of(program) or 0
+        layouts = tuple(sum_layouts(program, buffers))
         for task in others:
-            rules = replace(task.constraints.rules, buckets=buckets, ctas=ctas, sum_layouts=layouts)
+            rules = replace(task.constraints.rules, collectives=collectives, ctas=ctas, sum_layouts=layouts)
             plans.append(_plan(replace(task, constraints=replace(task.constraints, rules=rules)), options, stages))
         stages.run("verify ranks", lambda: verify_ranks(plans))
     return tuple(plans)

@@ -1,8 +1,9 @@
 """The provider `nccl`: collectives between the GPUs of several ranks.
 
-One launch sums a bucket: gradients that lie one after another in the arena, each beginning at a multiple of the
-alignment of buffers. `ctas` is the number of thread blocks, each of which takes a multiprocessor from the kernels
-beside it; it is a property of the communicator, so that all launches of a plan have the same.
+A launch sums a bucket: gradients that lie one after another in the arena, each beginning at a multiple of the alignment
+of buffers. Or it gathers some vectors, such as the statistics of batch normalisation, from all ranks. `ctas` is the
+number of thread blocks, each of which takes a multiprocessor from the kernels beside it; it is a property of the
+communicator, so that all launches of a plan have the same.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
-from mbc.ops.collective import AllReduce
+from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.fused import Fused, joined_kind
 from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
 
 NAME = "nccl"
-ALL_REDUCE = "all_reduce"
+ALL_REDUCE, ALL_GATHER = COLLECTIVES = ("all_reduce", "all_gather")
 CTAS = "ctas"
 BY_COPIES = 0  # thread blocks: the copy engines move the data, and the parts are summed by a short kernel
 _KINDS = (ALL_REDUCE, joined_kind((ALL_REDUCE, ALL_REDUCE)))  # of one gradient, and of a bucket
@@ -35,6 +36,12 @@ def collective_of(launch: Launch) -> Kernel | None:
 def is_collective(launch: Launch) -> bool:
     """Whether all ranks run it together."""
     return collective_of(launch) is not None
+
+
+def is_bucket(launch: Launch) -> bool:
+    """Whether it sums gradients over all ranks."""
+    work = collective_of(launch)
+    return work is not None and work.name == ALL_REDUCE
 
 
 def ctas_of(program: Program) -> int | None:
@@ -68,6 +75,12 @@ def all_reduce_cost(device: DeviceSpec, size_bytes: int, ranks: int, ctas: int) 
     return replace(cost, time_us=cost.time_us + sum_us)
 
 
+def all_gather_cost(device: DeviceSpec, members: Sequence[TensorType], ranks: int, ctas: int) -> CollectiveCost:
+    """Of some vectors, of each of which every rank gives as much, in one launch."""
+    size_bytes = ranks * sum(member.size_bytes for member in members)
+    return device.collectives.cost(CollectiveKind.ALL_GATHER, size_bytes, ranks, ctas)
+
+
 def latency_us(device: DeviceSpec, ranks: int) -> float:
     """What a launch takes beyond the times that candidates have, each of which is what a gradient adds to a bucket."""
     return all_reduce_cost(device, LEAST_BYTES, ranks, max(device.collectives.choices(ranks))).time_us
@@ -90,9 +103,14 @@ class Nccl:
     name: str = NAME
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket."""
+        """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket; that
+        of a gather is its own."""
+        if any(t.dtype is not DType.FP32 for t in request.inputs):
+            return
+        if isinstance(request.attributes, AllGather):
+            yield self._gather(request, request.attributes.ranks, device)
         attributes = all_reduce_of(request.attributes)
-        if attributes is None or any(t.dtype is not DType.FP32 for t in request.inputs):
+        if attributes is None:
             return
         ctas = max(device.collectives.choices(attributes.ranks))
         cost = all_reduce_cost(device, bucket_bytes(request.inputs), attributes.ranks, ctas)
@@ -108,6 +126,12 @@ class Nccl:
                 measured=cost.measured,
             )
 
+    def _gather(self, request: Request, ranks: int, device: DeviceSpec) -> Candidate:
+        ctas = max(device.collectives.choices(ranks))
+        cost = all_gather_cost(device, request.inputs, ranks, ctas)
+        layouts = (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
+        return Candidate(self.name, ALL_GATHER, ((CTAS, ctas),), layouts, 0, cost.time_us, cost.measured)
+
     def arguments(
         self,
         request: Request,
@@ -118,22 +142,29 @@ class Nccl:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """The number of fp32 elements from the first to the last, those between two gradients included (by copies
-        those behind the last, too), and that of thread blocks."""
+        """How many operands are gathered (0: a bucket is summed); the number of fp32 elements, of each of these or
+        from the first to the last of a bucket, those between two gradients included (by copies those behind the last,
+        too); that of thread blocks."""
         ctas = dict(settings)[CTAS]
+        if isinstance(request.attributes, AllGather):
+            return Arguments((len(request.inputs), request.inputs[0].elements, ctas))
         size_bytes = parts_bytes(request.inputs) if ctas == BY_COPIES else bucket_bytes(request.inputs)
-        return Arguments((size_bytes // DType.FP32.size_bytes, ctas))
+        return Arguments((0, size_bytes // DType.FP32.size_bytes, ctas))
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        known = call.request.kind in _KINDS and all_reduce_of(call.request.attributes) is not None
-        if call.name != ALL_REDUCE or not known:
+        gathers = call.request.kind == ALL_GATHER and isinstance(call.request.attributes, AllGather)
+        sums = call.request.kind in _KINDS and all_reduce_of(call.request.attributes) is not None
+        if not (gathers and call.name == ALL_GATHER) and not (sums and call.name == ALL_REDUCE):
             return Acceptance(f"NCCL runs no {call.request.kind} as '{call.name}'")
         if call.accumulate:
             return Acceptance("it cannot add to its output")
         if any(t.dtype is not DType.FP32 for t in call.operands):
-            return Acceptance("gradients are summed over ranks in fp32")
+            return Acceptance("what ranks share is in fp32")
         if [key for key, _ in call.settings] != [CTAS] or call.settings[0][1] < BY_COPIES:
             return Acceptance(f"it takes a number of thread blocks, not {dict(call.settings)}")
+        if gathers:
+            refused = call.settings[0][1] == BY_COPIES or any(lie is not Layout.CHANNELS_FIRST for lie in call.layouts)
+            return Acceptance("it is gathered by thread blocks, channels first" if refused else "")
         inputs = len(call.request.inputs)
         if call.request.inputs != call.request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
             lie = ", ".join(call.layouts)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.graph import Attributes, Initializer, Operation, Ranks
 from mbc.ir.types import DType, Precision, TensorType
 
 Array = NDArray[Any]
@@ -26,9 +26,29 @@ class ShapeError(Exception):
     """Operands that do not fit together; the message names both shapes. The caller adds the place."""
 
 
-def no_other_ranks(_: Array) -> Array:
+class Collectives(Protocol):
+    """What the ranks that share a mini-batch compute together: each gives an array at the same point of the step."""
+
+    def sum_on_host(self, array: Array) -> Array:
+        """The sum of all ranks' arrays, the same bits everywhere."""
+        ...
+
+    def gather_on_host(self, array: Array) -> Array:
+        """[ranks, ...]: the arrays of all ranks, in their order."""
+        ...
+
+
+class NoOtherRanks:
     """Of a call that knows of no ranks."""
-    raise ValueError("a sum over ranks was asked for where there are none")
+
+    def sum_on_host(self, array: Array) -> Array:
+        raise ValueError("a sum over ranks was asked for where there are none")
+
+    def gather_on_host(self, array: Array) -> Array:
+        raise ValueError("the arrays of all ranks were asked for where there are none")
+
+
+NO_OTHER_RANKS = NoOtherRanks()
 
 
 @dataclass(frozen=True)
@@ -36,15 +56,14 @@ class Call:
     """What an evaluation knows beside its operands.
 
     `outputs`: types of the outputs for the rows of this call. `first_row`: index of the first row of this slice in
-    the mini-batch. `batch`: rows of the whole mini-batch. `precision`: what the step computes in. `sum_over_ranks`: an
-    array of this rank added to those that the others give at the same point of the step.
+    the mini-batch. `batch`: rows of the whole mini-batch. `precision`: what the step computes in.
     """
 
     outputs: tuple[TensorType, ...]
     first_row: int
     batch: int
     precision: Precision
-    sum_over_ranks: Callable[[Array], Array] = no_other_ranks
+    collectives: Collectives = NO_OTHER_RANKS
 
 
 class Gradients(Protocol):
@@ -55,6 +74,10 @@ class Gradients(Protocol):
         ...
 
     def type(self, value: str) -> TensorType: ...
+
+    def producer(self, value: str) -> Operation | None:
+        """The operation of the forward pass that computes a value; None for inputs and states."""
+        ...
 
     @property
     def control(self) -> str:
@@ -78,6 +101,11 @@ class Expansion(Protocol):
 
     @property
     def control(self) -> str: ...
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Those that share the mini-batch; None for one GPU."""
+        ...
 
     def type(self, value: str) -> TensorType: ...
 

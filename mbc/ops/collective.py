@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mbc.ir.graph import Attributes
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, OpKind, ShapeError, master
+from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError, master
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +20,57 @@ class AllReduce(Attributes):
     ranks: int
 
 
-def _shape(a: AllReduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+@dataclass(frozen=True, slots=True)
+class AllGather(Attributes):
+    """`ranks`: of how many each operand is gathered."""
+
+    ranks: int
+
+
+def _check_ranks(ranks: int, operands: Sequence[TensorType]) -> None:
+    for operand in operands:
+        if operand.dtype is not master(operand.dtype):
+            raise ShapeError(f"collectives are in the master type, but the operand is {operand}")
+    if ranks < 2:
+        raise ShapeError(f"a collective of {ranks} ranks")
+
+
+def _sum_shape(a: AllReduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (summand,) = inputs
-    if summand.dtype is not master(summand.dtype):
-        raise ShapeError(f"sums over ranks are in the master type, but the operand is {summand}")
-    if a.ranks < 2:
-        raise ShapeError(f"a sum over {a.ranks} ranks")
+    _check_ranks(a.ranks, inputs)
     return (summand,)
 
 
-def _evaluate(a: AllReduce, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    return (call.sum_over_ranks(inputs[0]),)
+def _sum(a: AllReduce, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (call.collectives.sum_on_host(inputs[0]),)
 
 
-OPS = (OpKind("all_reduce", AllReduce, _shape, _evaluate, in_place=((0, 0),), reduces=True),)
+def _gather_shape(a: AllGather, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    _check_ranks(a.ranks, inputs)
+    if len({(operand.shape, operand.dtype) for operand in inputs}) != 1:
+        raise ShapeError(f"operands of one collective differ: {', '.join(map(str, inputs))}")
+    return tuple(TensorType((a.ranks, *operand.shape), operand.dtype) for operand in inputs)
+
+
+def _gather(a: AllGather, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return tuple(call.collectives.gather_on_host(operand) for operand in inputs)
+
+
+def _sum_gathered_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    for operand in inputs:
+        if len(operand.shape) < 2 or operand != inputs[0]:
+            raise ShapeError(f"these are not gathered alike: {', '.join(map(str, inputs))}")
+    return tuple(TensorType(operand.shape[1:], operand.dtype) for operand in inputs)
+
+
+def _sum_gathered(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return tuple(operand.sum(axis=0, dtype=np.float64).astype(operand.dtype) for operand in inputs)
+
+
+OPS = (
+    OpKind("all_reduce", AllReduce, _sum_shape, _sum, in_place=((0, 0),), reduces=True),
+    OpKind("all_gather", AllGather, _gather_shape, _gather, reduces=True),
+    OpKind("sum_gathered", NoAttributes, _sum_gathered_shape, _sum_gathered, reduces=True),
+)
 
 LAYERS: tuple[Any, ...] = ()

@@ -27,16 +27,21 @@ from mbc.ops.base import (
     master,
 )
 from mbc.ops.bias import channel_sums
+from mbc.ops.collective import AllGather
 from mbc.ops.control import control_record, control_shape
+
+MOST_RANKS = 256  # whose statistics are combined; as in templates/kernels/norm/sync_batch_norm.cu
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm(Attributes):
-    """`momentum` is the weight of the new statistics: running = (1 - momentum) * running + momentum * batch."""
+    """`momentum` is the weight of the new statistics: running = (1 - momentum) * running + momentum * batch. `sync`:
+    statistics are those of the mini-batch that all ranks share, not of each rank's own rows."""
 
     eps: float = 1e-5
     momentum: float = 0.1
     affine: bool = True
+    sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,13 @@ class BatchNormalizeBackward(Attributes):
 
     eps: float
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CombineStatistics(Attributes):
+    """`counts`: elements that a channel has on each rank."""
+
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,16 @@ def _join_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[Tensor
     return vector, vector
 
 
+def _combine_shape(a: CombineStatistics, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    means, variances = inputs
+    if means != variances or len(means.shape) != 2 or means.shape[0] != len(a.counts):
+        raise ShapeError(f"{means} and {variances} are not mean and variance of {len(a.counts)} ranks")
+    if len(a.counts) > MOST_RANKS:
+        raise ShapeError(f"statistics of {len(a.counts)} ranks, but at most {MOST_RANKS} are combined")
+    vector = TensorType(means.shape[1:], means.dtype)
+    return vector, vector
+
+
 def _update_shape(_: UpdateRunning, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     *vectors, control = inputs
     control_shape(control)
@@ -151,6 +173,17 @@ def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
 
 def _join(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return np.concatenate(inputs[::2]), np.concatenate(inputs[1::2])
+
+
+def _combine(a: CombineStatistics, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """Chan et al., "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
+    means, variances = (operand.astype(np.float64) for operand in inputs)
+    shares = np.array(a.counts)[:, None] / sum(a.counts)
+    # Counted from the first rank's mean, so that what all share loses no digits.
+    mean = means[0] + (shares * (means - means[0])).sum(axis=0)
+    variance = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
+    kind = inputs[0].dtype
+    return mean.astype(kind), variance.astype(kind)
 
 
 def _update(a: UpdateRunning, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -203,12 +236,20 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
         inputs = (x, running_mean, running_variance, *affine)
         return e.emit("batch_normalize", BatchNormalize(a.eps), inputs, op.outputs, op.name)
     y = op.outputs[0]
-    mean, variance = e.emit(
-        "batch_statistics", NoAttributes(), (x,), (f"{y}.mean", f"{y}.variance"), f"{op.name}.statistics"
-    )
+    names = (f"{y}.mean", f"{y}.variance")
+    counts = (_count(e.type(x)),)
+    if not a.sync or e.ranks is None:
+        mean, variance = e.emit("batch_statistics", NoAttributes(), (x,), names, f"{op.name}.statistics")
+    else:
+        counts = tuple(rows * (_count(e.type(x)) // e.type(x).shape[0]) for rows in e.ranks.rows)
+        own = e.emit("batch_statistics", NoAttributes(), (x,), [f"{n}.own" for n in names], f"{op.name}.statistics")
+        gather = AllGather(e.ranks.size)
+        ranks = e.emit("all_gather", gather, own, [f"{n}.ranks" for n in names], f"{op.name}.statistics.all_gather")
+        combine = CombineStatistics(counts)
+        mean, variance = e.emit("combine_statistics", combine, ranks, names, f"{op.name}.statistics.combine")
     new_mean, new_variance = e.emit(
         "update_running",
-        UpdateRunning(a.momentum, _count(e.type(x))),
+        UpdateRunning(a.momentum, sum(counts)),
         (running_mean, running_variance, mean, variance, e.control),
         (f"next.{running_mean}", f"next.{running_variance}"),
         f"{op.name}.update_running",
@@ -231,8 +272,16 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     dgamma, dbeta = g.emit("batch_normalize_backward_reduce", a, (x, dy, mean, variance), *names)
     dx = None
     if g.needs(x):
-        inputs = (x, dy, mean, variance, dgamma, dbeta, *affine[:1])
-        (dx,) = g.emit("batch_normalize_backward", BatchNormalizeBackward(a.eps, _count(g.type(x))), inputs, x)
+        sums, count = (dgamma, dbeta), _count(g.type(x))
+        combined = g.producer(mean)
+        if combined is not None and isinstance(combined.attributes, CombineStatistics):
+            # The gradients of scale and shift stay those of this rank, which are summed with all others.
+            counts, y = combined.attributes.counts, op.outputs[0]
+            ranks = g.emit("all_gather", AllGather(len(counts)), sums, f"{y}.scale.ranks", f"{y}.shift.ranks")
+            sums = g.emit("sum_gathered", NoAttributes(), ranks, f"{y}.scale.sum", f"{y}.shift.sum")
+            count = sum(counts)
+        inputs = (x, dy, mean, variance, *sums, *affine[:1])
+        (dx,) = g.emit("batch_normalize_backward", BatchNormalizeBackward(a.eps, count), inputs, x)
     return (dx, None, None, dgamma, dbeta) if affine else (dx, None, None)
 
 
@@ -240,6 +289,7 @@ OPS = (
     OpKind("batch_norm", BatchNorm, _norm_shape, expand=_expand),
     OpKind("batch_statistics", NoAttributes, _statistics_shape, _statistics, reduces=True),
     OpKind("concat_statistics", NoAttributes, _join_shape, _join, reduces=True),
+    OpKind("combine_statistics", CombineStatistics, _combine_shape, _combine, reduces=True),
     OpKind("update_running", UpdateRunning, _update_shape, _update, updates=((0, 0), (1, 1)), reduces=True),
     OpKind(
         "batch_normalize",
@@ -273,7 +323,7 @@ OPS = (
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     (x,) = inputs
     shape = _channels(builder.type(x)).shape
-    eps, momentum, affine = settings["eps"], settings["momentum"], settings["affine"]
+    eps, momentum, affine, sync = (settings[name] for name in ("eps", "momentum", "affine", "sync"))
     if eps <= 0:
         raise ShapeError(f"eps is {eps}, but must be positive")
     if not 0 <= momentum <= 1:
@@ -284,7 +334,7 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
         operands.append(builder.state("bias", shape, Initializer("constant", 0.0)))
     operands.append(builder.state("running_mean", shape, Initializer("constant", 0.0), trained=False))
     operands.append(builder.state("running_var", shape, Initializer("constant", 1.0), trained=False))
-    return builder.emit("batch_norm", BatchNorm(eps, momentum, affine), operands)[0]
+    return builder.emit("batch_norm", BatchNorm(eps, momentum, affine, sync), operands)[0]
 
 
 LAYERS = (
@@ -294,8 +344,10 @@ LAYERS = (
             Parameter("eps", "float", 1e-5),
             Parameter("momentum", "float", 0.1),
             Parameter("affine", "bool", True),
+            Parameter("sync", "bool", False),
         ),
         _build,
-        help="Batch normalisation. momentum is the weight of the newest mini-batch in the running statistics.",
+        help="Batch normalisation. momentum is the weight of the newest mini-batch in the running statistics. "
+        "sync: the statistics are those of the mini-batch that all GPUs share.",
     ),
 )

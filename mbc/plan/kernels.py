@@ -17,7 +17,7 @@ from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Call, Provider
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.kernels.nccl import is_collective
+from mbc.kernels.nccl import is_bucket
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Kernel, Launch, Mode, Plan, aligned
 
@@ -66,7 +66,7 @@ class KernelCheck:
                 "MBC134",
                 f"{place}: {call.workspace_bytes} bytes of workspace for '{called}': {accepted.workspace_refusal}",
             )
-        if is_collective(launch):
+        if is_bucket(launch):
             self._check_contiguous(launch.accesses, place)
         if accepted.aligned:
             self._check_aligned(launch.accesses, called, place)

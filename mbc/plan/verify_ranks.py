@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mbc.errors import MbcError
-from mbc.ir.graph import Operation, Role, TrainingGraph
-from mbc.kernels.nccl import ALL_REDUCE, BY_COPIES, ctas_of, is_collective
+from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
+from mbc.kernels.nccl import ALL_REDUCE, BY_COPIES, COLLECTIVES, ctas_of, is_bucket, is_collective
 from mbc.ops import KINDS
-from mbc.ops.collective import AllReduce
+from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
+from mbc.ops.normalization import BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
 
@@ -27,12 +28,13 @@ def verify_rank(plan: Plan) -> None:
     ranks, graph = plan.graph.ranks, plan.graph
     sums = {output for op in graph.train if op.kind == ALL_REDUCE for output in op.outputs}
     if ranks is None:
-        if sums or any(map(is_collective, (*plan.train.launches, *plan.infer.launches))):
+        shares = any(op.kind in COLLECTIVES for op in graph.train)
+        if shares or any(map(is_collective, (*plan.train.launches, *plan.infer.launches))):
             _fail("it sums over ranks, and there is one only")
         return
     for op in graph.train:
-        if isinstance(op.attributes, AllReduce) and op.attributes.ranks != ranks.size:
-            _fail(f"'{op.name}' sums over {op.attributes.ranks} ranks of {ranks.size}")
+        if isinstance(op.attributes, AllReduce | AllGather) and op.attributes.ranks != ranks.size:
+            _fail(f"'{op.name}' is of {op.attributes.ranks} ranks of {ranks.size}")
         for name in _must_be_sums(graph, op):
             if name not in sums:
                 _fail(f"'{op.name}' reads '{name}', which is of one rank alone")
@@ -40,6 +42,7 @@ def verify_rank(plan: Plan) -> None:
         if name not in sums:
             _fail(f"the step reports '{name}', which is of one rank alone")
     _check_once(graph)
+    _check_statistics(graph, ranks)
     for i, launch in enumerate(plan.train.launches):
         if is_collective(launch) is not (launch.stream is Stream.COLLECTIVE):
             _fail(f"launch {i} of train is on the stream '{launch.stream}'")
@@ -105,13 +108,38 @@ def _check_once(graph: TrainingGraph) -> None:
             summed.update(op.outputs)
 
 
+def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
+    """Synchronised batch normalisation weights ranks by their rows, and counts the elements of all where it uses the
+    statistics of all."""
+    producers = {output: op for op in graph.train for output in op.outputs}
+    for op in graph.train:
+        match op.attributes:
+            case CombineStatistics(counts):
+                if len(counts) != ranks.size or any(
+                    c * ranks.rows[0] != counts[0] * r for c, r in zip(counts, ranks.rows, strict=True)
+                ):
+                    _fail(f"'{op.name}' weights ranks otherwise than by their rows")
+            case UpdateRunning(count=count) | BatchNormalizeBackward(count=count):
+                made = producers[op.inputs[2]]  # the mean
+                if isinstance(made.attributes, CombineStatistics) and count != sum(made.attributes.counts):
+                    _fail(f"'{op.name}' counts {count} elements, and its statistics {sum(made.attributes.counts)}")
+            case _:
+                pass
+        if isinstance(op.attributes, BatchNormalizeBackward):
+            kinds = {producers[name].kind for name in (op.inputs[2], *op.inputs[4:6])}
+            if "combine_statistics" in kinds and kinds != {"combine_statistics", "sum_gathered"}:
+                _fail(f"'{op.name}' reads sums of one rank alone")
+
+
 def _collectives(plan: Plan) -> Iterator[tuple[object, ...]]:
     """Of each collective in order: what it sums, with which settings, and how its operands lie: from the first one on,
     or in the arena where copies go from one rank's to another's."""
     copies = ctas_of(plan.train) == BY_COPIES
     for launch in filter(is_collective, plan.train.launches):
         start = 0 if copies else plan.offsets[launch.accesses[0].buffer]
-        yield launch.operations, launch.work, tuple(_place(plan, access.buffer, start) for access in launch.accesses)
+        places = (_place(plan, access.buffer, start) for access in launch.accesses)
+        # Vectors that are gathered lie anywhere.
+        yield launch.operations, launch.work, tuple(place if is_bucket(launch) else place[:-1] for place in places)
 
 
 def _place(plan: Plan, index: int, start: int) -> tuple[object, ...]:

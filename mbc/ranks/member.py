@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mbc.ranks.environment import read_environment
 from mbc.ranks.group import Group
-from mbc.ranks.mpi import MpiSum
+from mbc.ranks.mpi import MpiCollectives
 
 
 class Member:
@@ -52,6 +52,10 @@ class Member:
         self._mpi.add(total)
         return total
 
+    def gather_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Collective: [ranks, ...], the arrays of all ranks in their order. MBC265 without MPI."""
+        return self._mpi.gather(array)
+
     def check(self) -> None:
         """MBC264 where another rank has failed."""
         self.group.check()
@@ -63,8 +67,8 @@ class Member:
             act()
 
     @cached_property
-    def _mpi(self) -> MpiSum:
-        return MpiSum(self.group.environment, self.group.check)
+    def _mpi(self) -> MpiCollectives:
+        return MpiCollectives(self.group.environment, self.group.check)
 
     def close(self) -> None:
         """Collective: the orderly end."""

@@ -1,4 +1,4 @@
-"""Sums of NumPy arrays over ranks, through mpi4py, which is imported here alone and only when it is used."""
+"""Sums and gathers of NumPy arrays over ranks, through mpi4py, imported here alone and only when it is used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _POLLS = 50  # before a wait gives the CPU away
 _SLEEP_S = 1e-4
 
 
-class MpiSum:
-    """Sums over ranks, the same bits on all ranks and in every run.
+class MpiCollectives:
+    """What ranks compute together, the same bits on all ranks and in every run.
 
-    Each rank gets the parts of all and adds them in the order of ranks. `Allreduce` would move fewer bytes, but the
-    standard only recommends that its order of additions be fixed. A wait polls and sleeps, whatever the MPI does when
-    it is idle (most spin), and calls `check` in between, which raises where another rank has failed.
+    For a sum each rank gets the parts of all and adds them in the order of ranks. `Allreduce` would move fewer bytes,
+    but the standard only recommends that its order of additions be fixed. A wait polls and sleeps, whatever the MPI
+    does when it is idle (most spin), and calls `check` in between, which raises where another rank has failed.
     """
 
     def __init__(self, environment: RankEnvironment, check: Callable[[], None] = lambda: None) -> None:
@@ -43,11 +43,21 @@ class MpiSum:
         for start in range(0, flat.size, count):
             own = flat[start : start + count]
             got = parts.reshape(-1)[: self._size * own.size].reshape(self._size, own.size)
-            byte = self._mpi.BYTE  # types that MPI does not know, fp16 for one, are added by NumPy all the same
-            wait(self._world.Iallgather([own.view(np.uint8), byte], [got.view(np.uint8), byte]), self._check)
+            self._gather(own, got)
             own[:] = got[0]
             for part in got[1:]:
                 own += part
+
+    def gather(self, array: NDArray[Any]) -> NDArray[Any]:
+        """[ranks, ...]: the arrays of all ranks in their order."""
+        own = np.ascontiguousarray(array)
+        got = np.empty((self._size, *own.shape), own.dtype)
+        self._gather(own.reshape(-1), got)
+        return got
+
+    def _gather(self, own: NDArray[Any], got: NDArray[Any]) -> None:
+        byte = self._mpi.BYTE  # types that MPI does not know, fp16 for one, are moved all the same
+        wait(self._world.Iallgather([own.view(np.uint8), byte], [got.view(np.uint8), byte]), self._check)
 
 
 def wait(request: Any, check: Callable[[], None]) -> None:

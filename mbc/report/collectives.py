@@ -108,6 +108,7 @@ def collectives_lines(plan: Plan) -> list[str]:
     sharing, exposed_us = found.sharing, sum(found.exposed_us)
     count = len(sharing.buckets)
     return [
+        *_gather_lines(found),
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
         f"  links      {show_size(found.link_bytes)} a step in each direction",
@@ -115,6 +116,16 @@ def collectives_lines(plan: Plan) -> list[str]:
         f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside all-reduces lose "
         f"{time_cell(found.slowed_us, found.estimated)}",
     ]
+
+
+def _gather_lines(found: Collectives) -> list[str]:
+    """Of synchronised batch normalisation."""
+    gathers = found.sharing.gathers
+    if not gathers:
+        return []
+    sizes_bytes, times_us = sum(g.size_bytes for g in gathers), sum(g.time_us for g in gathers)
+    measured = all(g.measured for g in gathers)
+    return [f"  all-gather {show_size(sizes_bytes)} in {len(gathers)} calls, {time_cell(times_us, not measured)}"]
 
 
 def collectives_text(plan: Plan, width: int | None) -> str:
@@ -165,6 +176,7 @@ def collectives_document(plan: Plan) -> dict[str, Any] | None:
         "exposed_us": sum(found.exposed_us),
         "slowed_us": found.slowed_us,
         "estimated": found.estimated,
+        "gathers": [asdict(gather) for gather in found.sharing.gathers],
         "buckets": [
             {**asdict(bucket), "start_us": start_us, "beside_kernels_us": time_us, "exposed_us": exposed_us}
             for bucket, start_us, time_us, exposed_us in buckets

@@ -13,7 +13,7 @@ from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, Nccl, load_nccl, poll
 
 # What generated code calls, in the order of RanksInterface.
-_FUNCTIONS = ("AllReduce", "AlltoAll", "AllGather", "CommGetAsyncError", "GetErrorString")
+_FUNCTIONS = ("AllReduce", "AlltoAll", "AllGather", "CommGetAsyncError", "GetErrorString", "GroupStart", "GroupEnd")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
-from mbc.ops.base import Call, no_other_ranks
+from mbc.ops.base import NO_OTHER_RANKS, Call, Collectives
 from mbc.ops.fused import kind_of
 from mbc.plan.group import operation_of, title
 from mbc.plan.model import ALIGNMENT_BYTES, Access, Copy, Kernel, Launch, Mode, Plan, Space
@@ -53,7 +53,7 @@ class Step:
 class Interpreter:
     """Executes the programs of `plan`.
 
-    `sum_over_ranks` adds an array of this rank to those of the others, where several share a mini-batch. `shadow`
+    `collectives`: of the ranks that share a mini-batch. `shadow`
     watches the owner of every byte the first time that each program runs (see `mbc/runtime/shadow.py`). Raises MBC141
     to MBC145 for a plan that does not make sense.
     """
@@ -64,10 +64,10 @@ class Interpreter:
         *,
         shadow: bool = True,
         transfers: Transfers = Transfers.IN_ORDER,
-        sum_over_ranks: Callable[[Array], Array] = no_other_ranks,
+        collectives: Collectives = NO_OTHER_RANKS,
     ) -> None:
         self._plan = plan
-        self._sum_over_ranks = sum_over_ranks
+        self._collectives = collectives
         self._spaces = {
             Space.ARENA: _aligned(plan.predictions.arena_bytes),
             Space.HOST: _aligned(plan.predictions.host_bytes),
@@ -103,7 +103,7 @@ class Interpreter:
 
     def twin(self) -> Interpreter:
         """Another one with the same bytes. It makes its own steps: those of this one work on this one's memory."""
-        other = Interpreter(self._plan, transfers=self._transfers, sum_over_ranks=self._sum_over_ranks)
+        other = Interpreter(self._plan, transfers=self._transfers, collectives=self._collectives)
         other._unwatched = set(self._unwatched)
         for space, data in self._spaces.items():
             other._spaces[space][:] = data
@@ -186,7 +186,7 @@ class Interpreter:
             first_row=next((operand.first_row for operand in operands if operand.per_sample), 0),
             batch=self._plan.graph.batch,
             precision=self._plan.graph.precision,
-            sum_over_ranks=self._sum_over_ranks,
+            collectives=self._collectives,
         )
         attributes = operation.attributes
         arena = self._spaces[Space.ARENA]

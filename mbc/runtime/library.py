@@ -13,7 +13,7 @@ from mbc.errors import MbcError
 from mbc.plan.model import Plan
 
 LIBRARY_FILE = "libmodule.so"
-ABI_VERSION = 3  # MBC_ABI_VERSION of templates/include/mbc_module.h
+ABI_VERSION = 4  # MBC_ABI_VERSION of templates/include/mbc_module.h
 PROGRAMS = {"train": 0, "infer": 1}
 
 _CUDNN = "libcudnn.so."
@@ -81,6 +81,8 @@ class RanksInterface(ctypes.Structure):
         ("all_gather", ctypes.c_void_p),
         ("async_error", ctypes.c_void_p),
         ("error_string", ctypes.c_void_p),
+        ("group_start", ctypes.c_void_p),
+        ("group_end", ctypes.c_void_p),
         ("communicator", ctypes.c_void_p),
         ("rank", ctypes.c_int64),
         ("ranks", ctypes.c_int64),

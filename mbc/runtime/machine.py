@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.ops.base import no_other_ranks
+from mbc.ops.base import NO_OTHER_RANKS
 from mbc.plan.model import Plan, Space
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
@@ -170,8 +170,8 @@ class Host:
     ) -> None:
         self._plan = plan
         self._places = places
-        sums = no_other_ranks if membership is None else membership.sum_on_host
-        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers, sum_over_ranks=sums)
+        ranks = NO_OTHER_RANKS if membership is None else membership
+        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers, collectives=ranks)
         self._figures = (places.loss, *places.metrics.values())
         self._observer: Observer | None = None
 

@@ -39,6 +39,10 @@ class Membership(Protocol):
         """Collective: the sum of the arrays of all ranks, the same bits everywhere."""
         ...
 
+    def gather_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Collective: [ranks, ...], the arrays of all ranks in their order."""
+        ...
+
     def check(self) -> None:
         """An MbcError with the reason where another rank has failed."""
         ...

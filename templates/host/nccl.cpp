@@ -1,8 +1,8 @@
 // Collectives through NCCL, whose functions and communicator Python gives: nothing is linked, so that a package needs NCCL
 // only where several GPUs train.
 //
-// Accesses of a launch: the gradients of a bucket, then their sums, which lie in the same place; by copies also workspace
-// as long as the bucket. With thread blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all
+// Accesses of a launch: vectors of this rank, then where those of all ranks go, which one call gathers; or the gradients
+// of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket. With thread blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all
 // multiprocessors to the kernels beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
 
 #include "plan_tables.h"
@@ -17,7 +17,8 @@ constexpr int SUCCESS = 0;      // ncclSuccess
 constexpr int IN_PROGRESS = 7;  // ncclInProgress
 
 // The integers of a row, in order. mbc/kernels/nccl.py has the same.
-struct AllReduceRow {
+struct CollectiveRow {
+  int64_t gathered;  // operands, each of `elements`; 0: a bucket of `elements` is summed
   int64_t elements;
   int64_t ctas;  // 0: by copies
 };
@@ -27,7 +28,7 @@ class Nccl final : public Library {
   explicit Nccl(const MbcRanks* ranks) : ranks_(ranks) {}
 
   int prepare(const int64_t* integers, int64_t, const int64_t*, int64_t) override {
-    const auto& row = *reinterpret_cast<const AllReduceRow*>(integers);
+    const auto& row = *reinterpret_cast<const CollectiveRow*>(integers);
     if (row.ctas == 0 && ranks_ != nullptr && (ranks_->all_to_all == nullptr || row.elements % ranks_->ranks != 0))
       throw Failure("the plan sums by copies, for which NCCL is too old or the ranks are too many");
     return 0;
@@ -35,7 +36,8 @@ class Nccl final : public Library {
 
   void run(int, const MbcCall& call) override {
     if (ranks_ == nullptr) throw Failure("the plan is for several GPUs, and no communicator was given");
-    const auto& row = *reinterpret_cast<const AllReduceRow*>(call.integers);
+    const auto& row = *reinterpret_cast<const CollectiveRow*>(call.integers);
+    if (row.gathered != 0) return gather(call, row);
     float* bucket = static_cast<float*>(call.pointers[0]);
     void* communicator = ranks_->communicator;
     if (row.ctas != 0) {
@@ -55,6 +57,17 @@ class Nccl final : public Library {
   }
 
  private:
+  // All operands in one kernel.
+  void gather(const MbcCall& call, const CollectiveRow& row) const {
+    settle(ranks_->group_start());
+    for (int64_t i = 0; i < row.gathered; ++i) {
+      const int status = ranks_->all_gather(call.pointers[i], call.pointers[row.gathered + i],
+                                            static_cast<size_t>(row.elements), FP32, ranks_->communicator, call.stream);
+      if (status != SUCCESS && status != IN_PROGRESS) settle(status);
+    }
+    settle(ranks_->group_end());
+  }
+
   // The communicator does not block: its own thread may still be enqueueing, which a capture must not miss.
   void settle(int status) const {
     while (status == IN_PROGRESS) {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define MBC_ABI_VERSION 3
+#define MBC_ABI_VERSION 4
 
 #if defined(_WIN32)
 #define MBC_EXPORT extern "C" __declspec(dllexport)
@@ -27,6 +27,8 @@ struct MbcRanks {
   int (*all_gather)(const void* from, void* to, size_t count, int type, void* communicator, void* stream);
   int (*async_error)(void* communicator, int* status);
   const char* (*error_string)(int status);
+  int (*group_start)();
+  int (*group_end)();
   void* communicator;
   int64_t rank;
   int64_t ranks;

@@ -244,9 +244,13 @@ def expected_log(plan: Plan, name: str) -> Log:
         log += [Wait(stream, earlier) for earlier in sorted(waits.get(number, ()))]
         offsets = tuple(_offset(plan, access.buffer, access.rows.start) for access in launch.accesses)
         if isinstance(launch.work, Kernel) and launch.work.provider == "nccl":
-            # In place, from where the bucket begins; what copies bring goes to workspace.
+            # Each operand to where it is gathered; a bucket in place, from where it begins; what copies bring goes to
+            # workspace.
             by_copies = dict(launch.work.settings)["ctas"] == 0
-            offsets = (min(offsets[:-1] if by_copies else offsets), offsets[-1] if by_copies else min(offsets))
+            if launch.work.name == "all_gather":
+                offsets = (offsets[0], offsets[len(offsets) // 2])
+            else:
+                offsets = (min(offsets[:-1] if by_copies else offsets), offsets[-1] if by_copies else min(offsets))
         log.append(Call(_name(launch.work), stream, offsets))
         last[stream] = number
     log += [Wait(0, last[stream]) for stream in others]

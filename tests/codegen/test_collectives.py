@@ -108,6 +108,27 @@ def test_by_copies_each_rank_sums_a_part(tmp_path: Path, monkeypatch: pytest.Mon
             assert call.detail("all_gather") == f"offsets={own},{bucket} integers={part},7"
 
 
+SYNCHRONISED = SOURCE.replace("|> relu |> conv(7", "|> bn(sync=true) |> relu |> conv(7")
+
+
+def test_what_is_gathered_is_one_group_of_calls(tmp_path: Path) -> None:
+    (plan,) = compile_plans(Source("net.mbc", SYNCHRONISED), Options(gpu="h200", gpus=2))
+    run = run_against_fake(plan, tmp_path)
+    launches = [w for w in plan.train.launches if isinstance(w.work, Kernel) and w.work.name == "all_gather"]
+    assert len(launches) == 2  # mean and variance, and the reductions of the backward pass
+    for log in (run.eager["train"], run.captured["train"]):
+        assert as_planned(log) == expected_log(plan, "train")
+        gathers = [call for call in collectives(log) if "group_end" in dict(call.details)]
+        assert len(gathers) == len(launches)
+        for call, launch in zip(gathers, launches, strict=True):
+            places = [plan.offsets[access.buffer] for access in launch.accesses]
+            assert STREAMS[call.stream] is Stream.COLLECTIVE
+            # Elements of one rank's operand, ncclFloat32.
+            assert (call.offsets, call.integers) == ((places[0], places[2]), (5, 7))
+            assert call.detail("all_gather") == f"offsets={places[1]},{places[3]} integers=5,7"
+    assert not collectives(run.eager["infer"])
+
+
 @cache
 def _rows() -> View:
     return view(plan_of_two())

@@ -1,4 +1,4 @@
-"""Sums over ranks: shapes, refusals, and what is asked of the other ranks."""
+"""Sums and gathers over ranks: shapes, refusals, and what is asked of the other ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
-from mbc.ops.base import Call, ShapeError
-from mbc.ops.collective import AllReduce
+from mbc.ops.base import Call, NoAttributes, ShapeError
+from mbc.ops.collective import AllGather, AllReduce
+from tests.ops.twins import Twins
 
 SUM = KINDS["all_reduce"]
 GRADIENT = TensorType((3, 4), DType.FP32)
@@ -22,13 +23,13 @@ def test_a_sum_has_the_type_of_its_operand(dtype: DType, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.INT32])
 def test_working_types_are_not_summed(dtype: DType) -> None:
-    with pytest.raises(ShapeError, match="sums over ranks are in the master type, but the operand is"):
+    with pytest.raises(ShapeError, match="collectives are in the master type, but the operand is"):
         SUM.shape(AllReduce(2), (TensorType((3,), dtype),))
 
 
 @pytest.mark.parametrize("ranks", [1, 0])
 def test_one_rank_has_nothing_to_sum(ranks: int) -> None:
-    with pytest.raises(ShapeError, match=f"a sum over {ranks} ranks"):
+    with pytest.raises(ShapeError, match=f"a collective of {ranks} ranks"):
         SUM.shape(AllReduce(ranks), (GRADIENT,))
 
 
@@ -36,12 +37,13 @@ def test_the_other_ranks_are_asked_once_for_the_whole_array() -> None:
     assert SUM.evaluate is not None
     asked: list[np.ndarray] = []
 
-    def sum_over_ranks(array: np.ndarray) -> np.ndarray:
-        asked.append(array)
-        return 3 * array
+    class Counting(Twins):
+        def sum_on_host(self, array: np.ndarray) -> np.ndarray:
+            asked.append(array)
+            return 3 * array
 
     gradient = np.arange(12, dtype=np.float32).reshape(3, 4)
-    (found,) = SUM.evaluate(AllReduce(3), (gradient,), Call((GRADIENT,), 0, 4, Precision.FP32, sum_over_ranks))
+    (found,) = SUM.evaluate(AllReduce(3), (gradient,), Call((GRADIENT,), 0, 4, Precision.FP32, Counting()))
     assert len(asked) == 1 and np.array_equal(asked[0], gradient)
     assert np.array_equal(found, 3 * gradient)
 
@@ -56,3 +58,32 @@ def test_it_is_done_in_place_and_at_once() -> None:
     """It overwrites its operand, needs all of it, and no backward pass goes through it."""
     assert SUM.in_place == ((0, 0),) and SUM.reduces
     assert not SUM.divisible and not SUM.updates and SUM.gradient is None
+
+
+GATHER, SUM_GATHERED = KINDS["all_gather"], KINDS["sum_gathered"]
+VECTOR, MATRIX = TensorType((5,), DType.FP32), TensorType((3, 5), DType.FP32)
+
+
+def test_what_is_gathered_has_an_axis_of_ranks_first() -> None:
+    assert GATHER.shape(AllGather(3), (VECTOR, VECTOR)) == (MATRIX, MATRIX)
+    assert SUM_GATHERED.shape(NoAttributes(), (MATRIX, MATRIX)) == (VECTOR, VECTOR)
+
+
+def test_operands_of_one_gather_are_alike() -> None:
+    with pytest.raises(ShapeError, match="operands of one collective differ"):
+        GATHER.shape(AllGather(2), (VECTOR, GRADIENT))
+    with pytest.raises(ShapeError, match="collectives are in the master type"):
+        GATHER.shape(AllGather(2), (TensorType((5,), DType.BF16),))
+    for operands in ((MATRIX, GRADIENT), (VECTOR, VECTOR)):
+        with pytest.raises(ShapeError, match="are not gathered alike"):
+            SUM_GATHERED.shape(NoAttributes(), operands)
+
+
+def test_a_gather_and_its_sum() -> None:
+    assert GATHER.evaluate is not None and SUM_GATHERED.evaluate is not None
+    vectors = [np.random.default_rng(seed).normal(size=5).astype(np.float32) for seed in range(2)]
+    call = Call((MATRIX, MATRIX), 0, 4, Precision.FP32, Twins())
+    gathered = GATHER.evaluate(AllGather(2), vectors, call)
+    assert [np.array_equal(g, [v, v]) for g, v in zip(gathered, vectors, strict=True)] == [True, True]
+    summed = SUM_GATHERED.evaluate(NoAttributes(), gathered, call)
+    assert [np.array_equal(s, 2 * v) for s, v in zip(summed, vectors, strict=True)] == [True, True]

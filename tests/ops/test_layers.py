@@ -16,7 +16,7 @@ CALLS = {
     "conv": ("channels", "kernel", "stride", "pad", "dilation", "groups", "bias", "init"),
     "conv_transpose": ("channels", "kernel", "stride", "pad", "output_pad", "dilation", "groups", "bias", "init"),
     "linear": ("features", "bias", "init"),
-    "bn": ("eps", "momentum", "affine"),
+    "bn": ("eps", "momentum", "affine", "sync"),
     "lrn": ("size", "alpha", "beta", "k"),
     "maxpool": ("kernel", "stride", "pad", "ceil"),
     "avgpool": ("kernel", "stride", "pad", "count_pad", "ceil"),

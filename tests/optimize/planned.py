@@ -45,6 +45,18 @@ network residual(batch = 6, classes = 5) {
 }
 train { optimizer = sgd(momentum=0.9, weight_decay=1e-3) }
 """,
+    "synchronised": """
+network synchronised(batch = 6, classes = 5) {
+  input image[batch, 2, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) |> bn(sync=true) |> relu |> maxpool(2)
+  y = x |> conv(4, 3, pad=1) |> bn(sync=true) |> relu |> conv(4, 3, pad=1) |> bn(sync=true)
+  logits = x + y |> relu |> flatten |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+""",
     "dense": """
 network dense(batch = 4, classes = 3) {
   input image[batch, 2, 8, 8] : float

@@ -6,18 +6,23 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
+from mbc.compiler import compile_plans
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Ranks
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward
+from mbc.ops.normalization import CombineStatistics
+from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Stream
 from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
 from mbc.plan.verify_ranks import shared_digest, verify_rank, verify_ranks
+from mbc.source import Source
 from tests.plan.chains import random_plan
 from tests.plan.shared import collectives, cut, part, plans_of, with_ctas
 
@@ -133,7 +138,7 @@ def test_a_sum_of_another_number_of_ranks() -> None:
     (plan,) = plans_of(2)
     first = of_kind(plan, "all_reduce")
     changed = with_operations(plan, lambda op: [replace(op, attributes=AllReduce(3)) if op == first else op])
-    refused(verify_rank, changed, f"'{first.name}' sums over 3 ranks of 2")
+    refused(verify_rank, changed, f"'{first.name}' is of 3 ranks of 2")
 
 
 def test_a_collective_on_the_stream_of_kernels() -> None:
@@ -257,6 +262,73 @@ def test_rows_count_alike() -> None:
         (three, with_operations(two, weighted)),
         f"rank 2 weights the rows of '{loss.name}' otherwise than rank 0",
     )
+
+
+# Synchronised batch normalisation
+
+
+SYNCHRONISED = """network net(batch = 5) {
+  input image[batch, 3, 8, 8] : float
+  input label[batch] : class
+  logits = image |> conv(8, 3, pad=1) |> bn(sync=true) |> relu |> flatten |> linear(3)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+"""
+
+
+@cache
+def synchronised(gpus: int = 3) -> tuple[Plan, ...]:
+    return compile_plans(Source("net.mbc", SYNCHRONISED), Options("h200", gpus=gpus))
+
+
+def with_attributes(plan: Plan, kind: str, **changed: object) -> Plan:
+    return with_operations(
+        plan, lambda op: [replace(op, attributes=replace(op.attributes, **changed)) if op.kind == kind else op]
+    )
+
+
+def test_statistics_of_all_ranks_are_accepted() -> None:
+    for plans in (synchronised(), synchronised(2)):
+        for plan in plans:
+            verify_plan(plan)
+        verify_ranks(plans)
+
+
+def test_statistics_weighted_otherwise() -> None:
+    two, _ = synchronised()
+    assert of_kind(two, "combine_statistics").attributes == CombineStatistics((128, 128, 64))
+    for counts in ((128, 128, 128), (128, 128)):
+        changed = with_attributes(two, "combine_statistics", counts=counts)
+        refused(verify_rank, changed, "weights ranks otherwise than by their rows")
+
+
+@pytest.mark.parametrize("kind", ["update_running", "batch_normalize_backward"])
+def test_elements_of_one_rank_alone(kind: str) -> None:
+    two, _ = synchronised()
+    refused(verify_rank, with_attributes(two, kind, count=128), "counts 128 elements, and its statistics 320")
+
+
+def test_sums_of_one_rank_alone() -> None:
+    two, _ = synchronised()
+    own = of_kind(two, "batch_normalize_backward_reduce").outputs
+    backward = of_kind(two, "batch_normalize_backward")
+    changed = replace(backward, inputs=(*backward.inputs[:4], *own, *backward.inputs[6:]))
+    broken = with_operations(two, lambda op: [changed if op == backward else op])
+    refused(verify_rank, broken, f"'{backward.name}' reads sums of one rank alone")
+
+
+def test_what_is_gathered_is_of_all_ranks() -> None:
+    two, _ = synchronised()
+    changed = with_attributes(two, "all_gather", ranks=2)
+    refused(verify_rank, changed, "is of 2 ranks of 3")
+
+
+def test_gathers_of_all_ranks_are_in_one_order() -> None:
+    two, one = synchronised()
+    first, second = collectives(one)[:2]
+    swapped = with_launches(one, lambda i, w: one.train.launches[second if i == first else first if i == second else i])
+    refused(verify_ranks, (two, swapped), "sums other things than rank 0, or in another order")
 
 
 # Plan files

@@ -38,7 +38,7 @@ mpi._CHUNK_BYTES = 4000
 environment = read_environment(os.environ)
 with Group.open(environment) as group:
     assert group.size == environment.size
-    total = mpi.MpiSum(environment, group.check)
+    total = mpi.MpiCollectives(environment, group.check)
     for dtype in (np.float32, np.float16, np.float64, np.int64):
         parts = [np.random.default_rng(rank).normal(size=(7, 331)) * 100 for rank in range(group.size)]
         parts = [part.astype(dtype) for part in parts]
@@ -48,6 +48,8 @@ with Group.open(environment) as group:
         mine = parts[group.rank]
         total.add(mine)
         assert mine.tobytes() == expected.tobytes()
+    mine = np.full((3, 2), group.rank, np.float32)
+    assert (total.gather(mine) == np.arange(group.size)[:, None, None]).all()
     scalar = np.array(float(group.rank + 1), np.float32)
     total.add(scalar)
     total.add(np.empty(0, np.float32))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mbc.ops.base import no_other_ranks
+from mbc.ops.base import NO_OTHER_RANKS, Collectives
 from mbc.plan.model import Plan
 from mbc.runtime.cpu import Interpreter
 
@@ -251,10 +251,10 @@ class FakeLibrary:
 
     made: list[FakeLibrary] = []  # noqa: RUF012
     cudnn_version = 91900
-    sum_over_ranks: Callable[[np.ndarray], np.ndarray] = staticmethod(no_other_ranks)
+    collectives: Collectives = NO_OTHER_RANKS
 
     def __init__(self, plan: Plan, folder: object) -> None:
-        self.interpreter = Interpreter(plan, sum_over_ranks=self.sum_over_ranks)
+        self.interpreter = Interpreter(plan, collectives=self.collectives)
         self.calls: list[str] = []
         FakeLibrary.made.append(self)
 

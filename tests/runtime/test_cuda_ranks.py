@@ -25,11 +25,15 @@ from mbc.runtime.library import RanksInterface
 from mbc.runtime.membership import Membership
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.ops.twins import Twins
 from tests.runtime import fake_pycuda
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu
 from tests.runtime.nets import SMALL, batch, package
 
-FUNCTIONS = ("ncclAllReduce", "ncclAlltoAll", "ncclAllGather", "ncclCommGetAsyncError", "ncclGetErrorString")
+FUNCTIONS = (
+    "ncclAllReduce", "ncclAlltoAll", "ncclAllGather", "ncclCommGetAsyncError", "ncclGetErrorString", "ncclGroupStart",
+    "ncclGroupEnd",
+)  # fmt: skip
 COMMUNICATOR = 77
 calls: list[str] = []  # of everything below, in their order
 
@@ -62,6 +66,9 @@ class Twice:
 
     def sum_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         return 2 * array
+
+    def gather_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        return np.stack([array, array])
 
     def check(self) -> None:
         if self.dead:
@@ -107,7 +114,7 @@ class FakeCommunicator:
 
 
 class RecordingLibrary(FakeLibrary):
-    sum_over_ranks = staticmethod(lambda array: 2 * array)
+    collectives = Twins()
     fails_at = ""
 
     def record(self, call: str) -> None:
@@ -174,7 +181,7 @@ def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu,
     passed = FakeLibrary.made[-1].ranks
     assert isinstance(passed, RanksInterface)
     assert [getattr(passed, name) for name, *_ in RanksInterface._fields_] == [
-        11, 12, 13, 14, 15, COMMUNICATOR, rank, 2,
+        11, 12, 13, 14, 15, 16, 17, COMMUNICATOR, rank, 2,
     ]  # fmt: skip
     assert len(fake_pycuda.Stream.made) == len(Stream) + 1  # those of the plan, and that of inputs
     net.close()

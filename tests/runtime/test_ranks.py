@@ -123,6 +123,39 @@ def test_ranks_train_as_one(size: int, precision: str, bound: float):
     assert distance(unmoved, alone) > 10 * bound  # they have gone somewhere
 
 
+# A bias in front of batch normalisation has no gradient but rounding errors.
+NORMALISED = SOURCE.replace("|> relu", "|> bn(sync=true) |> relu").replace(", bias=true", "")
+
+
+@cache
+def plans_of_source(text: str, size: int, precision: str) -> tuple[Plan, ...]:
+    settings = (("train.precision", precision),)
+    return compile_plans(Source("net.mbc", text % ""), Options(gpu="h200", gpus=size, settings=settings))
+
+
+def synchronised(size: int, precision: str) -> tuple[Plan, ...]:
+    return plans_of_source(NORMALISED, size, precision)
+
+
+# Sums of fewer terms in another order, as above; a normalised bf16 operand is rounded once more.
+@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 5e-5), ("bf16", 4e-2)])
+@pytest.mark.parametrize("size", [2, 3])
+def test_synchronised_batch_norm_has_the_statistics_of_the_whole_mini_batch(size: int, precision: str, bound: float):
+    batches = [rows(step) for step in range(5)]
+    (alone,) = trained(1, synchronised(1, precision), batches)
+    together = trained(size, synchronised(size, precision), batches)
+    for one in together:
+        assert one.figures == together[0].figures
+        # The running statistics, too, which differ by rank where each has its own.
+        for name, array in one.states.items():
+            np.testing.assert_array_equal(array, together[0].states[name])
+    assert any(name.endswith("running_mean") for name in alone.states)
+    assert distance(alone, together[0]) <= bound
+    np.testing.assert_allclose(together[0].figures, alone.figures, rtol=10 * bound)
+    apart = trained(size, plans_of_source(NORMALISED.replace("(sync=true)", ""), size, precision), batches)
+    assert distance(alone, apart[0]) > 10 * bound
+
+
 def test_no_rank_updates_where_one_overflows():
     """fp16, whose guard looks at the sums: the scale of the loss halves, and nothing else changes, on both."""
     image, label = rows(0)

@@ -43,6 +43,9 @@ class ThreadRank:
             total += other
         return np.asarray(total, array.dtype)
 
+    def gather_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        return np.stack(self._gather(array.copy()))
+
     def agree(self, facts: Mapping[str, str]) -> None:
         check_same(self._gather(dict(facts)))
 

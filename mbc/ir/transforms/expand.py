@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.build import GraphBuilder
-from mbc.ir.graph import Attributes, Operation, Role
+from mbc.ir.graph import Attributes, Operation, Ranks, Role
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.matrix import Cast
@@ -31,7 +31,13 @@ class Expander:
     """Implements `mbc.ops.base.Expansion`, and casts what is not stored in the working type."""
 
     def __init__(
-        self, builder: GraphBuilder, control: str, working: DType, needs: Callable[[str], bool], training: bool
+        self,
+        builder: GraphBuilder,
+        control: str,
+        working: DType,
+        needs: Callable[[str], bool],
+        training: bool,
+        ranks: Ranks | None = None,
     ) -> None:
         self.deferred: list[Deferred] = []
         self.casts: dict[str, str] = {}  # what each cast value was cast from
@@ -40,6 +46,7 @@ class Expander:
         self._working = working
         self._needs = needs
         self._training = training
+        self._ranks = ranks
         self._cast: dict[str, str] = {}
         self._of: dict[str, str] = {}  # values of the Network -> values of this graph
         self._source: dict[str, str] = {}  # and back
@@ -48,6 +55,10 @@ class Expander:
     @property
     def control(self) -> str:
         return self._control
+
+    @property
+    def ranks(self) -> Ranks | None:
+        return self._ranks
 
     def type(self, value: str) -> TensorType:
         return self._builder.type(value)

@@ -29,6 +29,7 @@ class Backward:
         self._casts = casts
         self._gradients: dict[str, str] = {}
         self._forward = tuple(builder.operations)
+        self._producers = {output: op for op in self._forward for output in op.outputs}
         self._needed = self._find_needed()
         self._path = [op for op in self._forward if self._on_path(op)]
         # How many contributions a gradient is made of: the last sum gets the plain name.
@@ -46,6 +47,9 @@ class Backward:
 
     def type(self, value: str) -> TensorType:
         return self._builder.type(value)
+
+    def producer(self, value: str) -> Operation | None:
+        return self._producers.get(value)
 
     def weight(self, loss: str) -> float:
         return self._weights[loss]

@@ -66,7 +66,7 @@ def differentiate(
         weights[loss] = weights.get(loss, 0.0) + weight * (1.0 if ranks is None else ranks.share)
     live = live_operations(network.operations, (*weights, *network.outputs))
     trained = _trained(live, values, tuple(weights))
-    forward = Expander(train, control, precision.working, trained.__contains__, training=True)
+    forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
     for op in live:
         forward.write(op)
     here = {forward.read(loss): weight for loss, weight in weights.items()}

@@ -20,9 +20,9 @@ class Rules:
     """Which candidates may be used, and how operations may be divided.
 
     `providers`: their names (none: all). `micro_batch`: rows of every call of a convolution, 0 to choose them.
-    `emulated_fp32`: whether a product of fp32 may be several of fp16 or tf32. `buckets`: what each sum over ranks is
-    of, where another rank's plan has decided it (empty: choose), by how many thread blocks (`ctas`), and how the
-    operand of each operation lies (`sum_layouts`).
+    `emulated_fp32`: whether a product of fp32 may be several of fp16 or tf32. `collectives`: the
+    operations of each launch between ranks, in order, where another rank's plan has decided it (empty: choose), by how
+    many thread blocks (`ctas`), and how the operand of each sum lies (`sum_layouts`).
     """
 
     policy: Policy = Policy.UNDIVIDED
@@ -30,7 +30,7 @@ class Rules:
     providers: tuple[str, ...] = ()
     micro_batch: int = 0
     emulated_fp32: bool = True
-    buckets: tuple[tuple[str, ...], ...] = ()
+    collectives: tuple[tuple[str, ...], ...] = ()
     ctas: int = 0
     sum_layouts: tuple[tuple[str, Layout], ...] = ()
 

@@ -1,5 +1,7 @@
 """Gradient buckets: sums over ranks in few launches, each of gradients that lie one after another, on a stream of their
-own as soon as the last of them is there.
+own as soon as the last of them is there. What is gathered from all ranks goes on the same stream, where the graph has
+it: a communicator runs one collective at a time. A bucket may be held back until the last of these, so that none of
+them waits for it.
 
 What depends on the sums (the guard, updates) follows when its bucket should have been summed. A launch that updates
 many parameters is split by the buckets of their gradients, so that most updates run while the last buckets travel.
@@ -16,55 +18,61 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.nccl import (
+    ALL_GATHER,
     ALL_REDUCE,
     BY_COPIES,
     CTAS,
     NAME,
+    all_gather_cost,
     all_reduce_cost,
     bucket_bytes,
+    is_bucket,
     is_collective,
     parts_bytes,
 )
-from mbc.ops.collective import AllReduce
+from mbc.ops.collective import AllGather, AllReduce
 from mbc.optimize import effort
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.split_updates import divides, split_by
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Stream
 
-Bucket = tuple[str, ...]  # operations that sum one gradient each
+Collective = tuple[str, ...]  # operations of one launch: those of a bucket sum one gradient each
 
 
-def buckets_of(program: Program) -> tuple[Bucket, ...]:
-    """The buckets of a program that has them."""
+def collectives_of(program: Program) -> tuple[Collective, ...]:
+    """The collectives of a program that has buckets, in order."""
     return tuple(launch.operations for launch in program.launches if is_collective(launch))
 
 
 def sum_layouts(program: Program, buffers: Sequence[Buffer]) -> Iterator[tuple[str, Layout]]:
     """How the operand of each sum over ranks lies."""
-    for launch in filter(is_collective, program.launches):
+    for launch in filter(is_bucket, program.launches):
         for name, access in zip(launch.operations, launch.accesses, strict=False):
             yield name, buffers[access.buffer].layout
 
 
-def bucketings(draft: Draft) -> Iterator[tuple[Bucket, ...]]:
-    """The sums of the training program in a few ways: in 1, 2, 4 … buckets of about the same bytes, in the order in
-    which the last gradient of each is ready, the last cut again so that little is left to sum at the end of the step.
+def bucketings(draft: Draft) -> Iterator[tuple[Collective, ...]]:
+    """The collectives of the training program in a few ways: sums in 1, 2, 4 … buckets of about the same bytes, in the
+    order in which the last gradient of each is ready, the last cut again so that little is left to sum at the end of
+    the step; each bucket as soon as it is ready, or behind everything that is gathered.
     """
-    launches = [launch for launch in draft.train.launches if is_collective(launch)]
+    launches = [launch for launch in draft.train.launches if is_bucket(launch)]
     sums = [name for launch in launches for name in launch.operations]
     sizes = [draft.buffers[launch.accesses[0].buffer].size_bytes for launch in launches]
     ready = _Ready(draft)
-    tried: set[tuple[Bucket, ...]] = set()
+    gathers = tuple(sorted(ready.gathers, key=ready.of))
+    tried: set[tuple[Collective, ...]] = set()
     for count in effort.BUCKET_COUNTS:
         for cuts in effort.LAST_BUCKET_CUTS:
-            found = tuple(sorted(_cut(sums, sizes, count, cuts), key=ready.of))
-            if found not in tried:
-                tried.add(found)
-                yield found
+            buckets = tuple(sorted(_cut(sums, sizes, count, cuts), key=ready.of))
+            for found in (tuple(sorted((*gathers, *buckets), key=ready.of)), (*gathers, *buckets)):
+                if found not in tried:
+                    tried.add(found)
+                    yield found
 
 
-def _cut(sums: Sequence[str], sizes: Sequence[int], count: int, cuts: int) -> tuple[Bucket, ...]:
+def _cut(sums: Sequence[str], sizes: Sequence[int], count: int, cuts: int) -> tuple[Collective, ...]:
     """`count` buckets, the last of which is halved `cuts` times."""
     total = sum(sizes)
     ends = [total * (n + 1) / count for n in range(count)]
@@ -80,24 +88,34 @@ def _cut(sums: Sequence[str], sizes: Sequence[int], count: int, cuts: int) -> tu
     return tuple(tuple(members) for members in found if members)
 
 
-def with_buckets(draft: Draft, buckets: Sequence[Bucket], ctas: int, graph: TrainingGraph, device: DeviceSpec) -> Draft:
-    """The training program with these buckets, in this order, as launches of `ctas` thread blocks each, and what
-    depends on the sums behind them."""
-    return _Writer(draft, graph, ctas, device).written(buckets)
+def with_buckets(
+    draft: Draft, order: Sequence[Collective], ctas: int, graph: TrainingGraph, device: DeviceSpec
+) -> Draft:
+    """The training program with these collectives, in this order, as launches of `ctas` thread blocks each, and what
+    depends on sums behind their buckets."""
+    return _Writer(draft, graph, ctas, device).written(order)
 
 
 class _Ready:
-    """When gradients can be summed, in a draft with a launch for each sum. `sums`: these, by operation."""
+    """When collectives can run, in a draft with a launch for each sum. `sums`: these, by operation; `gathers`: where
+    the others are."""
 
     def __init__(self, draft: Draft) -> None:
         launches = draft.train.launches
-        self.sums = {name: launch for launch in launches if is_collective(launch) for name in launch.operations}
-        self._after = {a.buffer: i + 1 for i, w in enumerate(launches) if not is_collective(w) for a in w.accesses}
+        self.sums = {name: launch for launch in launches if is_bucket(launch) for name in launch.operations}
+        self.gathers = {
+            launch.operations: i
+            for i, launch in enumerate(launches) if is_collective(launch) and not is_bucket(launch)
+        }  # fmt: skip
+        self._after = {a.buffer: i + 1 for i, w in enumerate(launches) if not is_bucket(w) for a in w.accesses}
 
-    def of(self, bucket: Bucket) -> int:
-        """The first position at which all gradients of a bucket are there, and nothing reads them but their sums: these
-        are written over them, and batch normalisation's backward pass reads the gradients of scale and shift."""
-        return max(self._after[self.sums[name].accesses[0].buffer] for name in bucket)
+    def of(self, collective: Collective) -> int:
+        """Behind its launch where it gathers. Else the first position at which all gradients of a bucket are there, and
+        nothing reads them but their sums: these are written over them, and batch normalisation's backward pass reads
+        the gradients of scale and shift."""
+        if collective in self.gathers:
+            return self.gathers[collective] + 1
+        return max(self._after[self.sums[name].accesses[0].buffer] for name in collective)
 
 
 @dataclass
@@ -109,16 +127,17 @@ class _Writer:
     ctas: int
     device: DeviceSpec
 
-    def written(self, buckets: Sequence[Bucket]) -> Draft:
+    def written(self, order: Sequence[Collective]) -> Draft:
         launches = self.draft.train.launches
         operations = {operation.name: operation for operation in self.graph.train}
         # In the order given, which is that of every rank: none before the one in front of it.
         ready = _Ready(self.draft)
         made = [
-            (at, self._bucket([ready.sums[name] for name in bucket], operations))
-            for at, bucket in zip(accumulate(map(ready.of, buckets), max), buckets, strict=True)
+            (at, self._bucket([ready.sums[name] for name in collective], operations))
+            for at, collective in zip(accumulate(map(ready.of, order), max), order, strict=True)
+            if collective not in ready.gathers
         ]
-        summed = {launch.accesses[1].buffer: launch.accesses[0].buffer for launch in launches if is_collective(launch)}
+        summed = {launch.accesses[1].buffer: launch.accesses[0].buffer for launch in launches if is_bucket(launch)}
         buffers = tuple(
             replace(buffer, alias=summed[i]) if i in summed else buffer for i, buffer in enumerate(self.draft.buffers)
         )
@@ -142,6 +161,15 @@ class _Writer:
             (*(launch.accesses[0] for launch in sums), *(launch.accesses[1] for launch in sums), *workspace),
         )
 
+    def _gather(self, launch: Launch, operations: Mapping[str, Operation]) -> Launch:
+        """On the stream of collectives, by the thread blocks that all of them have."""
+        operation = operations[launch.operations[0]]
+        assert isinstance(operation.attributes, AllGather)
+        types = [self.graph.values[name].type for name in operation.inputs]
+        cost = all_gather_cost(self.device, types, operation.attributes.ranks, self.ctas)
+        work = Kernel(NAME, ALL_GATHER, ((CTAS, self.ctas),), cost.time_us, cost.measured)
+        return replace(launch, work=work, stream=Stream.COLLECTIVE)
+
     def _workspace(self, members: Sequence[TensorType]) -> tuple[Access, ...]:
         size_bytes = parts_bytes(members)
         made = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size_bytes)
@@ -152,7 +180,7 @@ class _Writer:
         """The buckets as soon as they are ready, what depends on them once they should be summed, the rest as it
         was."""
         launches = self.draft.train.launches
-        starts_us = [0.0, *accumulate(launch.work.time_us if not is_collective(launch) else 0.0 for launch in launches)]
+        starts_us = [0.0, *accumulate(0.0 if is_bucket(launch) else launch.work.time_us for launch in launches)]
         before: dict[int, list[Launch]] = {}
         there: dict[int, int] = {}  # by buffer: the position at which what depends on a sum is there
         of_bucket: dict[int, int] = {}
@@ -166,9 +194,9 @@ class _Writer:
                     continue
                 there[access.buffer], of_bucket[access.buffer] = at, number
         after: list[tuple[int, Launch]] = []
-        last = _LastTouch(self.draft, is_collective)
+        last = _LastTouch(self.draft, is_bucket)
         for i, launch in enumerate(launches):
-            if is_collective(launch) or there.keys().isdisjoint(access.buffer for access in launch.accesses):
+            if is_bucket(launch) or there.keys().isdisjoint(access.buffer for access in launch.accesses):
                 continue
             for part in self._parts(launch, of_bucket, operations):
                 at = max([last.before(part, i), *(there.get(access.buffer, 0) for access in part.accesses)])
@@ -179,8 +207,8 @@ class _Writer:
             before.setdefault(at, []).append(part)
         for i, launch in enumerate((*launches, None)):
             yield from before.get(i, ())
-            if launch is not None and not is_collective(launch) and i not in last.moved:
-                yield launch
+            if launch is not None and not is_bucket(launch) and i not in last.moved:
+                yield self._gather(launch, operations) if is_collective(launch) else launch
 
     def _parts(
         self, launch: Launch, of_bucket: Mapping[int, int], operations: Mapping[str, Operation]

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.kernels.nccl import is_collective
+from mbc.kernels.nccl import is_bucket
 from mbc.optimize.schedule.cross_stream_liveness import last_concurrent
 from mbc.plan.model import Buffer, Mode, Program, Space, aligned
 
@@ -70,7 +70,7 @@ def contiguous(program: Program) -> Iterator[tuple[int, ...]]:
     """Buffers that must lie one after another, each beginning at the next multiple of the alignment: the operands of
     each bucket."""
     for launch in program.launches:
-        if is_collective(launch):
+        if is_bucket(launch):
             read = tuple(access.buffer for access in launch.accesses if access.mode is Mode.READ)
             if len(read) > 1:
                 yield read

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mbc.kernels.nccl import BY_COPIES, divides_among
+from mbc.kernels.nccl import ALL_GATHER, BY_COPIES, divides_among
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
@@ -18,7 +18,7 @@ from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.depth_first_micro_batches import depth_first
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.gradient_buckets import Bucket, bucketings, with_buckets
+from mbc.optimize.schedule.gradient_buckets import Collective, bucketings, with_buckets
 from mbc.optimize.schedule.liveness import blocks_to_place, live_bytes, owners
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.schedule.split_updates import split_within
@@ -116,21 +116,23 @@ def with_collectives(table: CandidateTable, draft: Draft) -> Draft:
     if ranks is None:
         return draft
     if not table.buckets:
-        decided = (table.rules.buckets, table.rules.ctas) if table.rules.buckets else _buckets(table, draft)
+        rules = table.rules
+        decided = (rules.collectives, rules.ctas) if rules.collectives else _buckets(table, draft)
         table.buckets["chosen"] = decided
     buckets, ctas = table.buckets["chosen"]
     return with_buckets(draft, buckets, ctas, table.graph, table.device)
 
 
-def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Bucket, ...], int]:
-    """Those buckets, then that number of thread blocks, that make the step shortest by prediction."""
+def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...], int]:
+    """Those collectives in that order, then that number of thread blocks, that make the step shortest by prediction."""
     ranks = table.graph.ranks
     assert ranks is not None
-    # Copies reach the same address in the memory of every rank, which are of one plan then.
-    copies = divides_among(ranks.size) and len(ranks.members) == ranks.size
+    # Copies reach the same address in the memory of every rank, which are of one plan then, and gather nothing small.
+    gathers = any(operation.kind == ALL_GATHER for operation in table.graph.train)
+    copies = divides_among(ranks.size) and len(ranks.members) == ranks.size and not gathers
     choices = [c for c in table.device.collectives.choices(ranks.size) if c != BY_COPIES or copies]
 
-    def step_us(way: tuple[tuple[Bucket, ...], int]) -> float:
+    def step_us(way: tuple[tuple[Collective, ...], int]) -> float:
         found = with_buckets(draft, *way, table.graph, table.device)
         train = data_waits_only(found.train, found.buffers, owners(found.buffers))
         return simulate(train, contention=contention(train, table.graph, found.buffers, table.device))

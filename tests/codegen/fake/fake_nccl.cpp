@@ -7,6 +7,7 @@ namespace {
 
 constexpr int SUCCESS = 0, IN_PROGRESS = 7;
 int polls_left = 0, end_status = SUCCESS;
+bool in_group = false, begun = false;  // of calls; the first of them begins the launch
 
 int all_reduce(const void* from, void* to, size_t count, int type, int operation, void* communicator, void* stream) {
   std::ostringstream& out = fake_launch("nccl", static_cast<cudaStream_t>(stream));
@@ -28,10 +29,25 @@ int all_to_all(const void* from, void* to, size_t count, int type, void* communi
   return polls_left > 0 ? IN_PROGRESS : end_status;
 }
 
-int all_gather(const void* from, void* to, size_t count, int type, void*, void*) {
-  std::ostringstream& out = fake_detail("all_gather");
+int all_gather(const void* from, void* to, size_t count, int type, void*, void* stream) {
+  const bool first = in_group && !begun;
+  std::ostringstream& out = first ? fake_launch("nccl", static_cast<cudaStream_t>(stream)) : fake_detail("all_gather");
+  begun = in_group;
   fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(from), fake_offset(to)});
   fake_list(out, "integers", std::initializer_list<int64_t>{static_cast<int64_t>(count), type});
+  fake_end();
+  return !in_group && polls_left > 0 ? IN_PROGRESS : end_status;
+}
+
+int group_start() {
+  in_group = true;
+  begun = false;
+  return SUCCESS;
+}
+
+int group_end() {
+  in_group = false;
+  fake_detail("group_end");
   fake_end();
   return polls_left > 0 ? IN_PROGRESS : end_status;
 }
@@ -55,6 +71,8 @@ __attribute__((visibility("default"))) void fake_nccl(MbcRanks* interface) {
   interface->all_gather = all_gather;
   interface->async_error = async_error;
   interface->error_string = error_string;
+  interface->group_start = group_start;
+  interface->group_end = group_end;
 }
 // Each call is in progress for so many polls, and then has this status.
 __attribute__((visibility("default"))) void fake_nccl_says(int polls, int status) {

@@ -23,7 +23,7 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.fused import launch_kind
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout
 from mbc.ops.response import Lrn
@@ -203,6 +203,12 @@ def _channels(cases: Cases) -> None:
     for channels in ((7, 300), (64,), (1,) * 33, (5, 8, 1, 40)):
         pairs = [vector for c in channels for vector in (m(c), m(c, make=positive))]
         cases.add("concat_statistics", NONE, *pairs, note=f"{len(channels)}")
+    for ranks, channels in ((2, 300), (3, 7), (8, 64)):
+        gathered = (m(ranks, channels, make=far), m(ranks, channels, make=positive))
+        counts = CombineStatistics(tuple(range(50, 50 + ranks)))
+        cases.add("combine_statistics", counts, *gathered, note=f"{ranks}")
+    for ranks, operands in ((2, 2), (3, 1), (8, 5)):
+        cases.add("sum_gathered", NONE, *(m(ranks, 70) for _ in range(operands)), note=f"{operands}")
     for proceed in (0, 1):
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)

@@ -10,18 +10,20 @@ from dataclasses import replace
 import pytest
 
 from mbc.compiler import compile_plans
+from mbc.hardware.collectives import CollectiveCost, CollectiveKind, CollectiveModel
 from mbc.hardware.transfers import Slowdown
 from mbc.kernels.nccl import ctas_of, is_collective
 from mbc.optimize import effort
+from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.gradient_buckets import Bucket, bucketings, buckets_of, sum_layouts, with_buckets
+from mbc.optimize.schedule.gradient_buckets import Collective, bucketings, collectives_of, sum_layouts, with_buckets
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous
 from mbc.optimize.schedule.simulate import Contention, timeline
-from mbc.optimize.search.solution import Problem, scheduled_draft
+from mbc.optimize.search.solution import Problem, scheduled_draft, with_collectives
 from mbc.options import Options
 from mbc.plan.model import Launch, Mode, Program, Stream, aligned
 from mbc.plan.verify import verify_plan
@@ -33,12 +35,12 @@ from tests.optimize.shared import EXAMPLES, kept, one_by_one, shared_table, sums
 NAMES = ("digits", "resnet", "vgg")
 
 
-def bucketed(name: str, buckets: tuple[Bucket, ...], ctas: int = 8) -> Draft:
+def bucketed(name: str, buckets: tuple[Collective, ...], ctas: int = 8) -> Draft:
     table = shared_table(name)
     return with_buckets(one_by_one(name), buckets, ctas, table.graph, table.device)
 
 
-def ready(draft: Draft, bucket: Bucket) -> int:
+def ready(draft: Draft, bucket: Collective) -> int:
     """The number of launches, collectives aside, until nothing touches the gradients of a bucket any more."""
     (at,) = (i for i, launch in enumerate(draft.train.launches) if launch.operations == bucket)
     read = {a.buffer for a in draft.train.launches[at].accesses if a.mode is Mode.READ}
@@ -71,7 +73,7 @@ def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest
     before = one_by_one(name)
     for buckets in bucketings(before):
         draft = bucketed(name, buckets)
-        assert tuple(sums_of(draft)) == buckets == buckets_of(draft.train) and ctas_of(draft.train) == 8
+        assert tuple(sums_of(draft)) == buckets == collectives_of(draft.train) and ctas_of(draft.train) == 8
         # The forward and backward pass keep their order, and every operation is launched as often as before.
         assert before_guard(draft, name) == before_guard(before, name)
         assert Counter(n for w in draft.train.launches for n in w.operations) == Counter(
@@ -157,7 +159,7 @@ def test_depth_first_groups_leave_sums_between_them(name: str, several: bool) ->
 
 def replace_rules(table, buckets):
     return type(table)(
-        table.graph, table.device, table.providers, table.profile, replace(table.rules, buckets=buckets, ctas=8)
+        table.graph, table.device, table.providers, table.profile, replace(table.rules, collectives=buckets, ctas=8)
     )
 
 
@@ -209,3 +211,33 @@ def test_ranks_with_other_rows_sum_gradients_that_lie_alike(network: str, precis
     assert [plan.graph.batch for plan in plans] == [4, 3]
     first, second = (dict(sum_layouts(plan.train, plan.buffers)) for plan in plans)
     assert first == second and len(set(first.values())) == 2
+
+
+def test_what_is_gathered_stays_where_the_graph_has_it() -> None:
+    """Buckets come between or behind, and all collectives are on one stream, in the order that was given."""
+    table, draft = shared_table("synchronised"), one_by_one("synchronised")
+    gathers = tuple((op.name,) for op in table.graph.train if op.kind == "all_gather")
+    ways = tuple(bucketings(draft))
+    assert any(way[: len(gathers)] == gathers for way in ways)
+    assert any(way[: len(gathers)] != gathers for way in ways)
+    for way in ways:
+        assert tuple(c for c in way if c in gathers) == gathers
+        found = with_buckets(draft, way, 4, table.graph, table.device)
+        assert collectives_of(found.train) == way and ctas_of(found.train) == 4
+        for launch in found.train.launches:
+            assert (launch.stream is Stream.COLLECTIVE) == is_collective(launch)
+        assert [w.operations for w in found.train.launches if w.operations in gathers] == list(gathers)
+        verify_plan(plan_of(kept("synchronised"), found))
+
+
+def test_small_calls_do_not_queue_behind_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a sum takes long, all buckets are summed behind the last gather: the step would wait for them twice."""
+    monkeypatch.setattr(CollectiveModel, "cost", lambda self, kind, *_: CollectiveCost(COSTS_US[kind], True))
+    table = shared_table("synchronised")
+    fresh = CandidateTable(table.graph, table.device, table.providers, None, table.rules)
+    order = collectives_of(with_collectives(fresh, one_by_one("synchronised")).train)
+    gathers = [op.name for op in table.graph.train if op.kind == "all_gather"]
+    assert [c[0] for c in order[: len(gathers)]] == gathers
+
+
+COSTS_US = {CollectiveKind.ALL_REDUCE: 500.0, CollectiveKind.ALL_GATHER: 5.0}

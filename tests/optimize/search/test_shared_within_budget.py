@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.compiler import compile_plans
+from mbc.kernels.nccl import is_bucket, is_collective
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.search import Limits, search
 from mbc.options import TECHNIQUES, Options
@@ -40,7 +41,13 @@ def within(name: str, share: float, without: frozenset[str] = SERIAL) -> Plan:
 
 
 def summed(plan: Plan) -> list[str]:
-    return sorted(name for bucket in sums_of(plan) for name in bucket)
+    return sorted(name for launch in plan.train.launches if is_bucket(launch) for name in launch.operations)
+
+
+def gathered(plan: Plan) -> list[str]:
+    """In order: once each, whatever is recomputed."""
+    launches = (w for w in plan.train.launches if is_collective(w) and not is_bucket(w))
+    return [name for launch in launches for name in launch.operations]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,7 @@ def summed(plan: Plan) -> list[str]:
     [
         ("residual", 0.8),
         ("dense", 0.6),
+        ("synchronised", 0.7),
         *(
             pytest.param(name, share, marks=pytest.mark.exhaustive)
             for name, shares in (("residual", (0.5, 0.3)), ("dense", (0.2,)), ("digits", (0.8, 0.3)), ("vgg", (0.4,)))
@@ -57,6 +65,7 @@ def summed(plan: Plan) -> list[str]:
 )
 def test_smaller_budgets_are_kept_to(name: str, share: float) -> None:
     plan = within(name, share)
+    assert gathered(plan) == [op.name for op in plan.graph.train if op.kind == "all_gather"]
     sums = sorted(op.name for op in plan.graph.train if op.kind == "all_reduce")
     assert summed(plan) == sums == summed(kept(name))
     # Less than is kept without a limit, so that something was recomputed, offloaded or given less workspace.

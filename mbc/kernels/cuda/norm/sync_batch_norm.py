@@ -1,0 +1,50 @@
+"""Synchronised batch normalisation: statistics and backward reductions of all ranks, once they are gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first
+from mbc.ops.normalization import CombineStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class CombineStatisticsArguments(Struct):
+    ranks: int
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumGatheredArguments(Struct):
+    ranks: int
+    elements: int
+    operands: int
+
+
+def _combine(at: Slice) -> CombineStatisticsArguments:
+    ranks, channels = at.request.inputs[0].shape
+    return CombineStatisticsArguments(ranks, channels)
+
+
+def _counts(at: Slice) -> tuple[int, ...]:
+    a = at.request.attributes
+    assert isinstance(a, CombineStatistics)
+    return a.counts
+
+
+def _sum(at: Slice) -> SumGatheredArguments:
+    ranks = at.request.inputs[0].shape[0]
+    return SumGatheredArguments(ranks, at.request.outputs[0].elements, len(at.request.inputs))
+
+
+KERNELS = (
+    OwnKernel(
+        "combine_statistics",
+        "norm/sync_batch_norm.cu",
+        CombineStatisticsArguments,
+        _combine,
+        trailing=_counts,
+        layouts=channels_first,
+    ),
+    OwnKernel("sum_gathered", "norm/sync_batch_norm.cu", SumGatheredArguments, _sum, layouts=channels_first),
+)

@@ -1,0 +1,94 @@
+// Synchronised batch normalisation: what each rank has found out about its rows, gathered from all ranks, as one. Every
+// rank computes the same, from the same operands in the same order: the same bits.
+//
+// Bytes      [ranks, channels] of fp32 in, [channels] out, of two vectors: mean and variance, or the two reductions of
+//            the backward pass.
+// Reduction  over ranks in their order, in fp64, by one thread a channel. Variances are merged after Chan, Golub and
+//            LeVeque, from means counted from the first rank's.
+// Threads    256.
+// Limit      the launch.
+#include "device.cuh"
+
+// Followed by the elements that a channel has on each rank, `ranks` integers.
+struct CombineStatisticsArguments {
+  int64_t ranks;
+  int64_t channels;
+};
+
+struct SumGatheredArguments {
+  int64_t ranks;
+  int64_t elements;
+  int64_t operands;
+};
+
+namespace mbc {
+
+// The part of the mini-batch that each rank has.
+struct Shares {
+  static constexpr int MANY = 256;
+  double of[MANY];
+};
+
+__global__ void combine_statistics(const float* means, const float* variances, float* mean, float* variance, Shares share,
+                                   int64_t ranks, int64_t channels) {
+  for (int64_t c = thread_index(); c < channels; c += thread_count()) {
+    const double first = means[c];
+    double from_first = 0;
+    for (int64_t r = 0; r < ranks; ++r) from_first += share.of[r] * (means[r * channels + c] - first);
+    double spread = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const double distance = means[r * channels + c] - first - from_first;
+      spread += share.of[r] * (variances[r * channels + c] + distance * distance);
+    }
+    mean[c] = static_cast<float>(first + from_first);
+    variance[c] = static_cast<float>(spread);
+  }
+}
+
+struct Gathered {
+  static constexpr int MANY = 4;
+  const float* from[MANY];
+  float* to[MANY];
+};
+
+__global__ void sum_gathered(Gathered operands, int64_t ranks, int64_t elements) {
+  const float* from = operands.from[blockIdx.y];
+  float* to = operands.to[blockIdx.y];
+  for (int64_t i = thread_index(); i < elements; i += thread_count()) {
+    double sum = 0;
+    for (int64_t r = 0; r < ranks; ++r) sum += from[r * elements + i];
+    to[i] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_combine_statistics(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<CombineStatisticsArguments>(call);
+  const int64_t* counts = call.integers + sizeof(CombineStatisticsArguments) / sizeof(int64_t);
+  if (a.ranks > Shares::MANY) return "statistics of more ranks than the kernel takes";
+  double all = 0;
+  for (int64_t r = 0; r < a.ranks; ++r) all += static_cast<double>(counts[r]);
+  Shares share{};
+  for (int64_t r = 0; r < a.ranks; ++r) share.of[r] = static_cast<double>(counts[r]) / all;
+  MBC_LAUNCH(combine_statistics, blocks_for(a.channels), THREADS, call.stream, in<float>(call, 0), in<float>(call, 1),
+             out<float>(call, 2), out<float>(call, 3), share, a.ranks, a.channels);
+  return launched();
+}
+
+extern "C" const char* mbc_sum_gathered(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SumGatheredArguments>(call);
+  for (int64_t first = 0; first < a.operands; first += Gathered::MANY) {
+    Gathered operands{};
+    unsigned many = 0;
+    for (; many < Gathered::MANY && first + many < a.operands; ++many) {
+      operands.from[many] = in<float>(call, static_cast<int>(first + many));
+      operands.to[many] = out<float>(call, static_cast<int>(a.operands + first + many));
+    }
+    const dim3 grid(blocks_for(a.elements), many);
+    MBC_LAUNCH(sum_gathered, grid, THREADS, call.stream, operands, a.ranks, a.elements);
+  }
+  return launched();
+}

@@ -1,0 +1,18 @@
+"""Two ranks that always have the same arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Twins:
+    """Their collectives, of one of them."""
+
+    def sum_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        return 2 * array
+
+    def gather_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        return np.stack([array, array])
