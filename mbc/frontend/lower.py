@@ -19,6 +19,7 @@ from mbc.frontend.values import WordValue, Worth, describe
 from mbc.ir.graph import Network, Optimizer
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
+from mbc.ops.normalization import synchronised
 from mbc.source import Source, Span
 
 
@@ -62,8 +63,9 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
     frame = Frame(Scope(""))
     parameters = _bind_parameters(chosen, overrides, expansion, frame)
     expansion.run_network(chosen, frame)
+    made = _finish(chosen, expansion)
     return Lowered(
-        _finish(chosen, expansion),
+        synchronised(made) if sections.sync_batch_norm else made,
         sections.optimizer,
         sections.precision,
         sections.deterministic,

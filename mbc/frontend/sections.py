@@ -45,6 +45,7 @@ class Sections:
     precision: Precision = Precision.FP32
     deterministic: bool = False
     allow_emulated_fp32: bool = True
+    sync_batch_norm: bool = False
     device_bytes: int | None = None
     host_bytes: int | None = None
 
@@ -98,6 +99,11 @@ def _emulated_fp32(sections: Sections, value: ast.Expression, evaluator: Evaluat
     return replace(sections, allow_emulated_fp32=_flag("allow_emulated_fp32", value, evaluator, frame))
 
 
+def _sync_batch_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    # On any number of GPUs, so that `--gpus` needs no other change: one has all rows.
+    return replace(sections, sync_batch_norm=_flag("sync_batch_norm", value, evaluator, frame))
+
+
 def _flag(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> bool:
     worth = evaluator.worth(value, frame)
     if not isinstance(worth, bool):
@@ -142,6 +148,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,
+                "sync_batch_norm": _sync_batch_norm,
             }
         ),
         "memory": MappingProxyType({"device": _device, "host": _host}),

@@ -6,12 +6,12 @@ Channel is axis 1. Ioffe and Szegedy, "Batch Normalization", 2015; running varia
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.graph import Attributes, Initializer, Network, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import (
     Array,
@@ -283,6 +283,15 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
         inputs = (x, dy, mean, variance, *sums, *affine[:1])
         (dx,) = g.emit("batch_normalize_backward", BatchNormalizeBackward(a.eps, count), inputs, x)
     return (dx, None, None, dgamma, dbeta) if affine else (dx, None, None)
+
+
+def synchronised(network: Network) -> Network:
+    """Every batch normalisation of a network with the statistics of all ranks."""
+    operations = (
+        replace(op, attributes=replace(op.attributes, sync=True)) if isinstance(op.attributes, BatchNorm) else op
+        for op in network.operations
+    )
+    return replace(network, operations=tuple(operations))
 
 
 OPS = (

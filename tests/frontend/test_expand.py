@@ -10,6 +10,7 @@ from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.types import DType, Precision
 from mbc.ops.activation import Scale
 from mbc.ops.convolution import Convolution
+from mbc.ops.normalization import BatchNorm
 from tests.frontend.reading import lower_text, wrap
 
 
@@ -309,6 +310,20 @@ def test_emulated_fp32_can_be_turned_off():
     assert not lower_sections(section).allow_emulated_fp32
     assert not lower_sections(section, "train.precision=bf16").allow_emulated_fp32  # where it changes nothing
     assert lower_sections(section, "train.allow_emulated_fp32=true").allow_emulated_fp32
+
+
+def test_synchronised_batch_norm():
+    text = "network n() { input x[2, 3, 4, 4] : float  y = x |> bn |> bn(sync=true)  output y  loss (y, x) |> mse }"
+
+    def synchronised(section: str, *settings: str) -> list[bool]:
+        operations = lower_text(f"{text} {section}", *settings).network.operations
+        return [op.attributes.sync for op in operations if isinstance(op.attributes, BatchNorm)]
+
+    assert synchronised("") == [False, True]
+    assert synchronised("train { sync_batch_norm = true }") == [True, True]
+    assert synchronised("", "train.sync_batch_norm=true") == [True, True]
+    with pytest.raises(MbcError, match="`sync_batch_norm` is true or false"):
+        synchronised("train { sync_batch_norm = 2 }")
 
 
 def test_adamw():
