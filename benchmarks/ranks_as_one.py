@@ -1,0 +1,147 @@
+"""Ranks that share a mini-batch train as one does on the whole of it: twenty steps in fp32, from the same weights.
+
+Networks are ResNet-18 with synchronised batch normalisation and the digits example, likewise. The states after the
+steps differ by rounding alone, which grows with every step; the yardstick is how far one GPU gets from itself where its
+convolutions are divided into micro-batches of half the rows, as each rank's are. Two runs of the ranks have the same
+bits. Without synchronisation (`apart`) the same ranks are far from it.
+
+    python benchmarks/ranks_as_one.py [--ranks 2] [--steps 20] [--device cuda|cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from modules import Job, example
+from numpy.typing import NDArray
+from record import ROOT, attempt, show, start, write
+from safetensors.numpy import load_file
+
+from mbc.hardware.target import local_gpus
+
+LEARNING_RATE = "0.01"
+SYNCHRONISED = ("train.sync_batch_norm", "true")
+TIMES_YARDSTICK = 2.0
+ROUNDING = 2.0**-22  # four roundoffs of fp32: nothing is nearer than that, and the yardstick may be
+
+States = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example with these settings."""
+
+    name: str
+    batch: int
+    settings: tuple[tuple[str, str], ...]
+
+
+CASES = (
+    Case("resnet", 32, (("depth", "18"), ("size", "64"), ("classes", "10"))),
+    Case("digits", 64, ()),
+)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Runs `mbc train` over one epoch of random data, in files under `folder`."""
+
+    case: Case
+    folder: Path
+    device: str
+
+    @property
+    def job(self) -> Job:
+        return example(self.case.name, ("batch", str(self.case.batch)), *self.case.settings)
+
+    def data(self, steps: int) -> Path:
+        network = self.job.lowered().network
+        draws, file = np.random.default_rng(0), self.folder / "data.npz"
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in network.inputs:
+            shape = network.values[name].type.shape
+            many = (steps * shape[0], *shape[1:])
+            image = len(shape) > 1
+            arrays[name] = (draws.normal(0, 1, many) if image else draws.integers(0, 10, many)).astype(
+                np.float32 if image else np.int32
+            )
+        np.savez(file, allow_pickle=False, **arrays)
+        return file
+
+    def states(self, data: Path, name: str, *options: str, synchronised: bool = True) -> States:
+        """After the epoch, with these further options of `mbc train`."""
+        checkpoint = self.folder / f"{name}.safetensors"
+        settings = [*self.job.settings, ("train.precision", "fp32"), *([SYNCHRONISED] if synchronised else [])]
+        command = [
+            *(sys.executable, "-m", "mbc.cli", "train", self.job.source.name),
+            *("--data", str(data), "--epochs", "1", "--lr", LEARNING_RATE, "--device", self.device),
+            *("--checkpoint", str(checkpoint), "--output", str(self.folder / name), "--measure", "never"),
+            *(word for key, value in settings for word in ("--set", f"{key}={value}")),
+            *options,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        return {state: array for state, array in load_file(checkpoint).items() if array.dtype == np.float32}
+
+
+def distances(one: States, other: States) -> tuple[float, float]:
+    """The median and the largest, over states, of the norm of the difference over that of the state."""
+    assert one.keys() == other.keys()
+    found = [
+        float(np.linalg.norm((one[name].astype(np.float64) - other[name]).ravel()) / np.linalg.norm(one[name].ravel()))
+        for name in one
+        if np.any(one[name])
+    ]
+    return float(np.median(found)), max(found)
+
+
+def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
+        trainer = Trainer(case, Path(folder), device)
+        data = trainer.data(steps)
+        gpus = ("--gpus", str(ranks))
+        whole = trainer.states(data, "whole")
+        divided = trainer.states(data, "divided", "--micro-batch", str(case.batch // ranks))
+        first, second = (trainer.states(data, name, *gpus) for name in ("first", "second"))
+        apart = trainer.states(data, "apart", *gpus, synchronised=False)
+        yard_median, yard_worst = distances(whole, divided)
+        median, worst = distances(whole, first)
+        same = all(first[name].tobytes() == second[name].tobytes() for name in first)
+        return {
+            "batch": case.batch,
+            "median": median,
+            "worst": worst,
+            "yardstick_median": yard_median,
+            "yardstick_worst": yard_worst,
+            "apart_median": distances(whole, apart)[0],
+            "same_bits": same,
+            "passed": same and median <= max(TIMES_YARDSTICK * yard_median, ROUNDING),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", default="cuda" if local_gpus() else "cpu")
+    arguments = parser.parse_args()
+    rows = [
+        attempt(lambda case=case: compared(case, arguments.ranks, arguments.steps, arguments.device), case.name)
+        for case in CASES
+    ]
+    path = write("ranks_as_one", rows, device=arguments.device, ranks=arguments.ranks, steps=arguments.steps)
+    columns = ["name", "median", "worst", "yardstick_median", "yardstick_worst", "apart_median", "same_bits", "passed"]
+    show(rows, columns)
+    print(path.name)
+
+
+if __name__ == "__main__":
+    start(main)
