@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from mbc.codegen.build import Package, check_output, write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.collection import uncollected
 from mbc.constraints import Constraints, constraints_of
+from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import find_device
 from mbc.ir.graph import Ranks, TrainingGraph
-from mbc.ir.ranks import share_rows
+from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
@@ -26,7 +28,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
-from mbc.options import Options, Policy
+from mbc.options import Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
@@ -36,6 +38,8 @@ from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import calibrated, for_ranks
 from mbc.source import Source
 from mbc.stages import Stages
+
+DOES_NOT_FIT = ("MBC203", "MBC204")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def compile_source(
     tasks = _read(source, options, stages)
     folder = Path(tasks[0].graph.name) if output is None else output
     stages.run("check output", lambda: check_output(folder, overwrite))
-    plans = _plans(tasks, options, stages)
+    plans = _plans(tasks, stages)
     package = stages.run("build package", lambda: write_package(plans, folder, find_toolchain(), overwrite))
     return Compilation(plans, package)
 
@@ -80,7 +84,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
     """As `Compilation.plans`, without a package."""
     stages = stages or Stages(options.dump_stages)
-    return _plans(_read(source, options, stages), options, stages)
+    return _plans(_read(source, options, stages), stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class _Task:
     graph: TrainingGraph
     device: DeviceSpec
     constraints: Constraints
+    options: Options
 
 
 def _read(source: Source, options: Options, stages: Stages) -> tuple[_Task, ...]:
@@ -101,13 +106,20 @@ def _read(source: Source, options: Options, stages: Stages) -> tuple[_Task, ...]
     if options.gpus == 1:
         return (_task(lowered, device, options, stages, None),)
 
-    # Each GPU has a network of its own rows.
-    tasks: list[_Task] = []
-    for ranks in share_rows(lowered.network.batch, options.gpus):
-        rows = ("batch", str(ranks.rows[ranks.members[0]]))
-        own = stages.run("lower", lambda rows=rows: lower(program, (*options.settings, rows), options.network))
-        tasks.append(_task(own, device, options, stages, ranks))
-    return tuple(tasks)
+    def of_rows(gpu: RankGpu, rows: int, ranks: Ranks) -> _Task:
+        told = _told(options, gpu, rows)
+        own = stages.run("lower", lambda: lower(program, told.settings, options.network))
+        return _task(own, find_device(gpu.gpu), told, stages, ranks)
+
+    def step_us(gpu: RankGpu, rows: int) -> float:
+        others = even_rows(batch - rows, len(gpus) - 1)
+        return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages)
+
+    # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
+    batch, gpus = lowered.network.batch, options.rank_gpus or (RankGpu(options.gpu),) * options.gpus
+    alike = len(set(gpus)) == 1
+    shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_us), gpus)
+    return tuple(of_rows(gpus[ranks.members[0]], ranks.rows[ranks.members[0]], ranks) for ranks in shares)
 
 
 def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages, ranks: Ranks | None) -> _Task:
@@ -120,12 +132,28 @@ def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages
         training_text,
     )
     stages.run("verify training graph", lambda: verify_training(graph))
-    return _Task(graph, device, constraints)
+    return _Task(graph, device, constraints, options)
 
 
-def _plans(tasks: Sequence[_Task], options: Options, stages: Stages) -> tuple[Plan, ...]:
+def _told(options: Options, gpu: RankGpu, rows: int) -> Options:
+    """What the compilation of one rank is told."""
+    memory = () if gpu.memory_bytes is None else (("memory.device", f"{gpu.memory_bytes}B"),)
+    return replace(options, gpu=gpu.gpu, settings=(*options.settings, ("batch", str(rows)), *memory))
+
+
+def _step_us(task: _Task, stages: Stages) -> float:
+    """Infinite where it does not fit."""
+    try:
+        return _plan(task, stages).predictions.train_us
+    except MbcError as error:
+        if error.code not in DOES_NOT_FIT:
+            raise
+        return math.inf
+
+
+def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
     first, *others = tasks
-    plans = [_plan(first, options, stages)]
+    plans = [_plan(first, stages)]
     if first.graph.ranks is not None:
         # All ranks run the same collectives in the same order, over elements in the same order.
         program, buffers = plans[0].train, plans[0].buffers
@@ -133,13 +161,16 @@ def _plans(tasks: Sequence[_Task], options: Options, stages: Stages) -> tuple[Pl
         layouts = tuple(sum_layouts(program, buffers))
         for task in others:
             rules = replace(task.constraints.rules, collectives=collectives, ctas=ctas, sum_layouts=layouts)
-            plans.append(_plan(replace(task, constraints=replace(task.constraints, rules=rules)), options, stages))
+            task = replace(task, constraints=replace(task.constraints, rules=rules))
+            plans.append(_plan(task, stages, collectives_like=first.device))
         stages.run("verify ranks", lambda: verify_ranks(plans))
     return tuple(plans)
 
 
-def _plan(task: _Task, options: Options, stages: Stages) -> Plan:
-    graph, device, constraints = task.graph, task.device, task.constraints
+def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = None) -> Plan:
+    """`collectives_like`: the GPU by whose profile collectives are timed, the first rank's, since all take part in
+    them; None: the task's."""
+    graph, device, constraints, options = task.graph, task.device, task.constraints, task.options
     providers, rules = constraints.providers, constraints.rules
     limits, budget_bytes = constraints.limits, constraints.budget_bytes
 
@@ -154,6 +185,9 @@ def _plan(task: _Task, options: Options, stages: Stages) -> Plan:
         here = calibrated(device, profile)
         if graph.ranks is not None:
             here = for_ranks(here, profile, graph.ranks.size)
+        if collectives_like is not None and collectives_like != device:
+            other = find_profile(collectives_like, options.profile, options.stale_profile)
+            here = replace(here, collectives=calibrated(collectives_like, other).collectives)
         return CandidateTable(graph, here, providers, profile, rules)
 
     # What could run each operation on this GPU, and how fast.

@@ -34,8 +34,18 @@ PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels,
 
 
 @dataclass(frozen=True, slots=True)
+class RankGpu:
+    """The GPU of one rank. `gpu`: short name, as in `Options`; `memory_bytes`: of it that the plan may take (None: what
+    the source says)."""
+
+    gpu: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """`gpus`: how many share the mini-batch of the source, each with a part of its rows. `settings` are `--set
+    """`gpus`: how many share the mini-batch of the source, each with a part of its rows; `rank_gpus`: which, where they
+    are unlike or have unlike memory (empty: all are `gpu`). `settings` are `--set
     NAME=VALUE` in order; they override the network's parameters and its sections.
 
     The workspace of one operation is bounded by `workspace_limit_bytes` and by the bytes of the budget that are free
@@ -49,6 +59,7 @@ class Options:
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
     settings: tuple[tuple[str, str], ...] = ()
     gpus: int = 1
+    rank_gpus: tuple[RankGpu, ...] = ()
     network: str | None = None  # which network of a source that has several
     policy: Policy = Policy.POWER_OF_TWO
     workspace_limit_bytes: int | None = None

@@ -105,10 +105,10 @@ def summary(plan: Plan) -> list[str]:
 
 
 def _other(plan: Plan) -> str:
-    """Of ranks that have other rows than the first one."""
+    """Of ranks that have other rows than the first one, or another GPU."""
     p, ranks = plan.predictions, plan.graph.ranks
     members = ranks_text(() if ranks is None else ranks.members)
-    rows = f"{plan.graph.batch} row{'' if plan.graph.batch == 1 else 's'}"
+    rows = f"{plan.graph.batch} row{'' if plan.graph.batch == 1 else 's'} on {plan.target.gpu}"
     return f"  {members}: {rows}, step {time_cell(p.train_us, True)}, arena {show_size(p.arena_bytes)}"
 
 
@@ -172,6 +172,7 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "other_ranks": [
             {
                 "members": [] if other.graph.ranks is None else list(other.graph.ranks.members),
+                "gpu": other.target.gpu,
                 "batch": other.graph.batch,
                 "train_us": other.predictions.train_us,
                 "arena_bytes": other.predictions.arena_bytes,

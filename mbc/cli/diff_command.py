@@ -7,9 +7,10 @@ import json
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import check_plannable, find_plan, plan_file
+from mbc.cli.places import check_plannable, find_plan, plan_file, plan_source, read_source
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
+from mbc.report.collectives import ranks_text
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -37,8 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan, str]]:
-    """Two plans and what to call them: by their place, or by the GPU that one source is planned for."""
+    """Two plans and what to call them: by their place, or by the GPU that one source is planned for; of GPUs that share
+    a mini-batch, those of the first two that are unlike."""
     plans, gpus = arguments.plans, arguments.gpus
+    if len(plans) == 1 and not gpus and options(arguments).rank_gpus and plan_file(plans[0]) is None:
+        planned = plan_source(read_source(plans[0]), options(arguments))
+        if planned.others:
+            return (planned.plan, _title(planned.plan)), (planned.others[0], _title(planned.others[0]))
     if len(plans) == 1 and len(gpus) == 2 and plan_file(plans[0]) is None:
         first, second = ((find_plan(plans[0], options(arguments, gpu)), gpu) for gpu in gpus)
         return first, second
@@ -51,8 +57,13 @@ def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan,
     raise MbcError(
         "MBC186",
         f"cannot compare {_counted(len(plans), 'plan')} with {_counted(len(gpus), 'GPU')}",
-        "name two plans (or packages, or sources), or one source and --gpu twice",
+        "name two plans (or packages, or sources), or one source and --gpu twice, or --gpus A,B",
     )
+
+
+def _title(plan: Plan) -> str:
+    members = () if plan.graph.ranks is None else plan.graph.ranks.members
+    return f"{ranks_text(members)} ({plan.target.gpu})"
 
 
 def _counted(number: int, what: str) -> str:

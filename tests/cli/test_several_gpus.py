@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mbc.cli.arguments import parse
+
 
 @pytest.fixture
 def package(mbc):
@@ -21,7 +23,7 @@ def test_compile_says_how_the_rows_are_shared(mbc, package):
     lines = package.out.splitlines()
     assert lines[0].startswith("tiny: batch 8 shared by 3 GPUs (2 x 3 + 2 rows), fp32, for NVIDIA H200")
     assert any(line.startswith("  all-reduce ") and "thread blocks" in line for line in lines)
-    assert any(line.startswith("  rank 2: 2 rows, step ~") for line in lines)
+    assert any(line.startswith("  rank 2: 2 rows on NVIDIA H200, step ~") for line in lines)
     document = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200", "--force", "--json").json
     assert document["batch"] == 8 and document["collectives"]["rows"] == [3, 3, 2]
     assert [other["members"] for other in document["other_ranks"]] == [[2]]
@@ -95,6 +97,40 @@ def test_plans_in_fp64(mbc):
     assert made.code == 0 and "for the CPU" in made.out and "shared by 2 GPUs" in made.out
     assert mbc("show", "tiny").code == 0 and json.loads(mbc("show", "tiny", "--json").out)["collectives"] is None
     assert "2 ranks sum the same" in mbc("verify", "tiny").out
+
+
+def test_unlike_gpus(mbc):
+    made = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64")
+    assert made.code == 0, made.err
+    (other,) = [line for line in made.out.splitlines() if line.startswith("  rank 1: ")]
+    assert " on NVIDIA T4, step ~" in other or " on Tesla T4, step ~" in other
+    verified = mbc("verify", "tiny")
+    assert verified.code == 0 and "2 ranks sum the same in one order" in verified.out
+    differ = mbc("diff", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64")
+    assert differ.code == 0 and "rank 0 (NVIDIA H200)" in differ.out and "rank 1 (" in differ.out
+    assert mbc("diff", "tiny", "tiny/rank1").code == 0
+    document = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64", "--force", "--json").json
+    assert document["collectives"]["rows"][0] + document["other_ranks"][0]["batch"] == document["batch"] == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("h200,t4:", "'h200,t4:' is neither a number of GPUs nor names such as h200,h100:40GB"),
+        ("h200:40GB", "'h200:40GB' is one GPU: --gpu h200 plans for it"),
+        ("h200,t4:many", "argument --gpus: 'many'"),
+    ],
+)
+def test_words_that_are_no_gpus(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(["compile", "tiny.mbc", "--gpus", words])
+    assert said in capsys.readouterr().err
+
+
+def test_gpus_that_are_unknown_or_too_small(mbc):
+    assert "error MBC070" in mbc("compile", "tiny.mbc", "--gpus", "h200,h9000").err
+    refused = mbc("compile", "tiny.mbc", "--gpus", "h200:1MB,t4:1MB")
+    assert refused.code == 1 and "error MBC284: the 2 GPUs hold 0 of 8 rows" in refused.err
 
 
 def test_more_gpus_than_rows(mbc):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Ranks
-from mbc.ir.ranks import share_rows
+from mbc.ir.ranks import grouped, rows_by_speed, share_rows
 
 
 def test_even() -> None:
@@ -46,3 +46,63 @@ def test_fewer_rows_than_ranks() -> None:
     assert caught.value.code == "MBC280"
     assert caught.value.message == "a mini-batch of 2 cannot be shared by 3 GPUs: each needs one row or more"
     assert "raise batch" in (caught.value.remedy or "")
+
+
+# Unlike GPUs
+
+
+def slowest_us(rows: tuple[int, ...], kinds: tuple[str, ...], step_us) -> float:
+    return max(step_us(kind, own) for kind, own in zip(kinds, rows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("batch", "speeds", "rows"),
+    [(96, (2.0, 1.0), (64, 32)), (256, (1.0, 1.0, 1.0, 1.0), (64,) * 4), (10, (1.0, 1.0, 3.0), (2, 2, 6))],
+)
+def test_rows_by_speed(batch: int, speeds: tuple[float, ...], rows: tuple[int, ...]) -> None:
+    kinds = tuple(f"gpu of {speed}" for speed in speeds)
+    speed = dict(zip(kinds, speeds, strict=True))
+    assert rows_by_speed(batch, kinds, lambda kind, own: own / speed[kind]) == rows
+
+
+@given(st.data())
+def test_no_other_shares_are_sooner_done(data: st.DataObject) -> None:
+    """Step times that never fall and bend at most at the launches' share, against all ways to share."""
+    batch = data.draw(st.integers(2, 40))
+    fixed_us, row_us = (data.draw(st.tuples(*[st.floats(0.0, 30.0)] * 2)) for _ in range(2))
+
+    def step_us(kind: str, own: int) -> float:
+        at = "ab".index(kind)
+        return fixed_us[at] + (0.1 + row_us[at]) * own
+
+    rows = rows_by_speed(batch, ("a", "b"), step_us)
+    assert sum(rows) == batch and min(rows) >= 1
+    least = min(slowest_us((n, batch - n), ("a", "b"), step_us) for n in range(1, batch))
+    assert slowest_us(rows, ("a", "b"), step_us) <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("most", [1, 7, 20, 31, 32])
+def test_a_gpu_gets_what_it_holds(most: int) -> None:
+    """The faster one, so that it gets all of it."""
+    asked: list[tuple[str, int]] = []
+
+    def step_us(kind: str, own: int) -> float:
+        asked.append((kind, own))
+        return own / 4 if kind == "small" and own <= most else float("inf") if kind == "small" else own
+
+    assert rows_by_speed(40, ("small", "large"), step_us) == (most, 40 - most)
+    assert len(asked) == len(set(asked)) <= 20
+
+
+def test_gpus_that_hold_too_few() -> None:
+    with pytest.raises(MbcError, match=r"error MBC284: the 2 GPUs hold 9 of 40 rows"):
+        rows_by_speed(40, ("a", "b"), lambda kind, own: own if own <= (4 if kind == "a" else 5) else float("inf"))
+    with pytest.raises(MbcError, match="MBC280"):
+        rows_by_speed(1, ("a", "b"), lambda kind, own: own)
+
+
+def test_ranks_of_one_kind_and_as_many_rows_have_one_plan() -> None:
+    rows = (5, 3, 5, 3, 4)
+    assert grouped(rows, ("a", "b", "a", "a", "b")) == tuple(
+        Ranks(rows, members) for members in ((0, 2), (1,), (3,), (4,))
+    )

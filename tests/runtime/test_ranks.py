@@ -14,7 +14,7 @@ from mbc.codegen.toolchain import Places, find_toolchain
 from mbc.compiler import compile_plan, compile_plans
 from mbc.errors import MbcError
 from mbc.ir.graph import Ranks
-from mbc.options import Options
+from mbc.options import Options, RankGpu
 from mbc.plan.file import rank_folder
 from mbc.plan.model import Plan
 from mbc.runtime.membership import check_membership, check_size, seed_of
@@ -296,3 +296,41 @@ def test_ranks_with_plans_of_different_networks_do_not_begin():
     with pytest.raises(MbcError, match=r"the ranks differ in plan: \w+ on rank 0; \w+ on rank 1") as caught:
         run_ranks(2, body)
     assert caught.value.code == "MBC263"
+
+
+FEW = frozenset({"offload", "recompute"})  # most seconds of a plan within a budget go to these
+
+
+@cache
+def unlike(*gpus: RankGpu) -> tuple[Plan, ...]:
+    settings = (("train.precision", "fp32"), ("batch", "40"))
+    options = Options(settings=settings, gpus=len(gpus), rank_gpus=gpus, without=FEW)
+    return compile_plans(Source("net.mbc", NORMALISED % ""), options)
+
+
+def test_unlike_gpus_train_as_one():
+    """Each with kernels and rows of its own, and one order of collectives."""
+    plans = unlike(RankGpu("h200"), RankGpu("t4"))
+    assert [plan.target.architecture for plan in plans] == ["sm_90", "sm_75"]
+    first, second = (plan.graph.ranks for plan in plans)
+    assert first is not None and second is not None and first.rows == second.rows and first.batch == 40
+    assert (first.members, second.members) == ((0,), (1,))
+    batches = [rows(step, 40) for step in range(3)]
+    settings = (("train.precision", "fp32"), ("batch", "40"))
+    whole = compile_plan(Source("net.mbc", NORMALISED % ""), Options(gpu="h200", settings=settings))
+    (alone,) = trained(1, (whole,), batches)
+    one, other = trained(2, plans, batches)
+    assert one.figures == other.figures and distance(one, other) == 0
+    assert distance(alone, one) <= 5e-5
+
+
+def test_gpus_of_unlike_memory_have_rows_within_it():
+    options = Options("h200", (("train.precision", "fp32"), ("batch", "16")), 2, without=FEW)
+    (few,) = compile_plans(Source("net.mbc", NORMALISED % ""), options)
+    budget_bytes = few.predictions.arena_bytes + few.predictions.overhead_bytes
+    large, small = unlike(RankGpu("h200"), RankGpu("h200", budget_bytes))
+    assert small.predictions.arena_bytes + small.predictions.overhead_bytes <= budget_bytes == small.budget_bytes
+    assert large.budget_bytes > budget_bytes
+    assert large.graph.batch + small.graph.batch == 40 and small.graph.batch < large.graph.batch
+    with pytest.raises(MbcError, match=r"MBC284: the 2 GPUs hold \d+ of 40 rows"):
+        unlike(RankGpu("h200", budget_bytes - 1024), RankGpu("h200", budget_bytes))

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from mbc.cli.arguments.types import count, duration, setting, size, techniques
-from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy
+from mbc.cli.arguments.types import count, duration, setting, shared_by, size, techniques
+from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy, RankGpu
 
 
 class Raw(argparse.RawDescriptionHelpFormatter):
@@ -93,8 +93,9 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
 def add_sharing(made: argparse.ArgumentParser) -> None:
     """How many GPUs share a mini-batch."""
     made.add_argument(
-        "--gpus", dest="shared_by", type=count, default=1, metavar="N",
-        help="share each mini-batch by N GPUs: batch counts the rows of all of them (default 1)",
+        "--gpus", dest="shared_by", type=shared_by, default=1, metavar="N|A,B:SIZE",
+        help="share each mini-batch by N GPUs: batch counts the rows of all of them (default 1); or by these, each with"
+        " as many rows as make the step shortest, B within SIZE of its memory",
     )  # fmt: skip
 
 
@@ -122,8 +123,10 @@ def add_json(made: argparse.ArgumentParser) -> None:
 
 def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
     """The planning arguments as the compiler takes them."""
+    sharing: int | tuple[RankGpu, ...] = getattr(arguments, "shared_by", 1)
     return Options(
-        gpus=getattr(arguments, "shared_by", 1),
+        gpus=sharing if isinstance(sharing, int) else len(sharing),
+        rank_gpus=() if isinstance(sharing, int) else sharing,
         gpu=gpu or getattr(arguments, "gpu", None) or "auto",
         settings=tuple(arguments.settings),
         network=arguments.network,

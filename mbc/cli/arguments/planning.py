@@ -134,7 +134,8 @@ def add_check(commands: Commands) -> None:
 def add_diff(commands: Commands) -> None:
     made = command(
         commands, "diff", "Compare two plans, or one source planned for two GPUs.",
-        "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4",
+        "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4\n"
+        "  mbc diff net.mbc --gpus h200,h100                unlike GPUs that share a mini-batch",
     )  # fmt: skip
     made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
     made.add_argument("--gpu", dest="gpus", action="append", default=[], help="GPU to plan for; twice with one source")

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from mbc import aliases
 from mbc.ir.types import Precision
-from mbc.options import MODES, PEERS, TECHNIQUES
+from mbc.options import MODES, PEERS, TECHNIQUES, RankGpu
 from mbc.units import parse_duration, parse_size
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -39,6 +39,21 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
     return int(text)
+
+
+def shared_by(text: str) -> int | tuple[RankGpu, ...]:
+    """How many GPUs, or which: `h200,h100:40GB`."""
+    if text.isdecimal():
+        return count(text)
+    found: list[RankGpu] = []
+    for one in text.split(","):
+        name, colon, memory = one.strip().partition(":")
+        if not name or (colon and not memory):
+            raise argparse.ArgumentTypeError(f"'{text}' is neither a number of GPUs nor names such as h200,h100:40GB")
+        found.append(RankGpu(name, size(memory) if colon else None))
+    if len(found) == 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is one GPU: --gpu {found[0].gpu} plans for it")
+    return tuple(found)
 
 
 def points(text: str) -> int:
