@@ -12,7 +12,7 @@ from mbc.codegen.build import Package, check_output, write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.collection import uncollected
 from mbc.constraints import Constraints, constraints_of
-from mbc.errors import MbcError
+from mbc.errors import BudgetError
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
@@ -38,8 +38,6 @@ from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import calibrated, for_ranks
 from mbc.source import Source
 from mbc.stages import Stages
-
-DOES_NOT_FIT = ("MBC203", "MBC204")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def _read(source: Source, options: Options, stages: Stages) -> tuple[_Task, ...]
 
     def step_us(gpu: RankGpu, rows: int) -> float:
         others = even_rows(batch - rows, len(gpus) - 1)
-        return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages)
+        return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, find_device(gpus[0].gpu))
 
     # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
     batch, gpus = lowered.network.batch, options.rank_gpus or (RankGpu(options.gpu),) * options.gpus
@@ -141,13 +139,11 @@ def _told(options: Options, gpu: RankGpu, rows: int) -> Options:
     return replace(options, gpu=gpu.gpu, settings=(*options.settings, ("batch", str(rows)), *memory))
 
 
-def _step_us(task: _Task, stages: Stages) -> float:
+def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float:
     """Infinite where it does not fit."""
     try:
-        return _plan(task, stages).predictions.train_us
-    except MbcError as error:
-        if error.code not in DOES_NOT_FIT:
-            raise
+        return _plan(task, stages, collectives_like).predictions.train_us
+    except BudgetError:
         return math.inf
 
 
