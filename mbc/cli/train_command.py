@@ -65,7 +65,8 @@ class _Prepared:
 def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     schedule = Schedule(  # which refuses what is out of range, before anything is planned
         1.0 if arguments.lr is None else arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup,
-        arguments.step_epochs, arguments.step_factor,
+        arguments.step_epochs, arguments.step_factor, arguments.milestones, arguments.power, arguments.patience,
+        arguments.plateau_metric,
     )  # fmt: skip
     resume = None if arguments.resume is None else Path(arguments.resume)
     progress = None if resume is None else read_progress(resume)

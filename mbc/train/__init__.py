@@ -2,6 +2,7 @@
 
 * `loop`: epochs of steps, test accuracy, checkpoints
 * `schedule`: the learning rate
+* `metrics`: by which epochs are compared
 * `data`: where the rows of an epoch come from
 * `share`: the rows of a rank
 * `loader`: batches from a Python function

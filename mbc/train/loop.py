@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
-from mbc.train.accuracy import Predicts, accuracy_on, inputs_of
+from mbc.train.accuracy import Predicts, accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Progress, Saves, check_writable, load_checkpoint, save_checkpoint
 from mbc.train.data import Data
 from mbc.train.divergence import Holds, diverged, divergence, named, not_finite
 from mbc.train.inputs import Batch, converted
+from mbc.train.metrics import metric_for, rises, value_of
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Share, agreed, share_of, share_statistics
 
@@ -116,6 +117,7 @@ def train(
 
     The same job gives the same bits whether run at once or resumed after any epoch. Raises MBC177 when the data do not
     fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
+    MBC237 where the schedule goes by a metric that is not known,
     MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps, or of its last
     ones, are not: the checkpoint of the epoch before is kept.
 
@@ -125,14 +127,15 @@ def train(
     if job.checkpoint is not None:
         check_writable(job.checkpoint)
     batch = job.share.batch
+    metric = metric_for(job.schedule.metric, judged(job.graph) is not None, job.test is not None)
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=batch)
     if job.resume is not None:
         done = load_checkpoint(net, job.resume)
         _check_resumable(done, job)
     history: list[Epoch] = []
-    steps = done.steps
+    steps, plateau = done.steps, done.plateau
     for epoch in range(done.epochs, job.schedule.epochs):
-        finished = _one_epoch(net, job, epoch, on_step)
+        finished = _one_epoch(net, job, epoch, steps, plateau.scale, on_step)
         steps += finished.steps
         history.append(finished)
         why = divergence(not_finite(net), finished)
@@ -140,8 +143,10 @@ def train(
             on_epoch(finished)
             # What else lies there is of another training.
             raise diverged(why, epoch, job.checkpoint if epoch > done.epochs else job.resume)
+        if job.schedule.kind == "plateau":
+            plateau = plateau.after(value_of(metric, finished), rises(metric), job.schedule)
         if job.checkpoint is not None:
-            save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch))
+            save_checkpoint(net, job.checkpoint, Progress(epoch + 1, steps, job.seed, batch, plateau))
         on_epoch(finished)
     return tuple(history)
 
@@ -197,7 +202,10 @@ class _Sums:
         return self.accuracies / self.judged_steps if self.judged_steps else None
 
 
-def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running], None]) -> Epoch:
+def _one_epoch(
+    net: Trainable, job: Job, epoch: int, steps_before: int, scale: float, on_step: Callable[[Running], None]
+) -> Epoch:
+    """`scale`: of the rates that the schedule gives."""
     share, group, epochs = job.share, job.group, job.schedule.epochs
     batch = share.batch
     inputs = inputs_of(job.graph)
@@ -236,8 +244,9 @@ def _one_epoch(net: Trainable, job: Job, epoch: int, on_step: Callable[[Running]
 
     arrays, dropped = following()
     while arrays is not None:
-        # The middle of the step: neither a warm-up's first step nor a cosine's last has the rate 0.
-        rate = job.schedule.at(epoch + ((issued + 0.5) / steps_in_epoch if steps_in_epoch else 0.5))
+        taken = 1 / steps_in_epoch if steps_in_epoch else 1.0
+        begins = epoch + (issued * taken if steps_in_epoch else 0.0)
+        rate = scale * job.schedule.at(begins, taken, steps_before + issued)
         loss = net.step(*arrays, lr=rate)
         issued += 1
         arrays, dropped = following()
