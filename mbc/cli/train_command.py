@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +23,14 @@ from mbc.cli.ranks import (
     subject_for_ranks,
     what_ranks_share,
 )
-from mbc.cli.terminal import StatusLine, bar, notes, terminated_as_interrupted
+from mbc.cli.terminal import StatusLine, bar, notes, stoppable, terminated_as_interrupted
+from mbc.errors import MbcError, RankFailed
 from mbc.ranks.environment import read_environment
 from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import check_writable, read_progress
+from mbc.train.checkpoint import best_beside, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.divergence import named
 from mbc.train.loop import Epoch, Job, Running, train
@@ -35,6 +39,8 @@ from mbc.train.schedule import USUAL_RATES, Schedule
 if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
     from mbc.runtime.module import Module
+
+_PATIENCE_S = 5.0  # of the other ranks, after a signal, with the first one, which finishes its step and saves
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,6 +65,7 @@ class _Prepared:
     schedule: Schedule
     seed: int
     checkpoint: Path | None  # None where another rank writes it
+    best: Path | None  # likewise
     resume: Path | None
 
 
@@ -73,15 +80,28 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     seed = arguments.seed
     if seed is None:
         seed = 0 if progress is None else progress.seed
-    checkpoint = None if not writes else resume if arguments.checkpoint is None else Path(arguments.checkpoint)
-    if checkpoint is not None:
-        check_writable(checkpoint)
+    checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
+    best = None
+    if checkpoint is None:
+        for option in ("checkpoint_every", "keep_best"):
+            if getattr(arguments, option) is not None:
+                raise MbcError(
+                    "MBC238",
+                    f"--{option.replace('_', '-')} does not say where the checkpoint is to be",
+                    "give --checkpoint FILE, too",
+                )
+    elif not writes:
+        checkpoint = None
+    else:
+        best = None if arguments.keep_best is None else best_beside(checkpoint)
+        for file in filter(None, (checkpoint, best)):
+            check_writable(file)
 
     check_plannable(arguments.network_or_package, options(arguments))
     for place in (arguments.data, arguments.test):
         if place is not None:
             check_place(place)
-    return _Prepared(arguments, schedule, seed, checkpoint, resume)
+    return _Prepared(arguments, schedule, seed, checkpoint, best, resume)
 
 
 def _train(prepared: _Prepared, group: Group | None) -> int:
@@ -94,7 +114,11 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
     data, test = _data(arguments, graph)
     if group is not None:
         group.agree(_lengths(data, test))
-    job = Job(graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group)
+    job = Job(
+        graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group,
+        checkpoint_every=arguments.checkpoint_every or 0, best=prepared.best,
+        best_metric=None if arguments.keep_best is True else arguments.keep_best,
+    )  # fmt: skip
     view = _View(data, job.share.batch)
 
     def on_step(now: Running) -> None:
@@ -104,15 +128,36 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
 
     there = _identity(checkpoint)
     try:
-        with terminated_as_interrupted():
-            history = train(net, job, on_step, view.on_epoch)
+        with _stopping(prepared, group) as stop:
+            history = train(net, replace(job, stop=stop), on_step, view.on_epoch)
     except KeyboardInterrupt:
         view.stop()
         written = checkpoint if _identity(checkpoint) != there else prepared.resume
-        print(_how_to_go_on(written, checkpoint), file=sys.stderr)
+        print(_how_to_go_on(arguments, written, checkpoint), file=sys.stderr)
         raise
-    _report(arguments, history, checkpoint, net)
+    _report(prepared, history, net)
     return 0
+
+
+@contextmanager
+def _stopping(prepared: _Prepared, group: Group | None) -> Generator[Callable[[], bool]]:
+    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint it is written after the step that is under
+    way, for which rank 0 needs the others: they end when they learn that it has."""
+    if prepared.checkpoint is not None:
+        with stoppable() as stop:
+            yield stop
+        return
+    if group is None or group.rank == 0 or not (prepared.arguments.checkpoint or prepared.resume):
+        with terminated_as_interrupted():
+            yield lambda: False
+        return
+    with stoppable(_PATIENCE_S) as interrupted:
+        try:
+            yield lambda: False
+        except RankFailed:
+            if interrupted():
+                raise KeyboardInterrupt from None
+            raise
 
 
 def _open(prepared: _Prepared, group: Group | None) -> Module:
@@ -160,23 +205,26 @@ def _identity(file: Path | None) -> tuple[int, int] | None:
     return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
-def _how_to_go_on(written: Path | None, checkpoint: Path | None) -> str:
-    """After an interrupt: `written` is the last checkpoint of this training."""
+def _how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoint: Path | None) -> str:
+    """After an interrupt; `written` is the last checkpoint of this training."""
     if written is not None:
-        return f"go on with: --resume {written}"
+        # Where the command line has another one already the last one counts.
+        more = () if arguments.resume == str(written) else ("--resume", str(written))
+        return f"go on with: {shlex.join(('mbc', *arguments.words, *more))}"
     if checkpoint is not None:
-        return f"no epoch was finished, so that '{checkpoint}' is not written: begin anew"
-    return "nothing was saved: with --checkpoint FILE a training can be resumed after every epoch"
+        return f"'{checkpoint}' is not written: begin anew"
+    return "nothing was saved: with --checkpoint FILE a training is saved when it is interrupted, and can be resumed"
 
 
-def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoint: Path | None, net: Module) -> None:
-    device = net.device
+def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> None:
+    arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
     if arguments.json:
         result = {
             "device": device,
             "ranks": net.ranks,
             "epochs": [asdict(epoch) for epoch in history],
             "checkpoint": None if checkpoint is None else str(checkpoint),
+            "best": None if best is None else str(best),
         }
         print(json.dumps(result, indent=2))
         return
@@ -191,6 +239,10 @@ def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoin
         print(f"{_loss(last)} {after}")
     if checkpoint is not None:
         print(f"weights: {checkpoint}")
+    if best is not None and best.exists():
+        of = read_progress(best)
+        found = "" if of.best is None else f", {of.best.metric} {of.best.value:.4f}"
+        print(f"best weights: {best} (epoch {of.epochs}{found})")
 
 
 def _loss(shown: Running | Epoch) -> str:

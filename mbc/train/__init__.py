@@ -1,6 +1,7 @@
 """Training a module on data: where batches come from, the learning rate, the loop, checkpoints that resume.
 
 * `loop`: epochs of steps, test accuracy, checkpoints
+* `epoch`: what is added up and told of an epoch
 * `schedule`: the learning rate
 * `metrics`: by which epochs are compared
 * `data`: where the rows of an epoch come from

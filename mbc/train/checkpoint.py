@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 from mbc.errors import MbcError
 from mbc.runtime.checkpoint import Checkpoint, why
 from mbc.runtime.replace import try_replacing
+from mbc.train.epoch import Tally
 from mbc.train.schedule import Plateau
 
 _KEY = "mbc.training"
@@ -29,19 +30,35 @@ class Saves(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Best:
+    """Of all finished epochs, by one of `mbc.train.metrics`."""
+
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout."""
+    """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout. `running`: of an
+    epoch that has begun."""
 
     epochs: int
     steps: int
     seed: int
     batch: int
     plateau: Plateau = field(default_factory=Plateau)
+    running: Tally | None = None
+    best: Best | None = None
 
 
 def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
     """Write weights and progress to `path`, whole or not at all. MBC162 where it cannot be written."""
     net.save(path, metadata={_KEY: json.dumps(asdict(progress))})
+
+
+def best_beside(checkpoint: Path) -> Path:
+    """Where the best one lies: `w.best.safetensors` beside `w.safetensors`."""
+    return checkpoint.with_name(f"{checkpoint.stem}.best{checkpoint.suffix}")
 
 
 def check_writable(path: Path) -> None:
@@ -97,12 +114,14 @@ def _part(kind: type[Part], told: Any) -> Part:
         value = tuple(told[one.name]) if isinstance(told[one.name], list) else told[one.name]
         if ("None" if value is None else type(value).__name__) not in str(one.type):  # annotations are text here
             raise ValueError(one.name)
+        if isinstance(value, int) and value < 0:
+            raise ValueError(one.name)
         of_kind[one.name] = value
     return kind(**of_kind)
 
 
 _COUNTS = ("epochs", "steps", "seed", "batch")
-_PARTS: dict[str, type[Any]] = {"plateau": Plateau}  # not in files of earlier versions
+_PARTS: dict[str, type[Any]] = {"plateau": Plateau, "running": Tally, "best": Best}  # not in files of earlier versions
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

@@ -75,8 +75,9 @@ class Recorded(Module):
 def trained(
     size: int, data: Data, epochs: int, *, norm: bool = False, test: Data | None = None,
     checkpoint: Path | None = None, resume: Path | None = None, fed: dict[int, list[np.ndarray]] | None = None,
+    stop_after: int | None = None,
 ) -> list[tuple[tuple[Epoch, ...], States]]:  # fmt: skip
-    """History and states of each rank. `fed`: gets the images of each of its steps."""
+    """History and states of each rank. `fed`: gets the images of each of its steps. `stop_after`: steps of rank 0."""
 
     def body(member: ThreadRank) -> tuple[tuple[Epoch, ...], States]:
         ranks = member if size > 1 else None
@@ -85,7 +86,7 @@ def trained(
             net.fed = [] if fed is None else fed.setdefault(member.rank, [])
             job = Job(
                 net.plan.graph, data, Schedule(0.2, epochs), test, 3, checkpoint if member.rank == 0 else None, resume,
-                ranks,
+                ranks, stop=lambda: member.rank == 0 and len(net.fed) == stop_after,
             )  # fmt: skip
             history = train(net, job)
             return history, {name: net.state(name) for name in net.states}
@@ -171,6 +172,20 @@ def test_two_ranks_with_batch_norm_give_the_same_bits_at_once_and_resumed(arrays
     assert_same(whole[0][1], whole[1][1])
     ((_, one),) = trained(1, data, 2, norm=True)
     assert max(float(np.abs(one[name] - whole[0][1][name]).max()) for name in one) > 1e-6  # normalised by rank
+
+
+@pytest.mark.parametrize("of_function", [False, True])
+def test_two_ranks_that_were_stopped_within_an_epoch_end_with_the_same_bits(arrays, tmp_path, of_function):
+    data, file = iterable(arrays) if of_function else ArrayData(arrays), tmp_path / "c"
+    whole = trained(2, data, 2, norm=True, test=data)
+    with pytest.raises(KeyboardInterrupt):
+        trained(2, data, 2, norm=True, test=data, checkpoint=file, stop_after=7)
+    running = read_progress(file).running
+    assert running is not None and running.steps == 2
+    resumed = trained(2, data, 2, norm=True, test=data, resume=file)
+    for (history, states), (other, after) in zip(whole, resumed, strict=True):
+        assert_same(states, after)
+        assert dataclasses.replace(history[1], seconds=0) == dataclasses.replace(other[0], seconds=0)
 
 
 def iterable(arrays, size=2, **options):

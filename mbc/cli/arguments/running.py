@@ -41,6 +41,13 @@ def add_train(commands: Commands) -> None:
         help="start N ranks on this machine, one a GPU (with --device cpu by mpiexec)",
     )
     made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
+    made.add_argument(
+        "--checkpoint-every", type=count, metavar="STEPS", help="write it after so many steps, too, within epochs"
+    )
+    made.add_argument(
+        "--keep-best", nargs="?", const=True, choices=METRICS, metavar="METRIC",
+        help="keep the best epoch's beside it, as FILE.best; METRIC as of --plateau-metric",
+    )  # fmt: skip
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
     add_planning(made)
