@@ -10,5 +10,6 @@
 * `inputs`: arrays of a data set as inputs of a network
 * `accuracy`: how often a network is right
 * `checkpoint`: checkpoints that a training resumes from
+* `logs`: JSON lines and TensorBoard
 * `divergence`: when a training is past saving
 """

@@ -40,7 +40,7 @@ class Best:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout. `running`: of an
-    epoch that has begun."""
+    epoch that has begun; `interval`: of its steps since the last ones that were told."""
 
     epochs: int
     steps: int
@@ -48,7 +48,13 @@ class Progress:
     batch: int
     plateau: Plateau = field(default_factory=Plateau)
     running: Tally | None = None
+    interval: Tally | None = None
     best: Best | None = None
+
+    @property
+    def steps_in_all(self) -> int:
+        """Those of an epoch that has begun included."""
+        return self.steps + (0 if self.running is None else self.running.steps)
 
 
 def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
@@ -121,7 +127,12 @@ def _part(kind: type[Part], told: Any) -> Part:
 
 
 _COUNTS = ("epochs", "steps", "seed", "batch")
-_PARTS: dict[str, type[Any]] = {"plateau": Plateau, "running": Tally, "best": Best}  # not in files of earlier versions
+_PARTS: dict[str, type[Any]] = {
+    "plateau": Plateau,
+    "running": Tally,
+    "interval": Tally,
+    "best": Best,
+}  # not in files of earlier versions
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

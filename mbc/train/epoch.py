@@ -23,12 +23,28 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """Steps of an epoch, up to step `total_steps` of the training: `rows` in `seconds`. `loss` is the mean of all but
+    `bad_steps`, whose loss is not finite, `learning_rate` that of the last step."""
+
+    epoch: int
+    total_steps: int
+    steps: int
+    loss: float
+    accuracy: float | None
+    learning_rate: float
+    rows: int
+    seconds: float
+    bad_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """A finished epoch. `loss` is the mean over its steps but `bad_steps`, whose loss is not finite and which changed
     nothing, `accuracy` that over all; `dropped_rows` did not fill a mini-batch. `first_bad_step` counts from 1, 0 where
     there is none; no good step follows `bad_steps_at_end`. `overflowed_steps` had a finite loss, and were skipped for a
     gradient that fp16 cannot hold. `bad_states` hold values that are not finite since before the first bad step: the
-    gradient of an earlier one was not finite though its loss was, and reached them."""
+    gradient of an earlier one was not finite though its loss was, and reached them. `total_steps`: of all epochs."""
 
     epoch: int
     epochs: int
@@ -45,12 +61,13 @@ class Epoch:
     bad_steps_at_end: int = 0
     overflowed_steps: int = 0
     bad_states: tuple[str, ...] = ()
+    total_steps: int = 0
 
 
 @dataclass
 class Tally:
-    """What an epoch has added up so far: what a training needs beside its states to go on within the epoch.
-    `skipped_before`: the module's count of skipped steps when the epoch began."""
+    """What an epoch, or an interval of it, has added up so far: what a training needs beside its states to go on within
+    the epoch. `skipped_before`: the module's count of skipped steps when the epoch began."""
 
     steps: int = 0
     bad_steps: int = 0

@@ -16,7 +16,7 @@ from mbc.train.accuracy import Predicts, accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Best, Progress, Saves, check_writable, load_checkpoint, save_checkpoint
 from mbc.train.data import Data
 from mbc.train.divergence import Holds, diverged, divergence, named, not_finite
-from mbc.train.epoch import Epoch, Running, Tally
+from mbc.train.epoch import Epoch, Interval, Running, Tally
 from mbc.train.inputs import Batch, converted
 from mbc.train.metrics import is_better, metric_for, rises, value_of
 from mbc.train.schedule import Schedule
@@ -52,8 +52,8 @@ class Job:
     """What to train. `resume` is read before the first epoch. `checkpoint` is written after every epoch, and within
     epochs after every `checkpoint_every` steps (0: not); `best` when an epoch was better than all before it, by
     `best_metric` (`mbc.train.metrics`). `group`: the ranks that share each mini-batch, all of which run the same job;
-    the first one writes. `stop` is asked before every step, and after every epoch: where it says True, the checkpoint
-    is written and the training ends as Ctrl-C would end it."""
+    the first one writes. Figures are told after every `interval` steps (0: not). `stop` is asked before every step, and
+    after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C."""
 
     graph: TrainingGraph
     data: Data
@@ -66,6 +66,7 @@ class Job:
     checkpoint_every: int = 0
     best: Path | None = None
     best_metric: str | None = None
+    interval: int = 0
     stop: Callable[[], bool] = lambda: False
 
     @property
@@ -87,8 +88,11 @@ def train(
     job: Job,
     on_step: Callable[[Running], None] = lambda _: None,
     on_epoch: Callable[[Epoch], None] = lambda _: None,
+    on_interval: Callable[[Interval], None] = lambda _: None,
 ) -> tuple[Epoch, ...]:
-    """Train to the end of the schedule; returns the epochs that were finished.
+    """Train to the end of the schedule; returns the epochs that were finished. `on_step` is called after every step,
+    `on_interval` after every `job.interval` steps, `on_epoch` after every epoch, when its checkpoint is written; on all
+    ranks. What they raise ends the training.
 
     The same job gives the same bits whether run at once or resumed from any checkpoint. Raises MBC177 when the data do
     not fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
@@ -109,7 +113,7 @@ def train(
     history: list[Epoch] = []
     kept = job.resume
     for number in range(done.epochs, job.schedule.epochs):
-        epoch = _EpochRun(net, job, done, kept, on_step)
+        epoch = _EpochRun(net, job, done, kept, on_step, on_interval)
         finished = epoch.run()
         history.append(finished)
         why = divergence(not_finite(net), finished)
@@ -117,7 +121,7 @@ def train(
             on_epoch(finished)
             # What else lies there is of another training.
             raise diverged(why, number, epoch.kept, epoch.kept_at)
-        done = replace(done, epochs=number + 1, steps=done.steps + finished.steps, running=None)
+        done = replace(done, epochs=number + 1, steps=finished.total_steps, running=None, interval=None)
         if job.schedule.kind == "plateau":
             value = value_of(plateau_metric, finished)
             done = replace(done, plateau=done.plateau.after(value, rises(plateau_metric), job.schedule))
@@ -162,15 +166,19 @@ class _EpochRun:
     `kept_at` of this epoch, 0 where it is of before."""
 
     def __init__(
-        self, net: Trainable, job: Job, done: Progress, kept: Path | None, on_step: Callable[[Running], None]
-    ) -> None:
-        self._net, self._job, self._done, self._on_step = net, job, done, on_step
+        self, net: Trainable, job: Job, done: Progress, kept: Path | None, on_step: Callable[[Running], None],
+        on_interval: Callable[[Interval], None],
+    ) -> None:  # fmt: skip
+        self._net, self._job, self._done = net, job, done
+        self._on_step, self._on_interval = on_step, on_interval
         self._inputs = inputs_of(job.graph)
         self._batch = job.share.batch
         self._tally = Tally(skipped_before=int(net.control["skipped"])) if done.running is None else done.running
         self._issued = self._tally.steps
-        self._unseen: Reported | None = None  # the loss of the last step
-        self._began = time.monotonic() - self._tally.seconds
+        self._unseen: tuple[Reported, float] | None = None  # loss and learning rate of the last step
+        self._interval = Tally() if done.interval is None else done.interval
+        now = time.monotonic()
+        self._began, self._interval_began = now - self._tally.seconds, now - self._interval.seconds
         self.kept, self.kept_at = kept, self._tally.steps
 
     def run(self) -> Epoch:
@@ -181,13 +189,13 @@ class _EpochRun:
             if job.stop():
                 self._save()
                 raise KeyboardInterrupt
-            tally.learning_rate = self._rate()
-            loss = net.step(*arrays, lr=tally.learning_rate)
+            rate = self._rate()
+            loss = net.step(*arrays, lr=rate)
             self._issued += 1
             arrays, dropped = self._following(parts)
             # Looking at a loss waits for its step: at that of the one before, so that the GPU always has work.
             self._look()
-            self._unseen = loss
+            self._unseen = loss, rate
             every = job.checkpoint_every
             if every and (self._done.steps + self._issued) % every == 0 and arrays is not None:
                 self._save()
@@ -216,8 +224,11 @@ class _EpochRun:
         """At the loss of the last step, where nobody has."""
         if self._unseen is None:
             return
-        loss, self._unseen, tally = self._unseen, None, self._tally
-        tally.add(float(loss), loss.accuracy)
+        (reported, rate), self._unseen, tally = self._unseen, None, self._tally
+        loss, accuracy = float(reported), reported.accuracy
+        tally.learning_rate = rate
+        for one in (tally, self._interval):
+            one.add(loss, accuracy)
         if tally.first_bad_step == tally.steps:
             # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
             tally.bad_states = not_finite(self._net)
@@ -227,6 +238,18 @@ class _EpochRun:
             rows=tally.steps * self._batch, seconds=time.monotonic() - self._began, bad_steps=tally.bad_steps,
         )  # fmt: skip
         self._on_step(now)
+        if self._job.interval and (self._done.steps + tally.steps) % self._job.interval == 0:
+            self._tell_interval()
+
+    def _tell_interval(self) -> None:
+        interval, now = self._interval, time.monotonic()
+        told = Interval(
+            epoch=self._done.epochs + 1, total_steps=self._done.steps + self._tally.steps, steps=interval.steps,
+            loss=interval.loss, accuracy=interval.accuracy, learning_rate=self._tally.learning_rate,
+            rows=interval.steps * self._batch, seconds=now - self._interval_began, bad_steps=interval.bad_steps,
+        )  # fmt: skip
+        self._interval, self._interval_began = Tally(), now
+        self._on_interval(told)
 
     def _save(self) -> None:
         """Within the epoch. What would count as diverged at its end does not replace what has not."""
@@ -234,10 +257,12 @@ class _EpochRun:
             return
         self._look()
         tally = self._tally
-        tally.seconds = time.monotonic() - self._began
+        now = time.monotonic()
+        tally.seconds, self._interval.seconds = now - self._began, now - self._interval_began
         self._count_overflows()
         if divergence(not_finite(self._net), tally) is None:
-            save_checkpoint(self._net, self._job.checkpoint, replace(self._done, running=tally))
+            progress = replace(self._done, running=tally, interval=self._interval)
+            save_checkpoint(self._net, self._job.checkpoint, progress)
             self.kept, self.kept_at = self._job.checkpoint, tally.steps
 
     def _count_overflows(self) -> None:
@@ -277,4 +302,5 @@ class _EpochRun:
             bad_steps_at_end=tally.bad_steps_at_end,
             overflowed_steps=tally.overflowed_steps,
             bad_states=tally.bad_states,
+            total_steps=self._done.steps + tally.steps,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -269,8 +271,42 @@ def test_a_training_that_was_interrupted_within_an_epoch_ends_with_the_same_bits
     assert f"best weights: half.best (epoch {of.epochs}, loss {of.best.value:.4f})" in done.out
 
 
-@pytest.mark.parametrize("option", ["--checkpoint-every=5", "--keep-best"])
-def test_options_of_a_checkpoint_that_is_not_asked_for(mbc, data, option):
+@pytest.mark.parametrize(
+    ("option", "what", "remedy"),
+    [
+        ("--checkpoint-every=5", "the checkpoint", "--checkpoint FILE"),
+        ("--keep-best", "the checkpoint", "--checkpoint FILE"),
+        ("--log-every=5", "the log", "--log FILE or --tensorboard FOLDER"),
+    ],
+)
+def test_options_without_the_place_that_they_need(mbc, data, option, what, remedy):
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, option)
     assert done.code == 1
-    assert f"error MBC238: {option.split('=')[0]} does not say where the checkpoint is to be\nhelp: give" in done.err
+    assert f"error MBC238: {option.split('=')[0]} does not say where {what} is to be\nhelp: give {remedy}," in done.err
+
+
+def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
+    common = ("--data", data, "--test", data, "--log", "log.jsonl", "--log-every", "3", "--checkpoint", "c")
+    done = interrupted(mbc, monkeypatch, signal.SIGTERM, *common, after=6)
+    (again,) = re.findall(r"go on with: mbc (.*)", done.err)
+    assert mbc(*again.split()).code == 0
+    lines = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["epoch"], line["step"]) for line in lines] == [
+        ("interval", 1, 3), ("epoch", 1, 4), ("interval", 2, 6), ("epoch", 2, 8), ("interval", 3, 9),
+        ("interval", 3, 12), ("epoch", 3, 12),
+    ]  # fmt: skip
+    assert all(line["test_accuracy"] > 0 for line in lines if line["kind"] == "epoch")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--log", "nowhere/log"), "error MBC290: cannot write the log 'nowhere/log': its folder does not exist"),
+        (("--tensorboard", "t"), "error MBC291: TensorBoard is asked for, and its package cannot be imported"),
+    ],
+)
+def test_logs_that_cannot_be_written_are_refused_before_planning(mbc, data, monkeypatch, options, message):
+    monkeypatch.setattr(compiler, "compile_plan", lambda *_: pytest.fail("planned"))
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, *options)
+    assert done.code == 1 and message in done.err

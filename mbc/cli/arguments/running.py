@@ -49,6 +49,13 @@ def add_train(commands: Commands) -> None:
         help="keep the best epoch's beside it, as FILE.best; METRIC as of --plateau-metric",
     )  # fmt: skip
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
+    made.add_argument("--log", metavar="FILE", help="write the figures of each epoch here, as lines of JSON")
+    made.add_argument("--log-every", type=count, metavar="STEPS", help="and those of each interval of so many steps")
+    made.add_argument(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="write the same for TensorBoard (pip install 'mbc-compiler[tensorboard]')",
+    )
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
     add_planning(made)
     add_measuring(made)
