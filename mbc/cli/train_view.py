@@ -6,6 +6,9 @@ from mbc.cli.terminal import StatusLine, bar
 from mbc.train.data import Data
 from mbc.train.divergence import named
 from mbc.train.epoch import Epoch, Running
+from mbc.units import show_duration
+
+TOLERATED_WAIT = 0.01  # share of an epoch in which no step ran because its data were not there: not worth a word
 
 
 def show_loss(shown: Running | Epoch) -> str:
@@ -50,6 +53,10 @@ class View:
         if epoch.test_accuracy is not None:
             parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
         parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
+        if epoch.waited_seconds > TOLERATED_WAIT * epoch.seconds:
+            seconds, share = epoch.waited_seconds, epoch.waited_seconds / epoch.seconds
+            shown = f"{seconds:.2g} s" if seconds < 10 else show_duration(seconds)
+            parts.append(f"waited for data {share:.0%} ({shown})")
         if epoch.bad_steps:
             steps = "1 step" if epoch.bad_steps == 1 else f"{epoch.bad_steps} steps"
             parts.append(

@@ -44,7 +44,8 @@ class Epoch:
     nothing, `accuracy` that over all; `dropped_rows` did not fill a mini-batch. `first_bad_step` counts from 1, 0 where
     there is none; no good step follows `bad_steps_at_end`. `overflowed_steps` had a finite loss, and were skipped for a
     gradient that fp16 cannot hold. `bad_states` hold values that are not finite since before the first bad step: the
-    gradient of an earlier one was not finite though its loss was, and reached them. `total_steps`: of all epochs."""
+    gradient of an earlier one was not finite though its loss was, and reached them. `total_steps`: of all epochs.
+    `waited_seconds`: for which no step ran, because its data were not there yet."""
 
     epoch: int
     epochs: int
@@ -62,6 +63,7 @@ class Epoch:
     overflowed_steps: int = 0
     bad_states: tuple[str, ...] = ()
     total_steps: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Tally:
     accuracies: float = 0.0
     judged_steps: int = 0
     seconds: float = 0.0
+    waited_seconds: float = 0.0
     learning_rate: float = 0.0
     bad_states: tuple[str, ...] = ()
 

@@ -37,7 +37,7 @@ def fields_of(told: Interval | Epoch) -> Fields:
         "accuracy": told.accuracy,
     }
     if isinstance(told, Epoch):
-        fields["test_accuracy"] = told.test_accuracy
+        fields |= {"test_accuracy": told.test_accuracy, "waited_s": told.waited_seconds}
     return fields | {
         "learning_rate": told.learning_rate,
         "images_per_s": told.rows / max(told.seconds, 1e-9),

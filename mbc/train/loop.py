@@ -35,6 +35,20 @@ class Reported(Protocol):
         """Share of the step's rows classified correctly, None where the network does not classify."""
         ...
 
+    @property
+    def idle_s(self) -> float | None:
+        """How long the device had nothing to do before the step; None where steps are computed when they are called."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A step whose loss nobody has looked at; its data came after `awaited_s`."""
+
+    loss: Reported
+    rate: float
+    awaited_s: float
+
 
 class Trainable(Saves, Predicts, Holds, HoldsStates, Protocol):
     """What the loop needs of `mbc.runtime.module.Module`."""
@@ -175,7 +189,8 @@ class _EpochRun:
         self._batch = job.share.batch
         self._tally = Tally(skipped_before=int(net.control["skipped"])) if done.running is None else done.running
         self._issued = self._tally.steps
-        self._unseen: tuple[Reported, float] | None = None  # loss and learning rate of the last step
+        self._unseen: _Taken | None = None
+        self._awaited_s = 0.0  # by the next step, for its data
         self._interval = Tally() if done.interval is None else done.interval
         now = time.monotonic()
         self._began, self._interval_began = now - self._tally.seconds, now - self._interval.seconds
@@ -189,13 +204,13 @@ class _EpochRun:
             if job.stop():
                 self._save()
                 raise KeyboardInterrupt
-            rate = self._rate()
+            rate, awaited_s = self._rate(), self._awaited_s
             loss = net.step(*arrays, lr=rate)
             self._issued += 1
             arrays, dropped = self._following(parts)
             # Looking at a loss waits for its step: at that of the one before, so that the GPU always has work.
             self._look()
-            self._unseen = loss, rate
+            self._unseen = _Taken(loss, rate, awaited_s)
             every = job.checkpoint_every
             if every and (self._done.steps + self._issued) % every == 0 and arrays is not None:
                 self._save()
@@ -214,19 +229,24 @@ class _EpochRun:
     def _following(self, parts: Iterator[Part]) -> tuple[Batch | None, int]:
         """The rows of the next step; None where they do not fill a mini-batch, and how many they are then."""
         data, group = self._job.data, self._job.group
+        began = time.monotonic()
         part = next(parts, None)
+        arrays = converted(part.arrays, self._inputs) if part is not None and part.whole else None
+        self._awaited_s = time.monotonic() - began
         whole, rows = (False, 0) if part is None else (part.whole, part.rows)
         if group is not None and data.rows is None:
             whole, rows = agreed(part, data.common, group, self._issued)
-        return (converted(part.arrays, self._inputs), 0) if whole and part is not None else (None, rows)
+        return (arrays, 0) if whole else (None, rows)
 
     def _look(self) -> None:
         """At the loss of the last step, where nobody has."""
         if self._unseen is None:
             return
-        (reported, rate), self._unseen, tally = self._unseen, None, self._tally
-        loss, accuracy = float(reported), reported.accuracy
-        tally.learning_rate = rate
+        taken, self._unseen, tally = self._unseen, None, self._tally
+        loss, accuracy, idle_s = float(taken.loss), taken.loss.accuracy, taken.loss.idle_s
+        tally.learning_rate = taken.rate
+        # A GPU waits for data only when it has finished the step before; other reasons to wait are none of the data's.
+        tally.waited_seconds += taken.awaited_s if idle_s is None else min(taken.awaited_s, idle_s)
         for one in (tally, self._interval):
             one.add(loss, accuracy)
         if tally.first_bad_step == tally.steps:
@@ -303,4 +323,5 @@ class _EpochRun:
             overflowed_steps=tally.overflowed_steps,
             bad_states=tally.bad_states,
             total_steps=self._done.steps + tally.steps,
+            waited_seconds=tally.waited_seconds,
         )

@@ -22,7 +22,7 @@ def records(file):
 
 
 def timeless(file):
-    return [{k: v for k, v in one.items() if k not in ("seconds", "images_per_s")} for one in records(file)]
+    return [{k: v for k, v in one.items() if k not in ("seconds", "waited_s", "images_per_s")} for one in records(file)]
 
 
 def logged(net, job, lines=None, tensorboard=None, step=0):
@@ -74,6 +74,7 @@ def test_lines_of_json(regression, graph, rows, tmp_path):
     assert first["bad_steps"] == 1 and "test_accuracy" not in first
     assert last == {
         "kind": "epoch", "step": 7, "epoch": 1, "loss": epoch.loss, "accuracy": epoch.accuracy, "test_accuracy": 1.0,
+        "waited_s": epoch.waited_seconds,
         "learning_rate": 0.1, "images_per_s": 56 / epoch.seconds, "seconds": epoch.seconds, "bad_steps": 1,
     }  # fmt: skip
 

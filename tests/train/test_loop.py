@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
+from mbc.train import loop
 from mbc.train.accuracy import accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
@@ -333,3 +334,37 @@ def test_files_that_are_no_checkpoints(tmp_path, content, code, message):
     with pytest.raises(MbcError, match=message) as caught:
         read_progress(tmp_path / "c")
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "waited_s"),
+    [
+        (None, 7 * 2.0),  # steps are computed when they are called
+        (5.0, 7 * 2.0),  # the GPU waited for other things, too
+        (0.5, 7 * 0.5),
+        (0.0, 0.0),  # the step before ran all the while
+    ],
+)
+def test_how_long_steps_waited_for_data(regression, graph, rows, monkeypatch, idle_s, waited_s):
+    now_s = 0.0
+
+    def slow():
+        nonlocal now_s
+        for part in range(0, 56, 8):
+            now_s += 2
+            yield tuple(array[part : part + 8] for array in rows)
+        now_s += 2  # nobody waits for the end
+
+    step = regression.step
+
+    def one_second(*arrays, lr):
+        nonlocal now_s
+        now_s += 1
+        loss = step(*arrays, lr=lr)
+        loss.idle_s = idle_s
+        return loss
+
+    regression.step = one_second
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now_s)
+    (epoch,) = train(regression, Job(graph, IterableData(slow, inputs_of(graph), "test"), Schedule(0.1, 1)))
+    assert (epoch.waited_seconds, epoch.seconds) == (waited_s, 7 * 3 + 2)
