@@ -200,7 +200,7 @@ class Cuda:
             _ = earlier.values  # somebody still holds it, and its place is needed
         elif slot.pending is not None:
             slot.event.synchronize()
-        slot.number = number = previous.number + 1
+        number = previous.number + 1
         slot.begun.record(self._compute)
         slot.control[:] = np.frombuffer(control, np.uint8)
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
@@ -210,6 +210,7 @@ class Cuda:
         for pinned, place in zip(slot.figures, places, strict=True):
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
         slot.event.record(self._compute)
+        slot.number = number  # only now: where a call has failed its events say nothing
 
         home, connection = self._home, self._connection  # not all of this: who keeps a loss keeps no arena
 

@@ -71,8 +71,8 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files in a folder, as the `tensorboard` package writes them. Figures behind `step`, of a training that was
-    interrupted after its checkpoint, are no longer shown. Raises MBC290 and MBC291."""
+    """Event files in a folder, as the `tensorboard` package writes them. Of what is there, figures up to `step` are
+    still shown, as `JsonLines` keeps them. Raises MBC290 and MBC291."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
         writer = _tensorboard("summary.writer.event_file_writer")
@@ -82,9 +82,7 @@ class TensorBoard:
             self._writer = writer.EventFileWriter(str(folder))
         except (OSError, ValueError) as error:
             raise _unwritten(folder, why(error)) from error
-        if step:
-            started = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._add(step + 1, session_log=started)
+        self._add(step + 1, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
 
     def write(self, fields: Fields) -> None:
         kind, step = str(fields["kind"]), cast(int, fields["step"])

@@ -18,7 +18,7 @@ from mbc.train.data import Data
 from mbc.train.divergence import Holds, diverged, divergence, named, not_finite
 from mbc.train.epoch import Epoch, Interval, Running, Tally
 from mbc.train.inputs import Batch, converted
-from mbc.train.metrics import is_better, metric_for, rises, value_of
+from mbc.train.metrics import metric_for, rises, value_of
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Part, Share, agreed, share_of, share_statistics
 
@@ -140,10 +140,10 @@ def train(
             value = value_of(plateau_metric, finished)
             done = replace(done, plateau=done.plateau.after(value, rises(plateau_metric), job.schedule))
         best = Best(best_metric, value_of(best_metric, finished))
-        if done.best is None or done.best.metric != best_metric or is_better(best_metric, best.value, done.best.value):
+        if job.best is not None and (not job.best.exists() or best.is_better_than(done.best)):
             done = replace(done, best=best)
-            if job.best is not None:  # first: where only this one is written, the epoch is run again, and this with it
-                save_checkpoint(net, job.best, done)
+            # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
+            save_checkpoint(net, job.best, done)
         if job.checkpoint is not None:
             save_checkpoint(net, job.checkpoint, done)
         kept = job.checkpoint

@@ -38,10 +38,6 @@ def rises(metric: str) -> bool:
     return metric != LOSS
 
 
-def is_better(metric: str, value: float, than: float) -> bool:
-    return value > than if rises(metric) else value < than
-
-
 def value_of(metric: str, epoch: Judged) -> float:
     found = {LOSS: epoch.loss, ACCURACY: epoch.accuracy, TEST_ACCURACY: epoch.test_accuracy}[metric]
     assert found is not None, f"{metric} was promised"

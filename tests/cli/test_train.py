@@ -307,6 +307,6 @@ def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
 )
 def test_logs_that_cannot_be_written_are_refused_before_planning(mbc, data, monkeypatch, options, message):
     monkeypatch.setattr(compiler, "compile_plan", lambda *_: pytest.fail("planned"))
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, *options)
     assert done.code == 1 and message in done.err

@@ -132,7 +132,7 @@ def test_places_that_cannot_be_written(tmp_path):
 
 
 def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(MbcError, match="TensorBoard is asked for, and its package cannot be imported: ") as no:
         check_logs(None, tmp_path / "events")
     assert no.value.code == "MBC291" and "pip install 'mbc-compiler[tensorboard]'" in no.value.remedy

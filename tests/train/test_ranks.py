@@ -75,7 +75,7 @@ class Recorded(Module):
 def trained(
     size: int, data: Data, epochs: int, *, norm: bool = False, test: Data | None = None,
     checkpoint: Path | None = None, resume: Path | None = None, fed: dict[int, list[np.ndarray]] | None = None,
-    stop_after: int | None = None,
+    stop_after: int | None = None, schedule: Schedule | None = None,
 ) -> list[tuple[tuple[Epoch, ...], States]]:  # fmt: skip
     """History and states of each rank. `fed`: gets the images of each of its steps. `stop_after`: steps of rank 0."""
 
@@ -85,8 +85,9 @@ def trained(
         with net:
             net.fed = [] if fed is None else fed.setdefault(member.rank, [])
             job = Job(
-                net.plan.graph, data, Schedule(0.2, epochs), test, 3, checkpoint if member.rank == 0 else None, resume,
-                ranks, stop=lambda: member.rank == 0 and len(net.fed) == stop_after,
+                net.plan.graph, data, schedule or Schedule(0.2, epochs), test, 3,
+                checkpoint if member.rank == 0 else None, resume, ranks,
+                stop=lambda: member.rank == 0 and len(net.fed) == stop_after,
             )  # fmt: skip
             history = train(net, job)
             return history, {name: net.state(name) for name in net.states}
@@ -186,6 +187,16 @@ def test_two_ranks_that_were_stopped_within_an_epoch_end_with_the_same_bits(arra
     for (history, states), (other, after) in zip(whole, resumed, strict=True):
         assert_same(states, after)
         assert timeless(history[1]) == timeless(other[0])
+
+
+def test_all_ranks_come_to_a_plateau_after_the_same_epoch(arrays):
+    data = ArrayData(arrays)
+    schedule = Schedule(1e-5, 4, "plateau", patience=0, factor=0.5, metric="test-accuracy")
+    ((alone, _),) = trained(1, data, 4, test=data, schedule=schedule)
+    rates = [epoch.learning_rate for epoch in alone]
+    assert rates[0] > rates[-1]
+    for history, _ in trained(2, data, 4, test=data, schedule=schedule):
+        assert [epoch.learning_rate for epoch in history] == rates
 
 
 def iterable(arrays, size=2, **options):

@@ -133,4 +133,8 @@ def test_the_best_checkpoint_is_kept(regression, graph, rows, tmp_path, metric, 
     before = job.best.read_bytes()
     train(regression, worse)
     assert job.best.read_bytes() == before
+    # One that is gone is written again.
+    job.best.unlink()
+    train(regression, dataclasses.replace(worse, schedule=dataclasses.replace(job.schedule, epochs=5)))
+    assert read_progress(job.best).epochs == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["w.best.safetensors", "w.safetensors"]
