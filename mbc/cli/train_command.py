@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
     from mbc.runtime.module import Module
 
-_PATIENCE_S = 5.0  # of the other ranks, after a signal, with the first one, which finishes its step and saves
+_PATIENCE_S = 3.0  # of the other ranks, after a signal, with the first one, which finishes its step and saves
 
 
 def run(arguments: argparse.Namespace) -> int:

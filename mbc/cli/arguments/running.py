@@ -40,17 +40,19 @@ def add_train(commands: Commands) -> None:
         metavar="N",
         help="start N ranks on this machine, one a GPU (with --device cpu by mpiexec)",
     )
-    made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
     made.add_argument(
-        "--checkpoint-every", type=count, metavar="STEPS", help="write it after so many steps, too, within epochs"
+        "--checkpoint", metavar="FILE", help="write weights and progress here after each epoch, and on Ctrl-C"
     )
+    made.add_argument("--checkpoint-every", type=count, metavar="STEPS", help="and within epochs after so many steps")
     made.add_argument(
         "--keep-best", nargs="?", const=True, choices=METRICS, metavar="METRIC",
-        help="keep the best epoch's beside it, as FILE.best; METRIC as of --plateau-metric",
+        help="keep the best epoch's beside it (w.best.safetensors beside w.safetensors), by METRIC as --plateau-metric",
     )  # fmt: skip
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument("--log", metavar="FILE", help="write the figures of each epoch here, as lines of JSON")
-    made.add_argument("--log-every", type=count, metavar="STEPS", help="and those of each interval of so many steps")
+    made.add_argument(
+        "--log-every", type=count, metavar="STEPS", help="and after so many steps, too, those of the steps between"
+    )
     made.add_argument(
         "--tensorboard",
         metavar="FOLDER",
@@ -81,7 +83,7 @@ def _add_schedule(made: argparse.ArgumentParser) -> None:
     made.add_argument("--power", type=float, default=1.0, help="schedule poly: of the remaining share (default 1)")
     made.add_argument(
         "--patience", type=int, default=10, metavar="EPOCHS",
-        help="schedule plateau: so many epochs without a better metric are borne (default 10)",
+        help="schedule plateau: epochs in a row that may pass without a better metric (default 10)",
     )  # fmt: skip
     made.add_argument(
         "--plateau-metric", choices=METRICS, metavar="METRIC",
