@@ -18,6 +18,7 @@ _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # a log wants a sign of life, not a film
 _PATIENCE_S = 1.0  # what ends sooner needs no progress
 _FILE_COLUMNS = 160
+_ONE_SIGNAL_S = 1.0  # signals within are one: a terminal and a launcher may both pass on the same Ctrl-C
 
 _Handler = Callable[[int, FrameType | None], object]  # of a signal
 
@@ -126,13 +127,15 @@ def terminated_as_interrupted() -> Generator[None]:
 def stoppable(most_s: float | None = None) -> Generator[Callable[[], bool]]:
     """After the first Ctrl-C or SIGTERM what the body gets says True; the second one ends the body as Ctrl-C does, and
     so do `most_s` after the first one."""
-    asked = False
+    asked_s: float | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
+        nonlocal asked_s
+        if asked_s is not None:
+            if time.monotonic() - asked_s >= _ONE_SIGNAL_S:
+                raise KeyboardInterrupt
+            return
+        asked_s = time.monotonic()
         if most_s is not None:
             signal.setitimer(signal.ITIMER_REAL, most_s)
 
@@ -141,9 +144,9 @@ def stoppable(most_s: float | None = None) -> Generator[Callable[[], bool]]:
         handlers[signal.SIGINT] = ask
     with _handling(handlers):
         try:
-            yield lambda: asked
+            yield lambda: asked_s is not None
         finally:
-            if asked and most_s is not None:
+            if asked_s is not None and most_s is not None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -148,7 +148,7 @@ def train(
             save_checkpoint(net, job.checkpoint, done)
         kept = job.checkpoint
         on_epoch(finished)
-        if job.stop():
+        if number + 1 < job.schedule.epochs and job.stop():
             raise KeyboardInterrupt
     return tuple(history)
 

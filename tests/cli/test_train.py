@@ -218,6 +218,7 @@ def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2, twice=Fals
         return step(net, *inputs, **named)
 
     monkeypatch.setattr(Module, "step", step_and_interrupt)
+    monkeypatch.setattr("mbc.cli.terminal._ONE_SIGNAL_S", 0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return mbc("train", "tiny.mbc", *CPU, "--epochs", "3", *arguments)
