@@ -183,7 +183,7 @@ def _data(folder: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_the_network_of_the_readme_and_the_python_of_pages(page, tmp_path, monkeypatch):
     (network,) = [block for block in blocks(README.read_text(encoding="utf-8"), "") if block.startswith("network")]
-    (code,) = blocks((ROOT / page).read_text(encoding="utf-8"), "python")
+    code = "\n".join(blocks((ROOT / page).read_text(encoding="utf-8"), "python"))
     _alone(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("net.mbc").write_text(network)

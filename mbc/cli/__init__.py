@@ -16,6 +16,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
+* `train_view`: what it shows while it runs
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
 * `gpus_command`: `mbc gpus`

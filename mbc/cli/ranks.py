@@ -24,7 +24,10 @@ from mbc.ranks.launch import check_gpus, command_line, launch, launch_with_mpi
 from mbc.runtime.membership import check_size
 
 # Arguments of a training that all ranks must have alike.
-_SETTINGS = ("epochs", "lr", "schedule", "warmup", "step_epochs", "step_factor")
+_SETTINGS = (
+    "epochs", "lr", "schedule", "warmup", "step_epochs", "step_factor", "milestones", "power", "patience",
+    "plateau_metric", "checkpoint_every", "keep_best", "log_every",
+)  # fmt: skip
 
 
 def start_ranks(arguments: argparse.Namespace) -> int:

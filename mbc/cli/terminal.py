@@ -9,14 +9,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import TextIO
 
 _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # a log wants a sign of life, not a film
 _PATIENCE_S = 1.0  # what ends sooner needs no progress
 _FILE_COLUMNS = 160
+_ONE_SIGNAL_S = 1.0  # signals within are one: a terminal and a launcher may both pass on the same Ctrl-C
+
+_Handler = Callable[[int, FrameType | None], object]  # of a signal
 
 
 class StatusLine:
@@ -115,14 +119,49 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
 def terminated_as_interrupted() -> Generator[None]:
     """SIGTERM (of a batch system, say) ends the body as Ctrl-C does. Only where signals can be handled: not in a thread
     of somebody's program."""
+    with _handling({signal.SIGTERM: signal.default_int_handler}):
+        yield
+
+
+@contextmanager
+def stoppable(most_s: float | None = None) -> Generator[Callable[[], bool]]:
+    """After the first Ctrl-C or SIGTERM what the body gets says True; the second one ends the body as Ctrl-C does, and
+    so do `most_s` after the first one."""
+    asked_s: float | None = None
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked_s
+        if asked_s is not None:
+            if time.monotonic() - asked_s >= _ONE_SIGNAL_S:
+                raise KeyboardInterrupt
+            return
+        asked_s = time.monotonic()
+        if most_s is not None:
+            signal.setitimer(signal.ITIMER_REAL, most_s)
+
+    handlers: dict[int, _Handler] = {signal.SIGTERM: ask, signal.SIGALRM: signal.default_int_handler}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background jobs have it
+        handlers[signal.SIGINT] = ask
+    with _handling(handlers):
+        try:
+            yield lambda: asked_s is not None
+        finally:
+            if asked_s is not None and most_s is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def _handling(handlers: Mapping[int, _Handler]) -> Generator[None]:
+    """Signals in the body, where they can be handled: not in a thread of somebody's program."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 @contextmanager

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,21 +23,26 @@ from mbc.cli.ranks import (
     subject_for_ranks,
     what_ranks_share,
 )
-from mbc.cli.terminal import StatusLine, bar, notes, terminated_as_interrupted
+from mbc.cli.terminal import notes, stoppable, terminated_as_interrupted
+from mbc.cli.train_view import View, show_loss
+from mbc.errors import MbcError, RankFailed
 from mbc.ranks.environment import read_environment
 from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import check_writable, read_progress
+from mbc.train.checkpoint import best_beside, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
-from mbc.train.divergence import named
-from mbc.train.loop import Epoch, Job, Running, train
+from mbc.train.epoch import Epoch, Running
+from mbc.train.logs import Logs, check_logs
+from mbc.train.loop import Job, train
 from mbc.train.schedule import USUAL_RATES, Schedule
 
 if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
     from mbc.runtime.module import Module
+
+_PATIENCE_S = 3.0  # of the other ranks, after a signal, with the first one, which finishes its step and saves
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,28 +67,52 @@ class _Prepared:
     schedule: Schedule
     seed: int
     checkpoint: Path | None  # None where another rank writes it
+    best: Path | None  # likewise
+    log: Path | None  # likewise
+    tensorboard: Path | None  # likewise
     resume: Path | None
+    steps: int  # those before `resume` was written
 
 
 def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     schedule = Schedule(  # which refuses what is out of range, before anything is planned
         1.0 if arguments.lr is None else arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup,
-        arguments.step_epochs, arguments.step_factor,
+        arguments.step_epochs, arguments.step_factor, arguments.milestones, arguments.power, arguments.patience,
+        arguments.plateau_metric,
     )  # fmt: skip
     resume = None if arguments.resume is None else Path(arguments.resume)
     progress = None if resume is None else read_progress(resume)
     seed = arguments.seed
     if seed is None:
         seed = 0 if progress is None else progress.seed
-    checkpoint = None if not writes else resume if arguments.checkpoint is None else Path(arguments.checkpoint)
-    if checkpoint is not None:
-        check_writable(checkpoint)
+    checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
+    log, tensorboard = (None if place is None else Path(place) for place in (arguments.log, arguments.tensorboard))
+    _check_places(arguments, checkpoint is not None, log is not None or tensorboard is not None)
+    best = None if arguments.keep_best is None or checkpoint is None else best_beside(checkpoint)
+    if not writes:
+        checkpoint = best = log = tensorboard = None
+    for file in filter(None, (checkpoint, best)):
+        check_writable(file)
+    check_logs(log, tensorboard)
 
     check_plannable(arguments.network_or_package, options(arguments))
     for place in (arguments.data, arguments.test):
         if place is not None:
             check_place(place)
-    return _Prepared(arguments, schedule, seed, checkpoint, resume)
+    steps = 0 if progress is None else progress.steps_in_all
+    return _Prepared(arguments, schedule, seed, checkpoint, best, log, tensorboard, resume, steps)
+
+
+def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
+    """MBC238 where an option needs a checkpoint or a log that is not asked for."""
+    for option, there, where, remedy in (
+        ("checkpoint_every", checkpoint, "the checkpoint", "--checkpoint FILE"),
+        ("keep_best", checkpoint, "the checkpoint", "--checkpoint FILE"),
+        ("log_every", log, "the log", "--log FILE or --tensorboard FOLDER"),
+    ):
+        if getattr(arguments, option) is not None and not there:
+            name = option.replace("_", "-")
+            raise MbcError("MBC238", f"--{name} does not say where {where} is to be", f"give {remedy}, too")
 
 
 def _train(prepared: _Prepared, group: Group | None) -> int:
@@ -93,25 +125,54 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
     data, test = _data(arguments, graph)
     if group is not None:
         group.agree(_lengths(data, test))
-    job = Job(graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group)
-    view = _View(data, job.share.batch)
+    job = Job(
+        graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group,
+        checkpoint_every=arguments.checkpoint_every or 0, best=prepared.best,
+        best_metric=None if arguments.keep_best is True else arguments.keep_best, interval=arguments.log_every or 0,
+    )  # fmt: skip
+    view = View(data, job.share.batch)
 
     def on_step(now: Running) -> None:
         if group is not None:
             group.check()
         view.on_step(now)
 
+    def on_epoch(epoch: Epoch) -> None:
+        view.on_epoch(epoch)
+        logs.write(epoch)
+
     there = _identity(checkpoint)
     try:
-        with terminated_as_interrupted():
-            history = train(net, job, on_step, view.on_epoch)
+        with Logs(prepared.log, prepared.tensorboard, prepared.steps) as logs, _stopping(prepared, group) as stop:
+            history = train(net, replace(job, stop=stop), on_step, on_epoch, logs.write)
     except KeyboardInterrupt:
         view.stop()
         written = checkpoint if _identity(checkpoint) != there else prepared.resume
-        print(_how_to_go_on(written, checkpoint), file=sys.stderr)
+        print(_how_to_go_on(arguments, written, checkpoint), file=sys.stderr)
         raise
-    _report(arguments, history, checkpoint, net)
+    _report(prepared, history, net)
     return 0
+
+
+@contextmanager
+def _stopping(prepared: _Prepared, group: Group | None) -> Generator[Callable[[], bool]]:
+    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint it is written after the step that is under
+    way, for which rank 0 needs the others: they end when they learn that it has."""
+    if prepared.checkpoint is not None:
+        with stoppable() as stop:
+            yield stop
+        return
+    if group is None or group.rank == 0 or not (prepared.arguments.checkpoint or prepared.resume):
+        with terminated_as_interrupted():
+            yield lambda: False
+        return
+    with stoppable(_PATIENCE_S) as interrupted:
+        try:
+            yield lambda: False
+        except RankFailed:
+            if interrupted():
+                raise KeyboardInterrupt from None
+            raise
 
 
 def _open(prepared: _Prepared, group: Group | None) -> Module:
@@ -159,23 +220,26 @@ def _identity(file: Path | None) -> tuple[int, int] | None:
     return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
-def _how_to_go_on(written: Path | None, checkpoint: Path | None) -> str:
-    """After an interrupt: `written` is the last checkpoint of this training."""
+def _how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoint: Path | None) -> str:
+    """After an interrupt; `written` is the last checkpoint of this training."""
     if written is not None:
-        return f"go on with: --resume {written}"
+        # Where the command line has another one already the last one counts.
+        more = () if arguments.resume == str(written) else ("--resume", str(written))
+        return f"go on with: {shlex.join(('mbc', *arguments.words, *more))}"
     if checkpoint is not None:
-        return f"no epoch was finished, so that '{checkpoint}' is not written: begin anew"
-    return "nothing was saved: with --checkpoint FILE a training can be resumed after every epoch"
+        return f"'{checkpoint}' is not written: begin anew"
+    return "nothing was saved: with --checkpoint FILE a training is saved when it is interrupted, and can be resumed"
 
 
-def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoint: Path | None, net: Module) -> None:
-    device = net.device
+def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> None:
+    arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
     if arguments.json:
         result = {
             "device": device,
             "ranks": net.ranks,
             "epochs": [asdict(epoch) for epoch in history],
             "checkpoint": None if checkpoint is None else str(checkpoint),
+            "best": None if best is None else str(best),
         }
         print(json.dumps(result, indent=2))
         return
@@ -187,70 +251,10 @@ def _report(arguments: argparse.Namespace, history: tuple[Epoch, ...], checkpoin
     if last.test_accuracy is not None:
         print(f"test accuracy: {last.test_accuracy:.2%} {after}")
     else:
-        print(f"{_loss(last)} {after}")
+        print(f"{show_loss(last)} {after}")
     if checkpoint is not None:
         print(f"weights: {checkpoint}")
-
-
-def _loss(shown: Running | Epoch) -> str:
-    """A mean loss, and over how many steps it is where that is not all."""
-    number = f"{shown.loss:.4f}" if abs(shown.loss) < 1e6 else f"{shown.loss:.3e}"
-    over = f" (mean of {shown.steps - shown.bad_steps:,} of {shown.steps:,} steps)" if shown.bad_steps else ""
-    return f"loss {number}{over}"
-
-
-class _View:
-    """Shows a training on stderr."""
-
-    def __init__(self, data: Data, batch: int) -> None:
-        self._line = StatusLine()
-        self._said_dropped = False
-        self._batch = batch
-        if data.rows is not None and data.rows % batch and data.rows > batch:
-            self._say_dropped(data.rows % batch)
-
-    def on_step(self, now: Running) -> None:
-        if not self._line.due():
-            return
-        parts = [f"epoch {now.epoch:>{len(str(now.epochs))}}/{now.epochs}"]
-        if now.steps_in_epoch is not None:
-            share = now.steps / now.steps_in_epoch
-            parts.append(f"{bar(share)} {share:4.0%}")
-        else:
-            parts.append(f"step {now.steps}")
-        parts.append(_loss(now))
-        if now.accuracy is not None:
-            parts.append(f"accuracy {now.accuracy:.1%}")
-        parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
-        self._line.update("  ".join(parts))
-
-    def on_epoch(self, epoch: Epoch) -> None:
-        if epoch.dropped_rows:
-            self._say_dropped(epoch.dropped_rows)
-        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}"]
-        parts.append(_loss(epoch))
-        if epoch.accuracy is not None:
-            parts.append(f"accuracy {epoch.accuracy:.1%}")
-        if epoch.test_accuracy is not None:
-            parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
-        parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
-        if epoch.bad_steps:
-            steps = "1 step" if epoch.bad_steps == 1 else f"{epoch.bad_steps} steps"
-            parts.append(
-                f"({steps} with a loss that is not finite changed nothing, the first is step {epoch.first_bad_step}"
-                f"{named(epoch.bad_states)})"
-            )
-        if epoch.overflowed_steps:
-            steps = "1 step was" if epoch.overflowed_steps == 1 else f"{epoch.overflowed_steps} steps were"
-            parts.append(f"({steps} skipped for gradients that fp16 cannot hold: the loss scale was lowered)")
-        self._line.line("  ".join(parts))
-
-    def stop(self) -> None:
-        self._line.clear()
-
-    def _say_dropped(self, rows: int) -> None:
-        if not self._said_dropped:
-            self._said_dropped = True
-            self._line.line(
-                f"note: the last {rows} rows of each epoch do not fill a mini-batch of {self._batch} and are dropped"
-            )
+    if best is not None and best.exists():
+        of = read_progress(best)
+        found = "" if of.best is None else f", {of.best.metric} {of.best.value:.4f}"
+        print(f"best weights: {best} (epoch {of.epochs}{found})")

@@ -23,7 +23,7 @@ from mbc.runtime.replace import replace_file
 
 Array = NDArray[Any]
 
-_NAMES = {
+NAMES = {
     np.dtype(stored): name
     for stored, name in (
         ("<f8", "F64"), ("<f4", "F32"), ("<f2", "F16"), ("<i8", "I64"), ("<i4", "I32"), ("<i2", "I16"), ("i1", "I8"),
@@ -41,7 +41,7 @@ def write_checkpoint(path: Path, tensors: Iterable[tuple[str, Array]], metadata:
     position = 0
     for name, array in named:
         header[name] = {
-            "dtype": _NAMES[array.dtype],
+            "dtype": NAMES[array.dtype],
             "shape": list(array.shape),
             "data_offsets": [position, position + array.nbytes],
         }

@@ -72,11 +72,14 @@ def open_cuda(
 
 @dataclass
 class _Slot:
-    """Pinned memory of one queued step: the host's part of the control block, loss and metrics."""
+    """Pinned memory of one queued step: the host's part of the control block, loss and metrics. `begun`, `event`: it
+    has begun, and ended; `number`: which of all steps it is, from 1 on."""
 
     control: Array
     figures: tuple[Array, ...]
+    begun: Any
     event: Any
+    number: int = 0
     pending: weakref.ref[Figures] | None = None
 
 
@@ -190,13 +193,15 @@ class Cuda:
         # An observer takes memory of its own while the step runs.
         unchecked = not self._overhead_checked and self._observer is None
         before = self._measured_overhead() if unchecked else None
-        slot = self._slots[0]
+        previous, slot = self._slots[-1], self._slots[0]
         self._slots.rotate(-1)
         earlier = slot.pending() if slot.pending is not None else None
         if earlier is not None:
             _ = earlier.values  # somebody still holds it, and its place is needed
         elif slot.pending is not None:
             slot.event.synchronize()
+        number = previous.number + 1
+        slot.begun.record(self._compute)
         slot.control[:] = np.frombuffer(control, np.uint8)
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
         self._feeder.hand_over()
@@ -205,6 +210,7 @@ class Cuda:
         for pinned, place in zip(slot.figures, places, strict=True):
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
         slot.event.record(self._compute)
+        slot.number = number  # only now: where a call has failed its events say nothing
 
         home, connection = self._home, self._connection  # not all of this: who keeps a loss keeps no arena
 
@@ -215,7 +221,12 @@ class Cuda:
             slot.event.synchronize()
             return tuple(float(pinned[0]) for pinned in slot.figures)
 
-        figures = Figures(fetch)
+        def idle_s() -> float | None:
+            if number == 1 or previous.number != number - 1:  # there is none before, or its place is taken
+                return None
+            return slot.begun.time_since(previous.event) / 1e3
+
+        figures = Figures(fetch, idle_s)
         slot.pending = weakref.ref(figures)
         if unchecked:
             self._check_overhead(before)
@@ -394,7 +405,7 @@ class Cuda:
         places = (self._places.loss, *self._places.metrics.values())
         pinned = self._driver.pagelocked_empty
         figures = tuple(pinned(place.shape, STORED[place.dtype]) for place in places)
-        return _Slot(pinned(HOST_BYTES, np.uint8), figures, self._driver.Event())
+        return _Slot(pinned(HOST_BYTES, np.uint8), figures, self._driver.Event(), self._driver.Event())
 
     def _host_bytes(self, place: Place) -> Array:
         """The pinned bytes of a state that lies in host memory between steps."""

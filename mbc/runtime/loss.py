@@ -31,6 +31,13 @@ class Loss:
         losses, that of the first that classifies."""
         return None if self._judged is None else self._figures.values[1] / self._judged
 
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds for which the GPU had nothing to do between the step before and this one, because it was called late.
+        None on the CPU, which computes within the call, of a module's first step, and where it was looked at so late
+        that it is no longer known."""
+        return self._figures.idle_s
+
     def __float__(self) -> float:
         return self.item()
 

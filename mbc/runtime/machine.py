@@ -58,30 +58,41 @@ class Memory:
 class Figures:
     """What a step reports, loss first, then the metrics; fetched when somebody looks."""
 
-    def __init__(self, fetch: Callable[[], tuple[float, ...]]) -> None:
-        self._fetch: Callable[[], tuple[float, ...]] | None = fetch
+    def __init__(
+        self, fetch: Callable[[], tuple[float, ...]], idle_s: Callable[[], float | None] = lambda: None
+    ) -> None:
+        self._fetch: tuple[Callable[[], tuple[float, ...]], Callable[[], float | None]] | None = fetch, idle_s
         self._values: tuple[float, ...] = ()
+        self._idle_s: float | None = None
 
     @property
     def values(self) -> tuple[float, ...]:
         """Waits for the step where it is still running."""
         fetch = self._fetch
         if fetch is not None:
-            self._values = fetch()
+            values, idle_s = fetch
+            self._values, self._idle_s = values(), idle_s()
             self._fetch = None  # only now: another thread may look meanwhile
         return self._values
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long the device had nothing to do between the step before and this one; None where that is not known.
+        Waits as `values` does."""
+        _ = self.values
+        return self._idle_s
 
     def __deepcopy__(self, _: object) -> Figures:
         """Itself: what a step has reported does not change, and where it is fetched from is known for this one only."""
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Figures.of, (self.values,)
+        return Figures.of, (self.values, self.idle_s)
 
     @staticmethod
-    def of(values: tuple[float, ...]) -> Figures:
+    def of(values: tuple[float, ...], idle_s: float | None) -> Figures:
         """Figures that need no machine any more."""
-        return Figures(lambda: values)
+        return Figures(lambda: values, lambda: idle_s)
 
 
 class Observer(Protocol):

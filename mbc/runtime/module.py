@@ -30,7 +30,7 @@ from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
 from mbc.runtime.transfers import Transfers
 from mbc.runtime.turns import Turns, no_copy
-from mbc.runtime.weights import COUNTERS, counter_tensors, read_weights
+from mbc.runtime.weights import COUNTERS, counter_tensors, fit_weights, read_weights
 
 Array = NDArray[Any]
 Output = Array | DeviceOutput
@@ -214,6 +214,21 @@ class Module:
         with self._turns, self._changing() as machine:
             machine.write(place, array.astype(canonical_dtype(place.dtype)))
 
+    def state_dict(self, *, optimizer: bool = False) -> dict[str, Array]:
+        """Copies of parameters and statistics by name, in the order of the source: canonical layout, fp32 (fp64 where
+        the network is computed in it). `optimizer`: its state, too."""
+        optimizer = flag("optimizer", optimizer)
+        with self._turns:
+            return {name: self.state(name) for name in (self._places.states if optimizer else self._weights)}
+
+    def load_state_dict(self, arrays: Mapping[str, object]) -> None:
+        """Overwrite parameters and statistics, or these and the state of the optimizer, with what `state_dict` of this
+        or any other plan of the network returned, or with other floating-point arrays of these names and shapes. All
+        else stays, counters included. MBC164 with every name that does not fit, and then nothing has changed."""
+        fitting = fit_weights(arrays, self.states, self._weights)
+        with self._turns:
+            self._overwrite(fitting, {})
+
     def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None) -> None:
         """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails.
 
@@ -230,26 +245,24 @@ class Module:
             tensors += counter_tensors(self._read_control())
         write_checkpoint(place, tensors, {**texts(metadata), **described})
 
-    def load(self, path: str | Path, *, strict: bool = True) -> None:
+    def load(self, path: str | Path, *, strict: bool = True, weights_only: bool = False) -> None:
         """Read what `save` wrote, under this or any other plan of the network. Nothing changes when it fails.
 
+        `weights_only` reads parameters and statistics, all of them, and leaves the state of the optimizer and counters
+        as they are, whether the file has them or not: how a training begins from weights.
         `strict=False` leaves states that the file lacks as they are and passes over names it has too many.
         Raises MBC163 (not a whole file) and MBC164 (every missing, unexpected and mismatched name).
         """
         place = path_of(path, "MBC163", "cannot read a checkpoint")
         strict = flag("strict", strict)
-        arrays, counters = read_weights(place, self.states, strict)
+        weights_only = flag("weights_only", weights_only)
+        arrays, counters = read_weights(place, self.states, strict, self._weights if weights_only else None)
         if self._plan.graph.precision is not Precision.FP16:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
         with self._turns:
-            if strict:
+            if strict and not weights_only:
                 self._broken_off = False  # all that a step could have left half-way is written now
-            with self._changing() as machine:
-                for name, array in arrays.items():
-                    state = self._places.states[name]
-                    machine.write(state, array.astype(canonical_dtype(state.dtype)))
-                self._write_control({**counters, "proceed": 1})
-                self._figures = None
+            self._overwrite(arrays, counters)
 
     def observe(self, observer: Observer | None) -> None:
         """Run programs launch by launch, each waited for, and call `observer` before and after each; None: no longer.
@@ -328,6 +341,20 @@ class Module:
         self._broken_off = True
         yield machine
         self._broken_off = False
+
+    @property
+    def _weights(self) -> tuple[str, ...]:
+        """Parameters and statistics."""
+        values = self._plan.graph.values
+        return tuple(name for name in self._places.states if values[name].role is not Role.OPTIMIZER)
+
+    def _overwrite(self, arrays: Mapping[str, Array], counters: Mapping[str, float]) -> None:
+        with self._changing() as machine:
+            for name, array in arrays.items():
+                state = self._places.states[name]
+                machine.write(state, array.astype(canonical_dtype(state.dtype)))
+            self._write_control({**counters, "proceed": 1})
+            self._figures = None
 
     def _feed(
         self,

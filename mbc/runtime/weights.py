@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.runtime.checkpoint import FLOATING, INTEGERS, Checkpoint, Tensor
+from mbc.runtime.arguments import plain_array, shown
+from mbc.runtime.checkpoint import FLOATING, INTEGERS, NAMES, Checkpoint, Tensor
 
 Array = NDArray[Any]
 
@@ -42,19 +43,25 @@ def counter_tensors(control: Array) -> list[tuple[str, Array]]:
 
 
 def read_weights(
-    path: Path, states: Mapping[str, tuple[int, ...]], strict: bool
+    path: Path, states: Mapping[str, tuple[int, ...]], strict: bool, weights: Collection[str] | None = None
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """States and counters of a file. `strict=False` takes what there is of them.
+    """States and counters of a file. `strict=False` takes what there is of them; `weights`: these alone, and what else
+    belongs to a training may be there, of whatever optimizer.
 
     Raises MBC163 (no whole file, or counters out of range) and MBC164 (every missing, unexpected and mismatched name).
     """
     checkpoint = Checkpoint(path)
     found = checkpoint.tensors
-    expected = {name: (shape, FLOATING) for name, shape in states.items()}
     counters = {f"control.{name}": name for name in COUNTERS}
-    for tensor, name in counters.items():
-        expected[tensor] = ((1,), INTEGERS if COUNTERS[name].dtype is np.int64 else FLOATING)
-    _compare(str(path), expected, found, strict)
+    if weights is None:
+        expected = {name: (shape, FLOATING) for name, shape in states.items()}
+        for tensor, name in counters.items():
+            expected[tensor] = ((1,), INTEGERS if COUNTERS[name].dtype is np.int64 else FLOATING)
+    else:
+        counters = {}
+        expected = {name: (states[name], FLOATING) for name in weights}
+        found = {name: tensor for name, tensor in found.items() if not _of_training(name, weights)}
+    _compare(f"'{path}'", "the file", expected, found, strict)
     arrays = checkpoint.read_all(name for name in expected if name in found)
     numbers = {name: arrays.pop(tensor)[0].item() for tensor, name in counters.items() if tensor in found}
     for name, number in numbers.items():
@@ -67,8 +74,31 @@ def read_weights(
     return arrays, numbers
 
 
+def fit_weights(given: object, states: Mapping[str, tuple[int, ...]], weights: Collection[str]) -> dict[str, Array]:
+    """Arrays by name, as `Module.load_state_dict` gets them: of all states, or of the `weights` alone.
+
+    Raises MBC164 (every missing, unexpected and mismatched name) and MBC165 (what NumPy cannot read).
+    """
+    if not isinstance(given, Mapping):
+        raise MbcError("MBC164", f"{shown(given)} is no mapping of names to arrays", "pass what state_dict() returned")
+    arrays = {
+        str(name): plain_array(str(name), array) for name, array in cast("Mapping[object, object]", given).items()
+    }
+    whole = any(name in states and name not in weights for name in arrays)
+    expected = {name: (shape, FLOATING) for name, shape in states.items() if whole or name in weights}
+    found = {name: Tensor(NAMES.get(array.dtype, str(array.dtype)), array.shape) for name, array in arrays.items()}
+    _compare("the state dict", "the dict", expected, found, strict=True)
+    return arrays
+
+
+def _of_training(name: str, weights: Collection[str]) -> bool:
+    """Whether it is a counter, or state of an optimizer, which is named `first.weight.momentum`."""
+    return name not in weights and (name.startswith("control.") or name.rpartition(".")[0] in weights)
+
+
 def _compare(
-    path: str,
+    what: str,
+    whose: str,
     expected: Mapping[str, tuple[tuple[int, ...], frozenset[str]]],
     found: Mapping[str, Tensor],
     strict: bool,
@@ -81,14 +111,14 @@ def _compare(
     for name, (shape, dtypes) in expected.items():
         tensor = found.get(name)
         if tensor is not None and tensor.shape != shape:
-            lines.append(f"mismatched  {name}: the network has {list(shape)}, the file {list(tensor.shape)}")
+            lines.append(f"mismatched  {name}: the network has {list(shape)}, {whose} {list(tensor.shape)}")
         elif tensor is not None and tensor.dtype not in dtypes:
             kind = "floating-point numbers" if dtypes is FLOATING else "integers"
-            lines.append(f"mismatched  {name}: the network has {kind}, the file {tensor.dtype}")
+            lines.append(f"mismatched  {name}: the network has {kind}, {whose} {tensor.dtype}")
     if lines:
         listed = "\n  ".join(lines)
         raise MbcError(
             "MBC164",
-            f"'{path}' does not fit the network ({len(lines)} names):\n  {listed}",
-            "load it into the network that it was saved from",
+            f"{what} does not fit the network ({len(lines)} names):\n  {listed}",
+            "load it into the network that it is of",
         )

@@ -1,12 +1,15 @@
 """Training a module on data: where batches come from, the learning rate, the loop, checkpoints that resume.
 
 * `loop`: epochs of steps, test accuracy, checkpoints
+* `epoch`: what is added up and told of an epoch
 * `schedule`: the learning rate
+* `metrics`: by which epochs are compared
 * `data`: where the rows of an epoch come from
 * `share`: the rows of a rank
 * `loader`: batches from a Python function
 * `inputs`: arrays of a data set as inputs of a network
 * `accuracy`: how often a network is right
 * `checkpoint`: checkpoints that a training resumes from
+* `logs`: JSON lines and TensorBoard
 * `divergence`: when a training is past saving
 """

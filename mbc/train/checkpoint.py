@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from mbc.errors import MbcError
 from mbc.runtime.checkpoint import Checkpoint, why
 from mbc.runtime.replace import try_replacing
+from mbc.train.epoch import Tally
+from mbc.train.metrics import rises
+from mbc.train.schedule import Plateau
 
 _KEY = "mbc.training"
+Part = TypeVar("Part")
 
 
 class Saves(Protocol):
@@ -27,18 +31,47 @@ class Saves(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Best:
+    """The epoch whose weights are kept, by one of `mbc.train.metrics`."""
+
+    metric: str
+    value: float
+
+    def is_better_than(self, other: Best | None) -> bool:
+        """Also where they cannot be compared."""
+        if other is None or other.metric != self.metric:
+            return True
+        return self.value > other.value if rises(self.metric) else self.value < other.value
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout."""
+    """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout. `running`: of an
+    epoch that has begun; `interval`: of its steps since the last ones that were told."""
 
     epochs: int
     steps: int
     seed: int
     batch: int
+    plateau: Plateau = field(default_factory=Plateau)
+    running: Tally | None = None
+    interval: Tally | None = None
+    best: Best | None = None
+
+    @property
+    def steps_in_all(self) -> int:
+        """Those of an epoch that has begun included."""
+        return self.steps + (0 if self.running is None else self.running.steps)
 
 
 def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
     """Write weights and progress to `path`, whole or not at all. MBC162 where it cannot be written."""
     net.save(path, metadata={_KEY: json.dumps(asdict(progress))})
+
+
+def best_beside(checkpoint: Path) -> Path:
+    """Where the best one lies: `w.best.safetensors` beside `w.safetensors`."""
+    return checkpoint.with_name(f"{checkpoint.stem}.best{checkpoint.suffix}")
 
 
 def check_writable(path: Path) -> None:
@@ -75,15 +108,38 @@ def read_progress(path: Path) -> Progress:
             "resume from a file that `mbc train --checkpoint` wrote, or load the weights with Module.load",
         )
     try:
-        fields: Any = json.loads(metadata[_KEY])
-        numbers = {name: fields[name] for name in Progress.__slots__}
-    except (KeyError, ValueError, TypeError, RecursionError):
+        told: Any = json.loads(metadata[_KEY])
+        numbers = {name: told[name] for name in _COUNTS}
+        parts = {name: _part(kind, told[name]) for name, kind in _PARTS.items() if told.get(name) is not None}
+    except (AttributeError, KeyError, ValueError, TypeError, RecursionError):
         raise _nonsense(path, repr(metadata[_KEY])[:80]) from None
     for name, number in numbers.items():
         least = 1 if name == "batch" else 0
         if type(number) is not int or not least <= number < 1 << 63:
             raise _nonsense(path, f"'{name}' is {number!r:.40}, which is no number from {least} to 2^63 - 1")
-    return Progress(**numbers)
+    return Progress(**numbers, **parts)
+
+
+def _part(kind: type[Part], told: Any) -> Part:
+    """A part of `Progress` from what was written of it. ValueError and the like where it is none."""
+    of_kind: dict[str, Any] = {}
+    for one in fields(cast(Any, kind)):
+        value = tuple(told[one.name]) if isinstance(told[one.name], list) else told[one.name]
+        if ("None" if value is None else type(value).__name__) not in str(one.type):  # annotations are text here
+            raise ValueError(one.name)
+        if isinstance(value, int) and value < 0:
+            raise ValueError(one.name)
+        of_kind[one.name] = value
+    return kind(**of_kind)
+
+
+_COUNTS = ("epochs", "steps", "seed", "batch")
+_PARTS: dict[str, type[Any]] = {
+    "plateau": Plateau,
+    "running": Tally,
+    "interval": Tally,
+    "best": Best,
+}  # not in files of earlier versions
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

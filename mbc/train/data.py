@@ -34,8 +34,9 @@ class Data(Protocol):
         """Whether each of several ranks reads all rows of a mini-batch, or passes over those of the others."""
         ...
 
-    def shuffled(self, share: Share, seed: int, epoch: int) -> Iterator[Part]:
-        """What a rank has of the mini-batches of one epoch of training. The last one may not be whole.
+    def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
+        """What a rank has of the mini-batches of one epoch of training, those behind the first `after` ones. The last
+        one may not be whole.
 
         The same arguments give the same parts, whatever was read before: resuming depends on it."""
         ...
@@ -57,10 +58,10 @@ class ArrayData:
 
     common = True
 
-    def shuffled(self, share: Share, seed: int, epoch: int) -> Iterator[Part]:
+    def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
         # A generator keyed by (seed, epoch), not one that runs on: epoch 7 is the same after a resume, on all ranks.
         order = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch])).permutation(self.rows)
-        for start in range(0, self.rows, share.batch):
+        for start in range(after * share.batch, self.rows, share.batch):
             chosen = np.sort(order[start : start + share.batch])
             arrays = self._read(chosen[share.first : share.stop])
             yield Part(arrays, len(chosen), len(chosen) == share.batch)

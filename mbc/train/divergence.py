@@ -76,11 +76,12 @@ def divergence(spoilt: Sequence[str], finished: Losses) -> str | None:
     return None
 
 
-def diverged(why: str, epoch: int, checkpoint: Path | None) -> MbcError:
-    """MBC231: nothing can be learned from here on, and a checkpoint of it would replace a good one."""
+def diverged(why: str, epoch: int, checkpoint: Path | None, step: int = 0) -> MbcError:
+    """MBC231: nothing can be learned from here on, and a checkpoint of it would replace a good one. `step`: that of
+    the epoch after which `checkpoint` was written, 0 where it is of before."""
     kept = remedy = ""
     if checkpoint is not None:
-        kept = f"; '{checkpoint}' is left as it was before this epoch"
+        kept = f"; '{checkpoint}' is left as it was {f'after its step {step:,}' if step else 'before this epoch'}"
         remedy = f", and go on from there with --resume {checkpoint}"
     return MbcError(
         "MBC231",

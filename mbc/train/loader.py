@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,13 +43,14 @@ class IterableData:
     def common(self) -> bool:
         return "rank" not in _parameters(self.function)
 
-    def shuffled(self, share: Share, seed: int, epoch: int) -> Iterator[Part]:
+    def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
+        # Those before `after` are read, too: what a function yields cannot be skipped.
         if not self.common:
-            for arrays in self._batches(share, share.rows, epoch):
+            for arrays in islice(self._batches(share, share.rows, epoch), after, None):
                 rows = len(arrays[0])
                 yield Part(arrays, rows, rows == share.rows)
             return
-        for arrays in self._batches(share, share.batch, epoch):
+        for arrays in islice(self._batches(share, share.batch, epoch), after, None):
             rows = len(arrays[0])
             mark = mark_of(arrays) if share.ranks > 1 else 0
             yield Part(tuple(array[share.first : share.stop] for array in arrays), rows, rows == share.batch, mark)

@@ -1,14 +1,21 @@
-"""The learning rate as a function of how far training has come."""
+"""The learning rate as a function of how far training has come; the values are those of torch.optim.lr_scheduler."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
+from mbc.train.metrics import METRICS
 
-KINDS = ("constant", "cosine", "step")
+KINDS = ("constant", "cosine", "step", "multi-step", "poly", "one-cycle", "plateau")
 USUAL_RATES = {"sgd": 0.1, "adamw": 0.001}  # by the kind of optimizer
+
+# Of one-cycle (Smith and Topin 2019), as in PyTorch: the share of the epochs in which the rate rises, unless a warm-up
+# says it; the peak over the first rate; the first rate over the last.
+_RISE, _PEAK_OVER_FIRST, _FIRST_OVER_LAST = 0.3, 25.0, 1e4
+_ROUNDING = 1e-9  # epochs: where a step begins is a quotient
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +23,35 @@ class Schedule:
     """A peak rate and what becomes of it.
 
     constant: stays at `rate`. cosine: falls to 0 at `epochs`, half a cosine. step: times `factor` every `every_epochs`.
-    During the first `warmup_epochs` the rate grows linearly from 0 to what the schedule says.
+    multi-step: times `factor` at each of the `milestones`, in epochs. poly: falls to 0 at `epochs`, as the remaining
+    share to the power of `power`. one-cycle: half a cosine up to `rate`, then half a cosine down. plateau: times
+    `factor` when `metric` (`mbc.train.metrics`) has not become better for more than `patience` epochs. A function gets
+    the number of steps before a step and returns what `rate` is multiplied by, the same on all ranks.
+
+    During the first `warmup_epochs` the rate grows linearly from 0 to what the schedule says; of one-cycle they are its
+    rising part, by default three tenths of the epochs.
     """
 
     rate: float
     epochs: int
-    kind: str = "constant"
+    kind: str | Callable[[int], float] = "constant"
     warmup_epochs: float = 0.0
     every_epochs: float = 30.0
     factor: float = 0.1
+    milestones: tuple[float, ...] = ()
+    power: float = 1.0
+    patience: int = 10
+    metric: str | None = None
 
     def __post_init__(self) -> None:
+        named = not callable(self.kind)
+        milestones = (0.0, *self.milestones)
         for wrong, problem, remedy in (
-            (self.kind not in KINDS, f"there is no schedule '{self.kind}'", f"choose one of {', '.join(KINDS)}"),
+            (
+                named and self.kind not in KINDS,
+                f"there is no schedule '{self.kind}'",
+                f"choose one of {', '.join(KINDS)}",
+            ),
             (
                 not (math.isfinite(self.rate) and self.rate > 0),
                 f"a learning rate of {self.rate:g} is not a number above 0",
@@ -50,16 +73,83 @@ class Schedule:
                 f"a factor of {self.factor} does not lie between 0 and 1",
                 "give a --step-factor above 0 and at most 1",
             ),
+            (
+                self.kind == "multi-step" and not self.milestones,
+                "the schedule multi-step has no milestones",
+                "give the epochs after which the rate falls, as --milestones 30,60,80",
+            ),
+            (
+                not all(one < other < math.inf for one, other in zip(milestones, self.milestones, strict=False)),
+                f"the milestones {', '.join(f'{one:g}' for one in self.milestones)} do not rise from above 0",
+                "give the epochs after which the rate falls in their order, as --milestones 30,60,80",
+            ),
+            (
+                not 0 < self.power < math.inf,
+                f"a power of {self.power} is not a number above 0",
+                "give a --power above 0: 1 falls along a line, 0.9 is usual",
+            ),
+            (self.patience < 0, f"a patience of {self.patience} epochs is below 0", "give a --patience of 0 or more"),
+            (
+                self.metric is not None and self.metric not in METRICS,
+                f"there is no metric '{self.metric}'",
+                f"choose one of {', '.join(METRICS)}",
+            ),
         ):
             if wrong:
                 raise MbcError("MBC170", problem, remedy)
 
-    def at(self, epoch: float) -> float:
-        """The learning rate after `epoch` epochs; a fraction counts the steps of an epoch that has begun."""
+    def at(self, epoch: float, step_epochs: float = 0.0, steps: int = 0) -> float:
+        """The learning rate of the step that begins after `epoch` epochs and `steps` steps, and takes `step_epochs`,
+        one over the steps of an epoch; of a plateau before it is multiplied by `Plateau.scale`."""
+        rate = self.rate * self._share(epoch, step_epochs, steps)
+        if self.warmup_epochs == 0 or self.kind == "one-cycle":
+            return rate
+        # In the middle of the step, so that the first one does not have the rate 0.
+        return rate * min(1.0, (epoch + step_epochs / 2) / self.warmup_epochs)
+
+    def _share(self, epoch: float, step_epochs: float, steps: int) -> float:
+        done = min(1.0, epoch / self.epochs)
+        if callable(self.kind):
+            return self.kind(steps)
         if self.kind == "cosine":
-            rate = self.rate * 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / self.epochs)))
-        elif self.kind == "step":
-            rate = self.rate * self.factor ** math.floor(epoch / self.every_epochs)
-        else:
-            rate = self.rate
-        return rate * min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs > 0 else rate
+            return 0.5 * (1 + math.cos(math.pi * done))
+        if self.kind == "step":
+            return self.factor ** math.floor((epoch + _ROUNDING) / self.every_epochs)
+        if self.kind == "multi-step":
+            return self.factor ** sum(milestone <= epoch + _ROUNDING for milestone in self.milestones)
+        if self.kind == "poly":
+            return (1 - done) ** self.power
+        return self._cycle(epoch, step_epochs) if self.kind == "one-cycle" else 1.0
+
+    def _cycle(self, epoch: float, step_epochs: float) -> float:
+        """The last step has the lowest rate, and the last one of the rise the highest."""
+        top = (self.warmup_epochs or _RISE * self.epochs) - step_epochs
+        first = 1 / _PEAK_OVER_FIRST
+        if epoch < top:
+            return _between(first, 1.0, epoch / top)
+        down = self.epochs - step_epochs - top
+        return _between(1.0, first / _FIRST_OVER_LAST, min(1.0, (epoch - top) / down) if down > 0 else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """What the schedule `plateau` knows of the epochs so far: torch.optim.lr_scheduler.ReduceLROnPlateau."""
+
+    best: float | None = None
+    bad_epochs: int = 0  # since the best, or since the rate was lowered
+    scale: float = 1.0  # of the rate
+
+    def after(self, value: float, rises: bool, schedule: Schedule) -> Plateau:
+        """After another epoch. `rises`: a larger value is a better one."""
+        if self.best is None or (value > self.best * (1 + 1e-4) if rises else value < self.best * (1 - 1e-4)):
+            return Plateau(value, 0, self.scale)
+        if self.bad_epochs < schedule.patience:
+            return Plateau(self.best, self.bad_epochs + 1, self.scale)
+        lower = self.scale * schedule.factor
+        ends = schedule.rate * (self.scale - lower) <= 1e-8  # what PyTorch no longer lowers
+        return Plateau(self.best, 0, self.scale if ends else lower)
+
+
+def _between(start: float, end: float, share: float) -> float:
+    """Half a cosine from `start` to `end`."""
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))

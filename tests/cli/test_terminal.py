@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 
 import pytest
 
@@ -73,3 +74,38 @@ def test_status_line_on_a_terminal_is_cut_to_its_width(at_once):
 
 def test_bar():
     assert bar(0, 4) == "----" and bar(0.5, 4) == "##--" and bar(2, 4) == "####"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_one_ends(monkeypatch, number):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), terminal.stoppable() as asked:
+            assert not asked()
+            signal.raise_signal(number)
+            monkeypatch.setattr(terminal, "_ONE_SIGNAL_S", 1e6)
+            signal.raise_signal(number)  # the same, by another way
+            assert asked()
+            monkeypatch.setattr(terminal, "_ONE_SIGNAL_S", 0)
+            signal.raise_signal(number)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_is_not_waited_on_for_ever():
+    with pytest.raises(KeyboardInterrupt), terminal.stoppable(most_s=0.01) as asked:
+        signal.raise_signal(signal.SIGTERM)
+        while asked():
+            signal.pause()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_what_a_shell_ignores_in_the_background_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminal.stoppable() as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from mbc import compiler
 from mbc.cli import train_command
 from mbc.frontend.sections import OPTIMIZERS
 from mbc.train import loop
+from mbc.train.checkpoint import read_progress
 from mbc.train.schedule import USUAL_RATES
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")
@@ -79,7 +82,10 @@ def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.code == 130
-    assert "go on with: --resume c\ninterrupted" in done.err
+    again = f"mbc train tiny.mbc --data {data} {' '.join(CPU)} --epochs 3 --checkpoint c --resume c"
+    assert f"go on with: {again}\ninterrupted" in done.err and "epoch 2/3" not in done.err
+    monkeypatch.setattr(loop, "save_checkpoint", save)
+    assert mbc(*again.split()[1:]).code == 0
 
 
 @pytest.mark.parametrize(
@@ -197,8 +203,8 @@ def test_a_rate_far_too_high_ends_the_training(mbc, data):
     assert Path("good").read_bytes() == good
 
 
-def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2):
-    """`mbc train` that gets a signal in its step number `after`."""
+def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2, twice=False):
+    """`mbc train` that gets a signal in its step number `after`, or two."""
     from mbc.runtime.module import Module
 
     step = Module.step
@@ -207,31 +213,39 @@ def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2):
     def step_and_interrupt(net, *inputs, **named):
         taken.append(None)
         if len(taken) == after:
-            os.kill(os.getpid(), signal_number)
+            for _ in range(1 + twice):
+                os.kill(os.getpid(), signal_number)
         return step(net, *inputs, **named)
 
     monkeypatch.setattr(Module, "step", step_and_interrupt)
+    monkeypatch.setattr("mbc.cli.terminal._ONE_SIGNAL_S", 0)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return mbc("train", "tiny.mbc", *CPU, "--epochs", "3", *arguments)
     finally:
         signal.signal(signal.SIGINT, before)
+        monkeypatch.setattr(Module, "step", step)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_says_what_there_is_to_go_on_from(mbc, data, monkeypatch, signal_number):
     handler = signal.getsignal(signal.SIGTERM)
-    said = (("--data", data), ("nothing was saved: with --checkpoint FILE a training can be resumed after every epoch"))
-    done = interrupted(mbc, monkeypatch, signal_number, *said[0])
-    assert done.code == 130 and f"{said[1]}\ninterrupted" in done.err
+    said = "nothing was saved: with --checkpoint FILE a training is saved when it is interrupted, and can be resumed"
+    done = interrupted(mbc, monkeypatch, signal_number, "--data", data)
+    assert done.code == 130 and f"{said}\ninterrupted" in done.err
     Path("c").write_text("of another training")
-    done = interrupted(mbc, monkeypatch, signal_number, *said[0], "--checkpoint", "c")
-    assert "no epoch was finished, so that 'c' is not written: begin anew\ninterrupted" in done.err
+    done = interrupted(mbc, monkeypatch, signal_number, "--data", data, "--checkpoint", "c", twice=True)
+    assert "'c' is not written: begin anew\ninterrupted" in done.err
     assert Path("c").read_text() == "of another training"
-    done = interrupted(mbc, monkeypatch, signal_number, *said[0], "--checkpoint", "c", after=6)
-    assert "go on with: --resume c\ninterrupted" in done.err
-    done = interrupted(mbc, monkeypatch, signal_number, *said[0], "--resume", "c", "--checkpoint", "d")
-    assert "go on with: --resume c\ninterrupted" in done.err
+    words = f"mbc train tiny.mbc {' '.join(CPU)} --epochs 3 --data {data}"
+    for after in (2, 6):  # within the first epoch, and within the second one
+        done = interrupted(mbc, monkeypatch, signal_number, "--data", data, "--checkpoint", "c", after=after)
+        assert done.code == 130 and f"go on with: {words} --checkpoint c --resume c\ninterrupted" in done.err
+        running = read_progress(Path("c")).running
+        assert running is not None and running.steps == 2
+    more = ("--resume", "c", "--checkpoint", "d")
+    done = interrupted(mbc, monkeypatch, signal_number, "--data", data, *more, twice=True)
+    assert f"go on with: {words} --resume c --checkpoint d\ninterrupted" in done.err
     assert sorted(p.name for p in Path().iterdir() if p.name.startswith((".", "c", "d"))) == ["c", "data.npz"]
     assert signal.getsignal(signal.SIGTERM) is handler
 
@@ -241,3 +255,59 @@ def test_what_a_killed_training_left_is_removed_by_the_next(mbc, data):
     Path(".other.abc.part").write_text("of another file")
     assert mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "1", "--checkpoint", "c").code == 0
     assert sorted(p.name for p in Path().glob(".*")) == [".other.abc.part"]
+
+
+def test_a_training_that_was_interrupted_within_an_epoch_ends_with_the_same_bits(mbc, data, monkeypatch):
+    common = ("--data", data, "--seed", "5", "--schedule", "one-cycle", "--keep-best", "loss")
+    assert mbc("train", "tiny.mbc", *CPU, "--epochs", "3", *common, "--checkpoint", "whole").code == 0
+    done = interrupted(mbc, monkeypatch, signal.SIGINT, *common, "--checkpoint", "half", after=7)
+    (again,) = re.findall(r"go on with: mbc (.*)", done.err)
+    done = mbc(*again.split())
+    assert done.code == 0, done.err
+    assert "epoch 2/3" in done.err and "epoch 1/3" not in done.err
+    assert Path("whole").read_bytes() == Path("half").read_bytes()
+    assert Path("whole.best").read_bytes() == Path("half.best").read_bytes()
+    of = read_progress(Path("half.best"))
+    assert of.best is not None
+    assert f"best weights: half.best (epoch {of.epochs}, loss {of.best.value:.4f})" in done.out
+
+
+@pytest.mark.parametrize(
+    ("option", "what", "remedy"),
+    [
+        ("--checkpoint-every=5", "the checkpoint", "--checkpoint FILE"),
+        ("--keep-best", "the checkpoint", "--checkpoint FILE"),
+        ("--log-every=5", "the log", "--log FILE or --tensorboard FOLDER"),
+    ],
+)
+def test_options_without_the_place_that_they_need(mbc, data, option, what, remedy):
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, option)
+    assert done.code == 1
+    assert f"error MBC238: {option.split('=')[0]} does not say where {what} is to be\nhelp: give {remedy}," in done.err
+
+
+def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
+    common = ("--data", data, "--test", data, "--log", "log.jsonl", "--log-every", "3", "--checkpoint", "c")
+    done = interrupted(mbc, monkeypatch, signal.SIGTERM, *common, after=6)
+    (again,) = re.findall(r"go on with: mbc (.*)", done.err)
+    assert mbc(*again.split()).code == 0
+    lines = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["epoch"], line["step"]) for line in lines] == [
+        ("interval", 1, 3), ("epoch", 1, 4), ("interval", 2, 6), ("epoch", 2, 8), ("interval", 3, 9),
+        ("interval", 3, 12), ("epoch", 3, 12),
+    ]  # fmt: skip
+    assert all(line["test_accuracy"] > 0 for line in lines if line["kind"] == "epoch")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--log", "nowhere/log"), "error MBC290: cannot write the log 'nowhere/log': its folder does not exist"),
+        (("--tensorboard", "t"), "error MBC291: TensorBoard is asked for, and its package cannot be imported"),
+    ],
+)
+def test_logs_that_cannot_be_written_are_refused_before_planning(mbc, data, monkeypatch, options, message):
+    monkeypatch.setattr(compiler, "compile_plan", lambda *_: pytest.fail("planned"))
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, *options)
+    assert done.code == 1 and message in done.err

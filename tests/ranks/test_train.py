@@ -68,11 +68,15 @@ class TestWithMpi:
     pytestmark = with_mpi
 
     def test_gpus_on_the_cpu(self, folder: Path) -> None:
-        done = _run(folder, "--gpus", "2", "--json", "--checkpoint", "w.safetensors")
+        done = _run(
+            folder, "--gpus", "2", "--json", "--checkpoint", "w.safetensors", "--log", "log", "--log-every", "3"
+        )
         assert done.returncode == 0, done.stderr
         assert [epoch["epoch"] for epoch in json.loads(done.stdout)["epochs"]] == [1, 2]  # of one rank
         assert done.stderr.count("epoch 2/2") == 1
         assert (folder / "w.safetensors").exists()
+        steps = [json.loads(line)["step"] for line in (folder / "log").read_text().splitlines()]
+        assert steps == [3, 4, 6, 8]  # by rank 0 alone
 
     def test_an_error_ends_all(self, folder: Path) -> None:
         np.savez(folder / "data.npz", images=np.zeros((32, 1, 6, 6), np.float32), labels=np.full(32, 7))

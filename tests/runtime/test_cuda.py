@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import sys
 import weakref
 from dataclasses import replace
@@ -101,6 +102,17 @@ def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
     compute.synchronize(programs[-2])
     assert ahead.done == len(ahead.queue)
     assert [float(loss) for loss in losses]
+
+
+@pytest.mark.parametrize(("prefetch", "idle_s"), [(True, 0.0), (False, 0.002)])
+def test_how_long_the_gpu_waited_for_a_step(gpu: Gpu, tmp_path: Path, prefetch: bool, idle_s: float):
+    net = Module(package(tmp_path, small_plan()), prefetch=prefetch)
+    losses = [net.step(*batch(seed), lr=0.1) for seed in range(3)]
+    # Where inputs do not travel ahead their copies come between.
+    assert [loss.idle_s for loss in losses] == [None, idle_s, idle_s]
+    assert pickle.loads(pickle.dumps(losses[1])).idle_s == idle_s
+    losses = [net.step(*batch(seed), lr=0.1) for seed in range(20)]
+    assert losses[0].idle_s is None and losses[-1].idle_s == idle_s  # too late for the first one
 
 
 def test_memory_for_the_inputs_of_the_next_step(gpu: Gpu, tmp_path: Path):

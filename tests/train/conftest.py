@@ -20,6 +20,7 @@ class StepLoss(float):
     """A loss with the accuracy of its step. `looked`: how many steps had been taken each time that somebody looked."""
 
     accuracy: float | None = None
+    idle_s: float | None = None
     looked: list[int]
     steps: list[float]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
+from mbc.train import loop
 from mbc.train.accuracy import accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
@@ -47,7 +47,7 @@ def test_network_that_does_not_classify_has_no_accuracy(graph):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["constant", "cosine"])
+@pytest.mark.parametrize("kind", ["constant", "cosine", "plateau"])
 def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path, stop, kind):
     class Interrupted(Exception):
         pass
@@ -56,15 +56,20 @@ def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path,
         if epoch.epoch == stop:
             raise Interrupted
 
-    job = Job(graph, ArrayData(rows), Schedule(0.3, 4, kind, warmup_epochs=1.5), seed=7)
+    data = ArrayData(rows)
+    schedule = Schedule(0.3, 4, kind, warmup_epochs=1.5, patience=0, factor=0.5)
+    job = Job(graph, data, schedule, data, seed=7)
     whole = copy.deepcopy(regression)
-    train(whole, job)
+    history = train(whole, job)
+    # The accuracy on test data stays at 1 from the first epoch on.
+    assert (history[-1].learning_rate < history[-2].learning_rate) == (kind != "constant")
 
     file = tmp_path / "checkpoint.safetensors"
     broken_off = copy.deepcopy(regression)
     with pytest.raises(Interrupted):
         train(broken_off, dataclasses.replace(job, checkpoint=file), on_epoch=interrupt)
-    assert read_progress(file) == Progress(epochs=stop, steps=7 * stop, seed=7, batch=8)
+    progress = read_progress(file)
+    assert (progress.epochs, progress.steps, progress.seed, progress.batch) == (stop, 7 * stop, 7, 8)
     history = train(regression, dataclasses.replace(job, checkpoint=file, resume=file))
 
     assert [e.epoch for e in history] == list(range(stop + 1, 5))
@@ -319,6 +324,8 @@ def told(**changes):
         (told(seed=1 << 63), "MBC181", "'seed' is 9223372036854775808, which is no number from 0 to"),
         (told(batch=0), "MBC181", "'batch' is 0, which is no number from 1 to"),
         (told(batch=None), "MBC181", "'batch' is None, which is no number from 1 to"),
+        (told(plateau=3), "MBC181", "says of a training makes no sense: "),
+        (told(plateau={"best": "1", "bad_epochs": 0, "scale": 1.0}), "MBC181", "says of a training makes no sense: "),
         (told(steps=True), "MBC181", "'steps' is True, which is no number from 0 to"),
     ],
 )
@@ -329,28 +336,35 @@ def test_files_that_are_no_checkpoints(tmp_path, content, code, message):
     assert caught.value.code == code
 
 
-def test_schedules():
-    assert Schedule(0.4, 10).at(9.9) == 0.4
-    cosine = Schedule(0.4, 10, "cosine")
-    assert cosine.at(0) == 0.4 and math.isclose(cosine.at(5), 0.2) and abs(cosine.at(10)) < 1e-12
-    step = Schedule(0.4, 10, "step", every_epochs=3, factor=0.5)
-    assert [step.at(e) for e in (0, 2.9, 3, 6)] == [0.4, 0.4, 0.2, 0.1]
-    assert Schedule(0.4, 10, warmup_epochs=2).at(1) == 0.2
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("idle_s", "waited_s"),
     [
-        ({"rate": 0.0}, "a learning rate of 0 is not a number above 0\nhelp: give one as --lr 0.01 "),
-        ({"rate": math.nan}, "a learning rate of nan is not a number above 0"),
-        ({"kind": "linear"}, "there is no schedule 'linear'\nhelp: choose one of constant, cosine, step"),
-        ({"epochs": 0}, "0 epochs are not above 0"),
-        ({"warmup_epochs": 11.0}, "a warm-up of 11.0 epochs"),
-        ({"every_epochs": 0.0}, "every 0.0 epochs"),
-        ({"factor": 2.0}, "a factor of 2.0"),
+        (None, 7 * 2.0),  # steps are computed when they are called
+        (5.0, 7 * 2.0),  # the GPU waited for other things, too
+        (0.5, 7 * 0.5),
+        (0.0, 0.0),  # the step before ran all the while
     ],
 )
-def test_schedules_that_make_no_sense(settings, message):
-    with pytest.raises(MbcError, match=message) as caught:
-        Schedule(**{"rate": 0.1, "epochs": 10, **settings})
-    assert caught.value.code == "MBC170"
+def test_how_long_steps_waited_for_data(regression, graph, rows, monkeypatch, idle_s, waited_s):
+    now_s = 0.0
+
+    def slow():
+        nonlocal now_s
+        for part in range(0, 56, 8):
+            now_s += 2
+            yield tuple(array[part : part + 8] for array in rows)
+        now_s += 2  # nobody waits for the end
+
+    step = regression.step
+
+    def one_second(*arrays, lr):
+        nonlocal now_s
+        now_s += 1
+        loss = step(*arrays, lr=lr)
+        loss.idle_s = idle_s
+        return loss
+
+    regression.step = one_second
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now_s)
+    (epoch,) = train(regression, Job(graph, IterableData(slow, inputs_of(graph), "test"), Schedule(0.1, 1)))
+    assert (epoch.waited_seconds, epoch.seconds) == (waited_s, 7 * 3 + 2)

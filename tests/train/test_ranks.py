@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from mbc.train.loader import IterableData
 from mbc.train.loop import Epoch, Job, train
 from mbc.train.schedule import Schedule
 from mbc.train.share import Share, share_of, whole_batch
+from tests.train.epochs import timeless
 from tests.train.threads import ThreadRank, run_ranks
 
 BATCH, CLASSES, ROWS = 8, 3, 45  # five mini-batches and five rows that are left over
@@ -75,8 +75,9 @@ class Recorded(Module):
 def trained(
     size: int, data: Data, epochs: int, *, norm: bool = False, test: Data | None = None,
     checkpoint: Path | None = None, resume: Path | None = None, fed: dict[int, list[np.ndarray]] | None = None,
+    stop_after: int | None = None, schedule: Schedule | None = None,
 ) -> list[tuple[tuple[Epoch, ...], States]]:  # fmt: skip
-    """History and states of each rank. `fed`: gets the images of each of its steps."""
+    """History and states of each rank. `fed`: gets the images of each of its steps. `stop_after`: steps of rank 0."""
 
     def body(member: ThreadRank) -> tuple[tuple[Epoch, ...], States]:
         ranks = member if size > 1 else None
@@ -84,8 +85,9 @@ def trained(
         with net:
             net.fed = [] if fed is None else fed.setdefault(member.rank, [])
             job = Job(
-                net.plan.graph, data, Schedule(0.2, epochs), test, 3, checkpoint if member.rank == 0 else None, resume,
-                ranks,
+                net.plan.graph, data, schedule or Schedule(0.2, epochs), test, 3,
+                checkpoint if member.rank == 0 else None, resume, ranks,
+                stop=lambda: member.rank == 0 and len(net.fed) == stop_after,
             )  # fmt: skip
             history = train(net, job)
             return history, {name: net.state(name) for name in net.states}
@@ -173,6 +175,30 @@ def test_two_ranks_with_batch_norm_give_the_same_bits_at_once_and_resumed(arrays
     assert max(float(np.abs(one[name] - whole[0][1][name]).max()) for name in one) > 1e-6  # normalised by rank
 
 
+@pytest.mark.parametrize("of_function", [False, True])
+def test_two_ranks_that_were_stopped_within_an_epoch_end_with_the_same_bits(arrays, tmp_path, of_function):
+    data, file = iterable(arrays) if of_function else ArrayData(arrays), tmp_path / "c"
+    whole = trained(2, data, 2, norm=True, test=data)
+    with pytest.raises(KeyboardInterrupt):
+        trained(2, data, 2, norm=True, test=data, checkpoint=file, stop_after=7)
+    running = read_progress(file).running
+    assert running is not None and running.steps == 2
+    resumed = trained(2, data, 2, norm=True, test=data, resume=file)
+    for (history, states), (other, after) in zip(whole, resumed, strict=True):
+        assert_same(states, after)
+        assert timeless(history[1]) == timeless(other[0])
+
+
+def test_all_ranks_come_to_a_plateau_after_the_same_epoch(arrays):
+    data = ArrayData(arrays)
+    schedule = Schedule(1e-5, 4, "plateau", patience=0, factor=0.5, metric="test-accuracy")
+    ((alone, _),) = trained(1, data, 4, test=data, schedule=schedule)
+    rates = [epoch.learning_rate for epoch in alone]
+    assert rates[0] > rates[-1]
+    for history, _ in trained(2, data, 4, test=data, schedule=schedule):
+        assert [epoch.learning_rate for epoch in history] == rates
+
+
 def iterable(arrays, size=2, **options):
     """A function that yields the rows in batches of 7, and what `options` change."""
     images, labels = arrays
@@ -256,7 +282,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(arrays, norm):
     images[3] = np.inf
     (first, states), (second, others) = trained(2, ArrayData((images, labels)), 2, norm=norm)
     for one, other in zip(first, second, strict=True):
-        assert dataclasses.replace(one, seconds=0) == dataclasses.replace(other, seconds=0)
+        assert timeless(one) == timeless(other)
         assert (one.bad_steps, one.overflowed_steps) == (1 if one.first_bad_step else 0, 0)
     assert sum(epoch.bad_steps for epoch in first) >= 1
     assert_same(states, others)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
-from mbc.cli.arguments.types import blocks, count, duration, modes, peers, seed
+from mbc.cli.arguments.types import blocks, count, duration, modes, peers, rising, seed
 from mbc.options import MODES, PEERS
-from mbc.train.schedule import USUAL_RATES
+from mbc.train.metrics import METRICS
+from mbc.train.schedule import KINDS, USUAL_RATES
 
 
 def add_train(commands: Commands) -> None:
@@ -26,16 +29,7 @@ def add_train(commands: Commands) -> None:
     made.add_argument("--epochs", type=count, default=10, help="in all, those before --resume included (default 10)")
     usual = ", ".join(f"{rate} for {kind}" for kind, rate in USUAL_RATES.items())
     made.add_argument("--lr", type=float, metavar="RATE", help=f"(peak) learning rate (default {usual})")
-    made.add_argument(
-        "--schedule", choices=("constant", "cosine", "step"), default="constant", help="(default constant)"
-    )
-    made.add_argument("--warmup", type=float, default=0.0, metavar="EPOCHS", help="grow the rate from 0 over EPOCHS")
-    made.add_argument(
-        "--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often (default 30)"
-    )
-    made.add_argument(
-        "--step-factor", type=float, default=0.1, metavar="FACTOR", help="schedule step: times what (default 0.1)"
-    )
+    _add_schedule(made)
     made.add_argument("--seed", type=seed, help="of initial weights, shuffling and dropout (default 0)")
     made.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default auto: a GPU where it can)"
@@ -46,12 +40,55 @@ def add_train(commands: Commands) -> None:
         metavar="N",
         help="start N ranks on this machine, one a GPU (with --device cpu by mpiexec)",
     )
-    made.add_argument("--checkpoint", metavar="FILE", help="write weights and progress here after each epoch")
+    made.add_argument(
+        "--checkpoint", metavar="FILE", help="write weights and progress here after each epoch, and on Ctrl-C"
+    )
+    made.add_argument("--checkpoint-every", type=count, metavar="STEPS", help="and within epochs after so many steps")
+    made.add_argument(
+        "--keep-best", nargs="?", const=True, choices=METRICS, metavar="METRIC",
+        help="keep the best epoch's beside it (w.best.safetensors beside w.safetensors), by METRIC as --plateau-metric",
+    )  # fmt: skip
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
+    made.add_argument("--log", metavar="FILE", help="write the figures of each epoch here, as lines of JSON")
+    made.add_argument(
+        "--log-every", type=count, metavar="STEPS", help="and after so many steps, too, those of the steps between"
+    )
+    made.add_argument(
+        "--tensorboard",
+        metavar="FOLDER",
+        help="write the same for TensorBoard (pip install 'mbc-compiler[tensorboard]')",
+    )
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
     add_planning(made)
     add_measuring(made)
     add_json(made)
+
+
+def _add_schedule(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--schedule", choices=KINDS, default="constant", help="of the rate (default constant)")
+    made.add_argument(
+        "--warmup", type=float, default=0.0, metavar="EPOCHS",
+        help="grow the rate from 0 over EPOCHS; of one-cycle its rising part (default 0.3 of the epochs)",
+    )  # fmt: skip
+    made.add_argument(
+        "--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often (default 30)"
+    )
+    made.add_argument(
+        "--milestones", type=rising, default=(), metavar="E,E", help="schedule multi-step: after which epochs"
+    )
+    made.add_argument(
+        "--step-factor", type=float, default=0.1, metavar="FACTOR",
+        help="schedules step, multi-step and plateau: times what (default 0.1)",
+    )  # fmt: skip
+    made.add_argument("--power", type=float, default=1.0, help="schedule poly: of the remaining share (default 1)")
+    made.add_argument(
+        "--patience", type=int, default=10, metavar="EPOCHS",
+        help="schedule plateau: epochs in a row that may pass without a better metric (default 10)",
+    )  # fmt: skip
+    made.add_argument(
+        "--plateau-metric", choices=METRICS, metavar="METRIC",
+        help=f"schedule plateau: one of {', '.join(METRICS)} (default test-accuracy where there is one, else loss)",
+    )  # fmt: skip
 
 
 def add_bench(commands: Commands) -> None:

@@ -56,6 +56,13 @@ def shared_by(text: str) -> int | tuple[RankGpu, ...]:
     return tuple(found)
 
 
+def rising(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers, such as 30,60,80") from None
+
+
 def points(text: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 1")

@@ -1,0 +1,79 @@
+"""What `mbc train` shows of a training while it runs."""
+
+from __future__ import annotations
+
+from mbc.cli.terminal import StatusLine, bar
+from mbc.train.data import Data
+from mbc.train.divergence import named
+from mbc.train.epoch import Epoch, Running
+from mbc.units import show_duration
+
+TOLERATED_WAIT = 0.01  # share of an epoch in which no step ran because its data were not there: not worth a word
+
+
+def show_loss(shown: Running | Epoch) -> str:
+    """A mean loss, and over how many steps it is where that is not all."""
+    number = f"{shown.loss:.4f}" if abs(shown.loss) < 1e6 else f"{shown.loss:.3e}"
+    over = f" (mean of {shown.steps - shown.bad_steps:,} of {shown.steps:,} steps)" if shown.bad_steps else ""
+    return f"loss {number}{over}"
+
+
+class View:
+    """Shows a training on stderr."""
+
+    def __init__(self, data: Data, batch: int) -> None:
+        self._line = StatusLine()
+        self._said_dropped = False
+        self._batch = batch
+        if data.rows is not None and data.rows % batch and data.rows > batch:
+            self._say_dropped(data.rows % batch)
+
+    def on_step(self, now: Running) -> None:
+        if not self._line.due():
+            return
+        parts = [f"epoch {now.epoch:>{len(str(now.epochs))}}/{now.epochs}"]
+        if now.steps_in_epoch is not None:
+            share = now.steps / now.steps_in_epoch
+            parts.append(f"{bar(share)} {share:4.0%}")
+        else:
+            parts.append(f"step {now.steps}")
+        parts.append(show_loss(now))
+        if now.accuracy is not None:
+            parts.append(f"accuracy {now.accuracy:.1%}")
+        parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
+        self._line.update("  ".join(parts))
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        if epoch.dropped_rows:
+            self._say_dropped(epoch.dropped_rows)
+        parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}"]
+        parts.append(show_loss(epoch))
+        if epoch.accuracy is not None:
+            parts.append(f"accuracy {epoch.accuracy:.1%}")
+        if epoch.test_accuracy is not None:
+            parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
+        parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
+        if epoch.waited_seconds > TOLERATED_WAIT * epoch.seconds:
+            seconds, share = epoch.waited_seconds, epoch.waited_seconds / epoch.seconds
+            shown = f"{seconds:.2g} s" if seconds < 10 else show_duration(seconds)
+            parts.append(f"waited for data {share:.0%} ({shown})")
+        if epoch.bad_steps:
+            steps = "1 step" if epoch.bad_steps == 1 else f"{epoch.bad_steps} steps"
+            parts.append(
+                f"({steps} with a loss that is not finite changed nothing, the first is step {epoch.first_bad_step}"
+                f"{named(epoch.bad_states)})"
+            )
+        if epoch.overflowed_steps:
+            steps = "1 step was" if epoch.overflowed_steps == 1 else f"{epoch.overflowed_steps} steps were"
+            parts.append(f"({steps} skipped for gradients that fp16 cannot hold: the loss scale was lowered)")
+        self._line.line("  ".join(parts))
+
+    def stop(self) -> None:
+        self._line.clear()
+
+    def _say_dropped(self, rows: int) -> None:
+        if not self._said_dropped:
+            self._said_dropped = True
+            self._line.line(
+                f"note: the last {rows} rows of each epoch do not fill a mini-batch of {self._batch} and are dropped"
+            )
