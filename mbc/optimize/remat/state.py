@@ -67,6 +67,11 @@ class Residency:
     workspace_cuts_us: float = 0.0
     least_bytes: int = 0
 
+    @property
+    def resumed(self) -> object:
+        """All that `RematState.resume` takes of it."""
+        return self.decisions, self.offloaded_share, self.peak, self.stalling, self.workspace_cuts
+
 
 Measured = tuple[Residency, NDArray[np.int64]]
 Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]

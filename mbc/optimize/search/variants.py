@@ -244,10 +244,14 @@ def _with_techniques(
 
 def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
     """The same variant with more rounds of local search, in as many bytes or fewer."""
+    known: dict[object, _Variant] = {}  # by what a search resumes from: it often ends where it began
 
     def found(start: Residency | None) -> _Variant:
-        asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes, math.inf
-        return _variant(*asked, effort.THOROUGH_SEARCH_WORK, start)
+        resumed = start.resumed if start is not None else None
+        if resumed not in known:
+            asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes
+            known[resumed] = _variant(*asked, math.inf, effort.THOROUGH_SEARCH_WORK, start)
+        return known[resumed]
 
     improved = found(variant.residency)
     if improved.residency.live_bytes > available_bytes:
