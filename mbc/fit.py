@@ -19,6 +19,7 @@ from mbc.units import show_enough, show_size
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
 MOST_GUESSES = 2
+STRIDE = 8  # a guess is nearly right or far off: doubled steps would take as many tries as bisection, before it begins
 LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
 
 PlanAt = Callable[[int], Plan]
@@ -181,7 +182,8 @@ def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int,
     """The largest count that fits, where `low` does and `high` does not.
 
     A try takes minutes where much has to be moved: the first is where `guess` of a count that does not fit says. After
-    a guess that fits steps are twice as long each time; after MOST_GUESSES that do not what is left is halved."""
+    a guess that fits steps are STRIDE times as long each time; after MOST_GUESSES that do not what is left is halved.
+    """
     guesses, step = MOST_GUESSES, 0
     while high - low > 1:
         at = (low + high) // 2
@@ -191,7 +193,7 @@ def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int,
         elif guessing:
             at = min(max(guess(high), low + 1), high - 1)
         if fits(at):
-            low, step, guesses = at, 1 if guessing else 2 * step, 0
+            low, step, guesses = at, 1 if guessing else STRIDE * step, 0
         else:
             high, step, guesses = at, 0, guesses - guessing
     return low

@@ -55,7 +55,9 @@ def assign_addresses(
                 places, height = place(program_blocks, available_bytes - base if space is Space.ARENA else 0, thorough)
             for i, owner in owned.items():
                 offsets[owner] = base + places[i]
-            found = blocks(serial_program(program), draft.buffers, persistent, space)
+            serial = serial_program(program)
+            same = serial is program and not any(contiguous(program))
+            found = program_blocks if same else blocks(serial, draft.buffers, persistent, space)
             top, live = max(top, height), max(live, peak_bytes(found)[0])
         ends[space], lives[space] = base + top, base + live
     owners_ = owners(draft.buffers)

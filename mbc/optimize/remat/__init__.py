@@ -4,6 +4,7 @@
 * `undo_log`: entries of decisions and the live bytes that they lead to, which can be undone
 * `live_bytes_ledger`: live bytes at every region under the decisions so far
 * `transient_peak`: bytes that are live only while values are recomputed before a region
+* `operand_peak`: lower bound of the peak live bytes of a draft, whatever is decided
 * `state`: the decisions of one draft so far, and the steps that change them
 * `greedy`: the first choice, gap by gap, and the passes that follow it
 * `local_search`: large neighbourhood search from there

@@ -71,15 +71,16 @@ def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
     `choose_residency`."""
     best = state.measured()
     kept_excess_bytes = best[1]
+    may_fit = state.least_bytes <= state.available_bytes
     if start is not None:
         state.resume(start)
         best = state.measured()
     elif best[0].live_bytes > state.available_bytes:
-        best = _initial_decisions(state, best)
+        best = _initial_decisions(state, best, may_fit)
     smallest, best = _relieved(state, best, effort.GREEDY_ROUNDS)
     limit_us = math.inf
     rounds = min(effort.LOCAL_SEARCH_ROUNDS, work // len(state.regions))
-    if best[0].live_bytes > state.available_bytes and rounds:
+    if best[0].live_bytes > state.available_bytes and may_fit and rounds:
         found = search_feasible(state, Evaluated(*best, state.costs_us()), rounds)
         best = found.residency, found.excess_bytes
         smallest = min(smallest, found.residency, key=lambda found: found.live_bytes)
@@ -87,7 +88,7 @@ def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
         kept = _drop_unneeded(state, best)
         found = improve(state, Evaluated(*kept, state.costs_us()), rounds)
         smallest, limit_us = _with_coalesced_copies(state, found), found.costs_us
-    if state.techniques.recompute and not smallest.decisions.offloads:
+    if state.techniques.recompute and may_fit and not smallest.decisions.offloads:
         ledger = Ledger(state.draft, state.regions, state.small_bytes, fused_remat=state.fused_remat)
         for decisions in fastest_first(ledger, kept_excess_bytes, limit_us):
             proved = state.measure(decisions, {})[0]
@@ -117,9 +118,9 @@ def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Residency
     return smallest, best
 
 
-def _initial_decisions(state: RematState, kept: Measured) -> Measured:
+def _initial_decisions(state: RematState, kept: Measured, may_fit: bool) -> Measured:
     """The initial decisions: as much offloaded as the link can copy, and then the segments that cost least once they
-    fit; where choosing gap by gap costs less than any segments, the result of that."""
+    fit; where choosing gap by gap costs less than any segments, or nothing can fit, the result of that."""
     if state.techniques.offload > 0:
         state.offloader.offload_hidden(kept[1], state.techniques.offload, state.techniques.recompute)
     offloaded = state.measured()
@@ -128,7 +129,7 @@ def _initial_decisions(state: RematState, kept: Measured) -> Measured:
     found: list[tuple[float, Residency]] = []
     before = state.ledger.mark()
     peak, max_recompute_us = int(np.argmax(kept[1])), state.max_recompute_us
-    for part in (*effort.SEGMENT_SHARES, 0.0):
+    for part in (*effort.SEGMENT_SHARES, 0.0) if may_fit else (0.0,):
         if part:
             cut_into_segments(state.ledger, peak, int(part * state.available_bytes))
             state.offloader.schedule()

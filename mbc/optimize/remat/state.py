@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from mbc.optimize.remat.apply_decisions import Decisions, rewrite
 from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.remat.offload import Offloader
+from mbc.optimize.remat.operand_peak import operand_peak_bytes
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.remat.undo_log import WorkspaceCut
 from mbc.optimize.schedule.depth_first_micro_batches import Division
@@ -53,7 +55,7 @@ class Residency:
     """Where every value of a draft is, at any time. `live_bytes`: peak live bytes of the training program, the regions
     of `workspace_cuts` having less workspace than in `draft`, which adds `workspace_cuts_us`. `draft` has its final
     aliases. `offloaded_share`: the offloaded share of the excess at region `peak`; kernels wait for the copies of
-    `stalling`."""
+    `stalling`. `least_bytes`: a lower bound of `live_bytes`, whatever is decided."""
 
     draft: Draft
     decisions: Decisions
@@ -63,6 +65,12 @@ class Residency:
     stalling: frozenset[int] = frozenset()
     workspace_cuts: tuple[tuple[int, WorkspaceCut], ...] = ()
     workspace_cuts_us: float = 0.0
+    least_bytes: int = 0
+
+    @property
+    def resumed(self) -> object:
+        """All that `RematState.resume` takes of it."""
+        return self.decisions, self.offloaded_share, self.peak, self.stalling, self.workspace_cuts
 
 
 Measured = tuple[Residency, NDArray[np.int64]]
@@ -161,10 +169,22 @@ class RematState:
             frozenset(offloader.stalling),
             tuple(sorted(workspace_cuts.items())),
             self.ledger.workspace_cuts_us() if workspace_cuts else 0.0,
+            self.least_bytes,
         ), excess_bytes
 
     def _operations(self, region: int) -> tuple[str, ...]:
         return self.draft.train.launches[self.regions[region].start].operations
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """A lower bound of the peak live bytes, whatever is decided."""
+        saved_bytes: dict[tuple[str, ...], int] = {}
+        for region, points in enumerate(self._smaller_workspaces):
+            if points:
+                least_bytes = min(workspace_bytes for workspace_bytes, _ in points)
+                saved_bytes[self._operations(region)] = self._all_scratch_bytes(region) - least_bytes
+        replaceable = {launch.reductions for launch in self.fused_remat.values()}
+        return operand_peak_bytes(self.draft, self.regions, self._in_place_operands, saved_bytes, replaceable)
 
     # Until it fits
 
@@ -216,7 +236,7 @@ class RematState:
             return False
         ledger = self.ledger
         known = ledger.workspace_cuts.get(position, WorkspaceCut(0, 0.0))
-        all_bytes = ledger.scratch_bytes(position) + known.freed_bytes
+        all_bytes = self._all_scratch_bytes(position)
         most_bytes = all_bytes - known.freed_bytes - lacking_bytes
         fitting = [point for point in self._smaller_workspaces[position] if point[0] <= most_bytes]
         if not fitting:
@@ -229,6 +249,11 @@ class RematState:
             return False
         ledger.cut_workspace(position, WorkspaceCut(all_bytes - workspace_bytes, more_us))
         return True
+
+    def _all_scratch_bytes(self, region: int) -> int:
+        """The workspace of a region as selected."""
+        cut = self.ledger.workspace_cuts.get(region)
+        return self.ledger.scratch_bytes(region) + (cut.freed_bytes if cut else 0)
 
     def forbid_at(self, position: int) -> bool:
         """Where the values recomputed before a region exceed the available bytes together, forbid the largest of them

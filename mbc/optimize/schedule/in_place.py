@@ -32,13 +32,13 @@ def with_aliases(draft: Draft, program: Program, operands: InPlace) -> Draft:
     """The draft with the aliases that are possible in one of its programs."""
     buffers = list(draft.buffers)
     reused = {*draft.persistent, *program.entry, *program.exit}
-    last_touch = {access.buffer: i for i, launch in enumerate(program.launches) for access in launch.accesses}
-    last_write = {
-        access.buffer: i
-        for i, launch in enumerate(program.launches)
-        for access in launch.accesses
-        if access.mode is not Mode.READ
-    }
+    last_touch: dict[int, int] = {}
+    last_write: dict[int, int] = {}
+    for i, launch in enumerate(program.launches):
+        for access in launch.accesses:
+            last_touch[access.buffer] = i
+            if access.mode is not Mode.READ:
+                last_write[access.buffer] = i
     for launch in program.launches:
         for source, output in operands.get(launch.operations, ()):
             old, new = launch.accesses[source].buffer, launch.accesses[output].buffer

@@ -54,8 +54,9 @@ def blocks_to_place(
 ) -> tuple[Block, ...]:
     """As `blocks`, with the gradients of each bucket as one block, live from the first start to the last stop."""
     found = {block.buffers[0]: block for block in blocks(program, buffers, persistent, space)}
-    owner = owners(buffers)
-    for bucket in contiguous(program) if space is Space.ARENA else ():
+    buckets = tuple(contiguous(program)) if space is Space.ARENA else ()
+    owner = owners(buffers) if buckets else []
+    for bucket in buckets:
         members = [found.pop(owner[buffer]) for buffer in bucket]
         found[owner[bucket[0]]] = Block(
             tuple(buffer for block in members for buffer in block.buffers),
@@ -113,11 +114,18 @@ def _lives(
 def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> NDArray[np.int64]:
     """Live bytes of the arena at each launch of a program, without the persistent ones; of all gradients of a bucket
     from the first on."""
+    found = (
+        [(block.start, block.stop, block.size_bytes) for block in blocks_to_place(program, buffers, persistent)]
+        if any(map(is_collective, program.launches))
+        else [
+            (start, stop, aligned(buffers[root].size_bytes))
+            for root, (start, stop, _) in _lives(program, buffers, persistent, Space.ARENA).items()
+        ]
+    )
+    starts, stops, sizes = np.array(found, np.int64).reshape(-1, 3).T
     changes = np.zeros(len(program.launches) + 1, np.int64)
-    found = blocks_to_place(program, buffers, persistent)
-    sizes = np.array([block.size_bytes for block in found], np.int64)
-    np.add.at(changes, [block.start for block in found], sizes)
-    np.subtract.at(changes, [block.stop for block in found], sizes)
+    np.add.at(changes, starts, sizes)
+    np.subtract.at(changes, stops, sizes)
     return changes[:-1].cumsum()
 
 

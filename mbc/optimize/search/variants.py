@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
@@ -30,16 +31,21 @@ from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Space, aligned
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Variant:
     """`draft`: before any decision. `divided`: operations in depth-first groups, which keep their division."""
 
+    table: CandidateTable
     draft: Draft
-    time_us: float
     residency: Residency
     choices: Choices
     techniques: Techniques
     divided: Collection[str]
+
+    @cached_property
+    def time_us(self) -> float:
+        """Estimated, when it is asked for: of many variants that do not fit it never is."""
+        return _step_us(self.residency.draft, self.table) + self.residency.workspace_cuts_us
 
 
 def placed_variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> Iterator[Solution]:
@@ -59,7 +65,10 @@ def placed_variants(problem: Problem, techniques: Techniques, known_us: float, d
     ):
         nearest = sorted(variants, key=lambda variant: variant.residency.live_bytes)[: effort.MAX_THOROUGH]
         nearest = [
-            variant for variant in nearest if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes
+            variant
+            for variant in nearest
+            if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes
+            and variant.residency.least_bytes <= available_bytes
         ]
         variants += [_improved(problem, variant, available_bytes) for variant in nearest]
     fitting = [variant for variant in variants if variant.residency.live_bytes <= available_bytes]
@@ -160,6 +169,8 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
     for variant in sorted(near, key=lambda variant: (variant.residency.live_bytes > available_bytes, variant.time_us))[
         :2
     ]:
+        if variant.residency.least_bytes > available_bytes:
+            continue
         offloaded_share = variant.residency.offloaded_share
         for part in effort.OFFLOAD_SHARES:
             # A higher share than the link can copy makes no difference.
@@ -198,9 +209,7 @@ def _variant(
     residency = choose_residency(
         table.graph, draft, link, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
     )
-    return _Variant(
-        draft, _step_us(residency.draft, table) + residency.workspace_cuts_us, residency, choices, techniques, divided
-    )
+    return _Variant(table, draft, residency, choices, techniques, divided)
 
 
 def _step_us(draft: Draft, table: CandidateTable) -> float:
@@ -235,10 +244,14 @@ def _with_techniques(
 
 def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
     """The same variant with more rounds of local search, in as many bytes or fewer."""
+    known: dict[object, _Variant] = {}  # by what a search resumes from: it often ends where it began
 
     def found(start: Residency | None) -> _Variant:
-        asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes, math.inf
-        return _variant(*asked, effort.THOROUGH_SEARCH_WORK, start)
+        resumed = start.resumed if start is not None else None
+        if resumed not in known:
+            asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes
+            known[resumed] = _variant(*asked, math.inf, effort.THOROUGH_SEARCH_WORK, start)
+        return known[resumed]
 
     improved = found(variant.residency)
     if improved.residency.live_bytes > available_bytes:

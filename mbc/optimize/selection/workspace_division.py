@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ortools.sat.python import cp_model
-
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
@@ -83,6 +81,8 @@ def _cheapest(front: ParetoFront, price: float) -> Point:
 
 def fastest_division(fronts: Mapping[str, ParetoFront], total_bytes: int) -> Mapping[str, int]:
     """The workspaces of the least total time within the total: exact."""
+    from ortools.sat.python import cp_model  # heavy, and only needed here
+
     model = cp_model.CpModel()
     times: list[cp_model.LinearExprT] = []
     sizes: list[cp_model.LinearExprT] = []

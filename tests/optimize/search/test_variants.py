@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mbc.optimize import effort
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.search import variants
 from mbc.optimize.search.variants import placed_variants
@@ -35,6 +34,23 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_what_takes_far_too_much_is_tried_with_the_least_workspace_only(monkeypatch: pytest.MonkeyPatch) -> None:
     most_bytes = max(ways_to(1 << 40, monkeypatch))
     near = ways_to(most_bytes // 2, monkeypatch)
-    assert min(near) > most_bytes // 2 and len(near) > len(effort.WORKSPACE_SHARES)
     far = ways_to(most_bytes // 5, monkeypatch)
+    assert min(near) > most_bytes // 2 and len(near) > len(far)
     assert len(far) == 2 and far[0] > far[1], "there might have been less of it, and there is not enough"
+
+
+def test_what_cannot_fit_whatever_is_decided_is_not_searched_thoroughly(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Any] = []
+    improved = variants._improved
+
+    def noted(problem: Any, variant: Any, available_bytes: int) -> Any:
+        searched.append(variant.residency.least_bytes)
+        return improved(problem, variant, available_bytes)
+
+    monkeypatch.setattr(variants, "_improved", noted)
+    most_bytes = max(ways_to(1 << 40, monkeypatch))
+    searched.clear()
+    ways_to(most_bytes // 2, monkeypatch)
+    assert not searched
+    ways_to(int(0.7 * most_bytes), monkeypatch)
+    assert searched and max(searched) <= 0.7 * most_bytes

@@ -1,0 +1,68 @@
+"""Lower bound of the peak live bytes of one draft, whatever is recomputed or offloaded: each launch needs its operands.
+
+Where it exceeds the available bytes no decision makes the draft fit, and a search for one is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from mbc.optimize.remat.optimizer_offload import persistent_bytes
+from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.schedule.in_place import InPlace
+from mbc.optimize.schedule.liveness import owners
+from mbc.optimize.schedule.regions import Region
+from mbc.plan.model import Space, aligned
+
+
+def operand_peak_bytes(
+    draft: Draft,
+    regions: Sequence[Region],
+    in_place: InPlace,
+    saved_bytes: Mapping[tuple[str, ...], int],
+    replaceable: Collection[int],
+) -> int:
+    """The most bytes that the launches of a region of the training program touch at once, with their workspace and
+    everything persistent. `saved_bytes`: by operations, by how much the workspace of their launch may shrink;
+    `replaceable`: regions whose operands another launch may do without.
+
+    Decisions give a value other live ranges, but each serves whole regions: what a region touches in two of its
+    launches is live in between.
+    """
+    launches, buffers, owner = draft.train.launches, draft.buffers, owners(draft.buffers)
+    counted = [buffer.space is Space.ARENA for buffer in buffers]
+    for buffer in draft.persistent:
+        counted[buffer] = False
+    changes = [0] * (len(launches) + 1)
+
+    def count(size_bytes: int, first: int, last: int) -> None:
+        changes[first] += size_bytes
+        changes[last + 1] -= size_bytes
+
+    for number, region in enumerate(regions):
+        if number in replaceable:
+            continue
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for i in range(region.start, region.stop):
+            count(-saved_bytes.get(launches[i].operations, 0), i, i)
+            for access in launches[i].accesses:
+                first.setdefault(owner[access.buffer], i)
+                last[owner[access.buffer]] = i
+        for buffer, start in first.items():
+            if counted[buffer]:
+                count(aligned(buffers[buffer].size_bytes), start, last[buffer])
+        for old, new in set(_in_place_pairs(draft, region, in_place, owner)):
+            if counted[new] and first[new] <= last[old]:  # both have the same bytes
+                count(-aligned(buffers[new].size_bytes), first[new], min(last[old], last[new]))
+    return max(accumulate(changes)) + persistent_bytes(draft)
+
+
+def _in_place_pairs(draft: Draft, region: Region, in_place: InPlace, owner: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Buffers that launches of the region may overwrite, and those that they write there."""
+    for launch in draft.train.launches[region.start : region.stop]:
+        for source, output in in_place.get(launch.operations, ()):
+            old, new = launch.accesses[source].buffer, launch.accesses[output].buffer
+            if draft.buffers[new].alias is None and draft.buffers[old].size_bytes == draft.buffers[new].size_bytes:
+                yield owner[old], new
