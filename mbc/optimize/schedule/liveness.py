@@ -116,7 +116,7 @@ def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[i
     from the first on."""
     found = (
         [(block.start, block.stop, block.size_bytes) for block in blocks_to_place(program, buffers, persistent)]
-        if any(map(is_collective, program.launches))
+        if any(map(is_bucket, program.launches))
         else [
             (start, stop, aligned(buffers[root].size_bytes))
             for root, (start, stop, _) in _lives(program, buffers, persistent, Space.ARENA).items()
