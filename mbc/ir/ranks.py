@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -21,7 +20,7 @@ def share_rows(batch: int, size: int) -> tuple[Ranks, ...]:
 
 
 def even_rows(batch: int, size: int) -> tuple[int, ...]:
-    """Of each rank. MBC280 where one would have none."""
+    """The rows of each of `size` ranks, as even as can be. MBC280 where one would have none."""
     least, more = divmod(batch, size)
     if least == 0:
         raise MbcError(
@@ -42,101 +41,105 @@ def grouped(rows: Sequence[int], kinds: Sequence[Hashable]) -> tuple[Ranks, ...]
 def rows_by_speed(batch: int, kinds: Sequence[Kind], step_us: Callable[[Kind, int], float]) -> tuple[int, ...]:
     """The rows of each rank, whose GPUs are of these kinds, with which the slowest is soonest done.
 
-    `step_us(kind, rows)` is the time of a step; infinite where so many rows do not fit. It is asked for few numbers of
-    rows: shares are chosen by the times known so far, and straight lines between them; those chosen are asked for, and
-    in the end those with one row moved from the slowest rank to another. MBC280 where a rank would have no row, MBC284
-    where all GPUs together hold too few.
+    `step_us(kind, rows)` is the time of a step; infinite where so many rows do not fit. It is called for few numbers of
+    rows: shares are balanced by the times known so far, and straight lines between them, and then tried, until none is
+    new; in the end one row is moved from the slowest rank to another. MBC280 where a rank would have no row, MBC284
+    where no share was found that fits all ranks.
     """
     curves = {kind: _Curve(kind, step_us) for kind in kinds}
-    best = _Shares(even_rows(batch, len(kinds)), math.inf)
-    wanted = [best.rows]
+    own = [curves[kind] for kind in kinds]
+    tried: dict[tuple[int, ...], float] = {}
+    best = even_rows(batch, len(kinds))
+    wanted = [best]
     while wanted:
         for rows in wanted:
-            slowest_us = max(curves[kind].asked(own) for kind, own in zip(kinds, rows, strict=True))
-            best = min(best, _Shares(rows, slowest_us), key=lambda shares: shares.slowest_us)
-        chosen = _shared(batch, [curves[kind] for kind in kinds])
-        wanted = [rows for rows in (chosen, *_moved(best, kinds, curves)) if not _known(rows, kinds, curves)]
-        wanted = wanted[:1] if chosen in wanted else wanted
-    return best.rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    rows: tuple[int, ...]
-    slowest_us: float
+            tried[rows] = max(curve.step_us(count) for curve, count in zip(own, rows, strict=True))
+        best = min(tried, key=lambda rows: tried[rows])
+        balanced = _balanced(batch, own)
+        if balanced is not None and balanced not in tried:
+            wanted = [balanced]
+        else:
+            wanted = [rows for rows in _one_row_moved(best, kinds, own) if rows not in tried]
+    if math.isinf(tried[best]):
+        held = ", ".join(f"{curve.most_fitting_rows} on rank {rank}" for rank, curve in enumerate(own))
+        raise MbcError(
+            "MBC284",
+            f"no share of {batch} rows was found that fits {len(kinds)} GPUs; most rows found to fit are {held}",
+            "lower batch, raise the memory that the plan may take, or take more GPUs",
+        )
+    return best
 
 
 class _Curve(Generic[Kind]):
-    """The time of a step over its rows, of one kind of GPU. `known`: by rows."""
+    """The time of a step over its rows, of one kind of GPU."""
 
     def __init__(self, kind: Kind, step_us: Callable[[Kind, int], float]) -> None:
-        self.known: dict[int, float] = {}
         self._kind, self._step_us = kind, step_us
+        self._known_us: dict[int, float] = {}
 
-    def asked(self, rows: int) -> float:
-        if rows not in self.known:
-            self.known[rows] = self._step_us(self._kind, rows)
-        return self.known[rows]
-
-    @property
-    def fits(self) -> int:
-        """Rows that are known to fit."""
-        return max((r for r, us in self.known.items() if math.isfinite(us)), default=0)
+    def step_us(self, rows: int) -> float:
+        if rows not in self._known_us:
+            self._known_us[rows] = self._step_us(self._kind, rows)
+        return self._known_us[rows]
 
     @property
-    def fails(self) -> float:
-        """Rows that are known not to."""
-        return min((r for r, us in self.known.items() if math.isinf(us)), default=math.inf)
+    def most_fitting_rows(self) -> int:
+        return max((rows for rows, us in self._known_us.items() if math.isfinite(us)), default=0)
 
-    def us(self, rows: int) -> float:
+    @property
+    def fewest_refused_rows(self) -> float:
+        return min((rows for rows, us in self._known_us.items() if math.isinf(us)), default=math.inf)
+
+    @property
+    def is_limit_known(self) -> bool:
+        """Whether no number of rows lies between those that fit and those that do not."""
+        return self.fewest_refused_rows - self.most_fitting_rows <= 1
+
+    def bisect_limit(self) -> None:
+        self.step_us(int(self.most_fitting_rows + self.fewest_refused_rows) // 2)
+
+    def interpolated_us(self, rows: int) -> float:
         """Known, or on the line between or beyond the two nearest known; never less than that of fewer rows. Infinite
         from half-way on between what fits and what does not."""
-        if math.isfinite(self.fails) and rows > max(self.fits, (self.fits + self.fails) // 2):
+        fits, refused = self.most_fitting_rows, self.fewest_refused_rows
+        if math.isfinite(refused) and rows > max(fits, (fits + refused) // 2):
             return math.inf
-        points = sorted((r, us) for r, us in self.known.items() if math.isfinite(us))
+        points = sorted((known, us) for known, us in self._known_us.items() if math.isfinite(us))
         points = points if len(points) > 1 else [(0, 0.0), *(points or [(1, 1.0)])]
-        at = next((i for i, (r, _) in enumerate(points) if r >= rows), len(points) - 1)
-        (r0, us0), (r1, us1) = points[max(at, 1) - 1 : max(at, 1) + 1]
-        line_us = us0 + (us1 - us0) * (rows - r0) / (r1 - r0)
-        return max([line_us, 0.0, *(us for r, us in points if r <= rows)])
+        at = next((i for i, (known, _) in enumerate(points) if known >= rows), len(points) - 1)
+        (rows0, us0), (rows1, us1) = points[max(at, 1) - 1 : max(at, 1) + 1]
+        line_us = us0 + (us1 - us0) * (rows - rows0) / (rows1 - rows0)
+        return max([line_us, 0.0, *(us for known, us in points if known <= rows)])
 
 
-def _shared(batch: int, curves: Sequence[_Curve[Kind]]) -> tuple[int, ...]:
-    """One row after another to the rank that is soonest done with it, which is best where times never fall."""
+def _balanced(batch: int, curves: Sequence[_Curve[Kind]]) -> tuple[int, ...] | None:
+    """One row after another to the rank that is soonest done with it, which is best where times never fall. None where
+    all are full."""
     rows = [1] * len(curves)
-    queue = [(curve.us(2), rank) for rank, curve in enumerate(curves)]
+    queue = [(curve.interpolated_us(2), rank) for rank, curve in enumerate(curves)]
     heapify(queue)
     while sum(rows) < batch:
         us, rank = heappop(queue)
         if math.isinf(us):
-            # All are full: of one it may not be known how full.
-            unsure = next((curve for curve in curves if curve.fails - curve.fits > 1), None)
+            unsure = next((curve for curve in curves if not curve.is_limit_known), None)
             if unsure is None:
-                raise MbcError(
-                    "MBC284",
-                    f"the {len(curves)} GPUs hold {sum(c.fits for c in curves)} of {batch} rows, within their memory",
-                    "lower batch, raise the memory that the plan may take, or take more GPUs",
-                )
-            unsure.asked(int(unsure.fits + unsure.fails) // 2)
-            return _shared(batch, curves)
+                return None
+            unsure.bisect_limit()
+            return _balanced(batch, curves)
         rows[rank] += 1
-        heappush(queue, (curves[rank].us(rows[rank] + 1), rank))
+        heappush(queue, (curves[rank].interpolated_us(rows[rank] + 1), rank))
     return tuple(rows)
 
 
-def _moved(best: _Shares, kinds: Sequence[Kind], curves: Mapping[Kind, _Curve[Kind]]) -> Iterator[tuple[int, ...]]:
-    """One row from the slowest rank to one of each other kind."""
-    if math.isinf(best.slowest_us):
-        return
-    times_us = [curves[kind].asked(own) for kind, own in zip(kinds, best.rows, strict=True)]
-    slowest = times_us.index(best.slowest_us)
-    if best.rows[slowest] == 1:
+def _one_row_moved(
+    best: tuple[int, ...], kinds: Sequence[Kind], curves: Sequence[_Curve[Kind]]
+) -> Iterator[tuple[int, ...]]:
+    """From the slowest rank to one of each other kind."""
+    times_us = [curve.step_us(rows) for curve, rows in zip(curves, best, strict=True)]
+    slowest = times_us.index(max(times_us))
+    if best[slowest] == 1 or math.isinf(times_us[slowest]):
         return
     for kind in dict.fromkeys(kinds):
         if kind != kinds[slowest]:
-            to = min((rank for rank, own in enumerate(kinds) if own == kind), key=lambda rank: best.rows[rank])
-            yield tuple(own + (rank == to) - (rank == slowest) for rank, own in enumerate(best.rows))
-
-
-def _known(rows: Sequence[int], kinds: Sequence[Kind], curves: Mapping[Kind, _Curve[Kind]]) -> bool:
-    return all(own in curves[kind].known for kind, own in zip(kinds, rows, strict=True))
+            to = min((rank for rank, own in enumerate(kinds) if own == kind), key=lambda rank: best[rank])
+            yield tuple(rows + (rank == to) - (rank == slowest) for rank, rows in enumerate(best))

@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
-from mbc.kernels.nccl import ALL_REDUCE, BY_COPIES, COLLECTIVES, ctas_of, is_bucket, is_collective
+from mbc.kernels.nccl import ALL_GATHER, ALL_REDUCE, BY_COPIES, COLLECTIVES, ctas_of, is_bucket, is_collective
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
-from mbc.ops.normalization import BatchNormalizeBackward, CombineStatistics, UpdateRunning
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
 
 _ROUNDING = 1e-12
+STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 
 
@@ -109,26 +111,56 @@ def _check_once(graph: TrainingGraph) -> None:
 
 
 def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
-    """Synchronised batch normalisation weights ranks by their rows, and counts the elements of all where it uses the
-    statistics of all."""
-    producers = {output: op for op in graph.train for output in op.outputs}
+    """Batch normalisation uses mean and variance of one origin: of this rank's rows, or synchronised, of all rows. Then
+    they are what all ranks have gathered, weighted by rows, and the backward pass counts and sums over all rows."""
+    outputs = _Outputs({output: (op, i) for op in graph.train for i, output in enumerate(op.outputs)})
+    own: set[str] = set()  # statistics of this rank alone, which are combined with the others'
     for op in graph.train:
         match op.attributes:
             case CombineStatistics(counts):
+                gathered = outputs.pair(op, *op.inputs)
+                if gathered.kind != ALL_GATHER or outputs.pair(gathered, *gathered.inputs).kind not in STATISTICS:
+                    _fail(f"'{op.name}' does not combine the statistics of all ranks")
+                own.update(gathered.inputs)
                 if len(counts) != ranks.size or any(
                     c * ranks.rows[0] != counts[0] * r for c, r in zip(counts, ranks.rows, strict=True)
                 ):
                     _fail(f"'{op.name}' weights ranks otherwise than by their rows")
-            case UpdateRunning(count=count) | BatchNormalizeBackward(count=count):
-                made = producers[op.inputs[2]]  # the mean
-                if isinstance(made.attributes, CombineStatistics) and count != sum(made.attributes.counts):
-                    _fail(f"'{op.name}' counts {count} elements, and its statistics {sum(made.attributes.counts)}")
+            case BatchNormalize():
+                outputs.pair(op, *(op.inputs[1:3] if op.kind == "batch_normalize" else op.inputs[2:4]))
+            case UpdateRunning(count=count):
+                _check_count(op, outputs.pair(op, *op.inputs[2:4]), count)
+            case BatchNormalizeBackward(count=count):
+                statistics = outputs.pair(op, *op.inputs[2:4])
+                _check_count(op, statistics, count)
+                summed = outputs.pair(op, *op.inputs[4:6])
+                if (summed.kind == "sum_gathered") is not isinstance(statistics.attributes, CombineStatistics):
+                    _fail(f"'{op.name}' reads sums and statistics of different ranks")
             case _:
-                pass
-        if isinstance(op.attributes, BatchNormalizeBackward):
-            kinds = {producers[name].kind for name in (op.inputs[2], *op.inputs[4:6])}
-            if "combine_statistics" in kinds and kinds != {"combine_statistics", "sum_gathered"}:
-                _fail(f"'{op.name}' reads sums of one rank alone")
+                continue
+        if not isinstance(op.attributes, CombineStatistics) and not own.isdisjoint(op.inputs):
+            _fail(f"'{op.name}' reads statistics of one rank alone")
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """By value: the operation that computes it, and as which output."""
+
+    of: Mapping[str, tuple[Operation, int]]
+
+    def pair(self, reader: Operation, *names: str) -> Operation:
+        """The operation whose first and second output `reader` reads."""
+        found = [self.of.get(name) for name in names]
+        first = found[0]
+        if first is None or found != [(first[0], 0), (first[0], 1)]:
+            _fail(f"'{reader.name}' reads {' and '.join(names)}, which do not belong together")
+        return first[0]
+
+
+def _check_count(reader: Operation, statistics: Operation, count: int) -> None:
+    """Of elements, by an operation that uses statistics of all ranks."""
+    if isinstance(statistics.attributes, CombineStatistics) and count != sum(statistics.attributes.counts):
+        _fail(f"'{reader.name}' counts {count} elements, and its statistics {sum(statistics.attributes.counts)}")
 
 
 def _collectives(plan: Plan) -> Iterator[tuple[object, ...]]:

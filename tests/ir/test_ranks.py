@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
@@ -95,10 +95,37 @@ def test_a_gpu_gets_what_it_holds(most: int) -> None:
 
 
 def test_gpus_that_hold_too_few() -> None:
-    with pytest.raises(MbcError, match=r"error MBC284: the 2 GPUs hold 9 of 40 rows"):
+    with pytest.raises(MbcError, match=r"error MBC284: no share of 40 rows .* are 4 on rank 0, 5 on rank 1"):
         rows_by_speed(40, ("a", "b"), lambda kind, own: own if own <= (4 if kind == "a" else 5) else float("inf"))
     with pytest.raises(MbcError, match="MBC280"):
         rows_by_speed(1, ("a", "b"), lambda kind, own: own)
+
+
+def test_a_gpu_that_holds_no_row() -> None:
+    with pytest.raises(MbcError, match=r"error MBC284: .* 9 on rank 0, 0 on rank 1"):
+        rows_by_speed(10, ("a", "b"), lambda kind, own: own if kind == "a" else float("inf"))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_shares_within_memory(data: st.DataObject) -> None:
+    """Of three kinds with limits: where some share fits one is found, and none is much sooner done."""
+    batch = data.draw(st.integers(3, 40))
+    fixed_us, row_us = (data.draw(st.tuples(*[st.floats(0.0, 30.0)] * 3)) for _ in range(2))
+    most = data.draw(st.tuples(*[st.integers(1, 40)] * 3))
+
+    def step_us(kind: str, own: int) -> float:
+        at = "abc".index(kind)
+        return fixed_us[at] + (0.1 + row_us[at]) * own if own <= most[at] else float("inf")
+
+    kinds = ("a", "b", "c")
+    ways = [(a, b, batch - a - b) for a in range(1, batch - 1) for b in range(1, batch - a)]
+    least = min(slowest_us(way, kinds, step_us) for way in ways)
+    if least == float("inf"):
+        with pytest.raises(MbcError, match="MBC284"):
+            rows_by_speed(batch, kinds, step_us)
+    else:
+        assert slowest_us(rows_by_speed(batch, kinds, step_us), kinds, step_us) <= least * (1 + 1e-9)
 
 
 def test_ranks_of_one_kind_and_as_many_rows_have_one_plan() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -309,13 +310,51 @@ def test_elements_of_one_rank_alone(kind: str) -> None:
     refused(verify_rank, with_attributes(two, kind, count=128), "counts 128 elements, and its statistics 320")
 
 
+def with_inputs(plan: Plan, kind: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
+    op = of_kind(plan, kind)
+    changed = replace(op, inputs=change(op.inputs))
+    return with_operations(plan, lambda known: [changed if known == op else known])
+
+
+def swapped(inputs: tuple[str, ...], first: int) -> tuple[str, ...]:
+    return (*inputs[:first], inputs[first + 1], inputs[first], *inputs[first + 2 :])
+
+
 def test_sums_of_one_rank_alone() -> None:
     two, _ = synchronised()
     own = of_kind(two, "batch_normalize_backward_reduce").outputs
-    backward = of_kind(two, "batch_normalize_backward")
-    changed = replace(backward, inputs=(*backward.inputs[:4], *own, *backward.inputs[6:]))
-    broken = with_operations(two, lambda op: [changed if op == backward else op])
-    refused(verify_rank, broken, f"'{backward.name}' reads sums of one rank alone")
+    broken = with_inputs(two, "batch_normalize_backward", lambda names: (*names[:4], *own, *names[6:]))
+    refused(verify_rank, broken, "reads sums and statistics of different ranks")
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [("batch_normalize", 1), ("batch_normalize_backward_reduce", 2), ("batch_normalize_backward", 2),
+     ("update_running", 2)],
+)  # fmt: skip
+def test_statistics_of_one_rank_alone(kind: str, first: int) -> None:
+    two, _ = synchronised()
+    own = of_kind(two, "batch_statistics").outputs
+    both = with_inputs(two, kind, lambda names: (*names[:first], *own, *names[first + 2 :]))
+    half = with_inputs(two, kind, lambda names: (*names[: first + 1], own[1], *names[first + 2 :]))
+    for broken in (both, half):
+        with pytest.raises(MbcError, match="belong together|statistics of one rank alone|statistics of different ranks"):
+            verify_rank(broken)
+
+
+@pytest.mark.parametrize("kind", ["combine_statistics", "all_gather"])
+def test_mean_and_variance_the_wrong_way_round(kind: str) -> None:
+    two, _ = synchronised()
+    broken = with_inputs(two, kind, lambda names: swapped(names, 0))
+    refused(verify_rank, broken, "which do not belong together")
+
+
+def test_what_is_combined_is_gathered() -> None:
+    two, _ = synchronised()
+    own = of_kind(two, "batch_statistics").outputs
+    refused(
+        verify_rank, with_inputs(two, "combine_statistics", lambda _: own), "does not combine the statistics of all"
+    )
 
 
 def test_what_is_gathered_is_of_all_ranks() -> None:

@@ -332,5 +332,5 @@ def test_gpus_of_unlike_memory_have_rows_within_it():
     assert small.predictions.arena_bytes + small.predictions.overhead_bytes <= budget_bytes == small.budget_bytes
     assert large.budget_bytes > budget_bytes
     assert large.graph.batch + small.graph.batch == 40 and small.graph.batch < large.graph.batch
-    with pytest.raises(MbcError, match=r"MBC284: the 2 GPUs hold \d+ of 40 rows"):
+    with pytest.raises(MbcError, match="MBC284: no share of 40 rows was found"):
         unlike(RankGpu("h200", budget_bytes - 1024), RankGpu("h200", budget_bytes))
