@@ -13,6 +13,7 @@ from mbc.codegen.toolchain import find_toolchain
 from mbc.collection import uncollected
 from mbc.constraints import Constraints, constraints_of
 from mbc.errors import BudgetError
+from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
@@ -64,10 +65,10 @@ def compile_source(
     """The package of one network, in the folder `output` (None: here, named as the network); `overwrite`: in the place
     of a package that is there. Raises MbcError for anything a user can mend."""
     stages = stages or Stages(options.dump_stages)
-    tasks = _read(source, options, stages)
-    folder = Path(tasks[0].graph.name) if output is None else output
+    program, lowered = _read(source, options, stages)
+    folder = Path(lowered.network.name) if output is None else output
     stages.run("check output", lambda: check_output(folder, overwrite))
-    plans = _plans(tasks, stages)
+    plans = _plans(_tasks(program, lowered, options, stages), stages)
     package = stages.run("build package", lambda: write_package(plans, folder, find_toolchain(), overwrite))
     return Compilation(plans, package)
 
@@ -82,7 +83,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
     """As `Compilation.plans`, without a package."""
     stages = stages or Stages(options.dump_stages)
-    return _plans(_read(source, options, stages), stages)
+    return _plans(_tasks(*_read(source, options, stages), options, stages), stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +96,24 @@ class _Task:
     options: Options
 
 
-def _read(source: Source, options: Options, stages: Stages) -> tuple[_Task, ...]:
-    # What the source says, with the user's settings put in, and what it is compiled for.
+def _read(source: Source, options: Options, stages: Stages) -> tuple[Program, Lowered]:
+    # What the source says, with the user's settings put in.
     program = stages.run("parse", lambda: parse(source), lambda tree: pformat(tree, width=120))
     lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
     stages.run("verify network", lambda: verify_network(lowered.network), lambda _: network_text(lowered.network))
+    return program, lowered
+
+
+def _tasks(program: Program, lowered: Lowered, options: Options, stages: Stages) -> tuple[_Task, ...]:
+    # What it is compiled for.
     device = stages.run("find device", lambda: find_device(options.gpu), repr)
-    if options.gpus == 1:
+    if options.gpus == 1 and not options.rank_gpus:
         return (_task(lowered, device, options, stages, None),)
 
     def of_rows(gpu: RankGpu, rows: int, ranks: Ranks) -> _Task:
-        told = _told(options, gpu, rows)
-        own = stages.run("lower", lambda: lower(program, told.settings, options.network))
-        return _task(own, find_device(gpu.gpu), told, stages, ranks)
+        rank_options = _options_of_rank(options, gpu, rows)
+        own = stages.run("lower", lambda: lower(program, rank_options.settings, options.network))
+        return _task(own, find_device(gpu.gpu), rank_options, stages, ranks)
 
     def step_us(gpu: RankGpu, rows: int) -> float:
         others = even_rows(batch - rows, len(gpus) - 1)
@@ -133,8 +139,7 @@ def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages
     return _Task(graph, device, constraints, options)
 
 
-def _told(options: Options, gpu: RankGpu, rows: int) -> Options:
-    """What the compilation of one rank is told."""
+def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
     memory = () if gpu.memory_bytes is None else (("memory.device", f"{gpu.memory_bytes}B"),)
     return replace(options, gpu=gpu.gpu, settings=(*options.settings, ("batch", str(rows)), *memory))
 

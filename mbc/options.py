@@ -59,7 +59,7 @@ class Options:
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
     settings: tuple[tuple[str, str], ...] = ()
     gpus: int = 1
-    rank_gpus: tuple[RankGpu, ...] = ()
+    rank_gpus: tuple[RankGpu, ...] = ()  # as many as `gpus`, or empty
     network: str | None = None  # which network of a source that has several
     policy: Policy = Policy.POWER_OF_TWO
     workspace_limit_bytes: int | None = None

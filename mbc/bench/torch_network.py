@@ -14,7 +14,6 @@ from mbc.ir.graph import Network, Optimizer, Role
 
 Array = NDArray[Any]
 Base: Any = torch.nn.Module
-_synchronised: Any = torch.nn.modules._functions.SyncBatchNorm.apply  # what nn.SyncBatchNorm calls, on GPUs only
 
 
 class TorchNetwork(Base):
@@ -90,7 +89,9 @@ class TorchNetwork(Base):
             weight, bias = affine or (None, None)
             if a.sync and self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
                 group = torch.distributed.group.WORLD
-                return _synchronised(x, weight, bias, mean, variance, a.eps, a.momentum, group, group.size())
+                # What nn.SyncBatchNorm calls, on GPUs only.
+                apply = torch.nn.modules._functions.SyncBatchNorm.apply
+                return apply(x, weight, bias, mean, variance, a.eps, a.momentum, group, group.size())
             return F.batch_norm(x, mean, variance, weight, bias, self.training, a.momentum, a.eps)
         if call.operation.kind != "dropout":
             return FUNCTIONS[call.operation.kind](a, *operands)

@@ -285,6 +285,10 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return (dx, None, None, dgamma, dbeta) if affine else (dx, None, None)
 
 
+def is_synchronised(op: Operation) -> bool:
+    return isinstance(op.attributes, BatchNorm) and op.attributes.sync
+
+
 def synchronised(network: Network) -> Network:
     """Every batch normalisation of a network with the statistics of all ranks."""
     operations = (

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mbc.cli.arguments.types import count, duration, setting, shared_by, size, techniques
+from mbc.errors import MbcError
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy, RankGpu
 
 
@@ -124,6 +125,8 @@ def add_json(made: argparse.ArgumentParser) -> None:
 def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
     """The planning arguments as the compiler takes them."""
     sharing: int | tuple[RankGpu, ...] = getattr(arguments, "shared_by", 1)
+    if not isinstance(sharing, int) and getattr(arguments, "gpu", None) not in (None, "auto"):
+        raise MbcError("MBC285", "--gpus names the GPUs, and --gpu another one", "leave --gpu out")
     return Options(
         gpus=sharing if isinstance(sharing, int) else len(sharing),
         rank_gpus=() if isinstance(sharing, int) else sharing,

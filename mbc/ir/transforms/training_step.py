@@ -34,6 +34,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.loss import WeightedSum
+from mbc.ops.normalization import MOST_RANKS, is_synchronised
 from mbc.ops.update import AdamW, Sgd
 
 
@@ -44,7 +45,8 @@ def differentiate(
     where several (`ranks`) share a global one.
 
     The state of the control block is `constant`; its `value` is the loss scale to start with.
-    Raises MBC050 without a loss, MBC051 when the loss depends on no parameter, MBC052 for nesterov without momentum.
+    Raises MBC050 without a loss, MBC051 when the loss depends on no parameter, MBC052 for nesterov without momentum,
+    MBC067 for batch normalisation synchronised over too many ranks.
     """
     if not network.losses:
         raise MbcError(
@@ -54,6 +56,13 @@ def differentiate(
         )
     if optimizer.kind == "sgd" and optimizer.nesterov and not optimizer.momentum:
         raise MbcError("MBC052", "nesterov needs momentum", "set sgd(momentum=0.9, nesterov=true)")
+
+    if ranks is not None and ranks.size > MOST_RANKS and any(is_synchronised(op) for op in network.operations):
+        raise MbcError(
+            "MBC067",
+            f"batch normalization is synchronised over {ranks.size} GPUs, but over {MOST_RANKS} at most can be",
+            "leave sync_batch_norm and bn(sync=true) out: with so many rows each GPU's own are enough",
+        )
 
     values = _outer_values(network, precision)
     train = GraphBuilder(values)

@@ -23,10 +23,11 @@ struct SumGatheredArguments {
 
 namespace mbc {
 
+constexpr int MOST_RANKS = 256;
+
 // The part of the mini-batch that each rank has.
 struct Shares {
-  static constexpr int MANY = 256;
-  double of[MANY];
+  double of[MOST_RANKS];
 };
 
 __global__ void combine_statistics(const float* means, const float* variances, float* mean, float* variance, Shares share,
@@ -46,9 +47,9 @@ __global__ void combine_statistics(const float* means, const float* variances, f
 }
 
 struct Gathered {
-  static constexpr int MANY = 4;
-  const float* from[MANY];
-  float* to[MANY];
+  static constexpr int MOST = 4;  // operands of a launch
+  const float* from[MOST];
+  float* to[MOST];
 };
 
 __global__ void sum_gathered(Gathered operands, int64_t ranks, int64_t elements) {
@@ -67,7 +68,7 @@ extern "C" const char* mbc_combine_statistics(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<CombineStatisticsArguments>(call);
   const int64_t* counts = call.integers + sizeof(CombineStatisticsArguments) / sizeof(int64_t);
-  if (a.ranks > Shares::MANY) return "statistics of more ranks than the kernel takes";
+  if (a.ranks > MOST_RANKS) return "statistics of more ranks than the kernel takes";
   double all = 0;
   for (int64_t r = 0; r < a.ranks; ++r) all += static_cast<double>(counts[r]);
   Shares share{};
@@ -80,10 +81,10 @@ extern "C" const char* mbc_combine_statistics(const MbcCall& call) {
 extern "C" const char* mbc_sum_gathered(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SumGatheredArguments>(call);
-  for (int64_t first = 0; first < a.operands; first += Gathered::MANY) {
+  for (int64_t first = 0; first < a.operands; first += Gathered::MOST) {
     Gathered operands{};
     unsigned many = 0;
-    for (; many < Gathered::MANY && first + many < a.operands; ++many) {
+    for (; many < Gathered::MOST && first + many < a.operands; ++many) {
       operands.from[many] = in<float>(call, static_cast<int>(first + many));
       operands.to[many] = out<float>(call, static_cast<int>(a.operands + first + many));
     }

@@ -9,12 +9,14 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.control import INITIAL_LOSS_SCALE
-from mbc.ir.graph import Network, Optimizer, Role, TrainingGraph
+from mbc.ir.graph import Network, Optimizer, Ranks, Role, TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops import KINDS
 from mbc.ops.control import control_record
+from mbc.ops.normalization import MOST_RANKS, synchronised
+from mbc.resources import folder
 from tests.ir.execution import draw, execute, new_control, normalised, parameter_gradients, step, types_of
 from tests.ir.networks import Writer, bottleneck_resnet, small
 
@@ -315,3 +317,15 @@ def test_mbc051_nothing_to_train() -> None:
 def test_mbc052_nesterov_without_momentum() -> None:
     with pytest.raises(MbcError, match="MBC052: nesterov needs momentum"):
         differentiate(small(), Optimizer(nesterov=True), Precision.FP32)
+
+
+def test_mbc067_too_many_ranks_to_synchronise() -> None:
+    network = synchronised(small())
+    rows = (1,) * (MOST_RANKS + 1)
+    with pytest.raises(MbcError, match=rf"error MBC067: .* over {MOST_RANKS + 1} GPUs, but over {MOST_RANKS} at most"):
+        differentiate(network, Optimizer(), Precision.FP32, Ranks(rows, tuple(range(len(rows)))))
+
+
+def test_the_kernel_takes_as_many_ranks() -> None:
+    source = (folder("templates") / "kernels" / "norm" / "sync_batch_norm.cu").read_text(encoding="utf-8")
+    assert f"constexpr int MOST_RANKS = {MOST_RANKS};" in source
