@@ -129,7 +129,8 @@ def test_words_that_are_no_gpus(words: str, said: str, capsys: pytest.CaptureFix
 
 def test_gpus_that_are_unknown_or_too_small(mbc):
     assert "error MBC070" in mbc("compile", "tiny.mbc", "--gpus", "h200,h9000").err
-    assert "error MBC285" in mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--gpu", "l4").err
+    refused = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--gpu", "l4")
+    assert "error MBC285: --gpus names the GPUs, and --gpu another one" in refused.err
     refused = mbc("compile", "tiny.mbc", "--gpus", "h200:1MB,t4:1MB")
     assert refused.code == 1 and "error MBC284: no share of 8 rows was found that fits 2 GPUs" in refused.err
 
