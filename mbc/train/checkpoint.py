@@ -124,6 +124,8 @@ def _part(kind: type[Part], told: Any) -> Part:
     """A part of `Progress` from what was written of it. ValueError and the like where it is none."""
     of_kind: dict[str, Any] = {}
     for one in fields(cast(Any, kind)):
+        if (kind, one.name) in _ADDED and one.name not in told:
+            continue
         value = tuple(told[one.name]) if isinstance(told[one.name], list) else told[one.name]
         if ("None" if value is None else type(value).__name__) not in str(one.type):  # annotations are text here
             raise ValueError(one.name)
@@ -140,6 +142,7 @@ _PARTS: dict[str, type[Any]] = {
     "interval": Tally,
     "best": Best,
 }  # not in files of earlier versions
+_ADDED = {(Plateau, "metric")}  # likewise
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

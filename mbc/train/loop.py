@@ -18,7 +18,7 @@ from mbc.train.data import Data
 from mbc.train.divergence import Holds, diverged, divergence, named, not_finite
 from mbc.train.epoch import Epoch, Interval, Running, Tally
 from mbc.train.inputs import Batch, converted
-from mbc.train.metrics import metric_for, rises, value_of
+from mbc.train.metrics import metric_for, value_of
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Part, Share, agreed, share_of, share_statistics
 
@@ -123,7 +123,7 @@ def train(
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=job.share.batch)
     if job.resume is not None:
         done = load_checkpoint(net, job.resume)
-        _check_resumable(done, job)
+        _check_resumable(done, job, plateau_metric)
     history: list[Epoch] = []
     kept = job.resume
     for number in range(done.epochs, job.schedule.epochs):
@@ -138,7 +138,7 @@ def train(
         done = replace(done, epochs=number + 1, steps=finished.total_steps, running=None, interval=None)
         if job.schedule.kind == "plateau":
             value = value_of(plateau_metric, finished)
-            done = replace(done, plateau=done.plateau.after(value, rises(plateau_metric), job.schedule))
+            done = replace(done, plateau=done.plateau.after(value, plateau_metric, job.schedule))
         best = Best(best_metric, value_of(best_metric, finished))
         if job.best is not None and (not job.best.exists() or best.is_better_than(done.best)):
             done = replace(done, best=best)
@@ -153,7 +153,7 @@ def train(
     return tuple(history)
 
 
-def _check_resumable(done: Progress, job: Job) -> None:
+def _check_resumable(done: Progress, job: Job, plateau_metric: str) -> None:
     batch, epochs = job.share.batch, job.schedule.epochs
     steps, of_data = 0 if done.running is None else done.running.steps, job.steps_in_epoch
     same = "resume with the settings it was made with"
@@ -169,6 +169,12 @@ def _check_resumable(done: Progress, job: Job) -> None:
             of_data is not None and steps > of_data,
             f"is of step {steps} of an epoch, and one epoch of the data has {of_data}",
             "resume with the data it was made with",
+        ),
+        (
+            # The best value of one metric is none of another's: no accuracy is better than a loss of 2.1.
+            job.schedule.kind == "plateau" and done.plateau.metric not in (None, plateau_metric),
+            f"was made with a plateau of the metric '{done.plateau.metric}', not '{plateau_metric}'",
+            f"resume with the same one, as --plateau-metric {done.plateau.metric}, or with another schedule",
         ),
     ):
         if differs:
