@@ -105,8 +105,8 @@ def train(
     on_interval: Callable[[Interval], None] = lambda _: None,
 ) -> tuple[Epoch, ...]:
     """Train to the end of the schedule; returns the epochs that were finished. `on_step` is called after every step,
-    `on_interval` after every `job.interval` steps, `on_epoch` after every epoch, when its checkpoint is written; on all
-    ranks. What they raise ends the training.
+    `on_interval` after every `job.interval` steps, `on_epoch` after every epoch, before its checkpoint is written; on
+    all ranks. What they raise ends the training; an epoch of which `on_epoch` did not return is run again on a resume.
 
     The same job gives the same bits whether run at once or resumed from any checkpoint. Raises MBC177 when the data do
     not fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
@@ -139,6 +139,8 @@ def train(
         if job.schedule.kind == "plateau":
             value = value_of(plateau_metric, finished)
             done = replace(done, plateau=done.plateau.after(value, plateau_metric, job.schedule))
+        # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
+        on_epoch(finished)
         best = Best(best_metric, value_of(best_metric, finished))
         if job.best is not None and (not job.best.exists() or best.is_better_than(done.best)):
             done = replace(done, best=best)
@@ -147,7 +149,6 @@ def train(
         if job.checkpoint is not None:
             save_checkpoint(net, job.checkpoint, done)
         kept = job.checkpoint
-        on_epoch(finished)
         if number + 1 < job.schedule.epochs and job.stop():
             raise KeyboardInterrupt
     return tuple(history)

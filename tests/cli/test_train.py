@@ -299,6 +299,22 @@ def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
     assert all(line["test_accuracy"] > 0 for line in lines if line["kind"] == "epoch")
 
 
+@pytest.mark.parametrize("refused", ["seed", "weights", "steps"])
+def test_a_refused_training_leaves_its_log_as_it_is(mbc, data, refused):
+    common = ("--data", data, *CPU, "--log", "log.jsonl", "--log-every", "1", "--seed", "0")
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "1", "--checkpoint", "early").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "2", "--resume", "early", "--checkpoint", "late").code == 0
+    before = Path("log.jsonl").read_bytes()
+    assert len(before.splitlines()) == 2 * 5
+    words = {
+        "seed": ("--epochs", "2", "--resume", "early", "--seed", "1"),
+        "weights": ("--epochs", "2", "--resume", "early", "--set", "train.optimizer=adamw"),
+        "steps": ("--epochs", "1", "--resume", "late"),
+    }[refused]
+    assert mbc("train", "tiny.mbc", *common, *words).code == 1
+    assert Path("log.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

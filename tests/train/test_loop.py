@@ -49,13 +49,7 @@ def test_network_that_does_not_classify_has_no_accuracy(graph):
 @pytest.mark.parametrize("stop", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["constant", "cosine", "plateau"])
 def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path, stop, kind):
-    class Interrupted(Exception):
-        pass
-
-    def interrupt(epoch):
-        if epoch.epoch == stop:
-            raise Interrupted
-
+    told = []
     data = ArrayData(rows)
     schedule = Schedule(0.3, 4, kind, warmup_epochs=1.5, patience=0, factor=0.5)
     job = Job(graph, data, schedule, data, seed=7)
@@ -66,8 +60,9 @@ def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path,
 
     file = tmp_path / "checkpoint.safetensors"
     broken_off = copy.deepcopy(regression)
-    with pytest.raises(Interrupted):
-        train(broken_off, dataclasses.replace(job, checkpoint=file), on_epoch=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stopped = dataclasses.replace(job, checkpoint=file, stop=lambda: len(told) == stop)
+        train(broken_off, stopped, on_epoch=told.append)
     progress = read_progress(file)
     assert (progress.epochs, progress.steps, progress.seed, progress.batch) == (stop, 7 * stop, 7, 8)
     history = train(regression, dataclasses.replace(job, checkpoint=file, resume=file))
