@@ -31,7 +31,7 @@ from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import best_beside, check_writable, read_progress
+from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.epoch import Epoch, Running
 from mbc.train.logs import Logs, check_logs
@@ -82,6 +82,8 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     )  # fmt: skip
     resume = None if arguments.resume is None else Path(arguments.resume)
     progress = None if resume is None else read_progress(resume)
+    if resume is not None and progress is not None and arguments.checkpoint is None:
+        check_not_best(resume, progress)
     seed = arguments.seed
     if seed is None:
         seed = 0 if progress is None else progress.seed

@@ -16,7 +16,7 @@ from mbc import compiler
 from mbc.cli import train_command
 from mbc.frontend.sections import OPTIMIZERS
 from mbc.train import loop
-from mbc.train.checkpoint import read_progress
+from mbc.train.checkpoint import best_beside, read_progress
 from mbc.train.schedule import USUAL_RATES
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")
@@ -270,6 +270,22 @@ def test_a_training_that_was_interrupted_within_an_epoch_ends_with_the_same_bits
     of = read_progress(Path("half.best"))
     assert of.best is not None
     assert f"best weights: half.best (epoch {of.epochs}, loss {of.best.value:.4f})" in done.out
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w"])
+@pytest.mark.parametrize("keep", [(), ("--keep-best", "loss")])
+def test_the_best_weights_are_not_replaced_by_the_last_ones(mbc, data, name, keep):
+    common, best = ("train", "tiny.mbc", "--data", data, *CPU), str(best_beside(Path(name)))
+    assert mbc(*common, "--epochs", "1", "--checkpoint", name, "--keep-best", "loss").code == 0
+    before = Path(best).read_bytes()
+    done = mbc(*common, "--epochs", "2", "--resume", best, *keep)
+    assert done.code == 1 and f"error MBC180: cannot write the checkpoint '{best}': it holds the best" in done.err
+    assert f"such as --checkpoint {name}\n" in done.err and Path(best).read_bytes() == before
+    assert mbc(*common, "--epochs", "2", "--resume", best, *keep, "--checkpoint", "other").code == 0
+    assert Path(best).read_bytes() == before and not list(Path().glob("*.best.best*"))
+    # A name alone makes no best checkpoint.
+    assert mbc(*common, "--epochs", "1", "--checkpoint", "my.best").code == 0
+    assert mbc(*common, "--epochs", "2", "--resume", "my.best").code == 0
 
 
 @pytest.mark.parametrize(
