@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
     from mbc.runtime.module import Module
 
-_PATIENCE_S = 3.0  # of the other ranks, after a signal, with the first one, which finishes its step and saves
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Train a package, or a source that is planned (and on a GPU machine built) first, alone or as one of several
@@ -158,19 +156,33 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
 
 @contextmanager
 def _stopping(prepared: _Prepared, group: Group | None) -> Generator[Callable[[], bool]]:
-    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint it is written after the step that is under
-    way, for which rank 0 needs the others: they end when they learn that it has."""
-    if prepared.checkpoint is not None:
-        with stoppable() as stop:
-            yield stop
-        return
-    if group is None or group.rank == 0 or not (prepared.arguments.checkpoint or prepared.resume):
+    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint rank 0 writes it after the step that is
+    under way, however long that takes, and needs the others until then: whichever rank has the signal tells it, and
+    all end when they learn that rank 0 has."""
+    if group is None or not (prepared.arguments.checkpoint or prepared.resume):
+        if prepared.checkpoint is not None:
+            with stoppable() as stop:
+                yield stop
+            return
         with terminated_as_interrupted():
             yield lambda: False
         return
-    with stoppable(_PATIENCE_S) as interrupted:
+    with stoppable() as interrupted:
+        if group.rank == 0:
+            yield lambda: interrupted() or group.stop_asked
+            return
+        asked = False
+
+        def ask() -> bool:
+            # Before a step, not in the handler of the signal, which may have broken off another message.
+            nonlocal asked
+            if interrupted() and not asked:
+                asked = True
+                group.ask_to_stop()
+            return False
+
         try:
-            yield lambda: False
+            yield ask
         except RankFailed:
             if interrupted():
                 raise KeyboardInterrupt from None

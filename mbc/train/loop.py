@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,9 +146,9 @@ def train(
         if job.best is not None and (not job.best.exists() or best.is_better_than(done.best)):
             done = replace(done, best=best)
             # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
-            save_checkpoint(net, job.best, done)
+            _write(net, job, job.best, done)
         if job.checkpoint is not None:
-            save_checkpoint(net, job.checkpoint, done)
+            _write(net, job, job.checkpoint, done)
         kept = job.checkpoint
         if number + 1 < job.schedule.epochs and job.stop():
             raise KeyboardInterrupt
@@ -180,6 +181,12 @@ def _check_resumable(done: Progress, job: Job, plateau_metric: str) -> None:
     ):
         if differs:
             raise MbcError("MBC182", f"the checkpoint '{job.resume}' {problem}", remedy)
+
+
+def _write(net: Trainable, job: Job, path: Path, progress: Progress) -> None:
+    """A checkpoint, for which a rank is waited for where another one has failed."""
+    with nullcontext() if job.group is None else job.group.writing():
+        save_checkpoint(net, path, progress)
 
 
 class _EpochRun:
@@ -289,7 +296,7 @@ class _EpochRun:
         self._count_overflows()
         if divergence(not_finite(self._net), tally) is None:
             progress = replace(self._done, running=tally, interval=self._interval)
-            save_checkpoint(self._net, self._job.checkpoint, progress)
+            _write(self._net, self._job, self._job.checkpoint, progress)
             self.kept, self.kept_at = self._job.checkpoint, tally.steps
 
     def _count_overflows(self) -> None:
