@@ -34,8 +34,9 @@ from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.epoch import Epoch, Running
+from mbc.train.job import Job
 from mbc.train.logs import Logs, check_logs
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import USUAL_RATES, Schedule
 
 if TYPE_CHECKING:

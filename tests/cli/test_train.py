@@ -15,7 +15,7 @@ import pytest
 from mbc import compiler
 from mbc.cli import train_command
 from mbc.frontend.sections import OPTIMIZERS
-from mbc.train import loop
+from mbc.train import epoch_run
 from mbc.train.checkpoint import best_beside, read_progress
 from mbc.train.schedule import USUAL_RATES
 
@@ -68,13 +68,13 @@ def test_resume_with_another_seed(mbc, data):
 
 
 def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
-    save = loop.save_checkpoint
+    save = epoch_run.save_checkpoint
 
     def save_and_interrupt(*arguments):
         save(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(loop, "save_checkpoint", save_and_interrupt)
+    monkeypatch.setattr(epoch_run, "save_checkpoint", save_and_interrupt)
     # As from a terminal: tests that run in the background are started with interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -84,7 +84,7 @@ def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
     assert done.code == 130
     again = f"mbc train tiny.mbc --data {data} {' '.join(CPU)} --epochs 3 --checkpoint c --resume c"
     assert f"go on with: {again}\ninterrupted" in done.err and "epoch 2/3" not in done.err
-    monkeypatch.setattr(loop, "save_checkpoint", save)
+    monkeypatch.setattr(epoch_run, "save_checkpoint", save)
     assert mbc(*again.split()[1:]).code == 0
 
 

@@ -13,12 +13,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
-from mbc.train import loop
+from mbc.train import epoch_run
 from mbc.train.accuracy import accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
+from mbc.train.job import Job
 from mbc.train.loader import IterableData
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import whole_batch
 
@@ -360,6 +361,6 @@ def test_how_long_steps_waited_for_data(regression, graph, rows, monkeypatch, id
         return loss
 
     regression.step = one_second
-    monkeypatch.setattr(loop.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(epoch_run.time, "monotonic", lambda: now_s)
     (epoch,) = train(regression, Job(graph, IterableData(slow, inputs_of(graph), "test"), Schedule(0.1, 1)))
     assert (epoch.waited_seconds, epoch.seconds) == (waited_s, 7 * 3 + 2)

@@ -13,7 +13,8 @@ import pytest
 from mbc.errors import MbcError
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
-from mbc.train.loop import Job, train
+from mbc.train.job import Job
+from mbc.train.loop import train
 from mbc.train.schedule import Plateau, Schedule
 
 EPOCHS, STEPS = 10, 7  # steps of an epoch

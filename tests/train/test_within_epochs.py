@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
-from mbc.train import loop
+from mbc.train import epoch_run
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, load_checkpoint, read_progress
 from mbc.train.data import ArrayData
+from mbc.train.job import Job
 from mbc.train.loader import IterableData
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import whole_batch
 from tests.train.epochs import timeless
@@ -58,7 +59,7 @@ def test_a_stopped_training_ends_with_the_same_bits(regression, graph, rows, tmp
 @pytest.mark.parametrize("every", [3, 7, 100])
 def test_checkpoints_within_epochs(regression, graph, rows, tmp_path, monkeypatch, every):
     saved = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda net, path, progress: saved.append(copy.deepcopy(progress)))
+    monkeypatch.setattr(epoch_run, "save_checkpoint", lambda net, path, progress: saved.append(copy.deepcopy(progress)))
     train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 2), checkpoint=tmp_path / "c", checkpoint_every=every))
     steps = [one.steps + (0 if one.running is None else one.running.steps) for one in saved]
     # After the last step of an epoch there is the checkpoint of the epoch.
