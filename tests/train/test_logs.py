@@ -172,6 +172,16 @@ def test_places_that_cannot_be_written(tmp_path):
         JsonLines(type(tmp_path)("/dev/full"))
 
 
+def test_a_folder_for_tensorboard_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("mbc.train.logs._tensorboard", lambda _: None)  # whether it is installed or not
+    (tmp_path / "file").touch()
+    with pytest.raises(MbcError, match=r"cannot write the log '.*events': '.*file' is no folder that can be") as no:
+        check_logs(None, tmp_path / "file" / "events")
+    assert no.value.code == "MBC290"
+    check_logs(None, tmp_path / "new" / "events")
+    assert not (tmp_path / "new").exists()
+
+
 def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(MbcError, match="TensorBoard is asked for, and its package cannot be imported: ") as no:
