@@ -124,9 +124,8 @@ def terminated_as_interrupted() -> Generator[None]:
 
 
 @contextmanager
-def stoppable(most_s: float | None = None) -> Generator[Callable[[], bool]]:
-    """After the first Ctrl-C or SIGTERM what the body gets says True; the second one ends the body as Ctrl-C does, and
-    so do `most_s` after the first one."""
+def stoppable() -> Generator[Callable[[], bool]]:
+    """After the first Ctrl-C or SIGTERM what the body gets says True; the second one ends the body as Ctrl-C does."""
     asked_s: float | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -136,18 +135,12 @@ def stoppable(most_s: float | None = None) -> Generator[Callable[[], bool]]:
                 raise KeyboardInterrupt
             return
         asked_s = time.monotonic()
-        if most_s is not None:
-            signal.setitimer(signal.ITIMER_REAL, most_s)
 
-    handlers: dict[int, _Handler] = {signal.SIGTERM: ask, signal.SIGALRM: signal.default_int_handler}
+    handlers: dict[int, _Handler] = {signal.SIGTERM: ask}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background jobs have it
         handlers[signal.SIGINT] = ask
     with _handling(handlers):
-        try:
-            yield lambda: asked_s is not None
-        finally:
-            if asked_s is not None and most_s is not None:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+        yield lambda: asked_s is not None
 
 
 @contextmanager

@@ -31,18 +31,17 @@ from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import best_beside, check_writable, read_progress
+from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
 from mbc.train.epoch import Epoch, Running
+from mbc.train.job import Job
 from mbc.train.logs import Logs, check_logs
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import USUAL_RATES, Schedule
 
 if TYPE_CHECKING:
     from mbc.ir.graph import TrainingGraph
     from mbc.runtime.module import Module
-
-_PATIENCE_S = 3.0  # of the other ranks, after a signal, with the first one, which finishes its step and saves
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,6 +81,8 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     )  # fmt: skip
     resume = None if arguments.resume is None else Path(arguments.resume)
     progress = None if resume is None else read_progress(resume)
+    if resume is not None and progress is not None and arguments.checkpoint is None:
+        check_not_best(resume, progress)
     seed = arguments.seed
     if seed is None:
         seed = 0 if progress is None else progress.seed
@@ -156,19 +157,33 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
 
 @contextmanager
 def _stopping(prepared: _Prepared, group: Group | None) -> Generator[Callable[[], bool]]:
-    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint it is written after the step that is under
-    way, for which rank 0 needs the others: they end when they learn that it has."""
-    if prepared.checkpoint is not None:
-        with stoppable() as stop:
-            yield stop
-        return
-    if group is None or group.rank == 0 or not (prepared.arguments.checkpoint or prepared.resume):
+    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint rank 0 writes it after the step that is
+    under way, however long that takes, and needs the others until then: whichever rank has the signal tells it, and
+    all end when they learn that rank 0 has."""
+    if group is None or not (prepared.arguments.checkpoint or prepared.resume):
+        if prepared.checkpoint is not None:
+            with stoppable() as stop:
+                yield stop
+            return
         with terminated_as_interrupted():
             yield lambda: False
         return
-    with stoppable(_PATIENCE_S) as interrupted:
+    with stoppable() as interrupted:
+        if group.rank == 0:
+            yield lambda: interrupted() or group.stop_asked
+            return
+        asked = False
+
+        def ask() -> bool:
+            # Before a step, not in the handler of the signal, which may have broken off another message.
+            nonlocal asked
+            if interrupted() and not asked:
+                asked = True
+                group.ask_to_stop()
+            return False
+
         try:
-            yield lambda: False
+            yield ask
         except RankFailed:
             if interrupted():
                 raise KeyboardInterrupt from None

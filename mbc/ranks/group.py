@@ -12,10 +12,11 @@ import itertools
 import json
 import os
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 from types import TracebackType
@@ -28,7 +29,8 @@ from mbc.ranks.meeting import meet
 from mbc.ranks.messages import Link, Message
 from mbc.ranks.mpi import leave_world
 
-# After a failure, for a main thread to end by itself: with what comes before and after it all ranks end in 10 s.
+# After a failure, for a main thread to end by itself: with what comes before and after it all ranks end in 10 s, but
+# for one that writes a checkpoint.
 GRACE_S = 5.0
 _CLOSE = "close"
 
@@ -46,7 +48,8 @@ class Group:
 
     `with Group.open(...) as group:` closes it at the end, and tells the others when an exception leaves the body. After
     a failure, of this rank or another one, the process has `grace_s` to end by itself and is ended then, since it may
-    hang in a call of CUDA's (None: never, for those who end it themselves). All methods raise MBC264 after a failure.
+    hang in a call of CUDA's (None: never, for those who end it themselves). While it is `writing` it is not ended, and
+    has that time again afterwards. All methods that need the others raise MBC264 after a failure.
     """
 
     def __init__(
@@ -61,6 +64,8 @@ class Group:
         self._failure: Failure | None = None
         self._on_failure: Callable[[], None] | None = None
         self._calls = 0
+        self._stop_asked = False
+        self._writing = threading.Lock()
         self._over = False  # all ranks have come to the end: closed connections are none of anybody's business
         self._woken, self._waker = Pipe(duplex=False)
         _in_forked_processes(self)
@@ -115,6 +120,26 @@ class Group:
     def fail(self, reason: str) -> None:
         """Tell all others that this rank fails. Ignored after an earlier failure: the first one counts."""
         self._failed(Failure(self.rank, reason))
+
+    def ask_to_stop(self) -> None:
+        """Rank 0 is asked to end the training in order, as by a signal to itself: to finish its step, to save, and to
+        fail the group then, for which the others wait. Ignored by a rank 0 that has failed."""
+        if self.rank == 0:
+            self._stop_asked = True
+            return
+        with suppress(OSError):  # it has died: the listening thread knows, or will
+            self._links[0].send(Message("stop"))
+
+    @property
+    def stop_asked(self) -> bool:
+        """Of rank 0: whether some rank has asked it to stop."""
+        return self._stop_asked
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """While the body runs, which waits for no other rank, a failure does not end this process."""
+        with self._writing:
+            yield
 
     def close(self) -> None:
         """The orderly end: waits until all ranks have come to it."""
@@ -184,6 +209,9 @@ class Group:
                 if message.kind == "fail":
                     self._failed(Failure(message.head["rank"], message.head["reason"]))
                     continue
+                if message.kind == "stop":
+                    self._stop_asked = True
+                    continue
                 with self._condition:
                     self._over = self._over or (self.rank != 0 and message.head["what"] == _CLOSE)
                     self._parts[rank].append(message)
@@ -207,6 +235,10 @@ class Group:
             callback()
 
     def _end(self) -> None:
+        while self._writing.locked():
+            with self._writing:  # until it is written
+                pass
+            time.sleep(self._grace_s or 0)  # to end by itself after that
         # Not by sys.stderr, which the main thread may hold.
         text = self._error(self._failure).message if self._failure is not None else ""
         os.write(2, f"rank {self.rank} is ended after {self._grace_s:.0f} s: {text}\n".encode(errors="replace"))

@@ -1,6 +1,8 @@
 """Training a module on data: where batches come from, the learning rate, the loop, checkpoints that resume.
 
+* `job`: what to train, and what the loop needs of a module
 * `loop`: epochs of steps, test accuracy, checkpoints
+* `epoch_run`: the steps of an epoch
 * `epoch`: what is added up and told of an epoch
 * `schedule`: the learning rate
 * `metrics`: by which epochs are compared

@@ -74,6 +74,20 @@ def best_beside(checkpoint: Path) -> Path:
     return checkpoint.with_name(f"{checkpoint.stem}.best{checkpoint.suffix}")
 
 
+def check_not_best(path: Path, progress: Progress) -> None:
+    """MBC180 where the last weights of a training would be written over the best ones of the same: `path` is what
+    `best_beside` names, and its `progress` that of a best checkpoint."""
+    stem = path.stem if path.suffix == ".best" else path.stem.removesuffix(".best") + path.suffix
+    if not stem or progress.best is None or best_beside(path.with_name(stem)) != path:
+        return
+    raise MbcError(
+        "MBC180",
+        f"cannot write the checkpoint '{path}': it holds the best weights of a training, which the last ones would"
+        " replace",
+        f"give a file for the last ones, too, such as --checkpoint {path.with_name(stem)}",
+    )
+
+
 def check_writable(path: Path) -> None:
     """MBC180 where a checkpoint could not be written: better known before the first epoch than after it."""
     try:
@@ -124,6 +138,8 @@ def _part(kind: type[Part], told: Any) -> Part:
     """A part of `Progress` from what was written of it. ValueError and the like where it is none."""
     of_kind: dict[str, Any] = {}
     for one in fields(cast(Any, kind)):
+        if (kind, one.name) in _ADDED and one.name not in told:
+            continue
         value = tuple(told[one.name]) if isinstance(told[one.name], list) else told[one.name]
         if ("None" if value is None else type(value).__name__) not in str(one.type):  # annotations are text here
             raise ValueError(one.name)
@@ -140,6 +156,7 @@ _PARTS: dict[str, type[Any]] = {
     "interval": Tally,
     "best": Best,
 }  # not in files of earlier versions
+_ADDED = {(Plateau, "metric")}  # likewise
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

@@ -44,16 +44,22 @@ class IterableData:
         return "rank" not in _parameters(self.function)
 
     def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
+        """From mini-batch `after` on. MBC182 where the function yields fewer whole ones than that."""
+        whole = share.batch if self.common else share.rows
+        batches = self._batches(share, whole, epoch)
         # Those before `after` are read, too: what a function yields cannot be skipped.
-        if not self.common:
-            for arrays in islice(self._batches(share, share.rows, epoch), after, None):
-                rows = len(arrays[0])
-                yield Part(arrays, rows, rows == share.rows)
-            return
-        for arrays in islice(self._batches(share, share.batch, epoch), after, None):
+        there = sum(len(arrays[0]) == whole for arrays in islice(batches, after))
+        if there < after:
+            raise MbcError(
+                "MBC182",
+                f"the checkpoint is of step {after} of an epoch, for which {self.name} yields {there} mini-batches",
+                "resume with the data it was made with: a function yields the same mini-batches of an epoch again",
+            )
+        for arrays in batches:
             rows = len(arrays[0])
-            mark = mark_of(arrays) if share.ranks > 1 else 0
-            yield Part(tuple(array[share.first : share.stop] for array in arrays), rows, rows == share.batch, mark)
+            mark = mark_of(arrays) if self.common and share.ranks > 1 else 0
+            own = tuple(array[share.first : share.stop] for array in arrays) if self.common else arrays
+            yield Part(own, rows, rows == whole, mark)
 
     def in_order(self, share: Share) -> Iterator[Batch]:
         if not self.common:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -102,19 +103,25 @@ class TensorBoard:
 
 
 class Logs:
-    """All logs of a training, opened together and closed at the end of a `with`; `write` is a callback of `train`."""
+    """All logs of a training, closed at the end of a `with`; `write` is a callback of `train`.
+
+    What is there stays as it is until the first `write`: a training may be refused, or end before it.
+    """
 
     def __init__(self, lines: Path | None, tensorboard: Path | None, step: int = 0) -> None:
-        """`step`: that from which the training goes on. Raises MBC290 and MBC291."""
+        """`step`: that from which the training goes on. Raises what `check_logs` does, as `write` may, too."""
+        check_logs(lines, tensorboard)
+        self._places = [(k, p) for k, p in ((JsonLines, lines), (TensorBoard, tensorboard)) if p is not None]
+        self._step = step
         self._closing = ExitStack()
         self._logs: list[Log] = []
-        for kind, place in ((JsonLines, lines), (TensorBoard, tensorboard)):
-            if place is not None:
-                log = kind(place, step)
-                self._closing.callback(log.close)
-                self._logs.append(log)
 
     def write(self, told: Interval | Epoch) -> None:
+        while self._places:
+            kind, place = self._places[0]
+            self._logs.append(log := kind(place, self._step))
+            self._closing.callback(log.close)
+            del self._places[0]
         for log in self._logs:
             log.write(fields_of(told))
 
@@ -139,6 +146,9 @@ def check_logs(lines: Path | None, tensorboard: Path | None) -> None:
         _tensorboard("summary.writer.event_file_writer")
         if tensorboard.exists() and not tensorboard.is_dir():
             raise _unwritten(tensorboard, "it is no folder")
+        there = next(folder for folder in (tensorboard, *tensorboard.absolute().parents) if folder.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise _unwritten(tensorboard, f"'{there}' is no folder that can be written")
 
 
 def _lines(path: Path) -> Sequence[tuple[bytes, int]]:

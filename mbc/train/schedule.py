@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
-from mbc.train.metrics import METRICS
+from mbc.train.metrics import METRICS, rises
 
 KINDS = ("constant", "cosine", "step", "multi-step", "poly", "one-cycle", "plateau")
 USUAL_RATES = {"sgd": 0.1, "adamw": 0.001}  # by the kind of optimizer
@@ -133,21 +133,24 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """What the schedule `plateau` knows of the epochs so far: torch.optim.lr_scheduler.ReduceLROnPlateau."""
+    """What the schedule `plateau` knows of the epochs so far: torch.optim.lr_scheduler.ReduceLROnPlateau. `metric` is
+    that of `best`, one of `mbc.train.metrics`: None before the first epoch, and in checkpoints of earlier versions."""
 
     best: float | None = None
     bad_epochs: int = 0  # since the best, or since the rate was lowered
     scale: float = 1.0  # of the rate
+    metric: str | None = None
 
-    def after(self, value: float, rises: bool, schedule: Schedule) -> Plateau:
-        """After another epoch. `rises`: a larger value is a better one."""
-        if self.best is None or (value > self.best * (1 + 1e-4) if rises else value < self.best * (1 - 1e-4)):
-            return Plateau(value, 0, self.scale)
+    def after(self, value: float, metric: str, schedule: Schedule) -> Plateau:
+        """After another epoch, in which `metric` was `value`."""
+        best = self.best
+        if best is None or (value > best * (1 + 1e-4) if rises(metric) else value < best * (1 - 1e-4)):
+            return Plateau(value, 0, self.scale, metric)
         if self.bad_epochs < schedule.patience:
-            return Plateau(self.best, self.bad_epochs + 1, self.scale)
+            return Plateau(best, self.bad_epochs + 1, self.scale, metric)
         lower = self.scale * schedule.factor
         ends = schedule.rate * (self.scale - lower) <= 1e-8  # what PyTorch no longer lowers
-        return Plateau(self.best, 0, self.scale if ends else lower)
+        return Plateau(best, 0, self.scale if ends else lower, metric)
 
 
 def _between(start: float, end: float, share: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ class Group(Protocol):
     def gather(self, payload: bytes) -> tuple[bytes, ...]: ...
 
     def broadcast(self, payload: bytes) -> bytes: ...
+
+    def writing(self) -> AbstractContextManager[None]: ...
 
 
 class HoldsStates(Protocol):

@@ -93,14 +93,6 @@ def test_the_first_signal_asks_and_the_second_one_ends(monkeypatch, number):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_signal_is_not_waited_on_for_ever():
-    with pytest.raises(KeyboardInterrupt), terminal.stoppable(most_s=0.01) as asked:
-        signal.raise_signal(signal.SIGTERM)
-        while asked():
-            signal.pause()
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-
-
 def test_what_a_shell_ignores_in_the_background_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

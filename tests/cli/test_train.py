@@ -15,8 +15,8 @@ import pytest
 from mbc import compiler
 from mbc.cli import train_command
 from mbc.frontend.sections import OPTIMIZERS
-from mbc.train import loop
-from mbc.train.checkpoint import read_progress
+from mbc.train import epoch_run
+from mbc.train.checkpoint import best_beside, read_progress
 from mbc.train.schedule import USUAL_RATES
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")
@@ -68,13 +68,13 @@ def test_resume_with_another_seed(mbc, data):
 
 
 def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
-    save = loop.save_checkpoint
+    save = epoch_run.save_checkpoint
 
     def save_and_interrupt(*arguments):
         save(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(loop, "save_checkpoint", save_and_interrupt)
+    monkeypatch.setattr(epoch_run, "save_checkpoint", save_and_interrupt)
     # As from a terminal: tests that run in the background are started with interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -84,7 +84,7 @@ def test_interrupted_training_says_how_to_go_on(mbc, data, monkeypatch):
     assert done.code == 130
     again = f"mbc train tiny.mbc --data {data} {' '.join(CPU)} --epochs 3 --checkpoint c --resume c"
     assert f"go on with: {again}\ninterrupted" in done.err and "epoch 2/3" not in done.err
-    monkeypatch.setattr(loop, "save_checkpoint", save)
+    monkeypatch.setattr(epoch_run, "save_checkpoint", save)
     assert mbc(*again.split()[1:]).code == 0
 
 
@@ -272,6 +272,22 @@ def test_a_training_that_was_interrupted_within_an_epoch_ends_with_the_same_bits
     assert f"best weights: half.best (epoch {of.epochs}, loss {of.best.value:.4f})" in done.out
 
 
+@pytest.mark.parametrize("name", ["w.safetensors", "w"])
+@pytest.mark.parametrize("keep", [(), ("--keep-best", "loss")])
+def test_the_best_weights_are_not_replaced_by_the_last_ones(mbc, data, name, keep):
+    common, best = ("train", "tiny.mbc", "--data", data, *CPU), str(best_beside(Path(name)))
+    assert mbc(*common, "--epochs", "1", "--checkpoint", name, "--keep-best", "loss").code == 0
+    before = Path(best).read_bytes()
+    done = mbc(*common, "--epochs", "2", "--resume", best, *keep)
+    assert done.code == 1 and f"error MBC180: cannot write the checkpoint '{best}': it holds the best" in done.err
+    assert f"such as --checkpoint {name}\n" in done.err and Path(best).read_bytes() == before
+    assert mbc(*common, "--epochs", "2", "--resume", best, *keep, "--checkpoint", "other").code == 0
+    assert Path(best).read_bytes() == before and not list(Path().glob("*.best.best*"))
+    # A name alone makes no best checkpoint.
+    assert mbc(*common, "--epochs", "1", "--checkpoint", "my.best").code == 0
+    assert mbc(*common, "--epochs", "2", "--resume", "my.best").code == 0
+
+
 @pytest.mark.parametrize(
     ("option", "what", "remedy"),
     [
@@ -297,6 +313,22 @@ def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
         ("interval", 3, 12), ("epoch", 3, 12),
     ]  # fmt: skip
     assert all(line["test_accuracy"] > 0 for line in lines if line["kind"] == "epoch")
+
+
+@pytest.mark.parametrize("refused", ["seed", "weights", "steps"])
+def test_a_refused_training_leaves_its_log_as_it_is(mbc, data, refused):
+    common = ("--data", data, *CPU, "--log", "log.jsonl", "--log-every", "1", "--seed", "0")
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "1", "--checkpoint", "early").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "2", "--resume", "early", "--checkpoint", "late").code == 0
+    before = Path("log.jsonl").read_bytes()
+    assert len(before.splitlines()) == 2 * 5
+    words = {
+        "seed": ("--epochs", "2", "--resume", "early", "--seed", "1"),
+        "weights": ("--epochs", "2", "--resume", "early", "--set", "train.optimizer=adamw"),
+        "steps": ("--epochs", "1", "--resume", "late"),
+    }[refused]
+    assert mbc("train", "tiny.mbc", *common, *words).code == 1
+    assert Path("log.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,50 @@ def test_ranks_that_hang_are_ended(ranks: Ranks, killed: int) -> None:
         assert f"is ended after 5 s: rank {killed} of 3 failed: it ended without a word" in process.said()[1]
 
 
+def test_a_rank_that_writes_is_not_ended_by_the_failure_of_another_one(ranks: Ranks) -> None:
+    """It has its time to end by itself afterwards, and is ended where it hangs then."""
+    body = """
+group._grace_s = 0.5
+group.barrier()
+if group.rank == 1:
+    raise ValueError("gone")
+with group.writing():
+    time.sleep(2)
+    assert group.failure is not None
+print("written", flush=True)
+time.sleep(0.1)
+print("unhurried", flush=True)
+time.sleep(600)
+"""
+    processes = ranks.start(2, body)
+    all_end(processes, PROMISE_S)
+    out, err = processes[0].said()
+    assert out == "met\nwritten\nunhurried\n" and "is ended after 0 s: rank 1 of 2 failed: ValueError: gone" in err
+    assert processes[0].returncode == OTHER_RANK_FAILED
+
+
+@pytest.mark.parametrize("asks", [0, 2])
+def test_rank_0_is_asked_to_stop(ranks: Ranks, asks: int) -> None:
+    """Between other messages, and once it has ended the training all others end."""
+    body = f"""
+for number in range(1000000):
+    if (group.rank, number) == ({asks}, 5):
+        group.ask_to_stop()
+        group.ask_to_stop()
+    if group.rank == 0 and group.stop_asked:
+        print("stops")
+        raise KeyboardInterrupt
+    assert group.gather(str(number).encode()) == (str(number).encode(),) * 3
+    time.sleep(0.01)
+"""
+    processes = ranks.start(3, body)
+    all_end(processes, PROMISE_S)
+    assert processes[0].said()[0] == "met\nstops\n"
+    for process in processes[1:]:
+        assert "rank 0 of 3 failed: it was interrupted" in process.said()[1]
+        assert process.returncode == OTHER_RANK_FAILED
+
+
 def test_the_reason_of_the_first_failure_is_everybodys(ranks: Ranks) -> None:
     body = """
 group.call_on_failure(lambda: print("aborted", flush=True))

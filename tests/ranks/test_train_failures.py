@@ -57,6 +57,19 @@ def slow(epoch, rank, ranks):
         time.sleep(3 if (epoch, rank, number) == (1, 1, 2) else 0)
         yield batch
 
+def drags(epoch, rank, ranks):  # steps of rank 0 take longer than anybody's patience, and so does what it saves
+    if (epoch, rank) == (1, 0):
+        step, save = Module.step, Module.save
+        def slow_step(net, *inputs, lr):
+            Path("drags").touch()
+            time.sleep(4)
+            return step(net, *inputs, lr=lr)
+        def slow_save(net, path, **named):
+            time.sleep(6)
+            save(net, path, **named)
+        Module.step, Module.save = slow_step, slow_save
+    yield from plain(epoch, rank, ranks)
+
 def full(epoch, rank, ranks):
     if (epoch, rank) == (2, 1):
         def step(*inputs, lr):
@@ -105,6 +118,10 @@ class Training:
     def trains(self) -> None:
         """Returns when a checkpoint has been written."""
         self._wait_for(self.checkpoint)
+
+    def waits_for(self, name: str) -> None:
+        """Returns when a rank has made a file of this name."""
+        self._wait_for(self.folder / name)
 
     def ended(self, within_s: float) -> str:
         """What was said, by a training that has failed and left nothing running: mpiexec speaks on stdout."""
@@ -206,9 +223,21 @@ def test_an_interrupt_ends_all(training: Training, rank: int | None, number: sig
     assert training.process is not None
     os.kill(training.process.pid if rank is None else training.ranks()[rank], number)
     said = training.ended(PROMISE_S)
-    assert rank == 1 or re.search(f"^go on with: mbc train .* --resume {training.checkpoint}$", said, re.MULTILINE)
+    assert re.search(f"^go on with: mbc train .* --resume {training.checkpoint}$", said, re.MULTILINE)
     assert rank is not None or (training.process.returncode == 130 and "MBC264" not in said)
     assert training.whole_epochs() >= 1
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_an_interrupt_waits_for_a_long_step_and_what_it_saves(training: Training, rank: int | None) -> None:
+    training.start("drags", 1_000_000)
+    training.waits_for("drags")
+    assert training.process is not None
+    os.kill(training.process.pid if rank is None else training.ranks()[rank], signal.SIGINT)
+    said = training.ended(LONG_S)
+    assert re.search(f"^go on with: mbc train .* --resume {training.checkpoint}$", said, re.MULTILINE), said
+    running = read_progress(training.checkpoint).running
+    assert running is not None and training.whole_epochs() == 1
 
 
 def test_a_slow_rank_is_waited_for(training: Training) -> None:

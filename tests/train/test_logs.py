@@ -12,8 +12,9 @@ import pytest
 from mbc.errors import MbcError
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
+from mbc.train.job import Job
 from mbc.train.logs import JsonLines, Logs, TensorBoard, check_logs
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 
 
@@ -112,6 +113,46 @@ def test_a_resumed_training_repeats_no_line(regression, graph, rows, tmp_path, s
     assert timeless(log) == timeless(tmp_path / "whole.jsonl")
 
 
+def test_a_training_that_is_refused_leaves_its_log_as_it_is(regression, graph, rows, tmp_path):
+    """Also one that ends before it has anything to tell."""
+    data, file, log = ArrayData(rows), tmp_path / "c", tmp_path / "log"
+    job = Job(graph, data, Schedule(0.1, 2), checkpoint=file, interval=3)
+    logged(regression, job, log)
+    before = log.read_bytes()
+    with pytest.raises(MbcError, match="was made with seed 0, not 1") as no:
+        logged(regression, dataclasses.replace(job, resume=file, seed=1), log, step=7)
+    assert no.value.code == "MBC182" and log.read_bytes() == before
+    with pytest.raises(KeyboardInterrupt):
+        logged(regression, dataclasses.replace(job, stop=lambda: True), log)
+    assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("writes_first", [False, True])
+def test_an_epoch_whose_line_was_not_written_is_told_after_a_resume(regression, graph, rows, tmp_path, writes_first):
+    """The disk was full, or the process died between the line and the checkpoint."""
+    data, file = ArrayData(rows), tmp_path / "c"
+    job = Job(graph, data, Schedule(0.3, 3), data, interval=3)
+    whole, broken_off = copy.deepcopy(regression), copy.deepcopy(regression)
+    logged(whole, job, tmp_path / "whole.jsonl")
+    log = tmp_path / "half.jsonl"
+
+    class Full(Exception):
+        pass
+
+    with pytest.raises(Full), Logs(log, None) as logs:
+
+        def write(epoch):
+            if writes_first or epoch.epoch < 2:
+                logs.write(epoch)
+            if epoch.epoch == 2:
+                raise Full
+
+        train(broken_off, dataclasses.replace(job, checkpoint=file), on_epoch=write, on_interval=logs.write)
+    logged(regression, dataclasses.replace(job, resume=file), log, step=read_progress(file).steps_in_all)
+    assert timeless(log) == timeless(tmp_path / "whole.jsonl")
+    assert (regression.weights == whole.weights).all()
+
+
 @pytest.mark.parametrize("content", ["my notes\n", "[1]\n", "{}\n", '{"step": "3"}\n', "3\n"])
 def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
     (tmp_path / "notes").write_text(content)
@@ -129,6 +170,16 @@ def test_places_that_cannot_be_written(tmp_path):
         assert no.value.code == "MBC290"
     with pytest.raises(MbcError, match="cannot write the log '/dev/full': it is no ordinary file"):
         JsonLines(type(tmp_path)("/dev/full"))
+
+
+def test_a_folder_for_tensorboard_that_cannot_be_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("mbc.train.logs._tensorboard", lambda _: None)  # whether it is installed or not
+    (tmp_path / "file").touch()
+    with pytest.raises(MbcError, match=r"cannot write the log '.*events': '.*file' is no folder that can be") as no:
+        check_logs(None, tmp_path / "file" / "events")
+    assert no.value.code == "MBC290"
+    check_logs(None, tmp_path / "new" / "events")
+    assert not (tmp_path / "new").exists()
 
 
 def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):

@@ -13,12 +13,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
-from mbc.train import loop
+from mbc.train import epoch_run
 from mbc.train.accuracy import accuracy_on, inputs_of, judged
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
+from mbc.train.job import Job
 from mbc.train.loader import IterableData
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import whole_batch
 
@@ -49,13 +50,7 @@ def test_network_that_does_not_classify_has_no_accuracy(graph):
 @pytest.mark.parametrize("stop", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["constant", "cosine", "plateau"])
 def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path, stop, kind):
-    class Interrupted(Exception):
-        pass
-
-    def interrupt(epoch):
-        if epoch.epoch == stop:
-            raise Interrupted
-
+    told = []
     data = ArrayData(rows)
     schedule = Schedule(0.3, 4, kind, warmup_epochs=1.5, patience=0, factor=0.5)
     job = Job(graph, data, schedule, data, seed=7)
@@ -66,8 +61,9 @@ def test_resumed_training_gives_the_same_bits(regression, graph, rows, tmp_path,
 
     file = tmp_path / "checkpoint.safetensors"
     broken_off = copy.deepcopy(regression)
-    with pytest.raises(Interrupted):
-        train(broken_off, dataclasses.replace(job, checkpoint=file), on_epoch=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stopped = dataclasses.replace(job, checkpoint=file, stop=lambda: len(told) == stop)
+        train(broken_off, stopped, on_epoch=told.append)
     progress = read_progress(file)
     assert (progress.epochs, progress.steps, progress.seed, progress.batch) == (stop, 7 * stop, 7, 8)
     history = train(regression, dataclasses.replace(job, checkpoint=file, resume=file))
@@ -365,6 +361,6 @@ def test_how_long_steps_waited_for_data(regression, graph, rows, monkeypatch, id
         return loss
 
     regression.step = one_second
-    monkeypatch.setattr(loop.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(epoch_run.time, "monotonic", lambda: now_s)
     (epoch,) = train(regression, Job(graph, IterableData(slow, inputs_of(graph), "test"), Schedule(0.1, 1)))
     assert (epoch.waited_seconds, epoch.seconds) == (waited_s, 7 * 3 + 2)

@@ -20,8 +20,10 @@ from mbc.source import Source
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData, Data, open_data
+from mbc.train.epoch import Epoch
+from mbc.train.job import Job
 from mbc.train.loader import IterableData
-from mbc.train.loop import Epoch, Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import Share, share_of, whole_batch
 from tests.train.epochs import timeless

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import warnings
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
+from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
-from mbc.train.loop import Job, train
+from mbc.train.job import Job
+from mbc.train.loop import train
 from mbc.train.schedule import Plateau, Schedule
 
 EPOCHS, STEPS = 10, 7  # steps of an epoch
@@ -49,9 +52,9 @@ def test_plateau():
     plateau = Plateau()
     scales = []
     for loss in (2.0, 1.0, 1.0, 0.99995, 0.9, 0.9, 0.9):  # 0.99995 is no more than a rounding better
-        plateau = plateau.after(loss, False, schedule)
+        plateau = plateau.after(loss, "loss", schedule)
         scales.append(plateau.scale)
-    assert scales == [1, 1, 1, 0.5, 0.5, 0.5, 0.25] and plateau == Plateau(0.9, 0, 0.25)
+    assert scales == [1, 1, 1, 0.5, 0.5, 0.5, 0.25] and plateau == Plateau(0.9, 0, 0.25, "loss")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_plateaus_are_those_of_pytorch(rises, patience):
     schedule, plateau = Schedule(0.3, 60, "plateau", factor=0.02, patience=patience), Plateau()
     for value in np.random.default_rng(patience).uniform(0.5, 1, 60):
         scheduler.step(value)
-        plateau = plateau.after(value, rises, schedule)
+        plateau = plateau.after(value, "accuracy" if rises else "loss", schedule)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(schedule.rate * plateau.scale, rel=1e-12)
     assert plateau.scale < 1e-6
 
@@ -104,6 +107,34 @@ def test_a_training_lowers_the_rate_on_a_plateau(regression, graph, rows, metric
     assert [epoch.test_accuracy for epoch in history] == [1.0] * 4
     expected = [0.5, 0.5, 0.05, 0.005] if falls else [0.5] * 4
     assert [epoch.learning_rate for epoch in history] == pytest.approx(expected)
+
+
+def test_a_plateau_is_resumed_with_its_metric(regression, graph, rows, tmp_path):
+    data, file = ArrayData(rows), tmp_path / "c"
+    job = Job(graph, data, Schedule(0.5, 2, "plateau", patience=0, metric="loss"), data, checkpoint=file)
+    train(regression, job)
+    assert read_progress(file).plateau.metric == "loss"
+    # With test data the default is another metric, of which no value is better than that loss.
+    other = dataclasses.replace(job, resume=file, schedule=Schedule(0.5, 4, "plateau", patience=0))
+    before = regression.weights.copy(), file.read_bytes()
+    with pytest.raises(MbcError, match="made with a plateau of the metric 'loss', not 'test-accuracy'") as no:
+        train(regression, other)
+    assert no.value.code == "MBC182" and "--plateau-metric loss" in no.value.remedy
+    assert (regression.weights == before[0]).all() and file.read_bytes() == before[1]
+    train(regression, dataclasses.replace(other, schedule=dataclasses.replace(other.schedule, metric="loss")))
+    train(regression, dataclasses.replace(other, schedule=Schedule(0.5, 5, "cosine")))
+
+
+def test_a_plateau_of_an_earlier_version_is_resumed(regression, graph, rows, tmp_path):
+    data, file = ArrayData(rows), tmp_path / "c"
+    job = Job(graph, data, Schedule(0.5, 2, "plateau", metric="loss"), checkpoint=file)
+    train(regression, job)
+    told = dataclasses.asdict(read_progress(file))
+    del told["plateau"]["metric"]  # which it did not record
+    regression.save(file, metadata={"mbc.training": json.dumps(told)})
+    more = dataclasses.replace(job, resume=file, schedule=dataclasses.replace(job.schedule, epochs=3))
+    assert [epoch.epoch for epoch in train(regression, more)] == [3]
+    assert read_progress(file).plateau.metric == "loss"
 
 
 def test_a_training_takes_a_function_of_the_step(regression, graph, rows):

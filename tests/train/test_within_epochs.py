@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
-from mbc.train import loop
+from mbc.train import epoch_run
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, load_checkpoint, read_progress
 from mbc.train.data import ArrayData
+from mbc.train.job import Job
 from mbc.train.loader import IterableData
-from mbc.train.loop import Job, train
+from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import whole_batch
 from tests.train.epochs import timeless
@@ -58,7 +59,7 @@ def test_a_stopped_training_ends_with_the_same_bits(regression, graph, rows, tmp
 @pytest.mark.parametrize("every", [3, 7, 100])
 def test_checkpoints_within_epochs(regression, graph, rows, tmp_path, monkeypatch, every):
     saved = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda net, path, progress: saved.append(copy.deepcopy(progress)))
+    monkeypatch.setattr(epoch_run, "save_checkpoint", lambda net, path, progress: saved.append(copy.deepcopy(progress)))
     train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 2), checkpoint=tmp_path / "c", checkpoint_every=every))
     steps = [one.steps + (0 if one.running is None else one.running.steps) for one in saved]
     # After the last step of an epoch there is the checkpoint of the epoch.
@@ -90,7 +91,7 @@ def test_parts_behind_the_first_ones(graph, rows, data_kind):
     data = ArrayData(rows) if data_kind == "arrays" else functions(rows, graph)
     whole = [*data.shuffled(whole_batch(8), 5, 2)]
     assert len(whole) == 8
-    for after in (1, 7, 8):
+    for after in (1, 7, 8) if data_kind == "arrays" else (1, 7):  # the eighth is not whole: no step was taken with it
         behind = [*data.shuffled(whole_batch(8), 5, 2, after)]
         assert len(behind) == 8 - after
         for one, other in zip(behind, whole[after:], strict=True):
@@ -106,6 +107,38 @@ def test_data_that_have_become_fewer(regression, graph, rows, tmp_path):
     with pytest.raises(MbcError, match="is of step 5 of an epoch, and one epoch of the data has 4") as caught:
         train(regression, Job(graph, fewer, Schedule(0.1, 1), resume=file))
     assert caught.value.code == "MBC182"
+
+
+@pytest.mark.parametrize("of_one_rank", [False, True])
+@pytest.mark.parametrize("left", [0, 24, 39, 40])
+def test_a_function_that_yields_less_than_before(regression, graph, rows, tmp_path, left, of_one_rank):
+    """Of step 5, after 40 rows; the epoch had 56."""
+
+    def of(count):
+        def all_rows():
+            return [tuple(array[:count] for array in rows)] if count else []
+
+        def of_rank(rank):
+            return all_rows()
+
+        return IterableData(of_rank if of_one_rank else all_rows, inputs_of(graph), "test")
+
+    file = tmp_path / "c"
+    job = Job(graph, of(61), Schedule(0.1, 1), checkpoint=file, stop=lambda: len(regression.rates) == 5)
+    with pytest.raises(KeyboardInterrupt):
+        train(regression, job)
+    resumed = Job(graph, of(left), Schedule(0.1, 1), resume=file)
+    if left == 40:
+        assert [epoch.steps for epoch in train(regression, resumed)] == [5]
+        return
+    with pytest.raises(MbcError) as caught:
+        train(regression, resumed)
+    if left == 0:
+        assert caught.value.code == "MBC233"
+        return
+    words = f"the checkpoint is of step 5 of an epoch, for which test yields {left // 8} mini-batches"
+    assert caught.value.code == "MBC182" and words in caught.value.message
+    assert len(regression.rates) == 5
 
 
 @pytest.mark.parametrize(("metric", "best"), [("loss", 2), (None, 1)])  # the accuracy on test data is 1 from the start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +36,9 @@ class ThreadRank:
 
     def broadcast(self, payload: bytes) -> bytes:
         return self._gather(payload)[0]
+
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def sum_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         first, *others = self._gather(array.copy())

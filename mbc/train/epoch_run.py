@@ -1,0 +1,185 @@
+"""An epoch under way: its steps, what they add up to, and checkpoints within it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mbc.errors import MbcError
+from mbc.train.accuracy import accuracy_on, inputs_of
+from mbc.train.checkpoint import Progress, save_checkpoint
+from mbc.train.divergence import divergence, named, not_finite
+from mbc.train.epoch import Epoch, Interval, Running, Tally
+from mbc.train.inputs import Batch, converted
+from mbc.train.job import Job, Reported, Trainable
+from mbc.train.share import Part, agreed, share_statistics
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A step whose loss nobody has looked at; its data came after `awaited_s`."""
+
+    loss: Reported
+    rate: float
+    awaited_s: float
+
+
+class EpochRun:
+    """An epoch under way, from where `done` says that it was left. `kept` is the last checkpoint, written after step
+    `kept_at` of this epoch, 0 where it is of before."""
+
+    def __init__(
+        self, net: Trainable, job: Job, done: Progress, kept: Path | None, on_step: Callable[[Running], None],
+        on_interval: Callable[[Interval], None],
+    ) -> None:  # fmt: skip
+        self._net, self._job, self._done = net, job, done
+        self._on_step, self._on_interval = on_step, on_interval
+        self._inputs = inputs_of(job.graph)
+        self._batch = job.share.batch
+        self._tally = Tally(skipped_before=int(net.control["skipped"])) if done.running is None else done.running
+        self._issued = self._tally.steps
+        self._unseen: _Taken | None = None
+        self._awaited_s = 0.0  # by the next step, for its data
+        self._interval = Tally() if done.interval is None else done.interval
+        now = time.monotonic()
+        self._began, self._interval_began = now - self._tally.seconds, now - self._interval.seconds
+        self.kept, self.kept_at = kept, self._tally.steps
+
+    def run(self) -> Epoch:
+        job, net, tally = self._job, self._net, self._tally
+        parts = job.data.shuffled(job.share, job.seed, self._done.epochs, self._issued)
+        arrays, dropped = self._following(parts)
+        while arrays is not None:
+            if job.stop():
+                self._save()
+                raise KeyboardInterrupt
+            rate, awaited_s = self._rate(), self._awaited_s
+            loss = net.step(*arrays, lr=rate)
+            self._issued += 1
+            arrays, dropped = self._following(parts)
+            # Looking at a loss waits for its step: at that of the one before, so that the GPU always has work.
+            self._look()
+            self._unseen = _Taken(loss, rate, awaited_s)
+            every = job.checkpoint_every
+            if every and (self._done.steps + self._issued) % every == 0 and arrays is not None:
+                self._save()
+        self._look()
+        tally.seconds = time.monotonic() - self._began
+        return self._finished(dropped)
+
+    def _rate(self) -> float:
+        """Where the number of steps is not known the rate changes by the epoch only, so that a resumed training sees
+        the same rates."""
+        steps = self._job.steps_in_epoch
+        begins, takes = (self._issued / steps, 1 / steps) if steps else (0.0, 1.0)
+        rate = self._job.schedule.at(self._done.epochs + begins, takes, self._done.steps + self._issued)
+        return rate * self._done.plateau.scale
+
+    def _following(self, parts: Iterator[Part]) -> tuple[Batch | None, int]:
+        """The rows of the next step; None where they do not fill a mini-batch, and how many they are then."""
+        data, group = self._job.data, self._job.group
+        began = time.monotonic()
+        part = next(parts, None)
+        arrays = converted(part.arrays, self._inputs) if part is not None and part.whole else None
+        self._awaited_s = time.monotonic() - began
+        whole, rows = (False, 0) if part is None else (part.whole, part.rows)
+        if group is not None and data.rows is None:
+            whole, rows = agreed(part, data.common, group, self._issued)
+        return (arrays, 0) if whole else (None, rows)
+
+    def _look(self) -> None:
+        """At the loss of the last step, where nobody has."""
+        if self._unseen is None:
+            return
+        taken, self._unseen, tally = self._unseen, None, self._tally
+        loss, accuracy, idle_s = float(taken.loss), taken.loss.accuracy, taken.loss.idle_s
+        tally.learning_rate = taken.rate
+        # A GPU waits for data only when it has finished the step before; other reasons to wait are none of the data's.
+        tally.waited_seconds += taken.awaited_s if idle_s is None else min(taken.awaited_s, idle_s)
+        for one in (tally, self._interval):
+            one.add(loss, accuracy)
+        if tally.first_bad_step == tally.steps:
+            # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
+            tally.bad_states = not_finite(self._net)
+        now = Running(
+            epoch=self._done.epochs + 1, epochs=self._job.schedule.epochs, steps=tally.steps,
+            steps_in_epoch=self._job.steps_in_epoch, loss=tally.loss, accuracy=tally.accuracy,
+            rows=tally.steps * self._batch, seconds=time.monotonic() - self._began, bad_steps=tally.bad_steps,
+        )  # fmt: skip
+        self._on_step(now)
+        if self._job.interval and (self._done.steps + tally.steps) % self._job.interval == 0:
+            self._tell_interval()
+
+    def _tell_interval(self) -> None:
+        interval, now = self._interval, time.monotonic()
+        told = Interval(
+            epoch=self._done.epochs + 1, total_steps=self._done.steps + self._tally.steps, steps=interval.steps,
+            loss=interval.loss, accuracy=interval.accuracy, learning_rate=self._tally.learning_rate,
+            rows=interval.steps * self._batch, seconds=now - self._interval_began, bad_steps=interval.bad_steps,
+        )  # fmt: skip
+        self._interval, self._interval_began = Tally(), now
+        self._on_interval(told)
+
+    def _save(self) -> None:
+        """Within the epoch. What would count as diverged at its end does not replace what has not."""
+        if self._job.checkpoint is None:
+            return
+        self._look()
+        tally = self._tally
+        now = time.monotonic()
+        tally.seconds, self._interval.seconds = now - self._began, now - self._interval_began
+        self._count_overflows()
+        if divergence(not_finite(self._net), tally) is None:
+            progress = replace(self._done, running=tally, interval=self._interval)
+            write(self._net, self._job, self._job.checkpoint, progress)
+            self.kept, self.kept_at = self._job.checkpoint, tally.steps
+
+    def _count_overflows(self) -> None:
+        skipped = int(self._net.control["skipped"]) - self._tally.skipped_before
+        self._tally.overflowed_steps = skipped - self._tally.bad_steps
+
+    def _finished(self, dropped: int) -> Epoch:
+        job, tally, number = self._job, self._tally, self._done.epochs + 1
+        if tally.steps == 0:
+            raise MbcError(
+                "MBC177",
+                f"the data hold {dropped} rows, fewer than one mini-batch of {self._batch}",
+                f"give more data, or compile for a smaller mini-batch, for instance with --set batch={max(1, dropped)}",
+            )
+        if tally.bad_steps == tally.steps:
+            raise MbcError(
+                "MBC178",
+                f"no loss of epoch {number} is finite, so nothing was learned in it{named(tally.bad_states)}",
+                "lower the learning rate, add a warm-up, or look for values that are not finite in the data",
+            )
+        if job.group is not None:
+            share_statistics(self._net, job.graph, job.group)
+        self._count_overflows()
+        return Epoch(
+            epoch=number,
+            epochs=job.schedule.epochs,
+            steps=tally.steps,
+            loss=tally.loss,
+            accuracy=tally.accuracy,
+            test_accuracy=None if job.test is None else accuracy_on(self._net, job.graph, job.test, job.group),
+            learning_rate=tally.learning_rate,
+            rows=tally.steps * self._batch,
+            seconds=tally.seconds,
+            dropped_rows=dropped,
+            bad_steps=tally.bad_steps,
+            first_bad_step=tally.first_bad_step,
+            bad_steps_at_end=tally.bad_steps_at_end,
+            overflowed_steps=tally.overflowed_steps,
+            bad_states=tally.bad_states,
+            total_steps=self._done.steps + tally.steps,
+            waited_seconds=tally.waited_seconds,
+        )
+
+
+def write(net: Trainable, job: Job, path: Path, progress: Progress) -> None:
+    """A checkpoint, for which a rank is waited for where another one has failed."""
+    with nullcontext() if job.group is None else job.group.writing():
+        save_checkpoint(net, path, progress)
