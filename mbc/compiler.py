@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pprint import pformat
@@ -65,10 +65,10 @@ def compile_source(
     """The package of one network, in the folder `output` (None: here, named as the network); `overwrite`: in the place
     of a package that is there. Raises MbcError for anything a user can mend."""
     stages = stages or Stages(options.dump_stages)
-    program, lowered = _read(source, options, stages)
-    folder = Path(lowered.network.name) if output is None else output
+    asked = _read(source, options, stages)
+    folder = Path(asked.lowered.network.name) if output is None else output
     stages.run("check output", lambda: check_output(folder, overwrite))
-    plans = _plans(_tasks(program, lowered, options, stages), stages)
+    plans = _plans(_tasks(asked, options, stages), stages)
     package = stages.run("build package", lambda: write_package(plans, folder, find_toolchain(), overwrite))
     return Compilation(plans, package)
 
@@ -83,7 +83,17 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
     """As `Compilation.plans`, without a package."""
     stages = stages or Stages(options.dump_stages)
-    return _plans(_tasks(*_read(source, options, stages), options, stages), stages)
+    return _plans(_tasks(_read(source, options, stages), options, stages), stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A source as it is read, the GPU of each rank, and these GPUs by name."""
+
+    program: Program
+    lowered: Lowered
+    gpus: tuple[RankGpu, ...]
+    devices: Mapping[str, DeviceSpec]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +106,32 @@ class _Task:
     options: Options
 
 
-def _read(source: Source, options: Options, stages: Stages) -> tuple[Program, Lowered]:
-    # What the source says, with the user's settings put in.
+def _read(source: Source, options: Options, stages: Stages) -> _Asked:
+    # What the source says, with the user's settings put in, and what it is compiled for.
     program = stages.run("parse", lambda: parse(source), lambda tree: pformat(tree, width=120))
     lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
     stages.run("verify network", lambda: verify_network(lowered.network), lambda _: network_text(lowered.network))
-    return program, lowered
+    gpus = options.rank_gpus or (RankGpu(options.gpu),) * options.gpus
+    names = dict.fromkeys(gpu.gpu for gpu in gpus)
+    devices = stages.run("find device", lambda: {name: find_device(name) for name in names}, repr)
+    return _Asked(program, lowered, gpus, devices)
 
 
-def _tasks(program: Program, lowered: Lowered, options: Options, stages: Stages) -> tuple[_Task, ...]:
-    # What it is compiled for.
-    device = stages.run("find device", lambda: find_device(options.gpu), repr)
-    if options.gpus == 1 and not options.rank_gpus:
-        return (_task(lowered, device, options, stages, None),)
+def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]:
+    gpus, devices, batch = asked.gpus, asked.devices, asked.lowered.network.batch
+    if len(gpus) == 1:
+        return (_task(asked.lowered, devices[gpus[0].gpu], options, stages, None),)
 
     def of_rows(gpu: RankGpu, rows: int, ranks: Ranks) -> _Task:
         rank_options = _options_of_rank(options, gpu, rows)
-        own = stages.run("lower", lambda: lower(program, rank_options.settings, options.network))
-        return _task(own, find_device(gpu.gpu), rank_options, stages, ranks)
+        own = stages.run("lower", lambda: lower(asked.program, rank_options.settings, options.network))
+        return _task(own, devices[gpu.gpu], rank_options, stages, ranks)
 
     def step_us(gpu: RankGpu, rows: int) -> float:
         others = even_rows(batch - rows, len(gpus) - 1)
-        return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, find_device(gpus[0].gpu))
+        return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, devices[gpus[0].gpu])
 
     # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
-    batch, gpus = lowered.network.batch, options.rank_gpus or (RankGpu(options.gpu),) * options.gpus
     alike = len(set(gpus)) == 1
     shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_us), gpus)
     return tuple(of_rows(gpus[ranks.members[0]], ranks.rows[ranks.members[0]], ranks) for ranks in shares)
