@@ -121,11 +121,12 @@ def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
                 gathered = outputs.pair(op, *op.inputs)
                 if gathered.kind != ALL_GATHER or outputs.pair(gathered, *gathered.inputs).kind not in STATISTICS:
                     _fail(f"'{op.name}' does not combine the statistics of all ranks")
-                own.update(gathered.inputs)
                 if len(counts) != ranks.size or any(
                     c * ranks.rows[0] != counts[0] * r for c, r in zip(counts, ranks.rows, strict=True)
                 ):
                     _fail(f"'{op.name}' weights ranks otherwise than by their rows")
+                own.update(gathered.inputs)
+                continue
             case BatchNormalize():
                 outputs.pair(op, *(op.inputs[1:3] if op.kind == "batch_normalize" else op.inputs[2:4]))
             case UpdateRunning(count=count):
@@ -138,7 +139,7 @@ def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
                     _fail(f"'{op.name}' reads sums and statistics of different ranks")
             case _:
                 continue
-        if not isinstance(op.attributes, CombineStatistics) and not own.isdisjoint(op.inputs):
+        if not own.isdisjoint(op.inputs):
             _fail(f"'{op.name}' reads statistics of one rank alone")
 
 

@@ -2,8 +2,9 @@
 // only where several GPUs train.
 //
 // Accesses of a launch: vectors of this rank, then where those of all ranks go, which one call gathers; or the gradients
-// of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket. With thread blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all
-// multiprocessors to the kernels beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
+// of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket. With thread
+// blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all multiprocessors to the kernels
+// beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
 
 #include "plan_tables.h"
 
