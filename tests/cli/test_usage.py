@@ -64,10 +64,6 @@ def test_version(capsys):
         (("profile", "a.mbc", "--precision", "fp32,int8"), "'int8' is none of fp32, tf32, bf16, fp16"),
         (("train", "a.mbc"), "required: --data"),
         (("train", "a.mbc", "--data", "d", "--milestones", "3,x"), "'3,x' is no list of numbers, such as 30,60,80"),
-        *(
-            (("train", "a.mbc", "--data", "d", "--milestones", words), f"the numbers of '{words}' do not rise")
-            for words in ("60,30", "30,30", "1,nan,2", "1,inf")
-        ),
         (("train", "a.mbc", "--data", "d", "--epochs", "0"), "'0' is not a whole number above 0"),
         (("train", "a.mbc", "--data", "d", "--seed", "-1"), "--seed"),
     ],

@@ -168,6 +168,8 @@ def test_a_plateau_of_a_metric_that_is_not_known(regression, graph, rows):
             "the schedule multi-step has no milestones\nhelp: give the epochs .* --milestones 30,",
         ),
         ({"milestones": (3.0, 2.0)}, "the milestones 3, 2 do not rise from above 0"),
+        ({"milestones": (1.0, float("nan"), 2.0)}, "the milestones 1, nan, 2 do not rise from above 0"),
+        ({"milestones": (1.0, float("inf"))}, "the milestones 1, inf do not rise from above 0"),
         ({"milestones": (0.0,)}, "the milestones 0 do not rise from above 0"),
         ({"power": 0.0}, "a power of 0.0 is not a number above 0"),
         ({"patience": -1}, "a patience of -1 epochs is below 0"),

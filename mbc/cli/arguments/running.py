@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
-from mbc.cli.arguments.types import blocks, count, duration, modes, peers, rising, seed
+from mbc.cli.arguments.types import blocks, count, duration, modes, numbers, peers, seed
 from mbc.options import MODES, PEERS
 from mbc.train.metrics import METRICS
 from mbc.train.schedule import KINDS, USUAL_RATES
@@ -74,7 +74,7 @@ def _add_schedule(made: argparse.ArgumentParser) -> None:
         "--step-epochs", type=float, default=30.0, metavar="EPOCHS", help="schedule step: how often (default 30)"
     )
     made.add_argument(
-        "--milestones", type=rising, default=(), metavar="E,E", help="schedule multi-step: after which epochs"
+        "--milestones", type=numbers, default=(), metavar="E,E", help="schedule multi-step: after which epochs"
     )
     made.add_argument(
         "--step-factor", type=float, default=0.1, metavar="FACTOR",

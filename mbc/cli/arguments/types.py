@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
 
 from mbc import aliases
@@ -58,15 +56,11 @@ def shared_by(text: str) -> int | tuple[RankGpu, ...]:
     return tuple(found)
 
 
-def rising(text: str) -> tuple[float, ...]:
-    """Numbers of which each is above the one before it."""
+def numbers(text: str) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers, such as 30,60,80") from None
-    if not all(map(math.isfinite, numbers)) or not all(one < other for one, other in pairwise(numbers)):
-        raise argparse.ArgumentTypeError(f"the numbers of '{text}' do not rise, as those of 30,60,80 do")
-    return numbers
 
 
 def points(text: str) -> int:
