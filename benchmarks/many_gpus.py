@@ -191,6 +191,7 @@ def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Result
         case.name: _begun(case, bench.gpus, [f"{g.name} {g.uuid}" for g in gpus], measured, again) for case in wanted
     }
     todo = [(case, *part) for case in wanted for part in bench.parts(case)]
+    todo.sort(key=lambda part: part[1] != MBC)  # of all rows, before any peer
     missing = [part for part in todo if part[1] not in rows[part[0].name]["parts"]]
     failed = [part for part in todo if "failed" in rows[part[0].name]["parts"].get(part[1], {})]
     for case, name, contender in (*missing, *failed):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mbc.errors import MbcError
 from mbc.hardware.collectives import ConcurrentKernel
 from mbc.ir.types import Precision
+from mbc.kernels.nccl import BY_COPIES
 from mbc.measure.collective_fleet import CollectiveTask, Measured
 from mbc.measure.collective_harness import WAIT_S, GpuCollectives, Mark, urgent_stream
 from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
@@ -60,7 +61,7 @@ def measure(task: CollectiveTask, say: Say, receive: Callable[[], Any]) -> None:
             say(("identity", bench.identity()))
             say(("ids", tuple(nccl.unique_id() for _ in task.max_ctas)))
         for max_ctas, unique_id in zip(task.max_ctas, receive(), strict=True):
-            if max_ctas or nccl.has_copies:
+            if max_ctas != BY_COPIES or nccl.has_copies:
                 rank.measure(max_ctas, unique_id)
             else:
                 rank.tell(f"NCCL {version_text(nccl.version)} has no collectives by copy engines")
@@ -84,33 +85,44 @@ class _Rank:
 
     def measure(self, max_ctas: int, unique_id: bytes) -> None:
         """One communicator, and what was measured of it."""
-        task, gpu, stream = self._task, self._gpu, self._stream
-        communicator = Communicator(self._nccl, unique_id, task.rank, task.ranks, max_ctas, WAIT_S)
+        communicator = Communicator(self._nccl, unique_id, self._task.rank, self._task.ranks, max_ctas, WAIT_S)
         own: list[SymmetricMemory] = []  # which only copies need
+        found: Measured | None = None
         try:
-            for _ in range(0 if max_ctas else 2):
-                own.append(SymmetricMemory(self._nccl, max(*task.sizes_bytes, CONCURRENT_BYTES)))
-                communicator.register(own[-1], own[-1].size_bytes)
-            address, parts = own or (self._address, None)
-            connect(communicator, address, task.sizes_bytes, stream.value or 0)
-            communicator.wait(Mark(gpu, stream).passed, WAIT_S)
-            taken_bytes = self._taken_bytes() - sum(memory.size_bytes for memory in own)
-            self.tell(f"{max_ctas} thread blocks: connected, NCCL takes {show_size(taken_bytes)} of the GPU's memory")
-            with GpuCollectives(gpu, communicator, stream, self._kernels, address, self._word, parts) as bench:
-                times = measure_times(bench, task.link, max_ctas, task.sizes_bytes, self.tell)
-                slowdowns = measure_slowdowns(bench, task.link, max_ctas, self.tell)
-                # With graphs that hold collectives, for which NCCL may register memory.
-                now_bytes = self._taken_bytes() - sum(memory.size_bytes for memory in own)
-                taken_bytes = max(taken_bytes, now_bytes)
+            if max_ctas == BY_COPIES and not self._registered(communicator, own):
+                self.tell("these GPUs do not reach each other's memory: no collectives by copy engines")
+            else:
+                found = self._measured(communicator, max_ctas, own)
         except BaseException:
             communicator.abort()  # closing the GPU waits for it, and it for the other ranks
             raise
         communicator.close()
         for memory in own:
             memory.free()
-        if task.rank == 0:
-            memory = Overhead("collectives", collective_subject(task.ranks, max_ctas), taken_bytes)
-            self._say(("rows", Measured(tuple(times), tuple(slowdowns), (memory,))))
+        if found is not None and self._task.rank == 0:
+            self._say(("rows", found))
+
+    def _registered(self, communicator: Communicator, own: list[SymmetricMemory]) -> bool:
+        """Adds what collectives by copies work in, and between: registered with the communicator, if that can be."""
+        size_bytes = max(*self._task.sizes_bytes, CONCURRENT_BYTES)
+        own += (SymmetricMemory(self._nccl, size_bytes), SymmetricMemory(self._nccl, size_bytes))
+        return all(communicator.register(memory, size_bytes) for memory in own)
+
+    def _measured(self, communicator: Communicator, max_ctas: int, own: Sequence[SymmetricMemory]) -> Measured:
+        task, gpu, stream = self._task, self._gpu, self._stream
+        address, parts = own or (self._address, None)
+        own_bytes = sum(memory.size_bytes for memory in own)
+        connect(communicator, address, task.sizes_bytes, stream.value or 0)
+        communicator.wait(Mark(gpu, stream).passed, WAIT_S)
+        taken_bytes = self._taken_bytes() - own_bytes
+        self.tell(f"{max_ctas} thread blocks: connected, NCCL takes {show_size(taken_bytes)} of the GPU's memory")
+        with GpuCollectives(gpu, communicator, stream, self._kernels, address, self._word, parts) as bench:
+            times = measure_times(bench, task.link, max_ctas, task.sizes_bytes, self.tell)
+            slowdowns = measure_slowdowns(bench, task.link, max_ctas, self.tell)
+            # With graphs that hold collectives, for which NCCL may register memory.
+            taken_bytes = max(taken_bytes, self._taken_bytes() - own_bytes)
+        memory = Overhead("collectives", collective_subject(task.ranks, max_ctas), taken_bytes)
+        return Measured(tuple(times), tuple(slowdowns), (memory,))
 
     def _taken_bytes(self) -> int:
         return max(0, self._free_bytes - _free_bytes(self._gpu))

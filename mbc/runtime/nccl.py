@@ -94,15 +94,18 @@ class Communicator:
         """`count` elements from every rank to every rank."""
         self._collective("ncclAlltoAll", address, to, count, kind, self.handle, stream)
 
-    def register(self, address: int, size_bytes: int) -> None:
-        """Collective: let copy engines reach memory of `Nccl.allocate`, which every rank uses alike, on all ranks."""
+    def register(self, address: int, size_bytes: int) -> bool:
+        """Collective: let copy engines reach memory of `Nccl.allocate`, which every rank uses alike, on all ranks.
+        False where the GPUs do not reach each other's memory."""
         window = ctypes.c_void_p()
-        if not self._nccl.call(
+        self._nccl.call(
             "ncclCommWindowRegister", self._handle, address, size_bytes, ctypes.byref(window), SYMMETRIC,
             communicator=self.handle,
-        ):  # fmt: skip
-            self.settle()
-        self._windows.append(window)
+        )  # fmt: skip
+        self.settle()  # whatever it answered: it says that it is done while it is in progress
+        if window:
+            self._windows.append(window)
+        return bool(window)
 
     def _collective(self, function: str, *arguments: int) -> None:
         if not self._nccl.call(function, *arguments, communicator=self.handle):

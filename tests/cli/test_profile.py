@@ -114,14 +114,14 @@ def test_collectives_alone(mbc, tasks, collectives):
     own = user_path(GPU.name)
     done = mbc("profile", "--gpu", "all")
     assert done.code == 0 and not tasks and collectives.asked == [(("0", "1"), own)]
-    assert done.out.startswith(f"{own}: 6 times of collectives between 2 GPUs and 1 slow-downs measured in ")
+    assert done.out.startswith(f"{own}: 7 times of collectives between 2 GPUs and 1 slow-downs measured in ")
     assert "8 thread blocks: connected" in done.err
     figures = mbc("profile", "--gpu", "all", "-o", "here.sqlite", "--json").json
     assert figures["profile"] == "here.sqlite" and figures["gpus"] == ["0", "1"]
     assert figures["times"][0]["time_us"] == 9.0 and figures["slowdowns"][0]["kernel"] == "gemm"
     assert figures["overheads"][0]["size_bytes"] == 1 << 20
     text = mbc("profile", "list", "here.sqlite").out
-    assert "collectives: 6 times, 1 slow-downs (2 ranks over nvlink)" in text
+    assert "collectives: 7 times, 1 slow-downs (2 ranks over nvlink)" in text
 
 
 def test_collectives_after_kernels_unless_they_are_known(mbc, tasks, collectives):

@@ -20,6 +20,7 @@ enum { SUCCESS = 0, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
 static char text[8192];
 static int version = 22703, polls_left, async_error, call_status;
 static struct ncclComm only;
+static void *reached, **registered;  // a window; where it will be written
 
 #define LOG(...) snprintf(text + strlen(text), sizeof text - strlen(text), __VA_ARGS__)
 
@@ -29,7 +30,11 @@ void fake_reset(int a_version, int polls, int error, int status) {
   polls_left = polls;
   async_error = error;
   call_status = status;
+  reached = (void*)0x2000;
+  registered = NULL;
 }
+void fake_polls(int polls) { polls_left = polls; }
+void fake_unreachable(void) { reached = NULL; }
 const char* fake_log(void) { return text; }
 
 int ncclGetVersion(int* found) { *found = version; return SUCCESS; }
@@ -69,12 +74,14 @@ int ncclAlltoAll(const void* in, void* out, size_t count, int type, ncclComm_t c
 }
 int ncclCommWindowRegister(ncclComm_t comm, void* address, size_t size, void** window, int flags) {
   LOG("register %zx %zu %d;", (size_t)address, size, flags);
-  *window = (void*)0x2000;
+  registered = window;  // NCCL says that it is done, and goes on in a thread of its own
+  if (!polls_left) *window = reached;
   return call_status;
 }
 int ncclCommWindowDeregister(ncclComm_t comm, void* window) { LOG("deregister %zx;", (size_t)window); return call_status; }
 int ncclCommGetAsyncError(ncclComm_t comm, int* state) {
   *state = polls_left-- > 0 ? IN_PROGRESS : async_error;
+  if (registered && *state != IN_PROGRESS) *registered = reached, registered = NULL;
   return SUCCESS;
 }
 int ncclCommAbort(ncclComm_t comm) { LOG("abort;"); return SUCCESS; }

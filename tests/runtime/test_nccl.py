@@ -163,13 +163,23 @@ def test_memory_for_registration(fake: ctypes.CDLL):
 def test_copies_work_in_memory_that_is_registered(fake: ctypes.CDLL):
     fake.fake_reset(22800, 0, 0, 0)
     communicator = joined()
-    communicator.register(0x7F0000000000, 5_000_000_000)
+    fake.fake_polls(3)
+    assert communicator.register(0x7F0000000000, 5_000_000_000)
     communicator.all_to_all(0x7F0000000000, 0x7F0000001000, 64, 0)
     communicator.close()
     assert log(fake)[1:] == [
         "register 7f0000000000 5000000000 1", "all_to_all 7f0000000000 7f0000001000 64 7", "deregister 2000",
         "finalize", "destroy",
     ]  # fmt: skip
+
+
+def test_memory_that_other_gpus_do_not_reach_is_not_registered(fake: ctypes.CDLL):
+    fake.fake_reset(22800, 0, 0, 0)
+    communicator = joined()
+    fake.fake_unreachable()
+    assert not communicator.register(0x7F0000000000, 5_000_000_000)
+    communicator.close()
+    assert log(fake)[-2:] == ["finalize", "destroy"]
 
 
 def test_an_old_nccl_is_refused(fake: ctypes.CDLL):
