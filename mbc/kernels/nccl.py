@@ -1,9 +1,9 @@
 """The provider `nccl`: collectives between the GPUs of several ranks.
 
 A launch sums a bucket: gradients that lie one after another in the arena, each beginning at a multiple of the alignment
-of buffers. Or it gathers some vectors, such as the statistics of batch normalisation, from all ranks. `ctas` is the
-number of thread blocks, each of which takes a multiprocessor from the kernels beside it; it is a property of the
-communicator, so that all launches of a plan have the same.
+of buffers. Or it gathers some tensors from all ranks: statistics of batch normalisation, operands of a weight's
+gradient. `ctas` is the number of thread blocks, each of which takes a multiprocessor from the kernels beside it; it is
+a property of the communicator, so that all launches of a plan have the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from mbc.ops.fused import Fused, joined_kind
 from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
 
 NAME = "nccl"
-ALL_REDUCE, ALL_GATHER = COLLECTIVES = ("all_reduce", "all_gather")
+ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"  # kernels, and kinds of operations
+GATHER_ROWS = "gather_rows"  # a kind that the same kernel does: rows of all ranks lie as what is stacked does
+GATHERS = (ALL_GATHER, GATHER_ROWS)
+COLLECTIVES = (ALL_REDUCE, *GATHERS)
 CTAS = "ctas"
 BY_COPIES = 0  # thread blocks: the copy engines move the data, and the parts are summed by a short kernel
 _KINDS = (ALL_REDUCE, joined_kind((ALL_REDUCE, ALL_REDUCE)))  # of one gradient, and of a bucket
 LEAST_BYTES = 4  # of a collective, whose time is latency alone
+WORD_BYTES = 4  # in which tensors are gathered, whatever their type
 
 
 def collective_of(launch: Launch) -> Kernel | None:
@@ -76,7 +80,7 @@ def all_reduce_cost(device: DeviceSpec, size_bytes: int, ranks: int, ctas: int) 
 
 
 def all_gather_cost(device: DeviceSpec, members: Sequence[TensorType], ranks: int, ctas: int) -> CollectiveCost:
-    """Of some vectors, of each of which every rank gives as much, in one launch."""
+    """Of some tensors, of each of which every rank gives as much, in one launch."""
     size_bytes = ranks * sum(member.size_bytes for member in members)
     return device.collectives.cost(CollectiveKind.ALL_GATHER, size_bytes, ranks, ctas)
 
@@ -96,6 +100,10 @@ def all_reduce_of(attributes: Attributes) -> AllReduce | None:
     return first if isinstance(first, AllReduce) and all(other == first for other in others) else None
 
 
+def _in_words(operands: Sequence[TensorType]) -> bool:
+    return all(operand.size_bytes % WORD_BYTES == 0 for operand in operands)
+
+
 @dataclass(frozen=True)
 class Nccl:
     """The provider."""
@@ -105,12 +113,10 @@ class Nccl:
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket; that
         of a gather is its own."""
-        if any(t.dtype is not DType.FP32 for t in request.inputs):
-            return
-        if isinstance(request.attributes, AllGather):
+        if isinstance(request.attributes, AllGather) and _in_words(request.inputs):
             yield self._gather(request, request.attributes.ranks, device)
         attributes = all_reduce_of(request.attributes)
-        if attributes is None:
+        if attributes is None or any(t.dtype is not DType.FP32 for t in request.inputs):
             return
         ctas = max(device.collectives.choices(attributes.ranks))
         cost = all_reduce_cost(device, bucket_bytes(request.inputs), attributes.ranks, ctas)
@@ -142,24 +148,27 @@ class Nccl:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """How many operands are gathered (0: a bucket is summed); the number of fp32 elements, of each of these or
-        from the first to the last of a bucket, those between two gradients included (by copies those behind the last,
-        too); that of thread blocks."""
+        """How many operands are gathered (0: a bucket is summed); the number of fp32 elements from the first to the
+        last of a bucket, those between two gradients included (by copies those behind the last, too); that of thread
+        blocks; words of each operand that is gathered."""
         ctas = dict(settings)[CTAS]
         if isinstance(request.attributes, AllGather):
-            return Arguments((len(request.inputs), request.inputs[0].elements, ctas))
+            words = [operand.size_bytes // WORD_BYTES for operand in request.inputs]
+            return Arguments((len(words), 0, ctas, *words))
         size_bytes = parts_bytes(request.inputs) if ctas == BY_COPIES else bucket_bytes(request.inputs)
         return Arguments((0, size_bytes // DType.FP32.size_bytes, ctas))
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        gathers = call.request.kind == ALL_GATHER and isinstance(call.request.attributes, AllGather)
+        gathers = call.request.kind in GATHERS and isinstance(call.request.attributes, AllGather)
         sums = call.request.kind in _KINDS and all_reduce_of(call.request.attributes) is not None
         if not (gathers and call.name == ALL_GATHER) and not (sums and call.name == ALL_REDUCE):
             return Acceptance(f"NCCL runs no {call.request.kind} as '{call.name}'")
         if call.accumulate:
             return Acceptance("it cannot add to its output")
-        if any(t.dtype is not DType.FP32 for t in call.operands):
-            return Acceptance("what ranks share is in fp32")
+        if sums and any(t.dtype is not DType.FP32 for t in call.operands):
+            return Acceptance("what ranks sum is in fp32")
+        if gathers and not _in_words(call.request.inputs):
+            return Acceptance(f"what ranks gather is a multiple of {WORD_BYTES} bytes")
         if [key for key, _ in call.settings] != [CTAS] or call.settings[0][1] < BY_COPIES:
             return Acceptance(f"it takes a number of thread blocks, not {dict(call.settings)}")
         if gathers:

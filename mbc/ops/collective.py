@@ -27,9 +27,9 @@ class AllGather(Attributes):
     ranks: int
 
 
-def _check_ranks(ranks: int, operands: Sequence[TensorType]) -> None:
+def _check_ranks(ranks: int, operands: Sequence[TensorType], master_only: bool = True) -> None:
     for operand in operands:
-        if operand.dtype is not master(operand.dtype):
+        if master_only and operand.dtype is not master(operand.dtype):
             raise ShapeError(f"collectives are in the master type, but the operand is {operand}")
     if ranks < 2:
         raise ShapeError(f"a collective of {ranks} ranks")
@@ -56,6 +56,19 @@ def _gather(a: AllGather, inputs: Sequence[Array], call: Call) -> tuple[Array, .
     return tuple(call.collectives.gather_on_host(operand) for operand in inputs)
 
 
+def _rows_shape(a: AllGather, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    # Nothing is added: any type will do.
+    _check_ranks(a.ranks, inputs, master_only=False)
+    for operand in inputs:
+        if not operand.shape or operand.shape[0] != inputs[0].shape[0]:
+            raise ShapeError(f"these are not of the same rows: {', '.join(map(str, inputs))}")
+    return tuple(TensorType((a.ranks * operand.shape[0], *operand.shape[1:]), operand.dtype) for operand in inputs)
+
+
+def _rows(a: AllGather, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return tuple(call.collectives.gather_on_host(operand).reshape(-1, *operand.shape[1:]) for operand in inputs)
+
+
 def _sum_gathered_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     for operand in inputs:
         if len(operand.shape) < 2 or operand != inputs[0]:
@@ -70,6 +83,8 @@ def _sum_gathered(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple
 OPS = (
     OpKind("all_reduce", AllReduce, _sum_shape, _sum, in_place=((0, 0),), reduces=True),
     OpKind("all_gather", AllGather, _gather_shape, _gather, reduces=True),
+    # All ranks' rows, one after another. Each rank has as many.
+    OpKind("gather_rows", AllGather, _rows_shape, _rows, reduces=True),
     OpKind("sum_gathered", NoAttributes, _sum_gathered_shape, _sum_gathered, reduces=True),
 )
 

@@ -5,13 +5,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
-from mbc.kernels.nccl import ALL_GATHER, ALL_REDUCE, BY_COPIES, COLLECTIVES, ctas_of, is_bucket, is_collective
+from mbc.kernels.nccl import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BY_COPIES,
+    COLLECTIVES,
+    GATHER_ROWS,
+    ctas_of,
+    is_bucket,
+    is_collective,
+)
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
@@ -20,6 +29,7 @@ from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
 
 _ROUNDING = 1e-12
+OF_ROWS = "linear_backward_filter"  # the kind that sums over the rows of all ranks, and so over ranks
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 
@@ -28,7 +38,7 @@ def verify_rank(plan: Plan) -> None:
     """What holds of each plan alone: every gradient, what decides whether a step counts, and what it reports is summed
     over all ranks once, on the stream of collectives. MBC135."""
     ranks, graph = plan.graph.ranks, plan.graph
-    sums = {output for op in graph.train if op.kind == ALL_REDUCE for output in op.outputs}
+    sums = _sums(graph)
     if ranks is None:
         shares = any(op.kind in COLLECTIVES for op in graph.train)
         if shares or any(map(is_collective, (*plan.train.launches, *plan.infer.launches))):
@@ -43,7 +53,7 @@ def verify_rank(plan: Plan) -> None:
     for name in (graph.loss, *graph.metrics):
         if name not in sums:
             _fail(f"the step reports '{name}', which is of one rank alone")
-    _check_once(graph)
+    _check_once(graph, sums)
     _check_statistics(graph, ranks)
     for i, launch in enumerate(plan.train.launches):
         if is_collective(launch) is not (launch.stream is Stream.COLLECTIVE):
@@ -83,6 +93,23 @@ def shared_digest(plan: Plan) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
+def _sums(graph: TrainingGraph) -> set[str]:
+    """Values that are sums over all ranks: by an all-reduce, or of the rows of all ranks."""
+    gathered = {output: op for op in graph.train if op.kind == GATHER_ROWS for output in op.outputs}
+    found: set[str] = set()
+    for op in graph.train:
+        read = [gathered.get(name) for name in op.inputs]
+        if op.kind == GATHER_ROWS and not all(graph.values[name].per_sample for name in op.inputs):
+            _fail(f"'{op.name}' gathers what are no rows of a rank")
+        if any(read):
+            first = read[0]
+            if op.kind != OF_ROWS or first is None or read != [first, first] or op.inputs != first.outputs:
+                _fail(f"'{op.name}' reads rows of all ranks, which is for the gradient of a weight alone")
+        if op.kind == ALL_REDUCE or any(read):
+            found.update(op.outputs)
+    return found
+
+
 def _must_be_sums(graph: TrainingGraph, op: Operation) -> Iterator[str]:
     """Operands of the end of the step that must be the same on all ranks: the loss that `guard` looks at, gradients."""
     changed = {
@@ -99,14 +126,14 @@ def _control(graph: TrainingGraph, name: str) -> bool:
     return any(name == new and graph.values[old].role is Role.CONTROL for old, new in graph.updates)
 
 
-def _check_once(graph: TrainingGraph) -> None:
+def _check_once(graph: TrainingGraph, sums: Collection[str]) -> None:
     """No sum over ranks is part of another."""
-    summed: set[str] = set()
+    summed = set(sums)
     for op in graph.train:
         inside = not summed.isdisjoint(op.inputs)
-        if inside and op.kind == ALL_REDUCE:
+        if inside and op.kind in (ALL_REDUCE, GATHER_ROWS):
             _fail(f"'{op.name}' sums over ranks what is summed over ranks already")
-        if inside or op.kind == ALL_REDUCE:
+        if inside:
             summed.update(op.outputs)
 
 

@@ -119,7 +119,7 @@ def collectives_lines(plan: Plan) -> list[str]:
 
 
 def _gather_lines(found: Collectives) -> list[str]:
-    """Of synchronised batch normalisation."""
+    """Of statistics, and of operands of gradients."""
     gathers = found.sharing.gathers
     if not gathers:
         return []

@@ -1,7 +1,7 @@
 // Collectives through NCCL, whose functions and communicator Python gives: nothing is linked, so that a package needs NCCL
 // only where several GPUs train.
 //
-// Accesses of a launch: vectors of this rank, then where those of all ranks go, which one call gathers; or the gradients
+// Accesses of a launch: tensors of this rank, then where those of all ranks go, which one call gathers; or the gradients
 // of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket. With thread
 // blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all multiprocessors to the kernels
 // beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
@@ -19,9 +19,10 @@ constexpr int IN_PROGRESS = 7;  // ncclInProgress
 
 // The integers of a row, in order. mbc/kernels/nccl.py has the same.
 struct CollectiveRow {
-  int64_t gathered;  // operands, each of `elements`; 0: a bucket of `elements` is summed
+  int64_t gathered;  // operands; 0: a bucket of `elements` is summed
   int64_t elements;
-  int64_t ctas;  // 0: by copies
+  int64_t ctas;     // 0: by copies
+  int64_t words[];  // of 4 bytes, of each operand that is gathered, whatever its type
 };
 
 class Nccl final : public Library {
@@ -63,7 +64,7 @@ class Nccl final : public Library {
     settle(ranks_->group_start());
     for (int64_t i = 0; i < row.gathered; ++i) {
       const int status = ranks_->all_gather(call.pointers[i], call.pointers[row.gathered + i],
-                                            static_cast<size_t>(row.elements), FP32, ranks_->communicator, call.stream);
+                                            static_cast<size_t>(row.words[i]), FP32, ranks_->communicator, call.stream);
       if (status != SUCCESS && status != IN_PROGRESS) settle(status);
     }
     settle(ranks_->group_end());

@@ -129,6 +129,25 @@ def test_what_is_gathered_is_one_group_of_calls(tmp_path: Path) -> None:
     assert not collectives(run.eager["infer"])
 
 
+WIDE = SOURCE.replace("|> linear(3)", "|> linear(224) |> linear(3)").replace("batch = 12", "batch = 4")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_operands_of_a_gradient_are_gathered_in_words(tmp_path: Path, precision: str) -> None:
+    options = Options(gpu="h200", gpus=2, settings=(("train.precision", precision),))
+    (plan,) = compile_plans(Source("net.mbc", WIDE), options)
+    run = run_against_fake(plan, tmp_path)
+    (launch,) = (w for w in plan.train.launches if isinstance(w.work, Kernel) and w.work.name == "all_gather")
+    for log in (run.eager["train"], run.captured["train"]):
+        assert as_planned(log) == expected_log(plan, "train")
+        (call,) = (call for call in collectives(log) if "group_end" in dict(call.details))
+        places = [plan.offsets[access.buffer] for access in launch.accesses]
+        # Two rows of 7 x 4 x 4 and of 224 elements, in the working type; as ncclFloat32, whatever it is.
+        x, dy = (n * (4 if precision == "fp32" else 2) // 4 for n in (2 * 112, 2 * 224))
+        assert (call.offsets, call.integers) == ((places[0], places[2]), (x, 7))
+        assert call.detail("all_gather") == f"offsets={places[1]},{places[3]} integers={dy},7"
+
+
 @cache
 def _rows() -> View:
     return view(plan_of_two())

@@ -87,3 +87,23 @@ def test_a_gather_and_its_sum() -> None:
     assert [np.array_equal(g, [v, v]) for g, v in zip(gathered, vectors, strict=True)] == [True, True]
     summed = SUM_GATHERED.evaluate(NoAttributes(), gathered, call)
     assert [np.array_equal(s, 2 * v) for s, v in zip(summed, vectors, strict=True)] == [True, True]
+
+
+ROWS = KINDS["gather_rows"]
+
+
+def test_rows_of_all_ranks_lie_one_after_another() -> None:
+    assert ROWS.evaluate is not None
+    images, classes = TensorType((2, 3, 4), DType.BF16), TensorType((2, 5), DType.BF16)
+    types = TensorType((4, 3, 4), DType.BF16), TensorType((4, 5), DType.BF16)
+    assert ROWS.shape(AllGather(2), (images, classes)) == types
+    arrays = [np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.arange(10, dtype=np.float32).reshape(2, 5)]
+    found = ROWS.evaluate(AllGather(2), arrays, Call(types, 0, 2, Precision.BF16, Twins()))
+    assert all(np.array_equal(rows, np.concatenate([a, a])) for rows, a in zip(found, arrays, strict=True))
+
+
+def test_what_is_gathered_together_is_of_the_same_rows() -> None:
+    with pytest.raises(ShapeError, match="these are not of the same rows"):
+        ROWS.shape(AllGather(2), (GRADIENT, VECTOR))
+    with pytest.raises(ShapeError, match="a collective of 1 ranks"):
+        ROWS.shape(AllGather(1), (GRADIENT,))

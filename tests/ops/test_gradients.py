@@ -124,5 +124,5 @@ def test_the_cases_cover_every_operation() -> None:
     collect()
     # batch_norm exists in networks only; casts, adamw, guard, signs and what is of several ranks have their own tests.
     alone = {"batch_norm", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}
-    alone |= {"all_reduce", "all_gather", "sum_gathered", "combine_statistics"}
+    alone |= {"all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
     assert KINDS.keys() - seen == alone

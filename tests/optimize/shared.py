@@ -10,7 +10,7 @@ from mbc.frontend.parse import parse
 from mbc.ir.ranks import share_rows
 from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.kernels.nccl import is_collective
+from mbc.kernels.nccl import is_bucket
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
@@ -64,5 +64,5 @@ def kept(network: str, precision: str = "bf16") -> Plan:
 
 
 def sums_of(plan_or_draft: Plan | Draft) -> list[tuple[str, ...]]:
-    """What each collective sums, in order."""
-    return [launch.operations for launch in plan_or_draft.train.launches if is_collective(launch)]
+    """What each bucket sums, in order."""
+    return [launch.operations for launch in plan_or_draft.train.launches if is_bucket(launch)]

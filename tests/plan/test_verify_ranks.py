@@ -370,6 +370,75 @@ def test_gathers_of_all_ranks_are_in_one_order() -> None:
     refused(verify_ranks, (two, swapped), "sums other things than rank 0, or in another order")
 
 
+# Gradients of gathered rows
+
+WIDE = """
+network net(batch = 4) {
+  input image[batch, 64] : float
+  input target[batch] : class
+  logits = image |> linear(64, bias=false) |> relu |> linear(64, bias=false) |> relu |> linear(3)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+"""
+
+
+@cache
+def gathering() -> Plan:
+    (plan,) = compile_plans(Source("net.mbc", WIDE), Options("h200", (("batch", "8"),), 2))
+    verify_plan(plan)
+    return plan
+
+
+def test_rows_of_all_ranks_for_one_gradient_only() -> None:
+    plan = gathering()
+    gathers = [op for op in plan.graph.train if op.kind == "gather_rows"]
+    assert len(gathers) == 2
+    words = "reads rows of all ranks, which is for the gradient of a weight alone"
+    for names in (
+        lambda names: names[::-1],
+        lambda names: (names[0], gathers[0].inputs[1]),  # of all ranks, and of this one alone
+        lambda names: (names[0], gathers[1].outputs[1]),  # of two layers
+    ):
+        refused(verify_rank, with_first(plan, "linear_backward_filter", gathers[0].outputs, names), words)
+    last = of_kind(plan, "softmax_cross_entropy_backward")
+    refused(
+        verify_rank,
+        with_operations(plan, lambda op: [replace(op, inputs=(gathers[0].outputs[0],))] if op == last else [op]),
+        words,
+    )
+
+
+def with_first(plan: Plan, kind: str, inputs: tuple[str, ...], names: Callable[[tuple[str, ...]], tuple[str, ...]]):
+    return with_operations(
+        plan, lambda op: [replace(op, inputs=names(op.inputs)) if (op.kind, op.inputs) == (kind, inputs) else op]
+    )
+
+
+def test_a_gradient_of_gathered_rows_is_summed_already() -> None:
+    plan = gathering()
+    gather = of_kind(plan, "gather_rows")
+    (gradient,) = (op for op in plan.graph.train if op.inputs == gather.outputs)
+    summing = replace(of_kind(plan, "all_reduce"), name="again", inputs=gradient.outputs, outputs=("twice",))
+    changed = with_operations(plan, lambda op: [op, summing] if op == gradient else [op])
+    refused(verify_rank, changed, "'again' sums over ranks what is summed over ranks already")
+
+
+def test_only_rows_of_a_rank_are_gathered() -> None:
+    plan = gathering()
+    gather = of_kind(plan, "gather_rows")
+    weight = of_kind(plan, "linear").inputs[1]
+    changed = with_operations(plan, lambda op: [replace(op, inputs=(weight, op.inputs[1]))] if op == gather else [op])
+    refused(verify_rank, changed, f"'{gather.name}' gathers what are no rows of a rank")
+
+
+def test_an_update_of_this_ranks_rows_alone() -> None:
+    plan = gathering()
+    gather = of_kind(plan, "gather_rows")
+    own = with_first(plan, "linear_backward_filter", gather.outputs, lambda names: gather.inputs)
+    refused(verify_rank, own, "which is of one rank alone")
+
+
 # Plan files
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -154,6 +155,42 @@ def test_synchronised_batch_norm_has_the_statistics_of_the_whole_mini_batch(size
     np.testing.assert_allclose(together[0].figures, alone.figures, rtol=10 * bound)
     apart = trained(size, plans_of_source(NORMALISED.replace("(sync=true)", ""), size, precision), batches)
     assert distance(alone, apart[0]) > 10 * bound
+
+
+# A layer wide enough that operands of its gradient are gathered, in the place of summing it.
+WIDE = SOURCE.replace("|> linear(4)", "|> linear(64) |> relu |> linear(64) |> relu |> linear(4)")
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 5e-5), ("bf16", 4e-2)])
+@pytest.mark.parametrize(("size", "batch"), [(2, 4), (3, 3)])
+def test_gradients_of_gathered_rows_are_sums_over_ranks(size: int, batch: int, precision: str, bound: float):
+    text = WIDE.replace("batch = 10", f"batch = {batch}")
+    batches = [rows(step, batch) for step in range(5)]
+    (alone,) = trained(1, plans_of_source(text, 1, precision), batches)
+    plans = plans_of_source(text, size, precision)
+    kinds = Counter(op.kind for op in plans[0].graph.train)
+    assert kinds["gather_rows"] >= 2 and len(plans) == 1
+    together = trained(size, plans, batches)
+    for one in together:
+        assert one.figures == together[0].figures
+        for name, array in one.states.items():
+            np.testing.assert_array_equal(array, together[0].states[name])
+    assert distance(alone, together[0]) <= bound
+    assert distance(trained(1, plans_of_source(text, 1, precision), [])[0], alone) > 5 * bound
+
+
+def overflowing(plans: tuple[Plan, ...], count: int) -> tuple[Trained, Trained]:
+    image, label = rows(0, count)
+    image[-1] = np.inf  # on rank 1
+    first, second = trained(2, plans, [rows(1, count), (image, label), rows(2, count)])
+    return first, second
+
+
+def test_no_rank_updates_from_gathered_rows_that_overflow():
+    plans = plans_of_source(WIDE.replace("batch = 10", "batch = 4"), 2, "fp16")
+    assert any(op.kind == "gather_rows" for op in plans[0].graph.train)
+    for one in overflowing(plans, 4):
+        assert [one.control[name] for name in ("step", "updates", "skipped")] == [3, 2, 1]
 
 
 def test_no_rank_updates_where_one_overflows():

@@ -27,6 +27,7 @@ from mbc.ir.graph import (
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
+from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
@@ -120,7 +121,7 @@ def differentiate(
 
     wanted = (total, *metrics, *outputs, *(after for _, after in updates))
     kept = relu_behind_pool(live_operations(train.operations, wanted), values, wanted)
-    kept = statistics_by_part(kept, values)
+    kept = gather_operands(statistics_by_part(kept, values), values, ranks)
     return TrainingGraph(
         network.name,
         network.batch,

@@ -1,0 +1,106 @@
+"""Weights' gradients of gathered rows: where these are much less than the gradient, and of all ranks alike."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Operation, Ranks, TrainingGraph
+from mbc.ir.transforms.gather_operands import BEHIND_PRODUCTS
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.verify import verify_training
+from mbc.ops import KINDS
+from mbc.ops.collective import AllGather
+from mbc.source import Source
+
+SOURCE = """network net(batch = 4, wide = 64, bias = true) {
+  input image[batch, 3, 8, 8] : float
+  input label[batch] : class
+  x = image |> conv(4, 3, pad=1) |> relu |> flatten |> linear(wide, bias=bias) |> relu
+  logits = x |> linear(wide, bias=bias) |> relu |> linear(3)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+"""
+
+
+@cache
+def graph_of(
+    rows: tuple[int, ...] = (4, 4), precision: str = "fp32", wide: int = 64, bias: str = "true"
+) -> TrainingGraph:
+    settings = (("batch", str(rows[0])), ("wide", str(wide)), ("bias", bias), ("train.precision", precision))
+    lowered = lower(parse(Source("net.mbc", SOURCE)), settings, None)
+    members = tuple(rank for rank, own in enumerate(rows) if own == rows[0])
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks(rows, members))
+    verify_training(graph)
+    return graph
+
+
+def of_kind(graph: TrainingGraph, kind: str) -> list[Operation]:
+    return [op for op in graph.train if op.kind == kind]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+def test_the_sum_is_computed_from_the_rows_of_all(precision: str) -> None:
+    graph = graph_of(precision=precision)
+    first, second = (op.name.removesuffix(".gather_rows") for op in of_kind(graph, "gather_rows")[::-1])
+    assert (first, second) == ("linear0.backward_filter", "linear1.backward_filter")  # the last has 3 classes only
+    makers = {output: op for op in graph.train for output in op.outputs}
+    for gather in of_kind(graph, "gather_rows"):
+        assert gather.attributes == AllGather(2)
+        for own, rows in zip(gather.inputs, gather.outputs, strict=True):
+            assert graph.values[own].per_sample and not graph.values[rows].per_sample
+            assert graph.values[rows].type.shape == (8, *graph.values[own].type.shape[1:])
+            assert graph.values[rows].type.dtype is graph.values[own].type.dtype
+    summed = {op.outputs[0] for op in of_kind(graph, "all_reduce")}
+    for update in of_kind(graph, "sgd_update"):
+        weight, gradient = update.inputs[:2]
+        assert gradient == f"sum.d.{weight}"
+        gathered = weight in ("linear0.weight", "linear1.weight")
+        assert makers[gradient].kind == ("linear_backward_filter" if gathered else "all_reduce")
+        assert (gradient in summed) is not gathered and (f"d.{weight}" in graph.values) is not gathered
+
+
+def test_operands_travel_during_the_next_products() -> None:
+    graph = graph_of()
+    places = {op.name: i for i, op in enumerate(graph.train)}
+    products = [i for i, op in enumerate(graph.train) if KINDS[op.kind].flops is not None]
+    for gather in of_kind(graph, "gather_rows"):
+        start, stop = places[gather.name], places[gather.name.removesuffix(".gather_rows")]
+        others = [i for i in products if start < i < stop and "linear_backward_filter" not in graph.train[i].kind]
+        assert len(others) == BEHIND_PRODUCTS or stop > max(i for i in products if i != stop)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wide", "precision", "gathered"),
+    [
+        # The operands have 320 and 128 elements a row, half of the weights' elements are 8192 and 2048.
+        ((8, 8), 64, "fp32", 2),  # 5120, and 2048, which is just allowed
+        ((12, 12), 64, "fp32", 1),  # 7680 and 3072
+        ((13, 13), 64, "fp32", 0),
+        ((13, 13), 64, "bf16", 2),  # half as many bytes in operands, and as many in gradients
+        ((17, 17), 64, "bf16", 1),
+        ((4, 4, 4), 64, "fp32", 2),
+        ((4, 3), 64, "fp32", 0),  # NCCL gathers as much from each
+    ],
+)
+def test_where_it_sends_a_quarter_at_most(rows: tuple[int, ...], wide: int, precision: str, gathered: int) -> None:
+    graph = graph_of(rows, precision, wide)
+    assert len(of_kind(graph, "gather_rows")) == gathered
+    for gather in of_kind(graph, "gather_rows"):
+        operands = sum(graph.values[name].type.size_bytes for name in gather.outputs)
+        (gradient,) = (op.outputs[0] for op in graph.train if op.inputs == gather.outputs)
+        assert operands <= 2 * graph.values[gradient].type.size_bytes / 4
+
+
+def test_what_is_no_multiple_of_a_word_is_summed() -> None:
+    assert len(of_kind(graph_of((3, 3), "bf16", 63), "gather_rows")) == 0  # 3 x 63 elements of 2 bytes
+    assert len(of_kind(graph_of((2, 2), "bf16", 63), "gather_rows")) == 2
+
+
+def test_one_gpu_gathers_nothing() -> None:
+    lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
+    assert not of_kind(differentiate(lowered.network, lowered.optimizer, lowered.precision), "gather_rows")
