@@ -14,6 +14,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Trainer:
-    """Runs `mbc train` over one epoch of random data, in files under `folder`."""
+    """Runs `mbc compile` and `mbc train` over one epoch of random data, in files under `folder`."""
 
     case: Case
     folder: Path
@@ -75,21 +76,35 @@ class Trainer:
         np.savez(file, allow_pickle=False, **arrays)
         return file
 
-    def states(self, data: Path, name: str, *options: str, synchronised: bool = True) -> States:
-        """After the epoch, with these further options of `mbc train`."""
-        checkpoint = self.folder / f"{name}.safetensors"
+    def package(self, name: str, *options: str, synchronised: bool = True) -> Path:
+        """Compiled with these further options."""
         settings = [*self.job.settings, ("train.precision", "fp32"), *([SYNCHRONISED] if synchronised else [])]
+        found = self.folder / name
         command = [
-            *(sys.executable, "-m", "mbc.cli", "train", self.job.source.name),
-            *("--data", str(data), "--epochs", "1", "--lr", LEARNING_RATE, "--device", self.device),
-            *("--checkpoint", str(checkpoint), "--output", str(self.folder / name), "--measure", "never"),
+            *(sys.executable, "-m", "mbc.cli", "compile", self.job.source.name, "--output", str(found)),
+            *("--measure", "never", *(() if self.device == "cuda" else ("--gpu", "h200"))),
             *(word for key, value in settings for word in ("--set", f"{key}={value}")),
             *options,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
+        _run(command)
+        return found
+
+    def states(self, package: Path, data: Path, name: str, ranks: int = 1) -> States:
+        """After the epoch."""
+        checkpoint = self.folder / f"{name}.safetensors"
+        command = [
+            *(sys.executable, "-m", "mbc.cli", "train", str(package), "--gpus", str(ranks)),
+            *("--data", str(data), "--epochs", "1", "--lr", LEARNING_RATE, "--device", self.device),
+            *("--checkpoint", str(checkpoint)),
+        ]
+        _run(command)
         return {state: array for state, array in load_file(checkpoint).items() if array.dtype == np.float32}
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-2000:]}")
 
 
 def distances(one: States, other: States) -> tuple[float, float]:
@@ -108,12 +123,17 @@ def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:
         trainer = Trainer(case, Path(folder), device)
         data = trainer.data(steps)
         gpus = ("--gpus", str(ranks))
-        whole = trainer.states(data, "whole")
-        divided = trainer.states(data, "divided", "--micro-batch", str(case.batch // ranks))
-        first, second = (trainer.states(data, name, *gpus) for name in ("first", "second"))
-        apart = trainer.states(data, "apart", *gpus, synchronised=False)
-        yard_median, yard_worst = distances(whole, divided)
-        median, worst = distances(whole, first)
+        with ThreadPoolExecutor() as pool:  # of compilers, which are processes
+            whole = pool.submit(trainer.package, "whole")
+            divided = pool.submit(trainer.package, "divided", "--micro-batch", str(case.batch // ranks))
+            shared = pool.submit(trainer.package, "shared", *gpus)
+            alone = pool.submit(trainer.package, "alone", *gpus, synchronised=False)
+        one = trainer.states(whole.result(), data, "one")
+        yardstick = trainer.states(divided.result(), data, "yardstick")
+        first, second = (trainer.states(shared.result(), data, name, ranks) for name in ("first", "second"))
+        apart = trainer.states(alone.result(), data, "apart", ranks)
+        yard_median, yard_worst = distances(one, yardstick)
+        median, worst = distances(one, first)
         same = all(first[name].tobytes() == second[name].tobytes() for name in first)
         return {
             "batch": case.batch,
@@ -121,7 +141,7 @@ def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:
             "worst": worst,
             "yardstick_median": yard_median,
             "yardstick_worst": yard_worst,
-            "apart_median": distances(whole, apart)[0],
+            "apart_median": distances(one, apart)[0],
             "same_bits": same,
             "passed": same and median <= max(TIMES_YARDSTICK * yard_median, ROUNDING),
         }

@@ -35,6 +35,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What was asked of the processes, whose answers are made up."""
     asked: list[str] = []
     monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "ROOT", tmp_path)  # without what was measured before
 
     def answer(contender: Contender, place: int) -> Result:
         key = "mbc" if contender.peer == MBC else contender.bucket_mb or "ddp"

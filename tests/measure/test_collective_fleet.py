@@ -16,6 +16,7 @@ from mbc.hardware.target import LocalGpu
 from mbc.ir.types import Precision
 from mbc.measure import collective_fleet
 from mbc.measure.collective_fleet import Measured, measure_collectives
+from mbc.measure.collectives import MAX_CTAS
 from mbc.measure.workbench import CONCURRENT_KERNELS
 from mbc.profile.read import read_profile
 from tests.profile.profiles import GPU
@@ -45,7 +46,7 @@ def test_results_go_into_the_profile(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     found, notes, built = measured(path)
     assert built == [("sm_90", Precision.BF16)]
-    assert notes[1:] == [f"{n} thread blocks" for n in (1, 2, 4, 8, 16, 32)]
+    assert notes[1:] == [f"{n} thread blocks" for n in MAX_CTAS]
     held = read_profile(path)
     assert set(held.collectives) == set(found.times) and set(held.collective_slowdowns) == set(found.slowdowns)
     assert held.collective_model(Link.NVLINK).time_us(CollectiveKind.ALL_REDUCE, 4, 2, 16) == 160.0
@@ -76,7 +77,7 @@ def test_one_that_fails_ends_them_all(tmp_path: Path, behaviour: str, code: str,
     assert len(started) == 2 and all(process.poll() is not None for process in started)
     assert time.monotonic() - began_s < 60
     # What was measured before is kept.
-    assert [t.max_ctas for t in read_profile(tmp_path / "p.sqlite").collectives] == [1]
+    assert [t.max_ctas for t in read_profile(tmp_path / "p.sqlite").collectives] == [MAX_CTAS[0]]
 
 
 def test_one_gpu_has_no_collectives(tmp_path: Path):

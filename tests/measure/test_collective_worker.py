@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,6 +18,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.measure import collective_worker
 from mbc.measure.collective_fleet import CollectiveTask
+from mbc.measure.collectives import CONCURRENT_BYTES
 from mbc.measure.gpu import Graph
 from mbc.measure.offers import Offered
 from mbc.measure.workbench import CONCURRENT_KERNELS
@@ -97,7 +99,41 @@ class Joined(ClockCommunicator):
         self.log.append("abort")
 
 
-def worked(monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined) -> tuple[list[Any], list[str]]:
+class Registered:
+    """Memory that a communicator can register, beside that of the GPU."""
+
+    def __init__(self, nccl: object, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def free(self) -> None:
+        Registered.freed.append(self.size_bytes)
+
+    freed: ClassVar[list[int]] = []
+
+
+class Reaching(Joined):
+    """GPUs that reach each other's memory."""
+
+    reaches = True
+
+    def register(self, address: object, size_bytes: int) -> bool:
+        self.log.append(f"register {size_bytes}")
+        return self.reaches
+
+
+class Apart(Reaching):
+    reaches = False
+
+    def close(self) -> None:
+        if self.max_ctas:
+            super().close()
+        else:  # no graph was made
+            self.log.append("close")
+
+
+def worked(
+    monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined, task: CollectiveTask = TASK
+) -> tuple[list[Any], list[str]]:
     """What a process said, and did, in order."""
     gpu: Any = Machine()
     said: list[Any] = []
@@ -126,8 +162,8 @@ def worked(monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined)
         log.append(f"join {unique_id.decode()} {rank}/{size} {max_ctas}")
         return communicator(gpu, log, max_ctas)
 
-    def connect(communicator: Joined, address: int, sizes_bytes: Sequence[int], stream: int) -> None:
-        log.append(f"connect {address:x} {sizes_bytes}")
+    def connect(communicator: Joined, address: object, sizes_bytes: Sequence[int], stream: int) -> None:
+        log.append(f"connect {address:x} {sizes_bytes}" if isinstance(address, int) else "connect registered")
 
     ids = iter((b"a", b"b"))
     monkeypatch.setattr(collective_worker, "Gpu", opened)
@@ -135,7 +171,9 @@ def worked(monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined)
     monkeypatch.setattr(collective_worker, "Communicator", join)
     monkeypatch.setattr(collective_worker, "connect", connect)
     monkeypatch.setattr(
-        collective_worker, "load_nccl", lambda: SimpleNamespace(version=22803, unique_id=lambda: next(ids))
+        collective_worker,
+        "load_nccl",
+        lambda: SimpleNamespace(version=22803, has_copies=True, unique_id=lambda: next(ids)),
     )
     monkeypatch.setattr(collective_worker, "SETTLED_S", 0.0)
 
@@ -143,7 +181,7 @@ def worked(monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined)
         return next(message for kind, *rest in said if kind == "ids" for message in rest)
 
     try:
-        collective_worker.measure(TASK, said.append, receive)
+        collective_worker.measure(task, said.append, receive)
     except MbcError as error:
         said.append(("raised", error.code))
     assert not gpu.graphs
@@ -163,6 +201,29 @@ def test_one_communicator_after_another(monkeypatch: pytest.MonkeyPatch) -> None
         (Overhead("collectives", collective_subject(2, 2), 20 * MIB),),
         (Overhead("collectives", collective_subject(2, 8), 81 * MIB),),
     ]
+
+
+BY_COPIES = replace(TASK, max_ctas=(0, 2))
+
+
+def test_copies_go_between_registered_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_worker, "SymmetricMemory", Registered)
+    monkeypatch.setattr(Registered, "freed", [])
+    said, log = worked(monkeypatch, Reaching, BY_COPIES)
+    registered = f"register {CONCURRENT_BYTES}"
+    assert log[:6] == ["warm", "join a 0/2 0", registered, registered, "connect registered", "close"]
+    assert Registered.freed == [CONCURRENT_BYTES] * 2
+    assert [{t.max_ctas for t in rest[0].times} for kind, *rest in said if kind == "rows"] == [{0}, {2}]
+
+
+def test_gpus_that_do_not_reach_each_other_have_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_worker, "SymmetricMemory", Registered)
+    monkeypatch.setattr(Registered, "freed", [])
+    said, log = worked(monkeypatch, Apart, BY_COPIES)
+    assert ("note", "these GPUs do not reach each other's memory: no collectives by copy engines") in said
+    assert log[:4] == ["warm", "join a 0/2 0", f"register {CONCURRENT_BYTES}", "close"]
+    assert len(Registered.freed) == 2  # and what is left is measured
+    assert [{t.max_ctas for t in rest[0].times} for kind, *rest in said if kind == "rows"] == [{2}]
 
 
 def test_a_rank_that_fails_aborts_first(monkeypatch: pytest.MonkeyPatch) -> None:

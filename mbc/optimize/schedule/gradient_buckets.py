@@ -52,10 +52,10 @@ def sum_layouts(program: Program, buffers: Sequence[Buffer]) -> Iterator[tuple[s
             yield name, buffers[access.buffer].layout
 
 
-def bucketings(draft: Draft) -> Iterator[tuple[Collective, ...]]:
+def bucketings(draft: Draft, held_back: bool = False) -> Iterator[tuple[Collective, ...]]:
     """The collectives of the training program in a few ways: sums in 1, 2, 4 … buckets of about the same bytes, in the
     order in which the last gradient of each is ready, the last cut again so that little is left to sum at the end of
-    the step; each bucket as soon as it is ready, or behind everything that is gathered.
+    the step; each bucket as soon as it is ready, unless `held_back`, or behind everything that is gathered.
     """
     launches = [launch for launch in draft.train.launches if is_bucket(launch)]
     sums = [name for launch in launches for name in launch.operations]
@@ -66,7 +66,8 @@ def bucketings(draft: Draft) -> Iterator[tuple[Collective, ...]]:
     for count in effort.BUCKET_COUNTS:
         for cuts in effort.LAST_BUCKET_CUTS:
             buckets = tuple(sorted(_cut(sums, sizes, count, cuts), key=ready.of))
-            for found in (tuple(sorted((*gathers, *buckets), key=ready.of)), (*gathers, *buckets)):
+            behind = (*gathers, *buckets)
+            for found in (behind,) if held_back else (tuple(sorted(behind, key=ready.of)), behind):
                 if found not in tried:
                     tried.add(found)
                     yield found

@@ -129,7 +129,8 @@ def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...
     assert ranks is not None
     # Copies reach the same address in the memory of every rank, which are of one plan then, and gather nothing.
     gathers = any(operation.kind in GATHERS for operation in table.graph.train)
-    copies = divides_among(ranks.size) and len(ranks.members) == ranks.size and not gathers
+    one_plan = len(ranks.members) == ranks.size
+    copies = divides_among(ranks.size) and one_plan and not gathers
     choices = [c for c in table.device.collectives.choices(ranks.size) if c != BY_COPIES or copies]
 
     def step_us(way: tuple[tuple[Collective, ...], int]) -> float:
@@ -137,7 +138,8 @@ def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...
         train = data_waits_only(found.train, found.buffers, owners(found.buffers))
         return simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
 
-    ways = tuple(bucketings(draft))
+    # In another plan a bucket may be ready behind a gather that it is in front of here, and the order must be the same.
+    ways = tuple(bucketings(draft, held_back=gathers and not one_plan))
     best = min(((buckets, max(choices)) for buckets in ways), key=step_us)
     best = min(((best[0], ctas) for ctas in choices), key=step_us)
     # Kernels are alike, copies are not: they may want other buckets.

@@ -115,6 +115,18 @@ def test_ranks_of_other_rows_sum_alike(gpus: int, share: float) -> None:
     assert sums_of(plans[0]) == sums_of(plans[1])
 
 
+def test_several_plans_sum_behind_all_that_they_gather() -> None:
+    """Where each could find another order, whatever the kernels of each."""
+    source = Source("residual.mbc", NETWORKS["residual"])
+    settings = (("train.precision", "bf16"), ("train.sync_batch_norm", "true"))
+    one = compile_plans(source, Options("h200", (*settings, ("batch", "8")), 2))
+    several = compile_plans(source, Options("h200", (*settings, ("batch", "7")), 2))
+    assert (len(one), len(several)) == (1, 2)
+    for plan in several:
+        kinds = [launch.work.name for launch in plan.train.launches if is_collective(launch)]
+        assert kinds == sorted(kinds) and set(kinds) == {"all_gather", "all_reduce"}
+
+
 def test_the_same_plan_in_every_process() -> None:
     script = (
         "from tests.optimize.search.test_shared_within_budget import within\n"

@@ -1,0 +1,239 @@
+"""What becomes of a training on two GPUs when a rank dies, has no memory, or is late: the digits example.
+
+`killed`: one rank gets SIGKILL at a random moment, from its start on, in every trial; counted are trials in which all
+processes ended within 10 s, in which the checkpoint was whole, and the slowest end. Then the training goes on from the
+last checkpoint. `out of memory`: another process holds the second GPU's memory. `late`: one rank is stopped for a
+minute; the others wait, and the result has the bits of a training that was not disturbed.
+
+    python benchmarks/rank_failures.py [--kills 50] [--together 4] [--late 60] [--device cuda|cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from record import ROOT, attempt, show, start, write
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from mbc.hardware.target import local_gpus
+
+END_S = 10.0  # all processes, after the first failure
+HANG_S = 40.0
+LATEST_KILL_S = 6.0  # after both ranks have been started: on a GPU they train after some four
+MBC = (sys.executable, "-m", "mbc.cli")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Of the digits on two ranks. `folder` has the package and the data."""
+
+    folder: Path
+    device: str
+
+    def command(self, name: str, epochs: int, *options: str) -> list[str]:
+        return [
+            *(*MBC, "train", str(self.folder / "net"), "--data", str(self.folder / "digits.train.npz"), "--gpus", "2"),
+            *("--device", self.device, "--epochs", str(epochs), "--lr", "0.01", "--checkpoint", str(self.file(name))),
+            *options,
+        ]
+
+    def file(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def started(self, name: str, epochs: int, *options: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(name, epochs, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=ROOT, env=os.environ | more, start_new_session=True,
+        )  # fmt: skip
+
+    def is_whole(self, name: str) -> bool:
+        """The checkpoint, where there is one already."""
+        try:
+            return not self.file(name).exists() or len(load_file(self.file(name))) > 0
+        except SafetensorError:
+            return False
+
+
+def prepared(folder: Path, device: str) -> Training:
+    example = ROOT / "examples" / "01_digits"
+    prepare = [sys.executable, str(example / "prepare.py"), str(folder)]
+    compile_ = [*MBC, "compile", str(example / "net.mbc"), "--gpus", "2", "--output", str(folder / "net")]
+    gpu = ["--measure", "never", *(() if device == "cuda" else ("--gpu", "h200"))]
+    for command in (prepare, [*compile_, *gpu]):
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    return Training(folder, device)
+
+
+def parents() -> dict[int, int]:
+    """Of every process that runs, by its number."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if fields[0] != "Z":
+                found[int(entry.name)] = int(fields[1])
+    return found
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes below it that have none below them: the ranks, under whatever launcher."""
+    known = parents()
+    below = {process.pid}
+    while more := {child for child, parent in known.items() if parent in below} - below:
+        below |= more
+    return sorted(below - {process.pid} - {known[pid] for pid in below if pid in known})
+
+
+def both_ranks(process: subprocess.Popen[str]) -> list[int]:
+    until = time.monotonic() + HANG_S
+    while time.monotonic() < until and process.poll() is None:
+        ranks = ranks_of(process)
+        if len(ranks) == 2:
+            return ranks
+        time.sleep(0.05)
+    raise RuntimeError(f"it has {len(ranks_of(process))} ranks: {process.communicate()[0][-500:]}")
+
+
+def ended(process: subprocess.Popen[str], ranks: list[int]) -> tuple[float | None, str]:
+    """How long until all processes have ended, None for never; and what was printed."""
+    began = time.monotonic()
+    try:
+        text, _ = process.communicate(timeout=HANG_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return None, process.communicate()[0]
+    while not parents().keys().isdisjoint(ranks):
+        if time.monotonic() - began > HANG_S:
+            return None, text
+        time.sleep(0.02)
+    return time.monotonic() - began, text
+
+
+def kill(training: Training, number: int) -> dict[str, Any]:
+    draws = random.Random(number)
+    name = f"killed{number}"
+    process = training.started(name, 100_000)
+    ranks = both_ranks(process)
+    moment_s = draws.uniform(0, LATEST_KILL_S)
+    time.sleep(moment_s)
+    rank = draws.randrange(2)
+    os.kill(ranks[rank], signal.SIGKILL)
+    seconds, text = ended(process, ranks)
+    trained = training.file(name).exists()
+    whole = training.is_whole(name)
+    return {
+        "moment_s": moment_s, "rank": rank, "seconds": seconds, "code": process.returncode, "checkpoint": trained,
+        "whole": whole, "told": text.strip().splitlines()[-1][:200] if text.strip() else "",
+    }  # fmt: skip
+
+
+def killed(training: Training, count: int, together: int) -> dict[str, Any]:
+    with ThreadPoolExecutor(together) as pool:
+        trials = list(pool.map(lambda number: kill(training, number), range(count)))
+    times = [t["seconds"] for t in trials if t["seconds"] is not None]
+    kept = next((i for i, t in enumerate(trials) if t["checkpoint"] and t["whole"]), None)
+    goes_on = kept is not None and resumes(training, f"killed{kept}")
+    return {
+        "trials": len(trials),
+        "in_time": sum(seconds <= END_S for seconds in times),
+        "slowest_s": max(times, default=None),
+        "with_checkpoint": sum(t["checkpoint"] for t in trials),
+        "whole": sum(t["whole"] for t in trials),
+        "failures_told": sum(t["code"] != 0 for t in trials),
+        "goes_on": goes_on,
+        "passed": all(t["whole"] and t["code"] and (t["seconds"] or HANG_S) <= END_S for t in trials) and goes_on,
+        "each": trials,
+    }
+
+
+def resumes(training: Training, name: str) -> bool:
+    """Whether training goes on from the checkpoint, for a while: Ctrl-C ends it, and saves."""
+    before = training.file(name).read_bytes()
+    process = training.started(name, 100_000, "--resume", str(training.file(name)))
+    both_ranks(process)
+    time.sleep(2 * LATEST_KILL_S)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=HANG_S)
+    return training.is_whole(name) and training.file(name).read_bytes() != before
+
+
+def late(training: Training, wait_s: float, epochs: int) -> dict[str, Any]:
+    """The second rank stops for `wait_s` in the middle of its epochs."""
+    process = training.started("on time", epochs)
+    process.communicate()
+    process = training.started("late", epochs)
+    ranks = both_ranks(process)
+    time.sleep(LATEST_KILL_S)
+    stopped = process.poll() is None
+    if stopped:
+        os.kill(ranks[1], signal.SIGSTOP)
+        time.sleep(wait_s)
+        os.kill(ranks[1], signal.SIGCONT)
+    process.communicate()
+    same = training.file("late").read_bytes() == training.file("on time").read_bytes()
+    done = stopped and process.returncode == 0 and same
+    return {"stopped": stopped, "stopped_s": wait_s, "code": process.returncode, "same_bits": same, "passed": done}
+
+
+def out_of_memory(training: Training) -> dict[str, Any]:
+    holding = (
+        "import sys, pycuda.driver as d; d.init(); c = d.Device(1).make_context(); "
+        "m = d.mem_alloc(d.mem_get_info()[0] - (64 << 20)); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", holding], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline().strip() == "held"
+        process = training.started("out of memory", 100)
+        began = time.monotonic()
+        seconds, text = ended(process, [])
+        lines = [line for line in text.splitlines() if "error" in line]
+        return {
+            "seconds": time.monotonic() - began, "code": process.returncode, "told": lines[:2],
+            "passed": seconds is not None and process.returncode != 0 and "memory" in text,
+        }  # fmt: skip
+    finally:
+        holder.communicate("")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--together", type=int, default=4, help="trainings at once")
+    parser.add_argument("--late", type=float, default=60.0, metavar="S")
+    parser.add_argument("--epochs", type=int, default=300, help="of the training that is late: 10 s or more of them")
+    parser.add_argument("--device", default="cuda" if local_gpus() else "cpu")
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write("rank_failures", rows, device=arguments.device)
+        show([row], [key for key in row if key != "each"])
+
+    with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
+        training = prepared(Path(folder), arguments.device)
+        if arguments.device == "cuda":
+            keep(attempt(lambda: out_of_memory(training), "out of memory"))
+        keep(attempt(lambda: late(training, arguments.late, arguments.epochs), "late"))
+        keep(attempt(lambda: killed(training, arguments.kills, arguments.together), "killed"))
+
+
+if __name__ == "__main__":
+    start(main)
