@@ -2,6 +2,7 @@
 
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
+* `activation_variants`: hardswish, relu6, elu and others
 * `bias`: biases of convolutions and linear layers
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
@@ -31,6 +32,7 @@ from types import MappingProxyType
 
 from mbc.ops import (
     activation,
+    activation_variants,
     bias,
     collective,
     convolution,
@@ -52,6 +54,7 @@ _FAMILIES = (
     matrix,
     normalization,
     activation,
+    activation_variants,
     relu_mask,
     random,
     pooling,

@@ -106,6 +106,12 @@ MEANING: dict[str, Callable[..., Any]] = {
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
     "gelu": lambda a, x: F.gelu(x),
+    "relu6": lambda a, x: F.relu6(x),
+    "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6,  # F.hardsigmoid divides gradients by 6 in fp32
+    "hardswish": lambda a, x: F.hardswish(x),
+    "elu": lambda a, x: F.elu(x, a.alpha),
+    "mish": lambda a, x: F.mish(x),
+    "softplus": lambda a, x: F.softplus(x),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "scale": lambda a, x: a.factor * x + a.offset,

@@ -12,6 +12,7 @@ from mbc.ops.activation import Scale
 from tests.ir.networks import Writer
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
+VARIANTS = ("relu6", "hardsigmoid", "hardswish", "mish", "softplus")
 PAD = st.tuples(*(st.integers(0, 2),) * 4)
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
 STRIDE = st.tuples(st.integers(1, 3), st.integers(1, 2))
@@ -132,6 +133,10 @@ def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
 
+def elu(draw: Draw) -> Network:
+    return _elementwise(draw, "elu", 1, alpha=draw(st.sampled_from((1.0, 0.3))))
+
+
 def scale(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, 3)
@@ -176,11 +181,12 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
-        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        leaky_relu, elu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
     )
 }  # fmt: skip
 CASES |= {
-    name: lambda draw, name=name: _elementwise(draw, name, 1) for name in ("relu", "sigmoid", "tanh", "silu", "gelu")
+    name: lambda draw, name=name: _elementwise(draw, name, 1)
+    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS)
 }
 CASES |= {
     "add": lambda draw: _elementwise(draw, "add", 3),

@@ -23,6 +23,7 @@ CALLS = {
     "upsample": ("factor",),
     "dropout": ("p",),
     "leaky_relu": ("slope",),
+    "elu": ("alpha",),
     "softmax_cross_entropy": ("smoothing",),
 }
 
@@ -101,6 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("upsample", {"factor": 0}, "factor is 0, but must be at least 1"),
     ("dropout", {"p": 1.0}, "p is 1.0, but must be at least 0 and less than 1"),
     ("leaky_relu", {"slope": 0.0}, "slope is 0.0, but must be positive"),
+    ("elu", {"alpha": -1.0}, "alpha is -1.0, but must be positive"),
 ]
 
 

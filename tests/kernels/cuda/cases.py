@@ -17,6 +17,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.activation_variants import Elu
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
@@ -103,6 +104,10 @@ def special(rng: np.random.Generator, shape: Shape) -> Array:
     return values
 
 
+def wide(rng: np.random.Generator, shape: Shape) -> Array:
+    return 4 * rng.standard_normal(shape)
+
+
 def positive(rng: np.random.Generator, shape: Shape) -> Array:
     return rng.uniform(0.1, 3.0, shape)
 
@@ -161,12 +166,13 @@ def m(*shape: int, make: Make = normal) -> Operand:
 
 
 NONE = NoAttributes()
+VARIANTS = ("relu6", "hardsigmoid", "hardswish", "mish", "softplus")
 LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3), (2, 288, 20, 21))
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (5, 9), (4, 24, 1, 1), (1, 1, 4, 7))
 
 
 def _elementwise(cases: Cases) -> None:
-    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu"):
+    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS):
         for shape in SHAPES[:2]:
             cases.add(kind, NONE, w(*shape))
             cases.add(f"{kind}_backward", NONE, w(*shape), w(*shape))
@@ -175,6 +181,14 @@ def _elementwise(cases: Cases) -> None:
         cases.add("leaky_relu_backward", LeakyRelu(0.2), w(*shape), w(*shape))
         cases.add("add", NONE, w(*shape), w(*shape))
         cases.add("mul", NONE, w(*shape), w(*shape))
+    # Values beyond both ends of the hard ones.
+    for kind in VARIANTS[:3]:
+        cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
+        cases.add(f"{kind}_backward", NONE, w(2, 35, 1, 1, make=wide), w(2, 35, 1, 1))
+    cases.add("elu", Elu(0.3), w(*SHAPES[1]))
+    cases.add(
+        "elu_backward", Elu(0.3), w(*SHAPES[1], make=lambda rng, shape: rng.uniform(-0.3, 2, shape)), w(*SHAPES[1])
+    )
     cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
     for shape in ((3, 24, 5, 7), (2, 8, 9, 1), (5, 16), (4, 64, 1, 1), (2, 136, 3, 5)):
         signs = Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
