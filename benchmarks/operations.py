@@ -109,6 +109,8 @@ CASES = (
     Case("global_avgpool", "y = x |> global_avgpool"),
     Case("add", "y = x + (x |> conv(8, 3, pad=1))"),
     Case("mul", "y = x * (x |> conv(8, 3, pad=1))"),
+    Case("broadcast_mul", "y = x * (x |> global_avgpool |> conv(8, 1))"),
+    Case("broadcast_add", "y = x + (x |> global_avgpool |> linear(8))"),
     Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
     Case("scale", "y = 0.5 * x"),
     Case("dropout", "y = x |> dropout(0.3)"),

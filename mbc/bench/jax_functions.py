@@ -129,6 +129,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "lrn": _lrn,
     "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
     "flatten": lambda a, x: x.reshape(x.shape[0], -1),
+    "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
     "cast": lambda a, x: x,
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
@@ -138,6 +139,8 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
+    "broadcast_add": lambda a, x, gate: x + gate,
+    "broadcast_mul": lambda a, x, gate: x * gate,
     "softmax_cross_entropy": _cross_entropy,
     "mse": _mse,
 }

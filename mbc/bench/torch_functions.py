@@ -107,6 +107,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": _upsample,
     "flatten": lambda a, x: x.flatten(1),
+    "unflatten": lambda a, x: x.unflatten(1, a.sample_shape),
     "cast": lambda a, x: x,
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
@@ -114,6 +115,8 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
+    "broadcast_add": lambda a, x, gate: x + gate,
+    "broadcast_mul": lambda a, x, gate: x * gate,
     "softmax_cross_entropy": _cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
 }

@@ -15,6 +15,7 @@ from mbc.equivalence.torch_convolutions import (
     functional,
     torch,
 )
+from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.control import control_record
@@ -218,9 +219,6 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
 
 
-Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
-
-
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -230,6 +228,7 @@ def _binary(rule: Callable[[Any, Tensor, Tensor], Tensor]) -> Form:
 
 
 FORMS: dict[str, Form] = {
+    **IMAGE_FORMS,
     "convolution": convolution,
     "convolution_backward_data": convolution_data,
     "convolution_backward_filter": convolution_filter,

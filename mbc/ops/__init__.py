@@ -4,6 +4,7 @@
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
 * `bias`: biases of convolutions and linear layers
+* `broadcast`: sums and products, of images with a number for each channel, too
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
@@ -34,6 +35,7 @@ from mbc.ops import (
     activation,
     activation_variants,
     bias,
+    broadcast,
     collective,
     convolution,
     loss,
@@ -55,6 +57,7 @@ _FAMILIES = (
     normalization,
     activation,
     activation_variants,
+    broadcast,
     relu_mask,
     random,
     pooling,

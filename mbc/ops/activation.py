@@ -221,19 +221,6 @@ def _build_leaky(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     return builder.emit("leaky_relu", LeakyRelu(slope), inputs)[0]
 
 
-def _chain(name: str, text: str) -> Layer:
-    """A layer of two or more tensors, taken from left to right."""
-
-    def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-        total = inputs[0]
-        for number, other in enumerate(inputs[1:]):
-            suffix = str(number) if len(inputs) > 2 else ""
-            (total,) = builder.emit(name, NoAttributes(), (total, other), suffix)
-        return total
-
-    return Layer(name, (), build, (2, None), text)
-
-
 LAYERS = (
     plain("relu", "max(x, 0)."),
     Layer(
@@ -246,6 +233,4 @@ LAYERS = (
     plain("tanh", "Hyperbolic tangent."),
     plain("silu", "x * sigmoid(x), also called swish."),
     plain("gelu", "x * Phi(x), exact (not the tanh approximation)."),
-    _chain("add", "Sum of tensors of the same shape."),
-    _chain("mul", "Product of tensors of the same shape, element by element."),
 )

@@ -139,6 +139,14 @@ def _flatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) 
     return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
 
 
+def _unflatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("flatten", NoAttributes(), (dy,), x)[0],)
+
+
 OPS = (
     OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, divisible=True),
     OpKind("upsample_backward", Upsample, _upsample_backward_shape, _upsample_backward, divisible=True),
@@ -152,7 +160,7 @@ OPS = (
         reads=lambda a, inputs: (a.count / inputs[0].shape[1],),
     ),
     OpKind("flatten", NoAttributes, _flatten_shape, _reshape, _flatten_gradient, divisible=True, view=True),
-    OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, divisible=True, view=True),
+    OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, _unflatten_gradient, divisible=True, view=True),
 )
 
 

@@ -9,7 +9,7 @@ from mbc.compiler import compile_plan
 from mbc.options import Options
 from mbc.plan.file import dump_plan
 from mbc.source import Source
-from tests.runtime.nets import SMALL
+from tests.runtime.nets import MOBILE, SMALL
 
 # Every operation that SMALL lacks.
 MIXED = """
@@ -38,7 +38,7 @@ network dense(batch = 4) {
 }
 train { optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=0.01) }
 """
-SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE}
+SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE, "mobile": MOBILE}
 
 
 def job(

@@ -114,6 +114,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "softplus": lambda a, x: F.softplus(x),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
+    "broadcast_add": lambda a, x, gate: x + gate,
+    "broadcast_mul": lambda a, x, gate: x * gate,
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": max_pool,
     "avg_pool": average_pool,
@@ -121,6 +123,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
+    "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "softmax_cross_entropy": cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
 }

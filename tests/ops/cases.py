@@ -129,6 +129,17 @@ def _elementwise(draw: Draw, layer: str, operands: int, **settings: Any) -> Netw
     return _finish(w, w(layer, *xs, **settings))
 
 
+def gated(draw: Draw) -> Network:
+    """One number for each channel of each image, given in either shape, on either side."""
+    w = Writer(draw(st.integers(1, 3)))
+    channels = draw(st.integers(1, 3))
+    x = _image(draw, w, channels)
+    for i in range(2):
+        gate = w.parameter(f"gate{i}", w.batch, channels, *draw(st.sampled_from(((), (1, 1)))))
+        x = w(draw(st.sampled_from(("add", "mul"))), *draw(st.permutations((x, gate))))
+    return _finish(w, x)
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
@@ -181,7 +192,7 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
-        leaky_relu, elu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        gated, leaky_relu, elu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
     )
 }  # fmt: skip
 CASES |= {

@@ -119,7 +119,7 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
     image, wide, vector = w.input("image", 4, 6, 6), w.input("wide", 4, 6, 7), w.input("vector", 4)
     target = w.input("target", classes=True)
     cases: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
-        ("add", (image, wide), {}, "the shapes fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ"),
+        ("add", (image, wide), {}, "the shapes fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ, and neither is [N, C] or"),
         ("concat", (image, wide), {}, "fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ in more than their channels"),
         ("conv", (vector,), {"channels": 1, "kernel": 1}, "[rows, channels, height, width], but got fp32[2, 4]"),
         ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),

@@ -181,6 +181,13 @@ def _elementwise(cases: Cases) -> None:
         cases.add("leaky_relu_backward", LeakyRelu(0.2), w(*shape), w(*shape))
         cases.add("add", NONE, w(*shape), w(*shape))
         cases.add("mul", NONE, w(*shape), w(*shape))
+    # Channels and pixels by the vector and not; several tiles of channels; one pixel.
+    for shape in ((3, 16, 5, 6), (2, 7, 3, 8), (2, 264, 3, 3), (4, 24, 1, 1)):
+        gate = w(*shape[:2], 1, 1)
+        cases.add("broadcast_mul", NONE, w(*shape), gate)
+        cases.add("broadcast_add", NONE, w(*shape), gate)
+        cases.add("pixel_sum", NONE, w(*shape))
+        cases.add("pixel_dot", NONE, w(*shape), w(*shape))
     # Values beyond both ends of the hard ones.
     for kind in VARIANTS[:3]:
         cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
