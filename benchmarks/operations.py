@@ -83,6 +83,8 @@ CASES = (
     Case("conv_transpose", "y = x |> conv_transpose(6, 2, stride=2)"),
     Case("conv_transpose_pad", "y = x |> conv_transpose(6, 3, stride=2, pad=1)"),
     Case("upsample", "y = x |> upsample(2)"),
+    Case("upsample_bilinear", "y = x |> upsample(2, mode=bilinear)"),
+    Case("upsample_size", "y = x |> upsample(size=(17, 9))"),
     Case("linear", "y = x |> flatten |> linear(16) |> relu |> linear(16)"),
     Case("bn", "y = x |> bn"),
     Case("bn_plain", "y = x |> bn(affine=false)"),

@@ -110,6 +110,14 @@ def _concat(a: Any, *parts: Tensor) -> Tensor:
     return jnp.concatenate(parts, 1)
 
 
+def _resize(a: Any, x: Tensor) -> Tensor:
+    for axis in (0, 1):
+        first, second, share = a.taps(axis)
+        share = share.reshape(-1, *(1,) * (1 - axis)).astype(x.dtype)
+        x = jnp.take(x, first, 2 + axis) * (1 - share) + jnp.take(x, second, 2 + axis) * share
+    return x
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: jax.nn.relu(x),
     "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
@@ -128,6 +136,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "avg_pool": _avg_pool,
     "lrn": _lrn,
     "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
+    "resize": _resize,
     "flatten": lambda a, x: x.reshape(x.shape[0], -1),
     "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
     "cast": lambda a, x: x,

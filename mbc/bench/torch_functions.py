@@ -106,6 +106,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "avg_pool": _avg_pool,
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": _upsample,
+    "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "flatten": lambda a, x: x.flatten(1),
     "unflatten": lambda a, x: x.unflatten(1, a.sample_shape),
     "cast": lambda a, x: x,

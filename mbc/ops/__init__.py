@@ -19,6 +19,7 @@
 * `products`: matrix products whose rounding errors stay small
 * `random`: dropout from a counter-based generator
 * `relu_mask`: relu's gradient by ReLU bit masks
+* `resize`: upsampling to any size, bilinear, too
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
@@ -44,6 +45,7 @@ from mbc.ops import (
     pooling,
     random,
     relu_mask,
+    resize,
     response,
     shape,
     update,
@@ -63,6 +65,7 @@ _FAMILIES = (
     pooling,
     response,
     shape,
+    resize,
     loss,
     collective,
     update,

@@ -12,8 +12,8 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
-from mbc.ops.window import Pair, as_pair, image, positive
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError
+from mbc.ops.window import Pair, image
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +164,6 @@ OPS = (
 )
 
 
-def _build_upsample(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    factor = as_pair(settings["factor"])
-    positive("factor", factor)
-    return builder.emit("upsample", Upsample(factor), inputs)[0]
-
-
 def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     return builder.emit("concat", NoAttributes(), inputs)[0]
 
@@ -179,12 +173,6 @@ def _build_flatten(builder: LayerBuilder, settings: dict[str, Any], inputs: tupl
 
 
 LAYERS = (
-    Layer(
-        "upsample",
-        (Parameter("factor", "pair"),),
-        _build_upsample,
-        help="Nearest-neighbour upsampling by a whole factor.",
-    ),
     Layer("concat", (), _build_concat, (1, None), "Tensors one after another along their channels."),
     Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),
 )

@@ -121,6 +121,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "avg_pool": average_pool,
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
+    "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),

@@ -104,6 +104,13 @@ def upsample(draw: Draw) -> Network:
     return _finish(w, w("upsample", _image(draw, w, 2), factor=draw(PAIR)))
 
 
+def resize(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    size = (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    mode = draw(st.sampled_from(("nearest", "bilinear", "bilinear")))
+    return _finish(w, w("upsample", _image(draw, w, 2), size=size, mode=mode))
+
+
 def concat(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     size = draw(st.lists(st.integers(1, 3), max_size=2))
@@ -191,8 +198,8 @@ def two_losses(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
-        gated, leaky_relu, elu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, resize, concat,
+        joined_statistics, gated, leaky_relu, elu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
     )
 }  # fmt: skip
 CASES |= {

@@ -27,6 +27,7 @@ from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout
+from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.update import AdamW, Sgd
@@ -285,6 +286,20 @@ def _images(cases: Cases) -> None:
             large = (rows, channels, height * factor[0], width * factor[1])
             cases.add("upsample", Upsample(factor), w(rows, channels, height, width), note=note)
             cases.add("upsample_backward", Upsample(factor), w(*large), note=note)
+
+    for bilinear, *sizes in (
+        (True, (3, 4), (6, 8)),
+        (True, (5, 3), (7, 8)),
+        (True, (6, 7), (4, 3)),
+        (True, (1, 2), (4, 1)),
+        (False, (5, 3), (7, 8)),
+        (False, (6, 7), (4, 9)),
+    ):
+        for rows, channels in ((2, 16), (3, 5)):
+            a = Resize(*sizes, bilinear)
+            note = f"{'bilinear' if bilinear else 'nearest'}{a.output_size[0]}"
+            cases.add("resize", a, w(rows, channels, *a.size), note=note)
+            cases.add("resize_backward", a, w(rows, channels, *a.output_size), note=note)
 
 
 def _moves(cases: Cases) -> None:
