@@ -116,6 +116,7 @@ CASES = (
     Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
     Case("scale", "y = 0.5 * x"),
     Case("dropout", "y = x |> dropout(0.3)"),
+    Case("drop_path", "y = x + (x |> conv(8, 3, pad=1) |> drop_path(0.3))"),
     Case("fan_out", "a = x |> relu\n  y = a + (a |> conv(8, 3, pad=1)) + (a |> sigmoid)"),
     Case("shared", "f = conv(8, 3, pad=1)\n  y = x |> f |> relu |> f"),
     Case("smoothing", "y = x |> relu", losses=(ENTROPY + "(smoothing=0.1)",)),

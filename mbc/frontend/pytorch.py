@@ -61,6 +61,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("AdaptiveMaxPool2d",), Answer("", _POOL)),
     (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
     (_O, ("Dropout",), Answer("dropout(0.5)")),
+    (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),
     (_O, ("ReLU",), Answer("relu")),
     (_O, ("ReLU6", "Hardtanh", "clamp"), Answer("relu6", "of other limits there is none")),
     (_O, ("LeakyReLU",), Answer("leaky_relu(0.01)")),

@@ -17,7 +17,7 @@
 * `normalization`: batch normalisation in two phases
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
-* `random`: dropout from a counter-based generator
+* `random`: dropout and stochastic depth from a counter-based generator
 * `relu_mask`: relu's gradient by ReLU bit masks
 * `resize`: upsampling to any size, bilinear, too
 * `response`: local response normalisation

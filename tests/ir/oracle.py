@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def run(
         if isinstance(op.attributes, Dropout):
             keep = np.ones(inputs[0].shape)
             if training and op.attributes.probability:
-                keyed = Dropout(op.attributes.probability, zlib.crc32(op.name.encode()))
+                keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
                 keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
             made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
         elif op.kind == "batch_norm":

@@ -167,6 +167,12 @@ def dropout(draw: Draw) -> Network:
     return _finish(w, w("dropout", x, p=draw(st.sampled_from((0.0, 0.2, 0.5)))))
 
 
+def drop_path(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 5)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 5), max_size=3)))
+    return _finish(w, w("drop_path", x, p=draw(st.sampled_from((0.2, 0.5)))))
+
+
 def flatten(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), max_size=3)))
@@ -199,7 +205,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, resize, concat,
-        joined_statistics, gated, leaky_relu, elu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten, softmax_cross_entropy, mse,
+        two_losses,
     )
 }  # fmt: skip
 CASES |= {

@@ -22,6 +22,7 @@ CALLS = {
     "avgpool": ("kernel", "stride", "pad", "count_pad", "ceil"),
     "upsample": ("factor", "size", "mode"),
     "dropout": ("p",),
+    "drop_path": ("p",),
     "leaky_relu": ("slope",),
     "elu": ("alpha",),
     "softmax_cross_entropy": ("smoothing",),
@@ -105,6 +106,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("upsample", {}, "upsample takes either a factor, as in upsample(2), or a size"),
     ("upsample", {"factor": 2, "size": 12}, "upsample takes either a factor, as in upsample(2), or a size"),
     ("dropout", {"p": 1.0}, "p is 1.0, but must be at least 0 and less than 1"),
+    ("drop_path", {"p": -0.1}, "p is -0.1, but must be at least 0 and less than 1"),
     ("leaky_relu", {"slope": 0.0}, "slope is 0.0, but must be positive"),
     ("elu", {"alpha": -1.0}, "alpha is -1.0, but must be positive"),
 ]

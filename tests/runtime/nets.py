@@ -36,7 +36,7 @@ block excite(reduced) on x {
 
 block inverted(expanded, channels) on x {
   y = x |> conv(expanded, 1) |> bn |> hardswish |> conv(expanded, 3, pad=1, groups=expanded) |> bn |> hardswish
-  return x + (y |> excite(4) |> conv(channels, 1) |> bn)
+  return x + (y |> excite(4) |> conv(channels, 1) |> bn |> drop_path(0.2))
 }
 
 network mobile(batch = 8) {

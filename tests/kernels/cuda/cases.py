@@ -26,7 +26,7 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, Weight
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
-from mbc.ops.random import Dropout
+from mbc.ops.random import Dropout, DropPath
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
@@ -323,6 +323,11 @@ def _moves(cases: Cases) -> None:
             attributes = Dropout(0.3, 0x9ABCDEF0)
             cases.add("dropout", attributes, w(*shape), control(), note=f"from{first_row}", first_row=first_row)
             cases.add("dropout_backward", attributes, w(*shape), control(), note=f"at{first_row}", first_row=first_row)
+
+    for shape in ((9, 8, 3, 3), (7, 5), (13,)):
+        attributes = DropPath(0.3, 0x9ABCDEF0)
+        cases.add("drop_path", attributes, w(*shape), control(), first_row=3)
+        cases.add("drop_path_backward", attributes, w(*shape), control(), first_row=3)
 
 
 def _losses(cases: Cases) -> None:
