@@ -19,6 +19,7 @@ from mbc.bench.timing import time_steps
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.types import Precision
+from mbc.ops.random import Dropout
 from mbc.runtime.initial import initial
 
 Tensor = Any
@@ -144,7 +145,7 @@ def _forward(network: Network, half: Any) -> Callable[..., tuple[Tensor, States]
                 x, *affine, mean, variance = operands
                 y, *after = batch_norm(a, x, affine, mean, variance)
                 statistics.update(zip(call.operands[-2:], after, strict=True))
-            elif operation.kind == "dropout":
+            elif isinstance(a, Dropout):
                 key, here = jax.random.split(key)
                 y = _dropout(a, operands[0], None if masks is None else masks[operation.name], here)
             else:
@@ -161,7 +162,7 @@ def _forward(network: Network, half: Any) -> Callable[..., tuple[Tensor, States]
 def _dropout(a: Any, x: Tensor, mask: Tensor | None, key: Tensor) -> Tensor:
     if a.probability == 0:
         return x
-    keep = jax.random.bernoulli(key, 1 - a.probability, x.shape) if mask is None else mask
+    keep = jax.random.bernoulli(key, 1 - a.probability, a.drawn(x.shape)) if mask is None else mask
     return jnp.where(keep, x / (1 - a.probability), 0).astype(x.dtype)
 
 

@@ -110,6 +110,14 @@ def _concat(a: Any, *parts: Tensor) -> Tensor:
     return jnp.concatenate(parts, 1)
 
 
+def _resize(a: Any, x: Tensor) -> Tensor:
+    for axis in (0, 1):
+        first, second, share = a.taps(axis)
+        share = share.reshape(-1, *(1,) * (1 - axis)).astype(x.dtype)
+        x = jnp.take(x, first, 2 + axis) * (1 - share) + jnp.take(x, second, 2 + axis) * share
+    return x
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: jax.nn.relu(x),
     "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
@@ -117,12 +125,20 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "tanh": lambda a, x: jnp.tanh(x),
     "silu": lambda a, x: jax.nn.silu(x),
     "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
+    "relu6": lambda a, x: jax.nn.relu6(x),
+    "hardsigmoid": lambda a, x: jax.nn.hard_sigmoid(x),
+    "hardswish": lambda a, x: jax.nn.hard_swish(x),
+    "elu": lambda a, x: jax.nn.elu(x, a.alpha),
+    "mish": lambda a, x: jax.nn.mish(x),
+    "softplus": lambda a, x: jax.nn.softplus(x),
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": lambda a, x: _window(a, x, float("-inf"), lax.max),
     "avg_pool": _avg_pool,
     "lrn": _lrn,
     "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
+    "resize": _resize,
     "flatten": lambda a, x: x.reshape(x.shape[0], -1),
+    "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
     "cast": lambda a, x: x,
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
@@ -132,6 +148,8 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
+    "broadcast_add": lambda a, x, gate: x + gate,
+    "broadcast_mul": lambda a, x, gate: x * gate,
     "softmax_cross_entropy": _cross_entropy,
     "mse": _mse,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,6 @@ def dropout_masks(network: Network, seed: int, step: int) -> Mapping[str, NDArra
     for operation in network.operations:
         a = operation.attributes
         if isinstance(a, Dropout) and a.probability > 0:
-            keyed = Dropout(a.probability, zlib.crc32(operation.name.encode()))
+            keyed = replace(a, key=zlib.crc32(operation.name.encode()))
             found[operation.name] = dropout_keep(keyed, network.values[operation.outputs[0]].type.shape, 0, seed, step)
     return found

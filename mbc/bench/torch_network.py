@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mbc.bench.recipe import Call, recipe
 from mbc.bench.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
 from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ops.random import Dropout, DropPath
 
 Array = NDArray[Any]
 Base: Any = torch.nn.Module
@@ -93,9 +94,11 @@ class TorchNetwork(Base):
                 apply = torch.nn.modules._functions.SyncBatchNorm.apply
                 return apply(x, weight, bias, mean, variance, a.eps, a.momentum, group, group.size())
             return F.batch_norm(x, mean, variance, weight, bias, self.training, a.momentum, a.eps)
-        if call.operation.kind != "dropout":
+        if not isinstance(a, Dropout):
             return FUNCTIONS[call.operation.kind](a, *operands)
         (x,) = operands
         if masks is None or not self.training or a.probability == 0:
+            if isinstance(a, DropPath):  # one number a sample
+                return x * F.dropout(x.new_ones(a.drawn(x.shape)), a.probability, self.training)
             return F.dropout(x, a.probability, self.training)
         return x * masks[call.operation.name] / (1 - a.probability)

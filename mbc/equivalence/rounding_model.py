@@ -43,7 +43,8 @@ SURE = 16.0
 # Kinds that move, choose or compare numbers, and compute none.
 MOVES = frozenset(
     (
-        "relu", "relu_backward", "relu_mask", "relu_backward_masked", "concat", "channel_slice", "upsample", "max_pool",
+        "relu", "relu_backward", "relu_mask", "relu_backward_masked", "relu6", "relu6_backward",
+        "concat", "channel_slice", "upsample", "max_pool",
         "flatten", "unflatten", "cast", "concat_statistics", "guard",
     )
 )  # fmt: skip

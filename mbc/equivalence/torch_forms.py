@@ -15,6 +15,7 @@ from mbc.equivalence.torch_convolutions import (
     functional,
     torch,
 )
+from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.control import control_record
@@ -73,6 +74,19 @@ def _silu_backward(x: Tensor, dy: Tensor) -> Tensor:
 def _gelu_backward(x: Tensor, dy: Tensor) -> Tensor:
     cdf = 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     return dy * (cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+
+
+def _hardswish_backward(x: Tensor, dy: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x < 3, dy * (x / 3 + 0.5), dy))
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return x.clip(min=0) + torch.log1p(torch.exp(-x.abs()))
+
+
+def _mish_backward(x: Tensor, dy: Tensor) -> Tensor:
+    t = torch.tanh(_softplus(x))
+    return dy * (t + x * torch.sigmoid(x) * (1 - t * t))
 
 
 def _pack(y: Tensor) -> Tensor:
@@ -205,9 +219,6 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
 
 
-Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
-
-
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -217,6 +228,7 @@ def _binary(rule: Callable[[Any, Tensor, Tensor], Tensor]) -> Form:
 
 
 FORMS: dict[str, Form] = {
+    **IMAGE_FORMS,
     "convolution": convolution,
     "convolution_backward_data": convolution_data,
     "convolution_backward_filter": convolution_filter,
@@ -242,6 +254,18 @@ FORMS: dict[str, Form] = {
     "silu_backward": _binary(lambda a, x, dy: _silu_backward(x, dy)),
     "gelu": _unary(lambda a, x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
     "gelu_backward": _binary(lambda a, x, dy: _gelu_backward(x, dy)),
+    "relu6": _unary(lambda a, x: torch.clip(x, 0, 6)),
+    "relu6_backward": _binary(lambda a, y, dy: torch.where((y > 0) & (y < 6), dy, 0.0)),
+    "hardsigmoid": _unary(lambda a, x: torch.clip(x + 3, 0, 6) / 6),
+    "hardsigmoid_backward": _binary(lambda a, x, dy: torch.where((x > -3) & (x < 3), dy / 6, 0.0)),
+    "hardswish": _unary(lambda a, x: x * torch.clip(x + 3, 0, 6) / 6),
+    "hardswish_backward": _binary(lambda a, x, dy: _hardswish_backward(x, dy)),
+    "elu": _unary(lambda a, x: torch.where(x > 0, x, a.alpha * torch.expm1(x.clip(max=0)))),
+    "elu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * (y + a.alpha))),
+    "mish": _unary(lambda a, x: x * torch.tanh(_softplus(x))),
+    "mish_backward": _binary(lambda a, x, dy: _mish_backward(x, dy)),
+    "softplus": _unary(lambda a, x: _softplus(x)),
+    "softplus_backward": _binary(lambda a, y, dy: dy * -torch.expm1(-y)),
     "add": _binary(lambda a, x, y: x + y),
     "mul": _binary(lambda a, x, y: x * y),
     "scale": _unary(lambda a, x: x * a.factor + a.offset),

@@ -10,8 +10,10 @@ from mbc.errors import MbcError
 from mbc.frontend.building import Building, misfit
 from mbc.frontend.names import Scope
 from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_number
+from mbc.ir.graph import Attributes
 from mbc.ops.activation import Scale
-from mbc.ops.base import NoAttributes, ShapeError
+from mbc.ops.base import ShapeError
+from mbc.ops.broadcast import Emit, combine
 from mbc.source import Span
 
 LARGEST_NUMBER = 2**63
@@ -108,7 +110,7 @@ class Arithmetic:
             if symbol == "-":
                 b = self._scale(b, Scale(-1.0), span, scope)
             kind = {"+": "add", "-": "add", "*": "mul"}.get(symbol)
-            return None if kind is None else self._emit(kind, (a, b), span, scope)
+            return None if kind is None else self._combine(kind, a, b, span, scope)
         if isinstance(a, Tensor) and is_number(b):
             if symbol == "/" and b == 0:
                 raise MbcError("MBC016", "a tensor is divided by zero", "make the divisor nonzero", span)
@@ -125,24 +127,32 @@ class Arithmetic:
         return None
 
     def _scale(self, x: Tensor, attributes: Scale, span: Span, scope: Scope) -> Tensor:
-        return self._emit("scale", (x,), span, scope, attributes)
+        def build(emit: Emit) -> str:
+            return emit("scale", attributes, (x.value,), "")
+
+        return self._emit("scale", (x,), span, scope, build)
+
+    def _combine(self, kind: str, a: Tensor, b: Tensor, span: Span, scope: Scope) -> Tensor:
+        def build(emit: Emit) -> str:
+            return combine(kind, a.value, b.value, self._building.type, emit)
+
+        return self._emit(kind, (a, b), span, scope, build)
 
     def _emit(
-        self,
-        kind: str,
-        inputs: tuple[Tensor, ...],
-        span: Span,
-        scope: Scope,
-        attributes: Scale | None = None,
+        self, kind: str, inputs: tuple[Tensor, ...], span: Span, scope: Scope, build: Callable[[Emit], str]
     ) -> Tensor:
         path = scope.count(kind, span)
-        names = tuple(x.value for x in inputs)
+
+        def emit(kind: str, attributes: Attributes, operands: tuple[str, ...], suffix: str) -> str:
+            name = f"{path}.{suffix}" if suffix else path
+            return self._building.emit(kind, attributes, operands, name, span)[0]
+
         for x in inputs:
             if x.type.dtype.value == "int32":
                 message = f"there is no arithmetic on class numbers ({x.type}, input `{x.path}`)"
                 raise MbcError("MBC029", message, "declare the input as float to calculate with it", span)
         try:
-            (value,) = self._building.emit(kind, attributes or NoAttributes(), names, path, span)
+            value = build(emit)
         except ShapeError as error:
             raise misfit(f"`{kind}`", error, inputs, span) from None
         return Tensor(value, self._building.type(value), span, path)

@@ -42,7 +42,8 @@ _ATTENTION = "mbc compiles convolutional networks"
 _SHAPE = "shapes other than `flatten` makes stay as they are"
 _INSIDE = "its gradients flow through everything that a loss depends on"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
-_NEAREST = "`upsample` repeats the nearest pixel"
+_MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
+_CORNERS = "it is false, as in PyTorch where nothing is said"
 
 # Place, names as PyTorch writes them (upper case, `_`, and a 1d to 3d at the end count for nothing), answer.
 ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
@@ -60,18 +61,24 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("AdaptiveMaxPool2d",), Answer("", _POOL)),
     (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
     (_O, ("Dropout",), Answer("dropout(0.5)")),
+    (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),
     (_O, ("ReLU",), Answer("relu")),
-    (_O, ("ReLU6", "Hardtanh", "clamp"), Answer("", "write `relu`")),
+    (_O, ("ReLU6", "Hardtanh", "clamp"), Answer("relu6", "of other limits there is none")),
     (_O, ("LeakyReLU",), Answer("leaky_relu(0.01)")),
-    (_O, ("ELU", "SELU", "CELU", "PReLU", "Softplus", "Mish"), Answer("", "write `leaky_relu(0.01)` or `silu`")),
-    (_O, ("SiLU", "swish", "Hardswish"), Answer("silu")),
+    (_O, ("ELU",), Answer("elu(1.0)")),
+    (_O, ("SELU", "CELU", "PReLU"), Answer("", "write `elu`, `leaky_relu(0.01)` or `silu`")),
+    (_O, ("Softplus",), Answer("softplus")),
+    (_O, ("Mish",), Answer("mish")),
+    (_O, ("SiLU", "swish"), Answer("silu")),
+    (_O, ("Hardswish", "hard_swish"), Answer("hardswish")),
     (_O, ("GELU",), Answer("gelu")),
-    (_O, ("Sigmoid", "Hardsigmoid"), Answer("sigmoid")),
+    (_O, ("Sigmoid",), Answer("sigmoid")),
+    (_O, ("Hardsigmoid", "hard_sigmoid"), Answer("hardsigmoid")),
     (_O, ("Tanh",), Answer("tanh")),
     (_O, ("Softmax", "log_softmax"), Answer("", "`softmax_cross_entropy` takes logits, outputs are logits")),
-    (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor")),
-    (_O, ("interpolate", "UpsamplingBilinear2d", "bilinear"), Answer("upsample(2)", _NEAREST)),
-    (_O, ("PixelShuffle", "Unfold", "Fold", "grid_sample"), Answer("", f"{_NEAREST}, `conv_transpose` learns how")),
+    (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor, or `size`")),
+    (_O, ("interpolate", "UpsamplingBilinear2d", "bilinear"), Answer("upsample(2, mode=bilinear)", "or `size`")),
+    (_O, ("PixelShuffle", "Unfold", "Fold", "grid_sample"), Answer("", f"{_MODES}; `conv_transpose` learns how")),
     (_O, ("cat", "stack", "hstack"), Answer("concat", "pipe in a tuple, `(a, b) |> concat`")),
     (_O, ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze"), Answer("", _SHAPE)),
     (_O, ("Flatten",), Answer("flatten")),
@@ -95,7 +102,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_S, ("in_channels", "in_features", "num_features", "num_channels"), Answer("", _CHANNELS)),
     (_S, ("inplace",), Answer("", "leave it out, mbc overwrites by itself what nobody needs any more")),
     (_S, ("scale_factor",), Answer("factor")),
-    (_S, ("mode", "align_corners", "antialias"), Answer("", _NEAREST)),
+    (_S, ("align_corners", "antialias"), Answer("", _CORNERS)),
     (_S, ("negative_slope",), Answer("slope")),
     (_S, ("ceil_mode",), Answer("ceil")),
     (_S, ("count_include_pad",), Answer("count_pad")),

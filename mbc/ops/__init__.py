@@ -2,7 +2,9 @@
 
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
+* `activation_variants`: hardswish, relu6, elu and others
 * `bias`: biases of convolutions and linear layers
+* `broadcast`: sums and products, of images with a number for each channel, too
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
@@ -15,8 +17,9 @@
 * `normalization`: batch normalisation in two phases
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
-* `random`: dropout from a counter-based generator
+* `random`: dropout and stochastic depth from a counter-based generator
 * `relu_mask`: relu's gradient by ReLU bit masks
+* `resize`: upsampling to any size, bilinear, too
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
@@ -31,7 +34,9 @@ from types import MappingProxyType
 
 from mbc.ops import (
     activation,
+    activation_variants,
     bias,
+    broadcast,
     collective,
     convolution,
     loss,
@@ -40,6 +45,7 @@ from mbc.ops import (
     pooling,
     random,
     relu_mask,
+    resize,
     response,
     shape,
     update,
@@ -52,11 +58,14 @@ _FAMILIES = (
     matrix,
     normalization,
     activation,
+    activation_variants,
+    broadcast,
     relu_mask,
     random,
     pooling,
     response,
     shape,
+    resize,
     loss,
     collective,
     update,

@@ -44,7 +44,7 @@ Rule = Callable[[Any, Array], Array]
 BackwardRule = Callable[[Any, Array, Array], Array]
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid(x: Array) -> Array:
     # exp of a negative number cannot overflow; the two branches are the same function.
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, e) / (1 + e)
@@ -66,7 +66,7 @@ def _gelu_backward(x: Array, dy: Array) -> Array:
 
 
 def _silu_backward(x: Array, dy: Array) -> Array:
-    s = _sigmoid(x)
+    s = sigmoid(x)
     return dy * s * (1 + x * (1 - s))
 
 
@@ -92,7 +92,7 @@ def _gradient(of_output: bool) -> Callable[[Gradients, Operation, tuple[str | No
     return rule
 
 
-def _activation(
+def activation(
     name: str,
     attributes: type[Attributes],
     forward: Rule,
@@ -100,6 +100,7 @@ def _activation(
     of_output: bool,
     signs: tuple[int, ...] = (),
 ) -> tuple[OpKind, OpKind]:
+    """The kind `name` and its gradient, which reads dy and the output (or the input)."""
     return (
         OpKind(
             name,
@@ -147,7 +148,7 @@ def _scale_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) ->
 
 OPS = (
     # NaN passes through relu, as in cuDNN and PyTorch: maximum(NaN, 0) is NaN.
-    *_activation(
+    *activation(
         "relu",
         NoAttributes,
         lambda a, x: np.maximum(x, 0),
@@ -155,7 +156,7 @@ OPS = (
         of_output=True,
         signs=(0,),
     ),
-    *_activation(
+    *activation(
         "leaky_relu",
         LeakyRelu,
         lambda a, x: np.where(x > 0, x, x * x.dtype.type(a.slope)),
@@ -163,16 +164,16 @@ OPS = (
         of_output=True,
         signs=(0,),
     ),
-    *_activation("sigmoid", NoAttributes, lambda a, x: _sigmoid(x), lambda a, y, dy: dy * y * (1 - y), of_output=True),
-    *_activation("tanh", NoAttributes, lambda a, x: np.tanh(x), lambda a, y, dy: dy * (1 - y * y), of_output=True),
-    *_activation(
+    *activation("sigmoid", NoAttributes, lambda a, x: sigmoid(x), lambda a, y, dy: dy * y * (1 - y), of_output=True),
+    *activation("tanh", NoAttributes, lambda a, x: np.tanh(x), lambda a, y, dy: dy * (1 - y * y), of_output=True),
+    *activation(
         "silu",
         NoAttributes,
-        lambda a, x: x * _sigmoid(x),
+        lambda a, x: x * sigmoid(x),
         lambda a, x, dy: _silu_backward(x, dy),
         of_output=False,
     ),
-    *_activation(
+    *activation(
         "gelu",
         NoAttributes,
         lambda a, x: _gelu(x),
@@ -209,7 +210,7 @@ OPS = (
 )
 
 
-def _plain(name: str, text: str) -> Layer:
+def plain(name: str, text: str) -> Layer:
     return Layer(name, (), lambda builder, settings, inputs: builder.emit(name, NoAttributes(), inputs)[0], help=text)
 
 
@@ -220,31 +221,16 @@ def _build_leaky(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     return builder.emit("leaky_relu", LeakyRelu(slope), inputs)[0]
 
 
-def _chain(name: str, text: str) -> Layer:
-    """A layer of two or more tensors, taken from left to right."""
-
-    def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-        total = inputs[0]
-        for number, other in enumerate(inputs[1:]):
-            suffix = str(number) if len(inputs) > 2 else ""
-            (total,) = builder.emit(name, NoAttributes(), (total, other), suffix)
-        return total
-
-    return Layer(name, (), build, (2, None), text)
-
-
 LAYERS = (
-    _plain("relu", "max(x, 0)."),
+    plain("relu", "max(x, 0)."),
     Layer(
         "leaky_relu",
         (Parameter("slope", "float", 0.01),),
         _build_leaky,
         help="x where positive, else slope * x.",
     ),
-    _plain("sigmoid", "1 / (1 + exp(-x))."),
-    _plain("tanh", "Hyperbolic tangent."),
-    _plain("silu", "x * sigmoid(x), also called swish."),
-    _plain("gelu", "x * Phi(x), exact (not the tanh approximation)."),
-    _chain("add", "Sum of tensors of the same shape."),
-    _chain("mul", "Product of tensors of the same shape, element by element."),
+    plain("sigmoid", "1 / (1 + exp(-x))."),
+    plain("tanh", "Hyperbolic tangent."),
+    plain("silu", "x * sigmoid(x), also called swish."),
+    plain("gelu", "x * Phi(x), exact (not the tanh approximation)."),
 )

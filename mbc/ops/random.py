@@ -1,10 +1,11 @@
-"""Dropout from a counter-based generator, so that a mask can be recomputed for any rows at any time.
+"""Dropout and stochastic depth from a counter-based generator: a mask can be recomputed for any rows at any time.
 
 Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 Key: low and high word of the seed. Counter: low and high word of the block, low 32 bits of the step, `key`.
 Element i, counted in channels-first order over the whole mini-batch, takes output word i % 4 of block i // 4.
 It is kept where word * 2^-32 < 1 - probability (exactly: where word < ceil((1 - probability) * 2^32)), and then
-multiplied by 1 / (1 - probability).
+multiplied by 1 / (1 - probability). Stochastic depth (Huang et al., "Deep networks with stochastic depth", 2016) drops
+whole samples: row i takes the word that element i of a vector would.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,18 @@ class Dropout(Attributes):
         """An element is kept where its random word is less than this."""
         return math.ceil((1 - self.probability) * 2**32)
 
+    def drawn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the mask for a tensor of this shape: which elements have a number of their own."""
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class DropPath(Dropout):
+    """The same for whole samples."""
+
+    def drawn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0], *(1,) * (len(shape) - 1))
+
 
 def philox(key: tuple[int, int], blocks: Array, step: int, stream: int) -> Array:
     """Ten rounds of Philox 4x32 for each block number: uint32 [len(blocks), 4]."""
@@ -53,7 +66,8 @@ def philox(key: tuple[int, int], blocks: Array, step: int, stream: int) -> Array
 
 
 def dropout_keep(a: Dropout, shape: tuple[int, ...], first_row: int, seed: int, step: int) -> Array:
-    """Which elements of rows `first_row`… of the mini-batch are kept: bool of `shape` (that of the slice)."""
+    """Which elements of rows `first_row`… of the mini-batch are kept: bool, for a slice of `shape`."""
+    shape = a.drawn(shape)
     count = math.prod(shape)
     first = first_row * math.prod(shape[1:])
     blocks = np.arange(first // 4, (first + count + 3) // 4, dtype=np.uint64)
@@ -82,8 +96,8 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     if not training or a.probability == 0:
         return op.inputs
     # From the operation's path, so that other layers may come and go without changing this one's mask.
-    keyed = Dropout(a.probability, zlib.crc32(op.name.encode()))
-    return e.emit("dropout", keyed, (op.inputs[0], e.control), op.outputs, op.name)
+    keyed = replace(a, key=zlib.crc32(op.name.encode()))
+    return e.emit(op.kind, keyed, (op.inputs[0], e.control), op.outputs, op.name)
 
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -91,26 +105,37 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     x, control = op.inputs
     if dy is None or not g.needs(x):
         return None, None
-    return g.emit("dropout_backward", op.attributes, (dy, control), x)[0], None
+    return g.emit(f"{op.kind}_backward", op.attributes, (dy, control), x)[0], None
 
 
 OPS = (
     OpKind("dropout", Dropout, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
     OpKind("dropout_backward", Dropout, _shape, _evaluate, divisible=True, in_place=((0, 0),)),
+    OpKind("drop_path", DropPath, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
+    OpKind("drop_path_backward", DropPath, _shape, _evaluate, divisible=True, in_place=((0, 0),)),
 )
 
 
-def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    if not 0 <= settings["p"] < 1:
-        raise ShapeError(f"p is {settings['p']}, but must be at least 0 and less than 1")
-    return builder.emit("dropout", Dropout(settings["p"]), inputs)[0]
+def _layer(name: str, attributes: type[Dropout], default: float | None, text: str) -> Layer:
+    def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+        if not 0 <= settings["p"] < 1:
+            raise ShapeError(f"p is {settings['p']}, but must be at least 0 and less than 1")
+        return builder.emit(name, attributes(settings["p"]), inputs)[0]
+
+    return Layer(name, (Parameter("p", "float", default),), build, help=text)
 
 
 LAYERS = (
-    Layer(
+    _layer(
         "dropout",
-        (Parameter("p", "float", 0.5),),
-        _build,
-        help="Zeroes elements with probability p while training, and scales the others by 1 / (1 - p).",
+        Dropout,
+        0.5,
+        "Zeroes elements with probability p while training, and scales the others by 1 / (1 - p).",
+    ),
+    _layer(
+        "drop_path",
+        DropPath,
+        None,
+        "Stochastic depth: zeroes whole samples with probability p while training, scales the others by 1 / (1 - p).",
     ),
 )

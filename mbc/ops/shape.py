@@ -12,8 +12,8 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
-from mbc.ops.window import Pair, as_pair, image, positive
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError
+from mbc.ops.window import Pair, image
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,14 @@ def _flatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) 
     return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
 
 
+def _unflatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("flatten", NoAttributes(), (dy,), x)[0],)
+
+
 OPS = (
     OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, divisible=True),
     OpKind("upsample_backward", Upsample, _upsample_backward_shape, _upsample_backward, divisible=True),
@@ -152,14 +160,8 @@ OPS = (
         reads=lambda a, inputs: (a.count / inputs[0].shape[1],),
     ),
     OpKind("flatten", NoAttributes, _flatten_shape, _reshape, _flatten_gradient, divisible=True, view=True),
-    OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, divisible=True, view=True),
+    OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, _unflatten_gradient, divisible=True, view=True),
 )
-
-
-def _build_upsample(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    factor = as_pair(settings["factor"])
-    positive("factor", factor)
-    return builder.emit("upsample", Upsample(factor), inputs)[0]
 
 
 def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -171,12 +173,6 @@ def _build_flatten(builder: LayerBuilder, settings: dict[str, Any], inputs: tupl
 
 
 LAYERS = (
-    Layer(
-        "upsample",
-        (Parameter("factor", "pair"),),
-        _build_upsample,
-        help="Nearest-neighbour upsampling by a whole factor.",
-    ),
     Layer("concat", (), _build_concat, (1, None), "Tensors one after another along their channels."),
     Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),
 )

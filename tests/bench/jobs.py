@@ -9,7 +9,7 @@ from mbc.compiler import compile_plan
 from mbc.options import Options
 from mbc.plan.file import dump_plan
 from mbc.source import Source
-from tests.runtime.nets import SMALL
+from tests.runtime.nets import MOBILE, SMALL
 
 # Every operation that SMALL lacks.
 MIXED = """
@@ -19,7 +19,7 @@ network mixed(batch = 4, classes = 5) {
   x = image |> conv(8, 3, pad=1) |> lrn(5) |> gelu |> maxpool(3, stride=2, ceil=true)
   x = x |> conv(8, 3, pad=1, groups=2, bias=true) |> silu |> avgpool(3, stride=2, pad=1)
   y = x |> conv_transpose(8, 2, stride=2) |> upsample(2) |> leaky_relu |> conv(8, 3, stride=2, pad=1) |> sigmoid
-  z = (y * y |> tanh) + 0.5 * y
+  z = (y * y |> tanh |> relu6 |> elu) + 0.5 * (y |> hardswish |> mish) * (y |> hardsigmoid |> softplus)
   logits = (z, x |> upsample(2)) |> concat |> global_avgpool |> linear(classes)
   output logits
   loss (logits, target) |> softmax_cross_entropy(smoothing=0.1)
@@ -38,7 +38,7 @@ network dense(batch = 4) {
 }
 train { optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=0.01) }
 """
-SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE}
+SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE, "mobile": MOBILE}
 
 
 def job(

@@ -18,8 +18,10 @@ ROUNDING = {"fp64": 1e-6, "fp32": 2e-5, "tf32": 3e-3, "bf16": 2e-2, "fp16": 3e-3
 
 
 @pytest.mark.parametrize("peer", ["torch", "jax"])
-@pytest.mark.parametrize("name", ["small", "mixed", "dense"])
-@pytest.mark.parametrize("precision", list(ROUNDING))
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, precision) for name in ("small", "mixed", "dense") for precision in ROUNDING), ("mobile", "fp32")],
+)
 def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: str):
     pytest.importorskip(peer)
     made = job(tmp_path, name, precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def run(
         if isinstance(op.attributes, Dropout):
             keep = np.ones(inputs[0].shape)
             if training and op.attributes.probability:
-                keyed = Dropout(op.attributes.probability, zlib.crc32(op.name.encode()))
+                keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
                 keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
             made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
         elif op.kind == "batch_norm":
@@ -106,15 +107,25 @@ MEANING: dict[str, Callable[..., Any]] = {
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
     "gelu": lambda a, x: F.gelu(x),
+    "relu6": lambda a, x: F.relu6(x),
+    "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6,  # F.hardsigmoid divides gradients by 6 in fp32
+    "hardswish": lambda a, x: F.hardswish(x),
+    "elu": lambda a, x: F.elu(x, a.alpha),
+    "mish": lambda a, x: F.mish(x),
+    "softplus": lambda a, x: F.softplus(x),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
+    "broadcast_add": lambda a, x, gate: x + gate,
+    "broadcast_mul": lambda a, x, gate: x * gate,
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": max_pool,
     "avg_pool": average_pool,
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
+    "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
+    "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "softmax_cross_entropy": cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
 }

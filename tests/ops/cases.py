@@ -12,6 +12,7 @@ from mbc.ops.activation import Scale
 from tests.ir.networks import Writer
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
+VARIANTS = ("relu6", "hardsigmoid", "hardswish", "mish", "softplus")
 PAD = st.tuples(*(st.integers(0, 2),) * 4)
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
 STRIDE = st.tuples(st.integers(1, 3), st.integers(1, 2))
@@ -103,6 +104,13 @@ def upsample(draw: Draw) -> Network:
     return _finish(w, w("upsample", _image(draw, w, 2), factor=draw(PAIR)))
 
 
+def resize(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    size = (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
+    mode = draw(st.sampled_from(("nearest", "bilinear", "bilinear")))
+    return _finish(w, w("upsample", _image(draw, w, 2), size=size, mode=mode))
+
+
 def concat(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     size = draw(st.lists(st.integers(1, 3), max_size=2))
@@ -128,8 +136,23 @@ def _elementwise(draw: Draw, layer: str, operands: int, **settings: Any) -> Netw
     return _finish(w, w(layer, *xs, **settings))
 
 
+def gated(draw: Draw) -> Network:
+    """One number for each channel of each image, given in either shape, on either side."""
+    w = Writer(draw(st.integers(1, 3)))
+    channels = draw(st.integers(1, 3))
+    x = _image(draw, w, channels)
+    for i in range(2):
+        gate = w.parameter(f"gate{i}", w.batch, channels, *draw(st.sampled_from(((), (1, 1)))))
+        x = w(draw(st.sampled_from(("add", "mul"))), *draw(st.permutations((x, gate))))
+    return _finish(w, x)
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
+
+
+def elu(draw: Draw) -> Network:
+    return _elementwise(draw, "elu", 1, alpha=draw(st.sampled_from((1.0, 0.3))))
 
 
 def scale(draw: Draw) -> Network:
@@ -142,6 +165,12 @@ def dropout(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     return _finish(w, w("dropout", x, p=draw(st.sampled_from((0.0, 0.2, 0.5)))))
+
+
+def drop_path(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 5)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 5), max_size=3)))
+    return _finish(w, w("drop_path", x, p=draw(st.sampled_from((0.2, 0.5)))))
 
 
 def flatten(draw: Draw) -> Network:
@@ -175,12 +204,14 @@ def two_losses(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
-        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, resize, concat,
+        joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten, softmax_cross_entropy, mse,
+        two_losses,
     )
 }  # fmt: skip
 CASES |= {
-    name: lambda draw, name=name: _elementwise(draw, name, 1) for name in ("relu", "sigmoid", "tanh", "silu", "gelu")
+    name: lambda draw, name=name: _elementwise(draw, name, 1)
+    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS)
 }
 CASES |= {
     "add": lambda draw: _elementwise(draw, "add", 3),

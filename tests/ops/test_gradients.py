@@ -13,6 +13,7 @@ from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call
+from mbc.ops.random import Dropout
 from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
 from tests.ops.cases import CASES
 
@@ -98,7 +99,7 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     whole = {"batch_normalize": 1, "batch_normalize_backward_reduce": 2, "batch_normalize_backward": 2}.get(op.kind)
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
-        whole = 1 if op.kind in ("bias_add", "dropout", "dropout_backward") else whole
+        whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout) else whole
     parts = []
     for start, stop in ((0, cut), (cut, graph.batch)):
         operands = [env[v][start:stop] if i < whole else env[v] for i, v in enumerate(op.inputs)]

@@ -20,9 +20,11 @@ CALLS = {
     "lrn": ("size", "alpha", "beta", "k"),
     "maxpool": ("kernel", "stride", "pad", "ceil"),
     "avgpool": ("kernel", "stride", "pad", "count_pad", "ceil"),
-    "upsample": ("factor",),
+    "upsample": ("factor", "size", "mode"),
     "dropout": ("p",),
+    "drop_path": ("p",),
     "leaky_relu": ("slope",),
+    "elu": ("alpha",),
     "softmax_cross_entropy": ("smoothing",),
 }
 
@@ -77,6 +79,7 @@ def test_sizes_that_users_expect() -> None:
     up = w("conv_transpose", image, channels=4, kernel=3, stride=2, pad=1, output_pad=1)
     assert w.type(up).shape == (2, 4, 454, 454)
     assert w.type(w("upsample", image, factor=(2, 1))).shape == (2, 3, 454, 227)
+    assert w.type(w("upsample", image, size=(7, 500), mode="bilinear")).shape == (2, 3, 7, 500)
     assert w.type(w("concat", image, image)).shape == (2, 6, 227, 227)
     assert w.type(w("flatten", image)).shape == (2, 3 * 227 * 227)
 
@@ -98,9 +101,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("lrn", {"k": 0.0}, "k (0.0) must be positive"),
     ("maxpool", {"kernel": 2, "pad": 2}, "leaves windows of 2 x 2 without any pixel"),
     ("avgpool", {"kernel": 7}, "a window of 7 x 7 does not fit into an image of 6 x 6"),
-    ("upsample", {"factor": 0}, "factor is 0, but must be at least 1"),
+    ("upsample", {"factor": -1}, "factor is -1, but must be at least 1"),
+    ("upsample", {"size": (0, 3)}, "size is (0, 3), but must be at least 1"),
+    ("upsample", {}, "upsample takes either a factor, as in upsample(2), or a size"),
+    ("upsample", {"factor": 2, "size": 12}, "upsample takes either a factor, as in upsample(2), or a size"),
     ("dropout", {"p": 1.0}, "p is 1.0, but must be at least 0 and less than 1"),
+    ("drop_path", {"p": -0.1}, "p is -0.1, but must be at least 0 and less than 1"),
     ("leaky_relu", {"slope": 0.0}, "slope is 0.0, but must be positive"),
+    ("elu", {"alpha": -1.0}, "alpha is -1.0, but must be positive"),
 ]
 
 
@@ -117,7 +125,7 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
     image, wide, vector = w.input("image", 4, 6, 6), w.input("wide", 4, 6, 7), w.input("vector", 4)
     target = w.input("target", classes=True)
     cases: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
-        ("add", (image, wide), {}, "the shapes fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ"),
+        ("add", (image, wide), {}, "the shapes fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ, and neither is [N, C] or"),
         ("concat", (image, wide), {}, "fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ in more than their channels"),
         ("conv", (vector,), {"channels": 1, "kernel": 1}, "[rows, channels, height, width], but got fp32[2, 4]"),
         ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),

@@ -19,6 +19,7 @@ from mbc.ops.matrix import Cast, Linear
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.rounding import round_tf32
 from tests.ir.execution import new_control
+from tests.ops.cases import VARIANTS
 
 NAN = math.nan
 
@@ -101,10 +102,10 @@ def test_cross_entropy_of_huge_logits_is_finite() -> None:
 def test_activations_of_huge_numbers_are_finite_and_nan_stays() -> None:
     x = np.array([-1e30, -100.0, 0.0, 100.0, 1e30], np.float32)
     with np.errstate(all="raise", under="ignore"):
-        for kind in ("sigmoid", "tanh", "silu"):
+        for kind in ("sigmoid", "tanh", "silu", *VARIANTS):
             assert np.isfinite(call(kind, NoAttributes(), x)[0]).all()
     assert call("sigmoid", NoAttributes(), x)[0].tolist() == [0, pytest.approx(0), 0.5, 1, 1]
-    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu"):
+    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS):
         assert math.isnan(call(kind, NoAttributes(), np.array([NAN]))[0].item())
 
 

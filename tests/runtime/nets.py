@@ -27,6 +27,32 @@ train { optimizer = sgd(momentum=0.9, weight_decay=1e-3) }
 """
 
 
+# Squeeze-excitation and hard activations, as MobileNetV3 has them.
+MOBILE = """
+block excite(reduced) on x {
+  gate = x |> global_avgpool |> conv(reduced, 1, bias=true) |> relu |> conv(x.shape[1], 1, bias=true) |> hardsigmoid
+  return x * gate
+}
+
+block inverted(expanded, channels) on x {
+  y = x |> conv(expanded, 1) |> bn |> hardswish |> conv(expanded, 3, pad=1, groups=expanded) |> bn |> hardswish
+  return x + (y |> excite(4) |> conv(channels, 1) |> bn |> drop_path(0.2))
+}
+
+network mobile(batch = 8) {
+  input image[batch, 3, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(8, 3, stride=2, pad=1) |> bn |> hardswish |> inverted(16, 8)
+  # Of a linear layer the gate is [N, C].
+  x = (x |> global_avgpool |> linear(8) |> sigmoid) * x
+  logits = x - (x |> global_avgpool) |> relu6 |> flatten |> linear(5)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
+
 @functools.cache
 def small_plan(precision: str = "fp32", micro_batch: int = 0, optimizer: str = "sgd(momentum=0.9)") -> Plan:
     source = SMALL.replace("sgd(momentum=0.9, weight_decay=1e-3)", optimizer)

@@ -1,4 +1,4 @@
-// Dropout and its gradient, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// Dropout, stochastic depth and their gradients, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
 // as 1, 2, 3", 2011).
 //
 // Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i /
@@ -7,6 +7,7 @@
 // Bytes      the tensor in once and out once; no mask is stored.
 // Threads    256 in a grid-stride loop. Channels first a thread makes the four elements of one Philox block; channels
 //            last four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
+//            Stochastic depth: a row of blocks a sample, which has one number.
 // Limit      memory bandwidth; channels last also the second Philox block.
 #include "mbc_control.h"
 #include "device.cuh"
@@ -103,13 +104,47 @@ __global__ void dropout_last(const T* x, T* y, int64_t groups, int64_t channels,
   }
 }
 
+// Whole samples, in any layout. One that is dropped is not read.
+template <typename T, int N>
+__global__ void drop_samples(const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row, Mask mask) {
+  for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
+    const int64_t number = first_row + n;
+    const Words words = mask.words(number / 4);
+    uint32_t word = words.v[0];
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+      if (number % 4 == w) word = words.v[w];
+    const float scale = mask(1.0f, word);
+    for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
+      const int64_t at = (n * vectors + i) * N;
+      Vec<T, N> v{};
+      if (scale != 0.0f) v = load<N>(x + at);
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(scale == 0.0f ? 0.0f : to_float(v.v[j]) * scale);
+      store(y + at, v);
+    }
+  }
+}
+
+template <typename T, int N>
+void run_drop_samples(cudaStream_t stream, const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row, Mask mask) {
+  const int64_t lines = rows < 65535 ? rows : 65535;
+  const dim3 grid(blocks_for(divide_up(vectors, 4)), static_cast<unsigned>(lines));
+  MBC_LAUNCH((drop_samples<T, N>), grid, THREADS, stream, x, y, rows, vectors, first_row, mask);
+}
+
+inline Mask mask_of(const MbcCall& call) {
+  const auto& a = arguments<DropoutArguments>(call);
+  return {in<MbcControl>(call, 1), static_cast<uint64_t>(a.threshold), static_cast<uint32_t>(a.key),
+          static_cast<float>(call.reals[0])};
+}
+
 }  // namespace mbc
 
 extern "C" const char* mbc_dropout(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DropoutArguments>(call);
-  const Mask mask{in<MbcControl>(call, 1), static_cast<uint64_t>(a.threshold), static_cast<uint32_t>(a.key),
-                  static_cast<float>(call.reals[0])};
+  const Mask mask = mask_of(call);
   const int64_t row = a.channels * a.inner, elements = a.rows * row, first = a.first_row * row;
   MBC_FOR_TYPE(a.type, T, {
     const T* x = in<T>(call, 0);
@@ -130,3 +165,21 @@ extern "C" const char* mbc_dropout(const MbcCall& call) {
 
 // The gradient goes through the same mask.
 extern "C" const char* mbc_dropout_backward(const MbcCall& call) { return mbc_dropout(call); }
+
+extern "C" const char* mbc_drop_path(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<DropoutArguments>(call);
+  const int64_t row = a.channels * a.inner;
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    T* y = out<T>(call, 2);
+    constexpr int N = WIDTH<T>;
+    if (row % N == 0 && aligned(x, 16) && aligned(y, 16))
+      run_drop_samples<T, N>(call.stream, x, y, a.rows, row / N, a.first_row, mask_of(call));
+    else
+      run_drop_samples<T, 1>(call.stream, x, y, a.rows, row, a.first_row, mask_of(call));
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_drop_path_backward(const MbcCall& call) { return mbc_drop_path(call); }

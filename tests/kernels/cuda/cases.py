@@ -17,6 +17,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.activation_variants import Elu
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
@@ -25,7 +26,8 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, Weight
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
-from mbc.ops.random import Dropout
+from mbc.ops.random import Dropout, DropPath
+from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.update import AdamW, Sgd
@@ -103,6 +105,10 @@ def special(rng: np.random.Generator, shape: Shape) -> Array:
     return values
 
 
+def wide(rng: np.random.Generator, shape: Shape) -> Array:
+    return 4 * rng.standard_normal(shape)
+
+
 def positive(rng: np.random.Generator, shape: Shape) -> Array:
     return rng.uniform(0.1, 3.0, shape)
 
@@ -161,12 +167,13 @@ def m(*shape: int, make: Make = normal) -> Operand:
 
 
 NONE = NoAttributes()
+VARIANTS = ("relu6", "hardsigmoid", "hardswish", "mish", "softplus")
 LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3), (2, 288, 20, 21))
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (5, 9), (4, 24, 1, 1), (1, 1, 4, 7))
 
 
 def _elementwise(cases: Cases) -> None:
-    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu"):
+    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS):
         for shape in SHAPES[:2]:
             cases.add(kind, NONE, w(*shape))
             cases.add(f"{kind}_backward", NONE, w(*shape), w(*shape))
@@ -175,6 +182,21 @@ def _elementwise(cases: Cases) -> None:
         cases.add("leaky_relu_backward", LeakyRelu(0.2), w(*shape), w(*shape))
         cases.add("add", NONE, w(*shape), w(*shape))
         cases.add("mul", NONE, w(*shape), w(*shape))
+    # Channels and pixels by the vector and not; several tiles of channels; one pixel.
+    for shape in ((3, 16, 5, 6), (2, 7, 3, 8), (2, 264, 3, 3), (4, 24, 1, 1)):
+        gate = w(*shape[:2], 1, 1)
+        cases.add("broadcast_mul", NONE, w(*shape), gate)
+        cases.add("broadcast_add", NONE, w(*shape), gate)
+        cases.add("pixel_sum", NONE, w(*shape))
+        cases.add("pixel_dot", NONE, w(*shape), w(*shape))
+    # Values beyond both ends of the hard ones.
+    for kind in VARIANTS[:3]:
+        cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
+        cases.add(f"{kind}_backward", NONE, w(2, 35, 1, 1, make=wide), w(2, 35, 1, 1))
+    cases.add("elu", Elu(0.3), w(*SHAPES[1]))
+    cases.add(
+        "elu_backward", Elu(0.3), w(*SHAPES[1], make=lambda rng, shape: rng.uniform(-0.3, 2, shape)), w(*SHAPES[1])
+    )
     cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
     for shape in ((3, 24, 5, 7), (2, 8, 9, 1), (5, 16), (4, 64, 1, 1), (2, 136, 3, 5)):
         signs = Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
@@ -265,6 +287,20 @@ def _images(cases: Cases) -> None:
             cases.add("upsample", Upsample(factor), w(rows, channels, height, width), note=note)
             cases.add("upsample_backward", Upsample(factor), w(*large), note=note)
 
+    for bilinear, *sizes in (
+        (True, (3, 4), (6, 8)),
+        (True, (5, 3), (7, 8)),
+        (True, (6, 7), (4, 3)),
+        (True, (1, 2), (4, 1)),
+        (False, (5, 3), (7, 8)),
+        (False, (6, 7), (4, 9)),
+    ):
+        for rows, channels in ((2, 16), (3, 5)):
+            a = Resize(*sizes, bilinear)
+            note = f"{'bilinear' if bilinear else 'nearest'}{a.output_size[0]}"
+            cases.add("resize", a, w(rows, channels, *a.size), note=note)
+            cases.add("resize_backward", a, w(rows, channels, *a.output_size), note=note)
+
 
 def _moves(cases: Cases) -> None:
     for shape in (*SHAPES, (2, 3, 40, 41), (2, 3, 50, 42), (3, 67, 7, 9), (13,)):
@@ -287,6 +323,11 @@ def _moves(cases: Cases) -> None:
             attributes = Dropout(0.3, 0x9ABCDEF0)
             cases.add("dropout", attributes, w(*shape), control(), note=f"from{first_row}", first_row=first_row)
             cases.add("dropout_backward", attributes, w(*shape), control(), note=f"at{first_row}", first_row=first_row)
+
+    for shape in ((9, 8, 3, 3), (7, 5), (13,)):
+        attributes = DropPath(0.3, 0x9ABCDEF0)
+        cases.add("drop_path", attributes, w(*shape), control(), first_row=3)
+        cases.add("drop_path_backward", attributes, w(*shape), control(), first_row=3)
 
 
 def _losses(cases: Cases) -> None:

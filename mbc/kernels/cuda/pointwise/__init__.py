@@ -1,5 +1,6 @@
 """Elementwise operations, losses and data movement.
 
+* `broadcast`: images and a number for each of their channels
 * `elementwise`: activations, their gradients, sums and products
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout

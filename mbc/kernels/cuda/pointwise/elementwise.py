@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, no_reals, type_code
 from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.activation_variants import Elu
 
 FILE = "pointwise/elementwise.cu"
+VARIANTS_FILE = "pointwise/activation_variants.cu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ def _slope(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
     assert isinstance(a, LeakyRelu)
     return (a.slope,)
+
+
+def _alpha(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Elu)
+    return (a.alpha,)
 
 
 def _scale(at: Slice) -> tuple[float, ...]:
@@ -52,4 +60,24 @@ _REALS: dict[str, Callable[[Slice], tuple[float, ...]]] = {
     "scale": _scale,
 }
 
-KERNELS = tuple(OwnKernel(kind, FILE, MapArguments, _arguments, reals) for kind, reals in _REALS.items())
+_VARIANTS: dict[str, Callable[[Slice], tuple[float, ...]]] = {
+    "relu6": no_reals,
+    "relu6_backward": no_reals,
+    "hardsigmoid": no_reals,
+    "hardsigmoid_backward": no_reals,
+    "hardswish": no_reals,
+    "hardswish_backward": no_reals,
+    "elu": _alpha,
+    "elu_backward": _alpha,
+    "mish": no_reals,
+    "mish_backward": no_reals,
+    "softplus": no_reals,
+    "softplus_backward": no_reals,
+}
+
+# A file of their own for the variants: what networks without them compile stays as small as it was.
+KERNELS = tuple(
+    OwnKernel(kind, file, MapArguments, _arguments, reals)
+    for file, kinds in ((FILE, _REALS), (VARIANTS_FILE, _VARIANTS))
+    for kind, reals in kinds.items()
+)

@@ -117,4 +117,6 @@ KERNELS = (
     OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
     OwnKernel("dropout", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
     OwnKernel("dropout_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
+    OwnKernel("drop_path", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
+    OwnKernel("drop_path_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mbc.ir.types import TensorType
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
 from mbc.ops.pooling import AveragePool, MaxPool, Pool
+from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import Upsample
 
@@ -52,6 +53,19 @@ class UpsampleArguments(Struct):
     width: int
     factor_height: int
     factor_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+    bilinear: int
 
 
 def _pool(at: Slice) -> PoolArguments:
@@ -108,6 +122,15 @@ def _upsample(at: Slice) -> UpsampleArguments:
     return UpsampleArguments(type_code(small), layout_code(at.layout), rows, channels, height, width, *a.factor)
 
 
+def _resize(at: Slice) -> ResizeArguments:
+    x, a = at.request.inputs[0], at.request.attributes
+    assert isinstance(a, Resize)
+    rows, channels = x.shape[:2]
+    return ResizeArguments(
+        type_code(x), layout_code(at.layout), rows, channels, *a.size, *a.output_size, int(a.bilinear)
+    )
+
+
 KERNELS = (
     OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, version=3),
     OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3),
@@ -117,4 +140,6 @@ KERNELS = (
     OwnKernel("lrn_backward", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
     OwnKernel("upsample", "pool/upsample.cu", UpsampleArguments, _upsample),
     OwnKernel("upsample_backward", "pool/upsample.cu", UpsampleArguments, _upsample),
+    OwnKernel("resize", "pool/resize.cu", ResizeArguments, _resize),
+    OwnKernel("resize_backward", "pool/resize.cu", ResizeArguments, _resize),
 )

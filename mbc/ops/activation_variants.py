@@ -1,0 +1,110 @@
+"""Activations of mobile and later networks: hard (piecewise) ones, elu, mish, softplus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes
+from mbc.ops.activation import activation, plain, sigmoid
+from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, Parameter, ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Elu(Attributes):
+    """x where x > 0, else alpha * (exp(x) - 1). `alpha` is positive, so that the output tells the gradient."""
+
+    alpha: float = 1.0
+
+
+def _hardsigmoid(x: Array) -> Array:
+    return np.clip(x + 3, 0, 6) / 6
+
+
+def _hardswish_slope(x: Array) -> Array:
+    return np.where(x <= -3, 0, np.where(x < 3, x / 3 + 0.5, 1)).astype(x.dtype)
+
+
+def _elu(a: Elu, x: Array) -> Array:
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)) * x.dtype.type(a.alpha))
+
+
+def _softplus(x: Array) -> Array:
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def _mish_slope(x: Array) -> Array:
+    t = np.tanh(_softplus(x))
+    return t + x * sigmoid(x) * (1 - t * t)
+
+
+OPS = (
+    # At both ends the gradient is zero, as in PyTorch.
+    *activation(
+        "relu6",
+        NoAttributes,
+        lambda a, x: np.clip(x, 0, 6),
+        lambda a, y, dy: np.where((y > 0) & (y < 6), dy, 0).astype(dy.dtype),
+        of_output=True,
+    ),
+    # Not of the output: rounded to 16 bits it may be 1 where the gradient is not zero.
+    *activation(
+        "hardsigmoid",
+        NoAttributes,
+        lambda a, x: _hardsigmoid(x),
+        lambda a, x, dy: np.where((x > -3) & (x < 3), dy / 6, 0).astype(dy.dtype),
+        of_output=False,
+    ),
+    *activation(
+        "hardswish",
+        NoAttributes,
+        lambda a, x: x * _hardsigmoid(x),
+        lambda a, x, dy: dy * _hardswish_slope(x),
+        of_output=False,
+    ),
+    *activation(
+        "elu",
+        Elu,
+        _elu,
+        lambda a, y, dy: np.where(y > 0, dy, dy * (y + dy.dtype.type(a.alpha))),
+        of_output=True,
+    ),
+    *activation(
+        "mish",
+        NoAttributes,
+        lambda a, x: x * np.tanh(_softplus(x)),
+        lambda a, x, dy: dy * _mish_slope(x),
+        of_output=False,
+    ),
+    *activation(
+        "softplus",
+        NoAttributes,
+        lambda a, x: _softplus(x),
+        lambda a, y, dy: dy * -np.expm1(-y),
+        of_output=True,
+    ),
+)
+
+
+def _build_elu(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    alpha = settings["alpha"]
+    if alpha <= 0:
+        raise ShapeError(f"alpha is {alpha}, but must be positive")
+    return builder.emit("elu", Elu(alpha), inputs)[0]
+
+
+LAYERS = (
+    plain("relu6", "min(max(x, 0), 6)."),
+    plain("hardsigmoid", "min(max(x + 3, 0), 6) / 6."),
+    plain("hardswish", "x * hardsigmoid(x)."),
+    Layer(
+        "elu",
+        (Parameter("alpha", "float", 1.0),),
+        _build_elu,
+        help="x where positive, else alpha * (exp(x) - 1).",
+    ),
+    plain("mish", "x * tanh(softplus(x))."),
+    plain("softplus", "log(1 + exp(x))."),
+)

@@ -1,0 +1,117 @@
+"""Images in another size: nearest and bilinear, with PyTorch's positions (`align_corners=False`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.shape import Upsample
+from mbc.ops.window import Pair, as_pair, image, positive
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(Attributes):
+    """From `size` to `output_size`, both (height, width)."""
+
+    size: Pair
+    output_size: Pair
+    bilinear: bool
+
+    def taps(self, axis: int) -> tuple[Array, Array, Array]:
+        """For every position of the output along an axis: the two pixels that it lies between, and the share of the
+        second. In whole numbers until the last division, so that a GPU finds the same."""
+        size, output = self.size[axis], self.output_size[axis]
+        position = np.arange(output, dtype=np.int64)
+        if not self.bilinear:
+            nearest = position * size // output
+            return nearest, nearest, np.zeros(output)
+        # (position + 1/2) * size / output - 1/2, but not less than 0, in units of 1 / (2 * output).
+        at = np.maximum((2 * position + 1) * size - output, 0)
+        first = at // (2 * output)
+        return first, np.minimum(first + 1, size - 1), at % (2 * output) / (2 * output)
+
+
+def _shape(a: Resize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    return (_resized(inputs[0], a.size, a.output_size),)
+
+
+def _backward_shape(a: Resize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    return (_resized(inputs[0], a.output_size, a.size),)
+
+
+def _resized(x: TensorType, before: Pair, after: Pair) -> TensorType:
+    rows, channels, *size = image(x, "resize")
+    if tuple(size) != before:
+        raise ShapeError(f"{x} is no image of {before[0]} x {before[1]}")
+    return TensorType((rows, channels, *after), x.dtype)
+
+
+def _resize(a: Resize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (x,) = inputs
+    for axis in (0, 1):
+        first, second, share = a.taps(axis)
+        share = share.astype(x.dtype).reshape(-1, *(1,) * (1 - axis))
+        low, high = x.take(first, axis=2 + axis), x.take(second, axis=2 + axis)
+        x = np.where(share > 0, low * (1 - share) + high * share, low)
+    return (x,)
+
+
+def _resize_backward(a: Resize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (dy,) = inputs
+    for axis in (0, 1):
+        dx = np.zeros((a.size[axis], *np.moveaxis(dy, 2 + axis, 0).shape[1:]), dy.dtype)
+        for line, first, second, share in zip(np.moveaxis(dy, 2 + axis, 0), *a.taps(axis), strict=True):
+            dx[first] += line * dy.dtype.type(1 - share)
+            if share > 0:
+                dx[second] += line * dy.dtype.type(share)
+        dy = np.moveaxis(dx, 0, 2 + axis)
+    return (np.ascontiguousarray(dy),)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("resize_backward", op.attributes, (dy,), x)[0],)
+
+
+OPS = (
+    OpKind("resize", Resize, _shape, _resize, _gradient, divisible=True),
+    OpKind("resize_backward", Resize, _backward_shape, _resize_backward, divisible=True),
+)
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    factor, output = as_pair(settings["factor"]), as_pair(settings["size"])
+    if (factor == (0, 0)) == (output == (0, 0)):
+        raise ShapeError("upsample takes either a factor, as in upsample(2), or a size, as in upsample(size=(14, 14))")
+    _, _, *size = image(builder.type(inputs[0]), "upsample")
+    if output == (0, 0):
+        positive("factor", factor)
+        output = (size[0] * factor[0], size[1] * factor[1])
+    positive("size", output)
+    bilinear = settings["mode"] == "bilinear"
+    if not bilinear and output[0] % size[0] == 0 and output[1] % size[1] == 0:
+        return builder.emit("upsample", Upsample((output[0] // size[0], output[1] // size[1])), inputs)[0]
+    return builder.emit("resize", Resize((size[0], size[1]), output, bilinear), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "upsample",
+        (
+            Parameter("factor", "pair", 0),
+            Parameter("size", "pair", 0),
+            Parameter("mode", "word", "nearest", ("nearest", "bilinear")),
+        ),
+        _build,
+        help="Resampling by a whole factor or to a size, as torch's interpolate does with align_corners = false.",
+    ),
+)
