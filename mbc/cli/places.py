@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mbc import files
 from mbc.cli.terminal import busy, notes
 from mbc.errors import MbcError
 from mbc.options import Options
-from mbc.plan.file import PLAN_FILE
+from mbc.plan.file import MOST_BYTES, PLAN_FILE
 from mbc.source import Source
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Planned:
 def read_text(path: Path) -> str:
     """The text of a file; MBC183 where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_text(path, MOST_BYTES)
     except UnicodeDecodeError as error:
         reason = f"it is not UTF-8 text (byte {error.start})"
     except OSError as error:

@@ -16,6 +16,7 @@ from mbc.plan.records import MISSING_OR_UNKNOWN, BadField, short
 from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
 
 PLAN_FILE = "plan.json"  # in a package
+MOST_BYTES = 1 << 29  # of a plan or a source that is read
 
 
 def rank_folder(plan: Plan) -> str:

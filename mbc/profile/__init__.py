@@ -4,6 +4,7 @@
 * `signature`: a request as text
 * `schema`: the tables of a profile's file
 * `migrate`: profiles of earlier schema versions brought up to date
+* `check`: what the file of a profile may hold
 * `read`: a profile from its file
 * `writer`: adding to a profile's file
 * `locate`: where profiles lie, the bundled ones too, and which of them is good for a GPU

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import sqlite3
 import zlib
@@ -11,7 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.files import check_file, read_file
 from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
+from mbc.profile.check import check_contents, check_structure, guard
 from mbc.profile.kernel_versions import current
 from mbc.profile.migrate import migrate
 from mbc.profile.model import Extent, Measurement, Overhead, Profile
@@ -24,8 +27,10 @@ from mbc.profile.schema import (
     identity_of,
     measurement_of,
 )
+from mbc.units import show_size
 
 WAIT_S = 5.0  # for another process that holds the file
+MOST_BYTES = 1 << 29  # of a profile, packed or not: the examples' takes 40 MB
 
 
 def read_profile(path: Path) -> Profile:
@@ -41,6 +46,7 @@ def _state(path: Path) -> tuple[int | bytes, ...] | None:
     if log.exists():  # asked first: closing the file would drop the locks that a writer in this process has on it
         return None
     try:
+        check_file(path.stat(), MOST_BYTES)
         with path.open("rb") as file:
             header, status = file.read(100), os.fstat(file.fileno())  # the header counts changes: stamps may be coarse
     except OSError:
@@ -94,27 +100,32 @@ def _opened(path: Path) -> sqlite3.Connection:
     """The profile as one of today's schema version: where the file is of an earlier one, a copy in memory."""
     connection = _file(path)
     try:
+        guard(connection)
         version = check_version(connection, path)
-        if version == SCHEMA_VERSION:
-            return connection
-        if path.suffix == COMPRESSED:  # it lies in memory already
+        check_structure(connection, path)
+        if version != SCHEMA_VERSION and path.suffix != COMPRESSED:  # what is packed lies in memory already
+            copy = sqlite3.connect(":memory:")
+            connection.backup(copy)
+            connection.close()
+            connection = copy
+        if version != SCHEMA_VERSION:
             migrate(connection, version)
-            return connection
-        copy = sqlite3.connect(":memory:")
-        connection.backup(copy)
-        migrate(copy, version)
+        check_contents(connection, path)
     except BaseException:
         connection.close()
         raise
-    connection.close()
-    return copy
+    return connection
 
 
 def _file(path: Path) -> sqlite3.Connection:
-    if path.suffix != COMPRESSED:
-        return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_S)
     try:
-        data = gzip.decompress(path.read_bytes())
+        if path.suffix != COMPRESSED:
+            check_file(path.stat(), MOST_BYTES)
+            return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_S)
+        # Packed it may be anything: no more is unpacked than a profile can have.
+        data = gzip.GzipFile(fileobj=io.BytesIO(read_file(path, MOST_BYTES))).read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise EOFError(f"unpacked it has more than {show_size(MOST_BYTES)}")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise MbcError(
             "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"

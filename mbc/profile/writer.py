@@ -14,6 +14,7 @@ from types import TracebackType
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
+from mbc.profile.check import check_structure
 from mbc.profile.migrate import migrate
 from mbc.profile.model import Extent, Identity, Measurement, Overhead
 from mbc.profile.schema import (
@@ -94,6 +95,7 @@ class ProfileWriter:
                 self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             version = check_version(self._connection, self.path)
+            check_structure(self._connection, self.path)
             found = identity_of(self._connection, self.path)
             if not found.alike(identity):
                 raise MbcError(

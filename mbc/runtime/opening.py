@@ -11,7 +11,8 @@ import numpy as np
 
 import mbc
 from mbc.errors import MbcError
-from mbc.plan.file import PLAN_FILE, load_plan
+from mbc.files import read_text
+from mbc.plan.file import MOST_BYTES, PLAN_FILE, load_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify_ranks import shared_digest
 from mbc.runtime.arguments import choice, flag, path_of, shown
@@ -85,7 +86,7 @@ def _read(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
     path = path_of(subject, "MBC166", "cannot read the plan")
     try:
         path = path / PLAN_FILE if path.is_dir() else path
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST_BYTES)
     except (OSError, ValueError) as error:  # ValueError: no UTF-8
         raise MbcError(
             "MBC166", f"cannot read the plan '{path}': {why(error)}", "give the folder that `mbc compile` wrote"

@@ -7,6 +7,7 @@
 * `schedule`: the learning rate
 * `metrics`: by which epochs are compared
 * `data`: where the rows of an epoch come from
+* `archives`: `.npz` files that are what they say
 * `share`: the rows of a rank
 * `loader`: batches from a Python function
 * `inputs`: arrays of a data set as inputs of a network

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.files import check_file
 from mbc.runtime.arguments import shown
+from mbc.train.archives import read_archive
 from mbc.train.inputs import Batch, Input, fit, names_of
 from mbc.train.loader import IterableData, find_function
 from mbc.train.share import Part, Share
@@ -133,12 +136,8 @@ def has_part(place: str, inputs: Sequence[Input], part: str) -> bool:
 
 def _read_npz(file: Path) -> dict[str, Array]:
     try:
-        loaded = np.load(file, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise ValueError("it is a single array, not an .npz archive")
-        with cast("np.lib.npyio.NpzFile[Any]", loaded) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        return read_archive(file)
+    except (ValueError, OSError, EOFError, MemoryError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
         raise MbcError(
             "MBC172", f"cannot read '{file}': {_why(error)}", "give an .npz written by numpy.savez"
         ) from None
@@ -146,6 +145,7 @@ def _read_npz(file: Path) -> dict[str, Array]:
 
 def _read_npy(file: Path) -> Array:
     try:
+        check_file(file.stat(), 1 << 62)
         return cast("Array", np.load(file, mmap_mode="r", allow_pickle=False))
     except (ValueError, OSError, EOFError) as error:
         raise MbcError("MBC172", f"cannot read '{file}': {_why(error)}", "write it with numpy.save") from None

@@ -1,0 +1,129 @@
+"""What a profile from elsewhere may hold: tables and values of a profile, and nothing that runs.
+
+A database can hold views and triggers, whose SQL runs when it is read or written, and any type in any column.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from mbc.errors import MbcError
+from mbc.profile.schema import COLLECTIVES, SCHEMA, statements
+
+# Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
+# profiles take under 100.
+STEPS, MOST_STEPS = 100_000, 5_000
+_MOST = 1 << 62
+_HIDDEN = 2  # of a column in PRAGMA table_xinfo, and more: computed when it is read
+
+
+def _whole(column: str, least: int = 0) -> str:
+    return f"typeof({column}) = 'integer' AND {column} BETWEEN {least} AND {_MOST}"
+
+
+def _real(column: str, least: float = 0.0) -> str:
+    return f"typeof({column}) IN ('real', 'integer') AND {column} BETWEEN {least} AND 1e15"
+
+
+def _text(column: str) -> str:
+    return f"typeof({column}) = 'text'"
+
+
+# By table: how a row is called, and what holds of its columns.
+_RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        "identity": ("key", {"value": "typeof(value) IN ('text', 'integer') AND length(value) <= 1000"}),
+        "request": (
+            "signature",
+            {
+                **{c: _text(c) for c in ("signature", "left_out", "date")},
+                **{c: _whole(c) for c in ("id", "row_count", "workspace_limit_bytes", "micro_batches_only")},
+            },
+        ),
+        "candidate": (
+            "provider || '/' || name",
+            {
+                **{c: _text(c) for c in ("provider", "name", "settings", "layouts", "notes", "refused")},
+                **{c: _whole(c) for c in ("request", "workspace_bytes", "deterministic", "accumulates", "dominated")},
+                **{c: _real(c) for c in ("time_us", "spread_us", "accumulate_us")},
+                "error": "typeof(error) IN ('real', 'integer')",  # negative where unknown, infinite where it is wrong
+            },
+        ),
+        "overhead": (
+            "what || ' of ' || subject",
+            {"what": _text("what"), "subject": _text("subject"), "size_bytes": _whole("size_bytes")},
+        ),
+        "constant": ("name", {"name": _text("name"), "value": _real("value")}),
+        "collectives": (
+            "kind || ' of ' || bytes || ' bytes'",
+            {
+                "ranks": _whole("ranks", 2), "max_ctas": _whole("max_ctas"), "bytes": _whole("bytes", 1),
+                "time_us": _real("time_us"), "single_us": _real("single_us"),
+            },
+        ),
+        "collective_slowdowns": (
+            "kernel || ', ' || max_ctas || ' thread blocks'",
+            {
+                "ranks": _whole("ranks", 2), "max_ctas": _whole("max_ctas"),
+                "kernel_ratio": _real("kernel_ratio"), "collective_ratio": _real("collective_ratio"),
+            },
+        ),
+    }
+)  # fmt: skip
+
+
+def guard(connection: sqlite3.Connection) -> None:
+    """To be called first: nothing of the file may call functions that act, and no query goes on for ever."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    steps = 0
+
+    def enough() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps > MOST_STEPS
+
+    connection.set_progress_handler(enough, STEPS)
+
+
+def check_structure(connection: sqlite3.Connection, path: Path) -> None:
+    """Before anything of the file is read or brought up to date: it has tables alone, with stored columns. MBC073."""
+    for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"):
+        if kind not in ("table", "index") or (kind == "index" and sql is not None):
+            raise _damaged(path, f"there is a {kind} in it, '{name}'")
+        computed = connection.execute(
+            f"SELECT name FROM pragma_table_xinfo(?) WHERE hidden >= {_HIDDEN}", (table,)
+        ).fetchone()
+        if (sql or "").upper().lstrip().startswith("CREATE VIRTUAL") or computed is not None:
+            raise _damaged(path, f"its table '{name}' is computed")
+
+
+def check_contents(connection: sqlite3.Connection, path: Path) -> None:
+    """Of a profile of today's schema: its columns, and the range of every value. MBC073, which names the row."""
+    for name, expected in _columns().items():
+        found = {row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})")}
+        if found != expected:
+            raise _damaged(path, f"its table '{name}' has the columns {', '.join(sorted(found)) or 'of none'}")
+    for table, (row, rules) in _RULES.items():
+        wrong = " ".join(f"WHEN NOT ({rule}) THEN '{column}'" for column, rule in rules.items())
+        holds = " AND ".join(f"({rule})" for rule in rules.values())
+        bad = connection.execute(f"SELECT {row}, CASE {wrong} END FROM {table} WHERE NOT ({holds}) LIMIT 1").fetchone()
+        if bad is not None:
+            called, column = str(bad[0])[:80], bad[1]
+            raise _damaged(path, f"{column} of {called!r} in its table '{table}' is none that was measured")
+
+
+def _columns() -> dict[str, set[str]]:
+    with sqlite3.connect(":memory:") as connection:
+        for statement in statements(SCHEMA + COLLECTIVES):
+            connection.execute(statement)
+        return {table: {row[1] for row in connection.execute(f"PRAGMA table_xinfo({table})")} for table in _RULES}
+
+
+def _damaged(path: Path, reason: str) -> MbcError:
+    return MbcError(
+        "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", "delete it and measure again"
+    )
