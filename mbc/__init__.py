@@ -6,6 +6,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `source`: source text and places in it
 * `errors`: errors that a user can act on: code, place, reason and remedy
 * `units`: sizes as people write and read them
+* `files`: files that a user names, read if they are regular and not too long
 * `resources`: where templates, grammar and data lie, in a checkout and in a wheel
 * `options`: everything that a compilation can be told beside its source
 * `aliases`: names in data that were renamed since

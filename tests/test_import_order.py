@@ -21,6 +21,7 @@ ORDER = (
     "mbc.source",  # texts and places in them
     "mbc.errors",  # point at sources
     "mbc.units",
+    "mbc.files",  # that a user names
     "mbc.resources",  # where templates, grammar and data lie
     "mbc.options",  # all that a compilation can be told
     "mbc.aliases",  # old names in data
