@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from mbc.bench.recipe import dropout_masks, recipe
 from mbc.bench.timing import time_steps
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ir.parameter_groups import settings_of
 from mbc.ir.types import Precision
 from mbc.runtime.initial import initial
 
@@ -99,6 +101,7 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
     """A function of state, inputs and dropout's masks (None: drawn), which gives the next state and the loss."""
     forward = _forward(network, half)
     scaled = half == jnp.float16
+    rules = _rules(network, rule, learning_rate)
 
     def step(state: dict[str, Any], inputs: Sequence[Tensor], masks: Mapping[str, Tensor] | None) -> Any:
         key, drawn = jax.random.split(state["key"])
@@ -117,7 +120,7 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
             factor = jnp.where(good, jnp.where(grown, SCALE_GROWTH, 1.0), SCALE_BACKOFF)
             made["scale"] = state["scale"] * factor
             made["since_growth"] = jnp.where(good & ~grown, state["since_growth"] + 1, 0)
-        updated = _updated(rule, learning_rate, state, gradients)
+        updated = _updated(rules, state, gradients)
 
         def chosen(new: Tensor, old: Tensor) -> Tensor:
             return jnp.where(good, new, old)
@@ -165,14 +168,21 @@ def _dropout(a: Any, x: Tensor, mask: Tensor | None, key: Tensor) -> Tensor:
     return jnp.where(keep, x / (1 - a.probability), 0).astype(x.dtype)
 
 
-def _updated(rule: Optimizer, learning_rate: float, state: dict[str, Any], gradients: States) -> dict[str, Any]:
+def _rules(network: Network, rule: Optimizer, learning_rate: float) -> dict[str, tuple[Optimizer, float]]:
+    """Of each parameter, with its own weight decay; and its learning rate."""
+    parameters = [value for value in network.values.values() if value.role is Role.PARAMETER]
+    own = {value.name: settings_of(rule, value) for value in parameters}
+    return {name: (replace(rule, weight_decay=s.weight_decay), s.rate * learning_rate) for name, s in own.items()}
+
+
+def _updated(rules: Mapping[str, tuple[Optimizer, float]], state: dict[str, Any], gradients: States) -> dict[str, Any]:
     """Parameters, what the optimizer remembers, and the count of updates, after one."""
     trained, count = state["trained"], state["updates"] + 1
-    each: Mapping[str, Any] = {}
-    if rule.kind == "sgd":
-        each = {name: _sgd(rule, learning_rate, p, gradients[name], state, name) for name, p in trained.items()}
-    else:
-        each = {name: _adamw(rule, learning_rate, p, gradients[name], state, name) for name, p in trained.items()}
+    each: dict[str, Any] = {}
+    for name, p in trained.items():
+        rule, rate = rules[name]
+        update = _sgd if rule.kind == "sgd" else _adamw
+        each[name] = update(rule, rate, p, gradients[name], state, name)
     memories = tuple({name: each[name][i + 1] for name in trained} for i in range(len(state["memories"])))
     return {"trained": {name: made[0] for name, made in each.items()}, "memories": memories, "updates": count}
 

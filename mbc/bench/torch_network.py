@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mbc.bench.recipe import Call, recipe
 from mbc.bench.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
 from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ir.parameter_groups import ParameterSettings, settings_of
 
 Array = NDArray[Any]
 Base: Any = torch.nn.Module
@@ -25,6 +26,7 @@ class TorchNetwork(Base):
         Base.__init__(self)
         self._calls = recipe(network, TAKES_BIAS)
         self._inputs, self._outputs, self._losses = network.inputs, network.outputs, network.losses
+        self._values = network.values
         self._dtype, self._device, self._channels_last = dtype, device, channels_last
         self._attribute: dict[str, str] = {}  # PyTorch's names have no dots
         for state in network.states:
@@ -57,14 +59,18 @@ class TorchNetwork(Base):
         )
 
     def optimizer(self, rule: Optimizer, learning_rate: float, **settings: Any) -> Any:
-        """PyTorch's own optimizer with the network's settings."""
+        """PyTorch's own optimizer with the network's settings: a group for each rate and weight decay."""
+        alike: dict[ParameterSettings, list[Tensor]] = {}
+        for state, name in self._attribute.items():
+            if self._values[state].role is Role.PARAMETER:
+                alike.setdefault(settings_of(rule, self._values[state]), []).append(getattr(self, name))
+        groups = [
+            {"params": tensors, "lr": own.rate * learning_rate, "weight_decay": own.weight_decay}
+            for own, tensors in alike.items()
+        ]
         if rule.kind == "sgd":
-            return torch.optim.SGD(
-                self.parameters(), learning_rate, rule.momentum,
-                weight_decay=rule.weight_decay, nesterov=rule.nesterov, **settings,
-            )  # fmt: skip
-        betas = (rule.beta1, rule.beta2)
-        return torch.optim.AdamW(self.parameters(), learning_rate, betas, rule.eps, rule.weight_decay, **settings)
+            return torch.optim.SGD(groups, learning_rate, rule.momentum, nesterov=rule.nesterov, **settings)
+        return torch.optim.AdamW(groups, learning_rate, (rule.beta1, rule.beta2), rule.eps, **settings)
 
     def states(self) -> dict[str, Array]:
         """Parameters and statistics as they are now, float64."""

@@ -190,7 +190,7 @@ def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     if state:
         state = [a.momentum * state[0] + step]
         step = step + a.momentum * state[0] if a.nesterov else state[0]
-    return (parameter - float(record["learning_rate"]) * step, *state)
+    return (parameter - float(record["learning_rate"]) * a.rate * step, *state)
 
 
 def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -198,7 +198,7 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     record = control_record(control.cpu().numpy())
     if not record["proceed"]:
         return parameter, m, v
-    rate, count = float(record["learning_rate"]), int(record["updates"])
+    rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
     g = gradient / float(record["gradient_scale"])
     m, v = a.beta1 * m + (1 - a.beta1) * g, a.beta2 * v + (1 - a.beta2) * g * g
     divisor = torch.sqrt(v / (1 - a.beta2**count)) + a.eps

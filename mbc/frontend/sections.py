@@ -10,6 +10,7 @@ from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.frame import Frame
+from mbc.frontend.groups import Group, Pattern, read_groups, read_no_decay
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names
@@ -46,8 +47,20 @@ class Sections:
     deterministic: bool = False
     allow_emulated_fp32: bool = True
     sync_batch_norm: bool = False
+    no_decay: str = ""
+    groups: tuple[Group, ...] = ()
     device_bytes: int | None = None
     host_bytes: int | None = None
+
+    @property
+    def rule(self) -> Optimizer:
+        """The optimizer with what is different for some parameters."""
+        return replace(self.optimizer, no_decay=self.no_decay, groups=tuple(g.group for g in self.groups))
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Over names of parameters."""
+        return tuple(g.pattern for g in self.groups)
 
 
 Entry = Callable[[Sections, ast.Expression, Evaluator, Frame], Sections]
@@ -104,6 +117,14 @@ def _sync_batch_norm(sections: Sections, value: ast.Expression, evaluator: Evalu
     return replace(sections, sync_batch_norm=_flag("sync_batch_norm", value, evaluator, frame))
 
 
+def _no_decay(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, no_decay=read_no_decay(value))
+
+
+def _groups(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, groups=read_groups(value, evaluator, frame))
+
+
 def _flag(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> bool:
     worth = evaluator.worth(value, frame)
     if not isinstance(worth, bool):
@@ -145,6 +166,8 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
         "train": MappingProxyType(
             {
                 "optimizer": _optimizer,
+                "no_decay": _no_decay,
+                "groups": _groups,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

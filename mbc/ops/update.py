@@ -14,6 +14,7 @@ import numpy as np
 
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Attributes
+from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
 from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.control import control_record, control_shape
@@ -21,21 +22,27 @@ from mbc.ops.control import control_record, control_shape
 
 @dataclass(frozen=True, slots=True)
 class Sgd(Attributes):
-    """g += weight_decay * p; v = momentum * v + g; p -= learning rate * (nesterov: g + momentum * v, else v)."""
+    """g += weight_decay * p; v = momentum * v + g; p -= learning rate * (nesterov: g + momentum * v, else v).
+
+    `rate`: a factor of the step's learning rate.
+    """
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    rate: float = optional(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class AdamW(Attributes):
-    """Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; as PyTorch computes it."""
+    """Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; as PyTorch computes it. `rate`: as of
+    Sgd."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    rate: float = optional(1.0)
 
 
 def _guard_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -104,7 +111,7 @@ def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
         velocity = kind(a.momentum) * state[0] + step
         state = [velocity]
         step = step + kind(a.momentum) * velocity if a.nesterov else velocity
-    return (parameter - kind(record["learning_rate"]) * step, *state)
+    return (parameter - kind(record["learning_rate"] * a.rate) * step, *state)
 
 
 def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -113,7 +120,7 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     if not record["proceed"]:
         return parameter, m, v
     kind = parameter.dtype.type
-    rate, count = float(record["learning_rate"]), int(record["updates"])
+    rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
     g = _unscaled(gradient, record)
     m = kind(a.beta1) * m + kind(1 - a.beta1) * g
     v = kind(a.beta2) * v + kind(1 - a.beta2) * (g * g)

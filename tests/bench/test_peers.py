@@ -31,6 +31,17 @@ def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: s
     assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
 
 
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+@pytest.mark.parametrize("optimizer", ["adamw(weight_decay=0.5)", "sgd(momentum=0.9, weight_decay=0.5)"])
+def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
+    pytest.importorskip(peer)
+    made = job(tmp_path, "grouped", "fp64", (("train.optimizer", optimizer),))
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
+    plain = job(tmp_path, "mixed", "fp64", (("train.optimizer", optimizer),))
+    assert process.run(plain, Contender(MBC, "eager")).losses[1] != pytest.approx(ours.losses[1], rel=1e-4)
+
+
 def test_a_wrong_update_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
     network = importlib.import_module("mbc.bench.torch_network").TorchNetwork

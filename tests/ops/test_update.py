@@ -89,7 +89,9 @@ def _running() -> Attributes:
         ("sgd_update", Sgd(weight_decay=0.01)),
         ("sgd_update", Sgd(momentum=0.9, weight_decay=0.01)),
         ("sgd_update", Sgd(momentum=0.9, nesterov=True, weight_decay=0.01)),
+        ("sgd_update", Sgd(momentum=0.9, weight_decay=0.01, rate=10.0)),
         ("adamw_update", AdamW()),
+        ("adamw_update", AdamW(weight_decay=0.1, rate=0.5)),
         ("adamw_update", AdamW(beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1)),
     ],
 )
@@ -100,12 +102,14 @@ def test_several_steps_are_those_of_pytorch(kind: str, attributes: Attributes) -
     theirs = torch.tensor(ours, requires_grad=True)
     if isinstance(attributes, AdamW):
         settings: dict[str, Any] = asdict(attributes)
+        rate = 0.1 * settings.pop("rate")
         betas = (settings.pop("beta1"), settings.pop("beta2"))
-        optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=betas, **settings)
+        optimizer = torch.optim.AdamW([theirs], lr=rate, betas=betas, **settings)
         memory = [np.zeros_like(ours), np.zeros_like(ours)]
     else:
         assert isinstance(attributes, Sgd)
-        optimizer = torch.optim.SGD([theirs], lr=0.1, **asdict(attributes))
+        settings = asdict(attributes)
+        optimizer = torch.optim.SGD([theirs], lr=0.1 * settings.pop("rate"), **settings)
         memory = [np.zeros_like(ours)] if attributes.momentum else []
     control = new_control(learning_rate=0.1, loss_scale=4.0)
     for _ in range(5):

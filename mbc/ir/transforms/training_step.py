@@ -24,6 +24,7 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
+from mbc.ir.parameter_groups import settings_of
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
@@ -187,14 +188,15 @@ def _update(
     current: dict[str, str],
 ) -> list[State]:
     """Append the update of one parameter, under the control block `guarded`; returns the optimizer's states for it."""
+    value = builder.values[parameter]
+    own = settings_of(optimizer, value)
     attributes: Attributes
     if optimizer.kind == "adamw":
         kind, suffixes = "adamw_update", ("m", "v")
-        attributes = AdamW(optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.weight_decay)
+        attributes = AdamW(optimizer.beta1, optimizer.beta2, optimizer.eps, own.weight_decay, own.rate)
     else:
         kind, suffixes = "sgd_update", ("momentum",) if optimizer.momentum else ()
-        attributes = Sgd(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay)
-    value = builder.values[parameter]
+        attributes = Sgd(optimizer.momentum, optimizer.nesterov, own.weight_decay, own.rate)
     memory = [builder.declare(f"{parameter}.{s}", value.type, Role.OPTIMIZER, span=value.span) for s in suffixes]
     names = [f"next.{v}" for v in (parameter, *memory)]
     inputs = (parameter, gradient, guarded, *memory)

@@ -109,7 +109,7 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
 extern "C" const char* mbc_sgd_update(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SgdUpdateArguments>(call);
-  const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
+  const SgdSettings settings = sgd_settings(call, a.nesterov != 0);
   const int64_t vectors = all_aligned(call, a.momentum ? 6 : 4) ? a.elements / 4 : 0;
   const unsigned blocks = blocks_for(vectors > 0 ? vectors : a.elements);
   const auto* control = in<MbcControl>(call, 2);
@@ -128,7 +128,7 @@ extern "C" const char* mbc_sgd_update(const MbcCall& call) {
 extern "C" const char* mbc_adamw_update(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<AdamwUpdateArguments>(call);
-  const AdamwSettings settings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]};
+  const AdamwSettings settings = adamw_settings(call);
   const int64_t vectors = all_aligned(call, 8) ? a.elements / 4 : 0;
   const Tensor tensor{in<float>(call, 0), in<float>(call, 1), in<float>(call, 3), in<float>(call, 4),
                       out<float>(call, 5), out<float>(call, 6), out<float>(call, 7), a.elements};

@@ -42,10 +42,16 @@ __device__ inline void update(const Tensor& t, const Rule& rule, int64_t first, 
   }
 }
 
+// `rate`: a factor of the step's learning rate.
 struct SgdSettings {
   float momentum, weight_decay;
+  double rate;
   bool nesterov;
 };
+
+inline SgdSettings sgd_settings(const MbcCall& call, bool nesterov) {
+  return {static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), call.reals[2], nesterov};
+}
 
 template <bool MOMENTUM>
 struct Sgd {
@@ -56,7 +62,7 @@ struct Sgd {
   bool proceed;
 
   __device__ Sgd(const Settings& given, const MbcControl* control)
-      : settings(given), rate(static_cast<float>(control->learning_rate)), unscale(1.0f / control->gradient_scale),
+      : settings(given), rate(static_cast<float>(control->learning_rate * given.rate)), unscale(1.0f / control->gradient_scale),
         proceed(control->proceed != 0) {}
   __device__ void operator()(float& parameter, float gradient, float& velocity, float&) const {
     if (!proceed) return;
@@ -70,8 +76,12 @@ struct Sgd {
 };
 
 struct AdamwSettings {
-  double beta1, beta2, eps, weight_decay;
+  double beta1, beta2, eps, weight_decay, rate;
 };
+
+inline AdamwSettings adamw_settings(const MbcCall& call) {
+  return {call.reals[0], call.reals[1], call.reals[2], call.reals[3], call.reals[4]};
+}
 
 struct Adamw {
   using Settings = AdamwSettings;
@@ -83,7 +93,7 @@ struct Adamw {
     __shared__ float shared[3];
     if (threadIdx.x == 0) {
       // In fp64 and once a block: 1 - beta^n loses its digits in fp32.
-      const double given = control->learning_rate, updates = static_cast<double>(control->updates);
+      const double given = control->learning_rate * settings.rate, updates = static_cast<double>(control->updates);
       shared[0] = static_cast<float>(given / (1.0 - pow(settings.beta1, updates)));
       shared[1] = static_cast<float>(1.0 / sqrt(1.0 - pow(settings.beta2, updates)));
       shared[2] = static_cast<float>(1.0 - given * settings.weight_decay);

@@ -365,10 +365,11 @@ def _updates(cases: Cases) -> None:
             cases.add("sgd_update", Sgd(), m(*shape), m(*shape), block, note=f"{note}-plain")
             cases.add("sgd_update", Sgd(0.9, False, 0.01), m(*shape), m(*shape), block, m(*shape), note=note)
             cases.add("sgd_update", Sgd(0.9, True, 0.01), m(*shape), m(*shape), block, m(*shape), note=f"{note}-ahead")
+            cases.add("sgd_update", Sgd(0.9, rate=3.0), m(*shape), m(*shape), block, m(*shape), note=f"{note}-rate")
             second = m(*shape, make=positive)
-            cases.add(
-                "adamw_update", AdamW(weight_decay=0.1), m(*shape), m(*shape), block, m(*shape), second, note=note
-            )
+            for rate in (1.0, 3.0):
+                a, named = AdamW(weight_decay=0.1, rate=rate), note if rate == 1 else f"{note}-rate"
+                cases.add("adamw_update", a, m(*shape), m(*shape), block, m(*shape), second, note=named)
 
 
 # rows, channels, size, filters, kernel, stride, pad, dilation, groups

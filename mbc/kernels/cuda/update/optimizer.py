@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
@@ -48,20 +49,21 @@ def _sgd(at: Slice) -> SgdUpdateArguments:
     return SgdUpdateArguments(at.request.inputs[0].elements, int(len(at.request.inputs) == 4), int(a.nesterov))
 
 
-def _sgd_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, Sgd)
-    return a.momentum, a.weight_decay
+def update_reals(attributes: Attributes) -> tuple[float, ...]:
+    """What `sgd_settings` and `adamw_settings` of the source read."""
+    if isinstance(attributes, AdamW):
+        a = attributes
+        return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate
+    assert isinstance(attributes, Sgd)
+    return attributes.momentum, attributes.weight_decay, attributes.rate
+
+
+def _reals(at: Slice) -> tuple[float, ...]:
+    return update_reals(at.request.attributes)
 
 
 def _adamw(at: Slice) -> AdamwUpdateArguments:
     return AdamwUpdateArguments(at.request.inputs[0].elements)
-
-
-def _adamw_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, AdamW)
-    return a.beta1, a.beta2, a.eps, a.weight_decay
 
 
 FILE = "update/optimizer.cu"
@@ -76,6 +78,6 @@ KERNELS = (
         workspace=_guard_workspace,
         launches=3,
     ),
-    OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _sgd_reals),
-    OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _adamw_reals),
+    OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _reals),
+    OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _reals),
 )

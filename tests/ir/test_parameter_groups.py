@@ -1,0 +1,72 @@
+"""Which parameters a group names, and what each parameter's update is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.ir.graph import Optimizer, ParameterGroup, TrainingGraph
+from mbc.ir.parameter_groups import NORM_AND_BIAS, matches, settings_of
+from mbc.ir.text import optimizer_summary, optimizer_text
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import Precision
+from mbc.ir.verify import verify_training
+from mbc.ops.update import AdamW, Sgd
+from tests.ir.networks import small
+
+GROUPS = (
+    ParameterGroup("head.*", rate=10.0),
+    ParameterGroup("*.bias", weight_decay=0.5),
+    ParameterGroup("head.bias", 2.0),
+)
+RULE = Optimizer(momentum=0.9, weight_decay=0.1, no_decay=NORM_AND_BIAS, groups=GROUPS)
+
+
+def graph_of(rule: Optimizer) -> TrainingGraph:
+    graph = differentiate(small(), rule, Precision.FP32)
+    verify_training(graph)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "matching"),
+    [
+        ("head.*", "head.weight", True),
+        ("head", "head.weight", False),
+        ("*.bias", "layer1.conv2.bias", True),
+        ("layer[12].*", "layer3.conv.weight", False),
+        ("conv?.weight", "conv1.weight", True),
+        ("HEAD.*", "head.weight", False),
+    ],
+)
+def test_patterns_fit_whole_names(pattern: str, name: str, matching: bool) -> None:
+    assert matches(name, pattern) is matching
+
+
+def test_the_last_group_that_gives_a_setting_counts() -> None:
+    values = small().values
+    found = {name: settings_of(RULE, values[name]) for name in ("conv1.weight", "bn1.weight", "bn1.bias", "head.bias")}
+    assert {name: (s.rate, s.weight_decay) for name, s in found.items()} == {
+        "conv1.weight": (1.0, 0.1),
+        "bn1.weight": (1.0, 0.0),
+        "bn1.bias": (1.0, 0.5),
+        "head.bias": (2.0, 0.5),
+    }
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_every_update_has_the_settings_of_its_parameter(kind: str) -> None:
+    graph = graph_of(Optimizer(kind, 0.9, weight_decay=0.1, no_decay=NORM_AND_BIAS, groups=GROUPS))
+    told = {op.inputs[0]: op.attributes for op in graph.train if op.kind == f"{kind}_update"}
+    assert len(told) == 5
+    for name, a in told.items():
+        assert isinstance(a, (Sgd, AdamW))
+        own = settings_of(RULE, graph.values[name])
+        assert (a.rate, a.weight_decay) == (own.rate, own.weight_decay)
+
+
+def test_the_text_has_what_differs_and_nothing_else() -> None:
+    groups = 'group("head.*", rate=10), group("*.bias", weight_decay=0.5), group("head.bias", rate=2)'
+    beside = f"no_decay=norm_and_bias, {groups}"
+    assert optimizer_text(RULE) == f"sgd(momentum=0.9, nesterov=false, weight_decay=0.1), {beside}"
+    assert optimizer_summary(RULE) == f"sgd, {beside}"
+    assert optimizer_summary(Optimizer("adamw")) == "adamw"

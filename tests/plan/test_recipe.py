@@ -1,0 +1,51 @@
+"""Plans of sources with groups of parameters: verified, written and read, with a launch for each kind of update."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mbc.compiler import compile_plan
+from mbc.options import Options
+from mbc.plan.file import dump_plan, load_plan
+from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from mbc.report.tables import heading
+from mbc.source import Source
+from tests.bench.jobs import MIXED
+
+GROUPED = """
+  no_decay = norm_and_bias
+  groups = (group("linear0.*", rate=3), group("conv0.*", weight_decay=0.5))
+"""
+
+
+@cache
+def planned(entries: str) -> Plan:
+    text = MIXED.replace("train {", f"train {{ {entries}")
+    return compile_plan(Source("mixed.mbc", text), Options(gpu="h200"))
+
+
+def updates(plan: Plan) -> list[int]:
+    """How many parameters each launch of updates has."""
+    kinds = {op.name: op.kind for op in plan.graph.train}
+    launches = [x for x in plan.train.launches if x.operations and kinds[x.operations[0]] == "adamw_update"]
+    return sorted(len(x.operations) for x in launches)
+
+
+def test_the_plan_of_groups_is_verified_and_the_same_when_read():
+    plan = planned(GROUPED)
+    verify_plan(plan)
+    text = dump_plan(plan)
+    assert load_plan(text, "plan.json") == plan
+    assert '{"pattern":"linear0.*","rate":3.0}' in text
+    assert 'adamw, no_decay=norm_and_bias, group("linear0.*", rate=3)' in heading(plan)
+
+
+def test_parameters_with_equal_settings_are_updated_together():
+    assert updates(planned("")) == [7]
+    assert updates(planned(GROUPED)) == [1, 1, 1, 1, 3]
+
+
+def test_what_is_not_set_is_not_written():
+    text = dump_plan(planned(""))
+    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"'))
