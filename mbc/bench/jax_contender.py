@@ -21,6 +21,7 @@ from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.parameter_groups import settings_of
 from mbc.ir.types import Precision
+from mbc.ops.update import NORM_EPSILON
 from mbc.runtime.initial import initial
 
 Tensor = Any
@@ -120,7 +121,7 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
             factor = jnp.where(good, jnp.where(grown, SCALE_GROWTH, 1.0), SCALE_BACKOFF)
             made["scale"] = state["scale"] * factor
             made["since_growth"] = jnp.where(good & ~grown, state["since_growth"] + 1, 0)
-        updated = _updated(rules, state, gradients)
+        updated = _updated(rules, state, _clipped(rule, gradients))
 
         def chosen(new: Tensor, old: Tensor) -> Tensor:
             return jnp.where(good, new, old)
@@ -166,6 +167,16 @@ def _dropout(a: Any, x: Tensor, mask: Tensor | None, key: Tensor) -> Tensor:
         return x
     keep = jax.random.bernoulli(key, 1 - a.probability, x.shape) if mask is None else mask
     return jnp.where(keep, x / (1 - a.probability), 0).astype(x.dtype)
+
+
+def _clipped(rule: Optimizer, gradients: States) -> States:
+    if rule.clip_norm:
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients.values()))
+        factor = jnp.minimum(1.0, rule.clip_norm / (norm + NORM_EPSILON))
+        gradients = {name: g * factor for name, g in gradients.items()}
+    if rule.clip_value:
+        gradients = {name: jnp.clip(g, -rule.clip_value, rule.clip_value) for name, g in gradients.items()}
+    return gradients
 
 
 def _rules(network: Network, rule: Optimizer, learning_rate: float) -> dict[str, tuple[Optimizer, float]]:

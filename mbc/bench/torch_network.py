@@ -72,6 +72,13 @@ class TorchNetwork(Base):
             return torch.optim.SGD(groups, learning_rate, rule.momentum, nesterov=rule.nesterov, **settings)
         return torch.optim.AdamW(groups, learning_rate, (rule.beta1, rule.beta2), rule.eps, **settings)
 
+    def clip(self, rule: Optimizer) -> None:
+        """The gradients, as the network has it."""
+        if rule.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), rule.clip_norm)
+        if rule.clip_value:
+            torch.nn.utils.clip_grad_value_(self.parameters(), rule.clip_value)
+
     def states(self) -> dict[str, Array]:
         """Parameters and statistics as they are now, float64."""
         found = {state: getattr(self, name).detach() for state, name in self._attribute.items()}

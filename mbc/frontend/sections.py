@@ -10,11 +10,11 @@ from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.frame import Frame
-from mbc.frontend.groups import Group, Pattern, read_groups, read_no_decay
+from mbc.frontend.groups import NONE, Group, Pattern, read_groups, read_no_decay
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names
-from mbc.frontend.values import Bytes, WordValue, describe
+from mbc.frontend.values import Bytes, WordValue, describe, is_number
 from mbc.ir.graph import Optimizer
 from mbc.ir.types import Precision
 from mbc.ops.base import Parameter, Setting
@@ -49,13 +49,17 @@ class Sections:
     sync_batch_norm: bool = False
     no_decay: str = ""
     groups: tuple[Group, ...] = ()
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
     device_bytes: int | None = None
     host_bytes: int | None = None
 
     @property
     def rule(self) -> Optimizer:
-        """The optimizer with what is different for some parameters."""
-        return replace(self.optimizer, no_decay=self.no_decay, groups=tuple(g.group for g in self.groups))
+        """The optimizer with what is different for some parameters, and how gradients are clipped."""
+        groups = tuple(g.group for g in self.groups)
+        clips = {"clip_norm": self.clip_norm, "clip_value": self.clip_value}
+        return replace(self.optimizer, no_decay=self.no_decay, groups=groups, **clips)
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
@@ -125,6 +129,25 @@ def _groups(sections: Sections, value: ast.Expression, evaluator: Evaluator, fra
     return replace(sections, groups=read_groups(value, evaluator, frame))
 
 
+def _clip_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, clip_norm=_limit("clip_norm", value, evaluator, frame))
+
+
+def _clip_value(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, clip_value=_limit("clip_value", value, evaluator, frame))
+
+
+def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
+    """A positive number, or 0 for `none`."""
+    if isinstance(value, ast.Name) and value.text == NONE:
+        return 0.0
+    worth = evaluator.worth(value, frame)
+    if not is_number(worth) or worth <= 0:
+        message = f"`{name}` must be a positive number, but is {describe(worth)}"
+        raise MbcError("MBC025", message, f"write a positive number, or {name} = {NONE}", value.span)
+    return float(worth)
+
+
 def _flag(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> bool:
     worth = evaluator.worth(value, frame)
     if not isinstance(worth, bool):
@@ -168,6 +191,8 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "optimizer": _optimizer,
                 "no_decay": _no_decay,
                 "groups": _groups,
+                "clip_norm": _clip_norm,
+                "clip_value": _clip_value,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

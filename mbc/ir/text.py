@@ -87,7 +87,8 @@ def optimizer_summary(optimizer: Optimizer) -> str:
 def _beside(optimizer: Optimizer) -> list[str]:
     """What holds beside the settings of the optimizer."""
     no_decay = [f"no_decay={optimizer.no_decay}"] if optimizer.no_decay else []
-    return [*no_decay, *map(_group, optimizer.groups)]
+    clips = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value") if getattr(optimizer, n)]
+    return [*no_decay, *map(_group, optimizer.groups), *clips]
 
 
 def _group(group: ParameterGroup) -> str:

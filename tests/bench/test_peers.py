@@ -42,6 +42,19 @@ def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
     assert process.run(plain, Contender(MBC, "eager")).losses[1] != pytest.approx(ours.losses[1], rel=1e-4)
 
 
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+@pytest.mark.parametrize("precision", ["fp64", "fp16"])
+def test_clipped_gradients(tmp_path: Path, peer: str, precision: str):
+    pytest.importorskip(peer)
+    limits = (("train.clip_norm", "0.3"), ("train.clip_value", "0.02"), ("train.optimizer", "sgd(weight_decay=0.1)"))
+    made = job(tmp_path, "small", precision, limits)
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert compared(Contender(peer), theirs, ours, ROUNDING[precision]).same, (ours.losses, theirs.losses)
+    for alone in limits[:2]:
+        other = process.run(job(tmp_path, "small", precision, (alone, limits[2])), Contender(MBC, "eager"))
+        assert other.losses[1] != pytest.approx(ours.losses[1], rel=1e-5), "both limits matter"
+
+
 def test_a_wrong_update_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
     network = importlib.import_module("mbc.bench.torch_network").TorchNetwork

@@ -28,5 +28,12 @@ def test_the_command_line_replaces_them():
     assert rule(given).no_decay == "norm_and_bias"
 
 
+def test_limits_of_gradients():
+    found = rule("clip_norm = 1 clip_value = 1 / 2")
+    assert (found.clip_norm, found.clip_value) == (1.0, 0.5)
+    assert rule("clip_norm = 1", "train.clip_norm=none").clip_norm == 0
+    assert rule("").clip_norm == rule("").clip_value == 0
+
+
 def test_text_may_hold_what_means_something_elsewhere():
     assert rule('groups = (group("*", rate=2), group("[!{}#]*", rate=2))').groups[1].pattern == "[!{}#]*"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mbc.ir.graph import Optimizer, ParameterGroup, TrainingGraph
@@ -10,7 +12,7 @@ from mbc.ir.text import optimizer_summary, optimizer_text
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ir.verify import verify_training
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Guard, Sgd
 from tests.ir.networks import small
 
 GROUPS = (
@@ -70,3 +72,15 @@ def test_the_text_has_what_differs_and_nothing_else() -> None:
     assert optimizer_text(RULE) == f"sgd(momentum=0.9, nesterov=false, weight_decay=0.1), {beside}"
     assert optimizer_summary(RULE) == f"sgd, {beside}"
     assert optimizer_summary(Optimizer("adamw")) == "adamw"
+    assert optimizer_summary(Optimizer(clip_norm=1.0, clip_value=0.5)) == "sgd, clip_norm=1, clip_value=0.5"
+
+
+def test_a_clipped_norm_sees_all_gradients_and_a_clipped_value_none() -> None:
+    for precision, clip, seen in (("fp32", "clip_norm", 5), ("fp32", "clip_value", 0), ("fp16", "clip_norm", 5)):
+        rule = replace(Optimizer(), **{clip: 0.5})
+        graph = differentiate(small(), rule, Precision(precision))
+        verify_training(graph)
+        (guard,) = (op for op in graph.train if op.kind == "guard")
+        assert guard.attributes == Guard(rule.clip_norm)
+        assert len(guard.inputs[2:]) == seen
+        assert {op.attributes for op in graph.train if op.kind == "sgd_update"} == {Sgd(clip_value=rule.clip_value)}

@@ -7,7 +7,7 @@ from functools import cache
 from mbc.compiler import compile_plan
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Plan
+from mbc.plan.model import Kernel, Plan
 from mbc.plan.verify import verify_plan
 from mbc.report.tables import heading
 from mbc.source import Source
@@ -46,6 +46,17 @@ def test_parameters_with_equal_settings_are_updated_together():
     assert updates(planned(GROUPED)) == [1, 1, 1, 1, 3]
 
 
+def test_the_plan_of_clipped_gradients_has_a_launch_that_sees_all():
+    plan = planned("clip_norm = 1.0 clip_value = 0.5")
+    verify_plan(plan)
+    assert load_plan(dump_plan(plan), "plan.json") == plan
+    (guard,) = (x for x in plan.train.launches if x.operations == ("guard",))
+    assert isinstance(guard.work, Kernel) and guard.work.name == "guard_clip_norm"
+    gradients = {op.inputs[1] for op in plan.graph.train if op.kind == "adamw_update"}
+    assert gradients <= {plan.buffers[access.buffer].value for access in guard.accesses}
+    assert "adamw, clip_norm=1, clip_value=0.5" in heading(plan)
+
+
 def test_what_is_not_set_is_not_written():
     text = dump_plan(planned(""))
-    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"'))
+    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"', '"clip_'))

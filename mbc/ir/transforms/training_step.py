@@ -31,12 +31,11 @@ from mbc.ir.transforms.expand import FLOATING, Expander
 from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
-from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Guard, Sgd
 
 
 def differentiate(
@@ -98,8 +97,8 @@ def differentiate(
         )
 
     # End of the step: nothing changes a state before `guard` has seen the loss.
-    seen = tuple(gradients.values()) if precision is Precision.FP16 else ()
-    (after,) = train.emit("guard", NoAttributes(), (control, total, *seen), "guard", (f"next.{control}",))
+    seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
+    (after,) = train.emit("guard", Guard(optimizer.clip_norm), (control, total, *seen), "guard", (f"next.{control}",))
     current = {control: after}
     for late in forward.deferred:
         inputs = tuple(current.get(v, v) for v in late.inputs)
@@ -193,10 +192,12 @@ def _update(
     attributes: Attributes
     if optimizer.kind == "adamw":
         kind, suffixes = "adamw_update", ("m", "v")
-        attributes = AdamW(optimizer.beta1, optimizer.beta2, optimizer.eps, own.weight_decay, own.rate)
+        attributes = AdamW(
+            optimizer.beta1, optimizer.beta2, optimizer.eps, own.weight_decay, own.rate, optimizer.clip_value
+        )
     else:
         kind, suffixes = "sgd_update", ("momentum",) if optimizer.momentum else ()
-        attributes = Sgd(optimizer.momentum, optimizer.nesterov, own.weight_decay, own.rate)
+        attributes = Sgd(optimizer.momentum, optimizer.nesterov, own.weight_decay, own.rate, optimizer.clip_value)
     memory = [builder.declare(f"{parameter}.{s}", value.type, Role.OPTIMIZER, span=value.span) for s in suffixes]
     names = [f"next.{v}" for v in (parameter, *memory)]
     inputs = (parameter, gradient, guarded, *memory)

@@ -6,6 +6,7 @@
 //            aligned.
 // Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
 // Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
+#include "guard.cuh"
 #include "optimizer.cuh"
 
 // Followed by the number of elements of every gradient, `gradients` integers.
@@ -25,8 +26,6 @@ struct AdamwUpdateArguments {
 };
 
 namespace mbc {
-
-constexpr int TENSORS = 64;  // looked at by one launch; the kernel's arguments hold the list
 
 struct Tensors {
   const float* data[TENSORS];
@@ -53,24 +52,7 @@ __global__ void find_nonfinite(Tensors tensors, uint32_t* flag) {
 
 __global__ void decide(const MbcControl* before, MbcControl* after, const float* loss, const uint32_t* flag,
                        bool scaled) {
-  MbcControl control = *before;
-  const bool proceed = isfinite(loss[0]) && (flag == nullptr || *flag == 0);
-  control.proceed = proceed ? 1 : 0;
-  control.gradient_scale = control.loss_scale;  // what this step's gradients carry, before the scale changes
-  if (proceed) {
-    ++control.updates;
-    ++control.since_growth;
-  } else {
-    ++control.skipped;
-  }
-  if (scaled && !proceed) {
-    control.loss_scale *= MBC_SCALE_BACKOFF;
-    control.since_growth = 0;
-  } else if (scaled && control.since_growth >= MBC_GROWTH_INTERVAL) {
-    control.loss_scale *= MBC_SCALE_GROWTH;
-    control.since_growth = 0;
-  }
-  *after = control;
+  *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled);
 }
 
 inline bool all_aligned(const MbcCall& call, int count) {

@@ -8,6 +8,7 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
+from mbc.kernels.cuda.update.clip_norm import clips
 from mbc.ops.update import AdamW, Sgd
 
 FLAG_BYTES = 4
@@ -39,6 +40,10 @@ def _elements_of_gradients(at: Slice) -> tuple[int, ...]:
     return tuple(gradient.elements for gradient in at.request.inputs[2:])
 
 
+def _takes_guard(request: Request) -> bool:
+    return not clips(request)
+
+
 def _guard_workspace(request: Request, layout: Layout) -> int:
     return FLAG_BYTES if len(request.inputs) > 2 else 0
 
@@ -53,9 +58,9 @@ def update_reals(attributes: Attributes) -> tuple[float, ...]:
     """What `sgd_settings` and `adamw_settings` of the source read."""
     if isinstance(attributes, AdamW):
         a = attributes
-        return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate
+        return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
     assert isinstance(attributes, Sgd)
-    return attributes.momentum, attributes.weight_decay, attributes.rate
+    return attributes.momentum, attributes.weight_decay, attributes.rate, attributes.clip_value
 
 
 def _reals(at: Slice) -> tuple[float, ...]:
@@ -77,6 +82,7 @@ KERNELS = (
         trailing=_elements_of_gradients,
         workspace=_guard_workspace,
         launches=3,
+        takes=_takes_guard,
     ),
     OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _reals),
     OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _reals),
