@@ -19,7 +19,7 @@ from mbc.bench.recipe import dropout_masks, recipe
 from mbc.bench.timing import time_steps
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Network, Optimizer, Role
-from mbc.ir.parameter_groups import settings_of
+from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.types import Precision
 from mbc.ops.update import NORM_EPSILON
 from mbc.runtime.initial import initial
@@ -85,11 +85,11 @@ def _placed(array: Any, wide: Any) -> Tensor:
 
 def first_state(network: Network, rule: Optimizer, states: States, scaled: bool) -> dict[str, Any]:
     """Everything that a step changes."""
-    trained = {name: array for name, array in states.items() if network.values[name].role is Role.PARAMETER}
+    trained = {name: array for name, array in states.items() if is_trained(rule, network.values[name])}
     memories = 2 if rule.kind != "sgd" else 1 if rule.momentum else 0
     return {
         "trained": trained,
-        "statistics": {name: array for name, array in states.items() if name not in trained},
+        "untrained": {name: array for name, array in states.items() if name not in trained},
         "memories": tuple({name: jnp.zeros_like(a) for name, a in trained.items()} for _ in range(memories)),
         "updates": jnp.zeros((), jnp.int32),
         "key": jax.random.key(0),
@@ -108,7 +108,7 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
         key, drawn = jax.random.split(state["key"])
 
         def loss_of(trained: States) -> Any:
-            loss, statistics = forward({**trained, **state["statistics"]}, inputs, masks, drawn)
+            loss, statistics = forward({**trained, **state["untrained"]}, inputs, masks, drawn)
             return loss * state["scale"] if scaled else loss, (loss, statistics)
 
         gradients, (loss, statistics) = jax.grad(loss_of, has_aux=True)(state["trained"])
@@ -128,7 +128,7 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
 
         if scaled:
             updated = jax.tree.map(chosen, updated, {name: state[name] for name in updated})
-        return {**made, **updated, "statistics": statistics}, loss
+        return {**made, **updated, "untrained": {**state["untrained"], **statistics}}, loss
 
     return step
 

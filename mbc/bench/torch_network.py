@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mbc.bench.recipe import Call, recipe
 from mbc.bench.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
 from mbc.ir.graph import Network, Optimizer, Role
-from mbc.ir.parameter_groups import ParameterSettings, settings_of
+from mbc.ir.parameter_groups import ParameterSettings, is_trained, settings_of
 
 Array = NDArray[Any]
 Base: Any = torch.nn.Module
@@ -59,11 +59,14 @@ class TorchNetwork(Base):
         )
 
     def optimizer(self, rule: Optimizer, learning_rate: float, **settings: Any) -> Any:
-        """PyTorch's own optimizer with the network's settings: a group for each rate and weight decay."""
+        """PyTorch's own optimizer with the network's settings: a group for each rate and weight decay. Frozen
+        parameters get no gradient from now on."""
         alike: dict[ParameterSettings, list[Tensor]] = {}
         for state, name in self._attribute.items():
-            if self._values[state].role is Role.PARAMETER:
+            if is_trained(rule, self._values[state]):
                 alike.setdefault(settings_of(rule, self._values[state]), []).append(getattr(self, name))
+            else:
+                getattr(self, name).requires_grad_(False)
         groups = [
             {"params": tensors, "lr": own.rate * learning_rate, "weight_decay": own.weight_decay}
             for own, tensors in alike.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
@@ -53,6 +53,13 @@ def read_groups(value: ast.Expression, evaluator: Evaluator, frame: Frame) -> tu
     return tuple(_group(item, evaluator, frame) for item in _items(value))
 
 
+def read_frozen(value: ast.Expression) -> tuple[Pattern, ...]:
+    """One pattern, or several in parentheses; `none`: no parameter is frozen."""
+    if isinstance(value, ast.Name) and value.text == NONE:
+        return ()
+    return tuple(map(_pattern, _items(value)))
+
+
 def _items(value: ast.Expression) -> tuple[ast.Expression, ...]:
     return value.items if isinstance(value, ast.Tuple) else (value,)
 
@@ -99,6 +106,14 @@ def check_patterns(network: Network, patterns: Iterable[Pattern]) -> None:
         if not any(matches(name, pattern.text) for name in names):
             message = f'no parameter of `{network.name}` matches "{pattern.text}"'
             raise MbcError("MBC040", message, _similar(pattern.text, names), pattern.span)
+
+
+def check_frozen(network: Network, patterns: Sequence[Pattern]) -> None:
+    """MBC042 where the patterns leave no parameter of the network."""
+    names = [s.value for s in network.states if network.values[s.value].role is Role.PARAMETER]
+    if patterns and all(any(matches(name, pattern.text) for pattern in patterns) for name in names):
+        message = f"every parameter of `{network.name}` is frozen, so there is nothing to train"
+        raise MbcError("MBC042", message, "leave out the patterns of those to train", patterns[-1].span)
 
 
 def _similar(pattern: str, names: list[str]) -> str:

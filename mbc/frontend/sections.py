@@ -10,7 +10,7 @@ from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.frame import Frame
-from mbc.frontend.groups import NONE, Group, Pattern, read_groups, read_no_decay
+from mbc.frontend.groups import NONE, Group, Pattern, read_frozen, read_groups, read_no_decay
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names
@@ -49,6 +49,7 @@ class Sections:
     sync_batch_norm: bool = False
     no_decay: str = ""
     groups: tuple[Group, ...] = ()
+    frozen: tuple[Pattern, ...] = ()
     clip_norm: float = 0.0
     clip_value: float = 0.0
     device_bytes: int | None = None
@@ -57,14 +58,19 @@ class Sections:
     @property
     def rule(self) -> Optimizer:
         """The optimizer with what is different for some parameters, and how gradients are clipped."""
-        groups = tuple(g.group for g in self.groups)
-        clips = {"clip_norm": self.clip_norm, "clip_value": self.clip_value}
-        return replace(self.optimizer, no_decay=self.no_decay, groups=groups, **clips)
+        return replace(
+            self.optimizer,
+            no_decay=self.no_decay,
+            groups=tuple(g.group for g in self.groups),
+            frozen=tuple(pattern.text for pattern in self.frozen),
+            clip_norm=self.clip_norm,
+            clip_value=self.clip_value,
+        )
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
         """Over names of parameters."""
-        return tuple(g.pattern for g in self.groups)
+        return (*(g.pattern for g in self.groups), *self.frozen)
 
 
 Entry = Callable[[Sections, ast.Expression, Evaluator, Frame], Sections]
@@ -129,6 +135,10 @@ def _groups(sections: Sections, value: ast.Expression, evaluator: Evaluator, fra
     return replace(sections, groups=read_groups(value, evaluator, frame))
 
 
+def _frozen(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, frozen=read_frozen(value))
+
+
 def _clip_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
     return replace(sections, clip_norm=_limit("clip_norm", value, evaluator, frame))
 
@@ -191,6 +201,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "optimizer": _optimizer,
                 "no_decay": _no_decay,
                 "groups": _groups,
+                "frozen": _frozen,
                 "clip_norm": _clip_norm,
                 "clip_value": _clip_value,
                 "precision": _precision,

@@ -92,9 +92,9 @@ class ParameterGroup:
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay). `no_decay`:
-    `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Gradients
-    are clipped to the L2 norm `clip_norm` of all of them, and then element by element to `clip_value`; 0: they are
-    not."""
+    `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Parameters
+    that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
+    and then element by element to `clip_value`; 0: they are not."""
 
     kind: str = "sgd"
     momentum: float = 0.0
@@ -105,6 +105,7 @@ class Optimizer:
     weight_decay: float = 0.0
     no_decay: str = optional("")
     groups: tuple[ParameterGroup, ...] = optional(())
+    frozen: tuple[str, ...] = optional(())
     clip_norm: float = optional(0.0)
     clip_value: float = optional(0.0)
 

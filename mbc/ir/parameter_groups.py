@@ -1,11 +1,12 @@
-"""What an optimizer does with each parameter: groups, by patterns over names, have settings of their own."""
+"""What an optimizer does with each parameter: groups, by patterns over names, have settings of their own,
+and frozen ones none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from mbc.ir.graph import Optimizer, Value
+from mbc.ir.graph import Optimizer, Role, Value
 
 NORM_AND_BIAS = "norm_and_bias"
 
@@ -21,6 +22,11 @@ class ParameterSettings:
 def matches(name: str, pattern: str) -> bool:
     """Whether a pattern fits the whole name: `*` stands for any letters, dots included, `?` for one."""
     return fnmatchcase(name, pattern)
+
+
+def is_trained(optimizer: Optimizer, value: Value) -> bool:
+    """Whether it is a parameter, and not a frozen one."""
+    return value.role is Role.PARAMETER and not any(matches(value.name, pattern) for pattern in optimizer.frozen)
 
 
 def settings_of(optimizer: Optimizer, parameter: Value) -> ParameterSettings:

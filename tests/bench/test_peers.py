@@ -43,6 +43,15 @@ def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
 
 
 @pytest.mark.parametrize("peer", ["torch", "jax"])
+def test_frozen_parameters(tmp_path: Path, peer: str):
+    pytest.importorskip(peer)
+    made = job(tmp_path, "small", "fp64", (("train.frozen", '("*.bias", "first.*")'), ("train.clip_norm", "0.3")))
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
+    assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
+
+
+@pytest.mark.parametrize("peer", ["torch", "jax"])
 @pytest.mark.parametrize("precision", ["fp64", "fp16"])
 def test_clipped_gradients(tmp_path: Path, peer: str, precision: str):
     pytest.importorskip(peer)

@@ -28,6 +28,13 @@ def test_the_command_line_replaces_them():
     assert rule(given).no_decay == "norm_and_bias"
 
 
+def test_frozen_parameters():
+    assert rule('frozen = "stem.*"').frozen == ("stem.*",)
+    assert rule('frozen = ("stem.weight", "bn*")').frozen == ("stem.weight", "bn*")
+    assert rule('frozen = "stem.*"', "train.frozen=none").frozen == ()
+    assert rule("", 'train.frozen="head.*"').frozen == ("head.*",)
+
+
 def test_limits_of_gradients():
     found = rule("clip_norm = 1 clip_value = 1 / 2")
     assert (found.clip_norm, found.clip_value) == (1.0, 0.5)

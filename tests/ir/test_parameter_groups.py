@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from mbc.errors import MbcError
 from mbc.ir.graph import Optimizer, ParameterGroup, TrainingGraph
-from mbc.ir.parameter_groups import NORM_AND_BIAS, matches, settings_of
+from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, matches, settings_of
 from mbc.ir.text import optimizer_summary, optimizer_text
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ir.verify import verify_training
 from mbc.ops.update import AdamW, Guard, Sgd
+from tests.ir.execution import draw, new_control, parameter_gradients, step
 from tests.ir.networks import small
+from tests.ir.transforms.test_training_step import NETWORKS
 
 GROUPS = (
     ParameterGroup("head.*", rate=10.0),
@@ -72,7 +76,46 @@ def test_the_text_has_what_differs_and_nothing_else() -> None:
     assert optimizer_text(RULE) == f"sgd(momentum=0.9, nesterov=false, weight_decay=0.1), {beside}"
     assert optimizer_summary(RULE) == f"sgd, {beside}"
     assert optimizer_summary(Optimizer("adamw")) == "adamw"
+    assert optimizer_summary(Optimizer(frozen=("head.*", "bn1.*"))) == 'sgd, frozen=("head.*", "bn1.*")'
     assert optimizer_summary(Optimizer(clip_norm=1.0, clip_value=0.5)) == "sgd, clip_norm=1, clip_value=0.5"
+
+
+def test_what_is_frozen_has_no_gradient_no_update_and_no_momentum() -> None:
+    graph = graph_of(replace(RULE, groups=(), frozen=("conv1.*", "bn1.bias")))
+    assert {op.inputs[0] for op in graph.train if op.kind == "sgd_update"} == {"bn1.weight", "head.weight", "head.bias"}
+    changed = {state for state, _ in graph.updates}
+    assert {"bn1.running_mean", "bn1.running_var"} < changed
+    assert changed.isdisjoint({"conv1.weight", "bn1.bias"}) and "conv1.weight.momentum" not in graph.values
+    assert {"conv1.weight", "bn1.bias"} < {state.value for state in graph.states}
+    made = {op.name for op in graph.train}
+    assert "conv1.backward_filter" not in made and "bn1.backward" not in made
+    assert "bn1.backward_reduce" in made  # for the gradient of bn1.weight
+
+
+def test_nothing_before_the_first_trained_parameter_has_a_backward_pass() -> None:
+    graph = graph_of(Optimizer(frozen=("conv1.*", "bn1.*")))
+    assert {op.name for op in graph.train if "backward" in op.kind} == {"loss1.backward", "head.backward_filter"}
+    assert not any(op.kind == "max_pool" and len(op.outputs) > 1 for op in graph.train)  # no indices are kept
+
+
+def test_a_loss_of_frozen_parameters_is_refused() -> None:
+    with pytest.raises(MbcError, match=r"MBC051.*depends on no parameter that is not frozen"):
+        differentiate(small(), Optimizer(frozen=("*",)), Precision.FP32)
+
+
+@pytest.mark.parametrize("frozen", [("conv*.weight",), ("bn*",), ("*.bias", "bn1.*"), ("*1.*", "*2.*", "embed.*")])
+@pytest.mark.parametrize("name", ["residual_two_losses", "shared_layers", "unet"])
+def test_other_gradients_are_what_they_were(name: str, frozen: tuple[str, ...]) -> None:
+    network = NETWORKS[name]()
+    whole = differentiate(network, Optimizer(), Precision.FP64)
+    rule = Optimizer(frozen=frozen)
+    graph = differentiate(network, rule, Precision.FP64)
+    verify_training(graph)
+    start = draw(whole, np.random.default_rng(4))
+    control = new_control(step=9, seed=3)
+    everything, some = (parameter_gradients(g, step(g, start, control)) for g in (whole, graph))
+    assert set(some) == {p for p in everything if is_trained(rule, network.values[p])} != set(everything)
+    assert all(np.array_equal(some[p], everything[p]) for p in some)
 
 
 def test_a_clipped_norm_sees_all_gradients_and_a_clipped_value_none() -> None:

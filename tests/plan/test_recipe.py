@@ -7,7 +7,7 @@ from functools import cache
 from mbc.compiler import compile_plan
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Kernel, Plan
+from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.report.tables import heading
 from mbc.source import Source
@@ -57,6 +57,18 @@ def test_the_plan_of_clipped_gradients_has_a_launch_that_sees_all():
     assert "adamw, clip_norm=1, clip_value=0.5" in heading(plan)
 
 
+def test_frozen_parameters_stay_in_the_plan_and_are_written_by_nothing():
+    plan = planned('frozen = ("conv0.*", "conv1.*")')
+    verify_plan(plan)
+    assert load_plan(dump_plan(plan), "plan.json") == plan
+    assert updates(plan) == [4]
+    frozen = {i for i, b in enumerate(plan.buffers) if b.value in ("conv0.weight", "conv1.weight", "conv1.bias")}
+    assert frozen <= set(plan.train.entry) & set(plan.train.exit)
+    written = {a.buffer for x in plan.train.launches for a in x.accesses if a.mode is not Mode.READ}
+    assert written.isdisjoint(frozen)
+    assert plan.predictions.arena_bytes < planned("").predictions.arena_bytes
+
+
 def test_what_is_not_set_is_not_written():
     text = dump_plan(planned(""))
-    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"', '"clip_'))
+    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"', '"clip_', '"frozen"'))

@@ -24,7 +24,7 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
-from mbc.ir.parameter_groups import settings_of
+from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
@@ -74,14 +74,15 @@ def differentiate(
     for loss, weight in network.losses:
         weights[loss] = weights.get(loss, 0.0) + weight * (1.0 if ranks is None else ranks.share)
     live = live_operations(network.operations, (*weights, *network.outputs))
-    trained = _trained(live, values, tuple(weights))
+    parameters = {name for name, value in values.items() if is_trained(optimizer, value)}
+    trained = _trained(live, parameters, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
     for op in live:
         forward.write(op)
     here = {forward.read(loss): weight for loss, weight in weights.items()}
     metrics = tuple(m for op in train.operations if op.outputs[0] in here for m in op.outputs[1:])
     outputs = tuple(forward.read(v) for v in network.outputs)
-    backward = Backward(train, here, control, forward.casts)
+    backward = Backward(train, here, parameters, control, forward.casts)
     total = _total(train, here)
 
     gradients = backward.run()
@@ -90,9 +91,10 @@ def differentiate(
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
         gradients = {parameter: _over_ranks(train, ranks, gradient) for parameter, gradient in gradients.items()}
     if not gradients:
+        frozen = bool(optimizer.frozen)
         raise MbcError(
             "MBC051",
-            f"the loss of network '{network.name}' depends on no parameter",
+            f"the loss of network '{network.name}' depends on no parameter" + (" that is not frozen" * frozen),
             "put a layer with parameters (conv, linear, bn) between an input and the loss",
         )
 
@@ -152,9 +154,9 @@ def _outer_values(network: Network, precision: Precision) -> dict[str, Value]:
     return outer
 
 
-def _trained(operations: Sequence[Operation], outer: dict[str, Value], losses: tuple[str, ...]) -> set[str]:
-    """Values of the Network whose gradients will be asked for: between a parameter and a loss."""
-    trained = {name for name, value in outer.items() if value.role is Role.PARAMETER}
+def _trained(operations: Sequence[Operation], parameters: set[str], losses: tuple[str, ...]) -> set[str]:
+    """Values of the Network whose gradients will be asked for: between one of `parameters` and a loss."""
+    trained = set(parameters)
     for op in operations:
         kind = KINDS[op.kind]
         if (kind.gradient or kind.expand) and not trained.isdisjoint(op.inputs):
