@@ -49,15 +49,21 @@ def read_no_decay(value: ast.Expression) -> str:
 
 
 def read_groups(value: ast.Expression, evaluator: Evaluator, frame: Frame) -> tuple[Group, ...]:
-    """One `group(…)`, or several in parentheses."""
+    """One `group(…)`, or several in parentheses; `none`: there are none."""
+    if _is_none(value):
+        return ()
     return tuple(_group(item, evaluator, frame) for item in _items(value))
 
 
 def read_frozen(value: ast.Expression) -> tuple[Pattern, ...]:
     """One pattern, or several in parentheses; `none`: no parameter is frozen."""
-    if isinstance(value, ast.Name) and value.text == NONE:
+    if _is_none(value):
         return ()
     return tuple(map(_pattern, _items(value)))
+
+
+def _is_none(value: ast.Expression) -> bool:
+    return isinstance(value, ast.Name) and value.text == NONE
 
 
 def _items(value: ast.Expression) -> tuple[ast.Expression, ...]:

@@ -24,6 +24,7 @@ def test_the_order_of_entries_does_not_matter():
 def test_the_command_line_replaces_them():
     given = 'no_decay = norm_and_bias groups = group("head.*", rate=2)'
     found = rule(given, "train.no_decay=none", 'train.groups=group("stem.*", rate=3)')
+    assert rule(given, "train.groups=none").groups == ()
     assert (found.no_decay, found.groups) == ("", (ParameterGroup("stem.*", 3.0),))
     assert rule(given).no_decay == "norm_and_bias"
 

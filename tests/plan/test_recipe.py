@@ -9,6 +9,7 @@ from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import verify_plan
+from mbc.plan.verify_ranks import verify_rank
 from mbc.report.tables import heading
 from mbc.source import Source
 from tests.bench.jobs import MIXED
@@ -20,9 +21,9 @@ GROUPED = """
 
 
 @cache
-def planned(entries: str) -> Plan:
+def planned(entries: str, gpus: int = 1) -> Plan:
     text = MIXED.replace("train {", f"train {{ {entries}")
-    return compile_plan(Source("mixed.mbc", text), Options(gpu="h200"))
+    return compile_plan(Source("mixed.mbc", text), Options(gpu="h200", gpus=gpus))
 
 
 def updates(plan: Plan) -> list[int]:
@@ -67,6 +68,15 @@ def test_frozen_parameters_stay_in_the_plan_and_are_written_by_nothing():
     written = {a.buffer for x in plan.train.launches for a in x.accesses if a.mode is not Mode.READ}
     assert written.isdisjoint(frozen)
     assert plan.predictions.arena_bytes < planned("").predictions.arena_bytes
+
+
+def test_ranks_sum_the_gradients_that_are_clipped_and_no_others():
+    plan = planned('frozen = ("conv0.*", "conv1.*") clip_norm = 1.0', gpus=2)
+    verify_plan(plan)
+    verify_rank(plan)
+    (guard,) = (op for op in plan.graph.train if op.kind == "guard")
+    sums = {op.outputs[0] for op in plan.graph.train if op.kind == "all_reduce"}
+    assert len(guard.inputs) == 2 + 4 and set(guard.inputs[1:]) == sums - set(plan.graph.metrics)
 
 
 def test_what_is_not_set_is_not_written():
