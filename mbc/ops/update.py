@@ -59,8 +59,10 @@ class AdamW(Attributes):
     clip_value: float = optional(0.0)
 
 
-def _guard_shape(_: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     control_shape(inputs[0])
+    if a.clip_norm and len(inputs) < 3:
+        raise ShapeError("the norm of gradients cannot be clipped where none are seen")
     return inputs[:1]
 
 

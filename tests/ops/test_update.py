@@ -10,10 +10,10 @@ import pytest
 
 from mbc.ir.control import CONTROL_BYTES, GROWTH_INTERVAL
 from mbc.ir.graph import Attributes
-from mbc.ir.types import Precision
+from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
-from mbc.ops.base import Array, Call
-from mbc.ops.control import RECORD, control_record
+from mbc.ops.base import Array, Call, ShapeError
+from mbc.ops.control import CONTROL_TYPE, RECORD, control_record
 from mbc.ops.update import AdamW, Guard, Sgd
 from tests.ir.execution import new_control
 
@@ -89,6 +89,13 @@ def test_gradients_are_clipped_to_their_norm(limit: float, factor: float) -> Non
 def test_clipping_skips_a_step_whose_gradients_are_not_finite(precision: Precision) -> None:
     record = control_record(_guard(new_control(), 0.0, np.inf, precision=precision, clip_norm=1.0))
     assert (record["proceed"], record["gradient_scale"]) == (0, 1)
+
+
+def test_a_norm_is_of_some_gradients() -> None:
+    loss = TensorType((1,), DType.FP32)
+    with pytest.raises(ShapeError, match="cannot be clipped where none are seen"):
+        KINDS["guard"].shape(Guard(1.0), (CONTROL_TYPE, loss))
+    assert KINDS["guard"].shape(Guard(1.0), (CONTROL_TYPE, loss, loss)) == (CONTROL_TYPE,)
 
 
 def test_clipping_to_a_value_keeps_what_is_not_a_number() -> None:
