@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from mbc.bench.recipe import dropout_masks, recipe
 from mbc.bench.timing import time_steps
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.types import Precision
 from mbc.ops.random import Dropout
+from mbc.ops.update import NORM_EPSILON
 from mbc.runtime.initial import initial
 
 Tensor = Any
@@ -83,11 +86,11 @@ def _placed(array: Any, wide: Any) -> Tensor:
 
 def first_state(network: Network, rule: Optimizer, states: States, scaled: bool) -> dict[str, Any]:
     """Everything that a step changes."""
-    trained = {name: array for name, array in states.items() if network.values[name].role is Role.PARAMETER}
+    trained = {name: array for name, array in states.items() if is_trained(rule, network.values[name])}
     memories = 2 if rule.kind != "sgd" else 1 if rule.momentum else 0
     return {
         "trained": trained,
-        "statistics": {name: array for name, array in states.items() if name not in trained},
+        "untrained": {name: array for name, array in states.items() if name not in trained},
         "memories": tuple({name: jnp.zeros_like(a) for name, a in trained.items()} for _ in range(memories)),
         "updates": jnp.zeros((), jnp.int32),
         "key": jax.random.key(0),
@@ -100,12 +103,13 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
     """A function of state, inputs and dropout's masks (None: drawn), which gives the next state and the loss."""
     forward = _forward(network, half)
     scaled = half == jnp.float16
+    rules = _rules(network, rule, learning_rate)
 
     def step(state: dict[str, Any], inputs: Sequence[Tensor], masks: Mapping[str, Tensor] | None) -> Any:
         key, drawn = jax.random.split(state["key"])
 
         def loss_of(trained: States) -> Any:
-            loss, statistics = forward({**trained, **state["statistics"]}, inputs, masks, drawn)
+            loss, statistics = forward({**trained, **state["untrained"]}, inputs, masks, drawn)
             return loss * state["scale"] if scaled else loss, (loss, statistics)
 
         gradients, (loss, statistics) = jax.grad(loss_of, has_aux=True)(state["trained"])
@@ -118,14 +122,14 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
             factor = jnp.where(good, jnp.where(grown, SCALE_GROWTH, 1.0), SCALE_BACKOFF)
             made["scale"] = state["scale"] * factor
             made["since_growth"] = jnp.where(good & ~grown, state["since_growth"] + 1, 0)
-        updated = _updated(rule, learning_rate, state, gradients)
+        updated = _updated(rules, state, _clipped(rule, gradients))
 
         def chosen(new: Tensor, old: Tensor) -> Tensor:
             return jnp.where(good, new, old)
 
         if scaled:
             updated = jax.tree.map(chosen, updated, {name: state[name] for name in updated})
-        return {**made, **updated, "statistics": statistics}, loss
+        return {**made, **updated, "untrained": {**state["untrained"], **statistics}}, loss
 
     return step
 
@@ -166,14 +170,31 @@ def _dropout(a: Any, x: Tensor, mask: Tensor | None, key: Tensor) -> Tensor:
     return jnp.where(keep, x / (1 - a.probability), 0).astype(x.dtype)
 
 
-def _updated(rule: Optimizer, learning_rate: float, state: dict[str, Any], gradients: States) -> dict[str, Any]:
+def _clipped(rule: Optimizer, gradients: States) -> States:
+    if rule.clip_norm:
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients.values()))
+        factor = jnp.minimum(1.0, rule.clip_norm / (norm + NORM_EPSILON))
+        gradients = {name: g * factor for name, g in gradients.items()}
+    if rule.clip_value:
+        gradients = {name: jnp.clip(g, -rule.clip_value, rule.clip_value) for name, g in gradients.items()}
+    return gradients
+
+
+def _rules(network: Network, rule: Optimizer, learning_rate: float) -> dict[str, tuple[Optimizer, float]]:
+    """Of each parameter, with its own weight decay; and its learning rate."""
+    parameters = [value for value in network.values.values() if value.role is Role.PARAMETER]
+    own = {value.name: settings_of(rule, value) for value in parameters}
+    return {name: (replace(rule, weight_decay=s.weight_decay), s.rate * learning_rate) for name, s in own.items()}
+
+
+def _updated(rules: Mapping[str, tuple[Optimizer, float]], state: dict[str, Any], gradients: States) -> dict[str, Any]:
     """Parameters, what the optimizer remembers, and the count of updates, after one."""
     trained, count = state["trained"], state["updates"] + 1
-    each: Mapping[str, Any] = {}
-    if rule.kind == "sgd":
-        each = {name: _sgd(rule, learning_rate, p, gradients[name], state, name) for name, p in trained.items()}
-    else:
-        each = {name: _adamw(rule, learning_rate, p, gradients[name], state, name) for name, p in trained.items()}
+    each: dict[str, Any] = {}
+    for name, p in trained.items():
+        rule, rate = rules[name]
+        update = _sgd if rule.kind == "sgd" else _adamw
+        each[name] = update(rule, rate, p, gradients[name], state, name)
     memories = tuple({name: each[name][i + 1] for name in trained} for i in range(len(state["memories"])))
     return {"trained": {name: made[0] for name, made in each.items()}, "memories": memories, "updates": count}
 

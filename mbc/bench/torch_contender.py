@@ -130,6 +130,7 @@ class Trainer:
         settings: dict[str, Any] = {"fused": True} if on_gpu else {}
         if contender.graph and lowered.optimizer.kind != "sgd":
             settings["capturable"] = True
+        self._rule = lowered.optimizer
         self._optimizer = self.module.optimizer(lowered.optimizer, job.learning_rate, **settings)
         half = _HALF.get(lowered.precision)
         self._cast = getattr(torch, half) if half else None
@@ -149,6 +150,9 @@ class Trainer:
         with self._casting():
             loss, _ = forward(inputs, masks)
         self._scaler.scale(loss).backward()
+        if self._rule.clip_norm or self._rule.clip_value:
+            self._scaler.unscale_(self._optimizer)
+            self.module.clip(self._rule)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         return loss.detach()

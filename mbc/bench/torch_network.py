@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mbc.bench.recipe import Call, recipe
 from mbc.bench.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
 from mbc.ir.graph import Network, Optimizer, Role
+from mbc.ir.parameter_groups import ParameterSettings, is_trained, settings_of
 from mbc.ops.random import Dropout, DropPath
 
 Array = NDArray[Any]
@@ -26,6 +27,7 @@ class TorchNetwork(Base):
         Base.__init__(self)
         self._calls = recipe(network, TAKES_BIAS)
         self._inputs, self._outputs, self._losses = network.inputs, network.outputs, network.losses
+        self._values = network.values
         self._dtype, self._device, self._channels_last = dtype, device, channels_last
         self._attribute: dict[str, str] = {}  # PyTorch's names have no dots
         for state in network.states:
@@ -58,14 +60,28 @@ class TorchNetwork(Base):
         )
 
     def optimizer(self, rule: Optimizer, learning_rate: float, **settings: Any) -> Any:
-        """PyTorch's own optimizer with the network's settings."""
+        """PyTorch's own optimizer with the network's settings: a group for each rate and weight decay. Frozen
+        parameters get no gradient from now on."""
+        alike: dict[ParameterSettings, list[Tensor]] = {}
+        for state, name in self._attribute.items():
+            if is_trained(rule, self._values[state]):
+                alike.setdefault(settings_of(rule, self._values[state]), []).append(getattr(self, name))
+            else:
+                getattr(self, name).requires_grad_(False)
+        groups = [
+            {"params": tensors, "lr": own.rate * learning_rate, "weight_decay": own.weight_decay}
+            for own, tensors in alike.items()
+        ]
         if rule.kind == "sgd":
-            return torch.optim.SGD(
-                self.parameters(), learning_rate, rule.momentum,
-                weight_decay=rule.weight_decay, nesterov=rule.nesterov, **settings,
-            )  # fmt: skip
-        betas = (rule.beta1, rule.beta2)
-        return torch.optim.AdamW(self.parameters(), learning_rate, betas, rule.eps, rule.weight_decay, **settings)
+            return torch.optim.SGD(groups, learning_rate, rule.momentum, nesterov=rule.nesterov, **settings)
+        return torch.optim.AdamW(groups, learning_rate, (rule.beta1, rule.beta2), rule.eps, **settings)
+
+    def clip(self, rule: Optimizer) -> None:
+        """The gradients, as the network has it."""
+        if rule.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), rule.clip_norm)
+        if rule.clip_value:
+            torch.nn.utils.clip_grad_value_(self.parameters(), rule.clip_value)
 
     def states(self) -> dict[str, Array]:
         """Parameters and statistics as they are now, float64."""

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from mbc.equivalence.torch_convolutions import (
     Tensor,
     convolution,
@@ -184,15 +186,19 @@ def _upsample_backward(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Te
 
 
 def _guard(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    """By NumPy, told of all gradients only whether they are finite."""
-    control, *values = inputs
-    told = torch.zeros(1, dtype=torch.float64)
-    if not all(bool(torch.isfinite(value).all()) for value in values):
-        told = told + math.nan
+    """By NumPy, told of all gradients only their norm, which is finite where they are."""
+    control, loss, *gradients = inputs
+    norm = sum(torch.linalg.vector_norm(gradient.double()) ** 2 for gradient in gradients) ** 0.5
     evaluate = KINDS["guard"].evaluate
     assert evaluate is not None
-    (after,) = evaluate(a, [control.cpu().numpy(), told.numpy()], call)
+    told = [np.array([float(value)]) for value in (loss, norm)]
+    (after,) = evaluate(a, [control.cpu().numpy(), *told], call)
     return (torch.from_numpy(after).to(control.device),)
+
+
+def _unscaled(a: Sgd | AdamW, gradient: Tensor, record: Any) -> Tensor:
+    unscaled = gradient / float(record["gradient_scale"])
+    return unscaled.clamp(-a.clip_value, a.clip_value) if a.clip_value else unscaled
 
 
 def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -200,11 +206,11 @@ def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     record = control_record(control.cpu().numpy())
     if not record["proceed"]:
         return (parameter, *state)
-    step = gradient / float(record["gradient_scale"]) + a.weight_decay * parameter
+    step = _unscaled(a, gradient, record) + a.weight_decay * parameter
     if state:
         state = [a.momentum * state[0] + step]
         step = step + a.momentum * state[0] if a.nesterov else state[0]
-    return (parameter - float(record["learning_rate"]) * step, *state)
+    return (parameter - float(record["learning_rate"]) * a.rate * step, *state)
 
 
 def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -212,8 +218,8 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     record = control_record(control.cpu().numpy())
     if not record["proceed"]:
         return parameter, m, v
-    rate, count = float(record["learning_rate"]), int(record["updates"])
-    g = gradient / float(record["gradient_scale"])
+    rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
+    g = _unscaled(a, gradient, record)
     m, v = a.beta1 * m + (1 - a.beta1) * g, a.beta2 * v + (1 - a.beta2) * g * g
     divisor = torch.sqrt(v / (1 - a.beta2**count)) + a.eps
     return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v

@@ -12,7 +12,12 @@ from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise
 
 # Leaves the gradient of the first step in the optimizer's state, whatever the network is trained with.
-_OPTIMIZER = ("train.optimizer", "sgd(momentum=0.9)")
+_SHOWN = (
+    ("train.optimizer", "sgd(momentum=0.9)"),
+    ("train.groups", "none"),
+    ("train.clip_norm", "none"),
+    ("train.clip_value", "none"),
+)
 _ANY_MEMORY = ("memory.device", "auto")
 
 MOST_FLOAT64_PRODUCTS = 3e11  # some minutes of NumPy on two cores, less on the host of a GPU
@@ -21,14 +26,14 @@ MOST_FLOAT64_BYTES = 8 << 30
 
 def divided(options: Options) -> Options:
     """As the options say, with an optimizer that shows the gradients."""
-    return _with(options, _OPTIMIZER)
+    return _with(options, *_SHOWN)
 
 
 def undivided(options: Options) -> Options:
     """Every operation in one call, under the same limits of workspace; in as much memory as there is, because a budget
     that makes divisions necessary has no undivided plan."""
     whole = replace(options, policy=Policy.UNDIVIDED, micro_batch=0)
-    return _with(whole, _OPTIMIZER, _ANY_MEMORY)
+    return _with(whole, *_SHOWN, _ANY_MEMORY)
 
 
 def in_float64(options: Options) -> Options:

@@ -16,6 +16,7 @@
 * `building`: a network in the making, and limits of sizes
 * `settings`: settings in parentheses -> values by name
 * `sections`: `train { ... }` and `memory { ... }`
+* `groups`: entries that name parameters by patterns
 * `unknown`: errors of names that are not known
 * `near`: the known name that was probably meant
 * `pytorch`: PyTorch's names, and what mbc has in their place

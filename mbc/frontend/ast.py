@@ -40,6 +40,13 @@ class Size(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class String(Node):
+    """Quoted text: a pattern of names."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Tuple(Node):
     items: tuple[Expression, ...]
 
@@ -118,7 +125,7 @@ class Pick(Node):
     otherwise: Expression
 
 
-Expression = Name | Number | Size | Tuple | Call | Labelled | Attribute | Index | Unary | Chain | Pipe | Pick
+Expression = Name | Number | Size | String | Tuple | Call | Labelled | Attribute | Index | Unary | Chain | Pipe | Pick
 
 # ---- statements ----
 

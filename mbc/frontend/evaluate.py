@@ -19,7 +19,7 @@ from mbc.frontend.unknown import (
     unknown_operation,
     unknown_value,
 )
-from mbc.frontend.values import Bytes, Tensor, WordValue, Worth, Written, describe, is_number
+from mbc.frontend.values import Bytes, Tensor, Text, WordValue, Worth, Written, describe, is_number
 from mbc.ops import LAYERS
 from mbc.ops.base import Parameter
 from mbc.source import Span
@@ -62,6 +62,8 @@ class Evaluator:
                 return expression.value
             case ast.Size():
                 return Bytes(expression.size_bytes)
+            case ast.String():
+                return Text(expression.text)
             case ast.Tuple():
                 return tuple(self.worth(item, frame) for item in expression.items)
             case ast.Call():

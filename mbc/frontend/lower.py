@@ -11,6 +11,7 @@ from mbc.frontend import ast
 from mbc.frontend.expand import Expansion
 from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
+from mbc.frontend.groups import check_frozen, check_patterns
 from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
 from mbc.frontend.parse import parse_setting
@@ -64,9 +65,11 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
     parameters = _bind_parameters(chosen, overrides, expansion, frame)
     expansion.run_network(chosen, frame)
     made = _finish(chosen, expansion)
+    check_patterns(made, sections.patterns)
+    check_frozen(made, sections.frozen)
     return Lowered(
         synchronised(made) if sections.sync_batch_norm else made,
-        sections.optimizer,
+        sections.rule,
         sections.precision,
         sections.deterministic,
         sections.allow_emulated_fp32,

@@ -16,7 +16,7 @@ class Place(Enum):
     SETTING = "setting"  # `equivalent` is a setting of an operation or an optimizer
     OPTIMIZER = "optimizer"  # `equivalent` is a value of train.optimizer
     PRECISION = "precision"  # `equivalent` is a value of train.precision
-    ENTRY = "entry"  # of a section; `equivalent` is an option of the command line
+    ENTRY = "entry"  # of a section; `equivalent` is an option of the command line, or an entry
     VALUE = "value"  # `equivalent` is a value that settings take
 
 
@@ -129,6 +129,10 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (Place.ENTRY, ("scheduler", "lr_scheduler"), Answer("--schedule", "of mbc train")),
     (Place.ENTRY, ("seed", "manual_seed"), Answer("--seed", "of mbc train")),
     (Place.ENTRY, ("batch_size", "batch"), Answer("--set batch=64", "where the network has a parameter `batch`")),
+    (Place.ENTRY, ("clip_grad_norm_", "max_norm", "max_grad_norm"), Answer("clip_norm = 1.0", "of all gradients")),
+    (Place.ENTRY, ("clip_grad_value_",), Answer("clip_value = 0.5")),
+    (Place.ENTRY, ("param_groups",), Answer('groups = group("*.bias", rate=2)', "or several in parentheses")),
+    (Place.ENTRY, ("requires_grad", "freeze"), Answer('frozen = "*.bias"', "or several patterns in parentheses")),
     (Place.VALUE, ("True",), Answer("true")),
     (Place.VALUE, ("False",), Answer("false")),
     (Place.VALUE, ("None",), Answer("", "leave the setting out")),

@@ -10,10 +10,11 @@ from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.frame import Frame
+from mbc.frontend.groups import NONE, Group, Pattern, read_frozen, read_groups, read_no_decay
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names
-from mbc.frontend.values import Bytes, WordValue, describe
+from mbc.frontend.values import Bytes, WordValue, describe, is_number
 from mbc.ir.graph import Optimizer
 from mbc.ir.types import Precision
 from mbc.ops.base import Parameter, Setting
@@ -46,8 +47,30 @@ class Sections:
     deterministic: bool = False
     allow_emulated_fp32: bool = True
     sync_batch_norm: bool = False
+    no_decay: str = ""
+    groups: tuple[Group, ...] = ()
+    frozen: tuple[Pattern, ...] = ()
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
     device_bytes: int | None = None
     host_bytes: int | None = None
+
+    @property
+    def rule(self) -> Optimizer:
+        """The optimizer with what is different for some parameters, and how gradients are clipped."""
+        return replace(
+            self.optimizer,
+            no_decay=self.no_decay,
+            groups=tuple(g.group for g in self.groups),
+            frozen=tuple(pattern.text for pattern in self.frozen),
+            clip_norm=self.clip_norm,
+            clip_value=self.clip_value,
+        )
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Over names of parameters."""
+        return (*(g.pattern for g in self.groups), *self.frozen)
 
 
 Entry = Callable[[Sections, ast.Expression, Evaluator, Frame], Sections]
@@ -104,6 +127,37 @@ def _sync_batch_norm(sections: Sections, value: ast.Expression, evaluator: Evalu
     return replace(sections, sync_batch_norm=_flag("sync_batch_norm", value, evaluator, frame))
 
 
+def _no_decay(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, no_decay=read_no_decay(value))
+
+
+def _groups(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, groups=read_groups(value, evaluator, frame))
+
+
+def _frozen(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, frozen=read_frozen(value))
+
+
+def _clip_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, clip_norm=_limit("clip_norm", value, evaluator, frame))
+
+
+def _clip_value(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, clip_value=_limit("clip_value", value, evaluator, frame))
+
+
+def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
+    """A positive number, or 0 for `none`."""
+    if isinstance(value, ast.Name) and value.text == NONE:
+        return 0.0
+    worth = evaluator.worth(value, frame)
+    if not is_number(worth) or worth <= 0:
+        message = f"`{name}` must be a positive number, but is {describe(worth)}"
+        raise MbcError("MBC025", message, f"write a positive number, or {name} = {NONE}", value.span)
+    return float(worth)
+
+
 def _flag(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> bool:
     worth = evaluator.worth(value, frame)
     if not isinstance(worth, bool):
@@ -145,6 +199,11 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
         "train": MappingProxyType(
             {
                 "optimizer": _optimizer,
+                "no_decay": _no_decay,
+                "groups": _groups,
+                "frozen": _frozen,
+                "clip_norm": _clip_norm,
+                "clip_value": _clip_value,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

@@ -61,7 +61,9 @@ def _no_setting(what: str, names: Sequence[str], name: str, span: Span) -> MbcEr
     told = answer(name, Place.SETTING)
     here = told is not None and (not told.equivalent or told.equivalent in names)
     remedy = suggest(name, names, f"settings of `{what}`", *((Place.SETTING,) if here else ()))
-    if name in ("lr", "learning_rate"):
+    if name in ("lr", "learning_rate") and "rate" in names:
+        remedy = "write `rate`, a factor of the learning rate that each step is given"
+    elif name in ("lr", "learning_rate"):
         remedy = "a source holds no learning rate: give it to each step, or as --lr of mbc train"
     return MbcError("MBC007", f"`{what}` has no setting `{name}`", remedy, span)
 

@@ -16,7 +16,7 @@ from mbc.frontend.tree import wrong_unit
 from mbc.ops import LAYERS
 from mbc.units import UNIT_BYTES
 
-_VALUES = frozenset({"NAME", "NUMBER", "SIZE", "BAD_NUMBER", "LPAR", "SIGN", "NOT", "TRUE", "FALSE"})
+_VALUES = frozenset({"NAME", "NUMBER", "SIZE", "STRING", "BAD_NUMBER", "LPAR", "SIGN", "NOT", "TRUE", "FALSE"})
 _STATEMENTS = frozenset({"NAME", "INPUT", "OUTPUT", "LOSS", "RETURN", "FOR", "WHEN"})
 _DECLARATIONS = frozenset({"NETWORK", "BLOCK", "TRAIN", "MEMORY"})
 _CONTINUATIONS = frozenset(
@@ -47,10 +47,11 @@ _LOOKALIKES = dict(
         strict=False,
     )
 )
+_QUOTES = 'names and words are written without quotes; only a pattern of names has them, as in "head.*"'
 _CHARACTER_REMEDIES = {
-    '"': "there is no quoted text: names and words are written without quotes",
-    "'": "there is no quoted text: names and words are written without quotes",
-    "`": "there is no quoted text: names and words are written without quotes",
+    '"': 'a pattern of names, as in `frozen`, ends with `"` on its line; all else is written without quotes',
+    "'": _QUOTES,
+    "`": _QUOTES,
     ";": "statements need nothing between them: begin the next one on a new line",
     "|": "a tensor goes into a layer by `|>`",
     "!": "write `not x`, or `a != b`",
@@ -104,6 +105,8 @@ def _describe(token: Token) -> str:
         return "the end of the text"
     if token.type in ("NAME", "NUMBER", "SIZE"):
         return f"the {'name' if token.type == 'NAME' else 'number'} `{token.value}`"
+    if token.type == "STRING":
+        return f"the text `{token.value}`"
     if token.value.isalpha():
         return f"the word `{token.value}`"
     return f"`{token.value}`"

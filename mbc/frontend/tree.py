@@ -31,6 +31,7 @@ class TreeReader:
             "name": lambda t: ast.Name(self._span(t), self._text(t.children[0])),
             "number": self._number,
             "size": self._size,
+            "string": lambda t: ast.String(self._span(t), str(t.children[0])[1:-1]),
             "bad_number": self._bad_number,
             "true": lambda t: ast.Number(self._span(t), True),
             "false": lambda t: ast.Number(self._span(t), False),

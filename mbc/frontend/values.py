@@ -43,6 +43,13 @@ class Bytes:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Quoted text."""
+
+    text: str
+
+
 @dataclass(slots=True, eq=False)
 class Written:
     """A layer or block as written in one place, with its settings: applied twice, it shares its parameters.
@@ -61,7 +68,7 @@ class Written:
     path: str | None = None
 
 
-Worth = int | float | bool | tuple["Worth", ...] | Tensor | Losses | WordValue | Bytes | Written
+Worth = int | float | bool | tuple["Worth", ...] | Tensor | Losses | WordValue | Bytes | Text | Written
 
 
 def is_number(worth: Worth) -> TypeGuard[int | float]:
@@ -87,4 +94,6 @@ def describe(worth: Worth) -> str:
         return f"the word `{worth.text}`"
     if isinstance(worth, Bytes):
         return f"a size of {worth.size_bytes} bytes"
+    if isinstance(worth, Text):
+        return f'the text "{worth.text}"'
     return f"the {'block' if isinstance(worth.of, ast.Block) else 'layer'} `{worth.of.name}`"

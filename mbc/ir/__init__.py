@@ -2,6 +2,8 @@
 
 * `types`: element types, layouts and tensor types
 * `graph`: the whole intermediate representation, on one page
+* `optional`: settings that are written only where they are set
+* `parameter_groups`: what an optimizer does with each parameter
 * `control`: the control block: what changes from step to step
 * `ranks`: how a mini-batch is shared by ranks
 * `text`: readable text of a graph

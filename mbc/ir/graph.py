@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
 from mbc.source import Span
 
@@ -79,8 +80,21 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """What is different for the parameters whose names match a pattern (`mbc.ir.parameter_groups`). `rate`: a factor
+    of the learning rate. None: as without the group."""
+
+    pattern: str
+    rate: float | None = optional(None)
+    weight_decay: float | None = optional(None)
+
+
+@dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay)."""
+    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay). `no_decay`:
+    `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Parameters
+    that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
+    and then element by element to `clip_value`; 0: they are not."""
 
     kind: str = "sgd"
     momentum: float = 0.0
@@ -89,6 +103,11 @@ class Optimizer:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    no_decay: str = optional("")
+    groups: tuple[ParameterGroup, ...] = optional(())
+    frozen: tuple[str, ...] = optional(())
+    clip_norm: float = optional(0.0)
+    clip_value: float = optional(0.0)
 
 
 @dataclass(frozen=True, slots=True)

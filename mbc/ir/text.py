@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 
-from mbc.ir.graph import Initializer, Network, Operation, Optimizer, State, TrainingGraph, Value
+from mbc.ir.graph import Initializer, Network, Operation, Optimizer, ParameterGroup, State, TrainingGraph, Value
+from mbc.ir.optional import written_fields
 
 
 def network_text(network: Network) -> str:
@@ -21,7 +21,9 @@ def network_text(network: Network) -> str:
 
 def training_text(graph: TrainingGraph) -> str:
     """Both programs: the training step with its updates, and inference."""
-    lines = [f"training step of {graph.name}, batch {graph.batch}, {graph.precision}, {_optimizer(graph.optimizer)}"]
+    lines = [
+        f"training step of {graph.name}, batch {graph.batch}, {graph.precision}, {optimizer_text(graph.optimizer)}"
+    ]
     lines += _inputs(graph.inputs, graph.values)
     lines += _states(graph.states, graph.values)
     lines += _operations(graph.train, graph.values)
@@ -49,7 +51,9 @@ def _operations(operations: Iterable[Operation], values: Mapping[str, Value]) ->
     lines: list[str] = []
     for op in operations:
         outputs = ", ".join(f"{name}: {values[name].type}" for name in op.outputs)
-        settings = "".join(f"; {f.name} {_setting(getattr(op.attributes, f.name))}" for f in fields(op.attributes))
+        settings = "".join(
+            f"; {f.name} {_setting(getattr(op.attributes, f.name))}" for f in written_fields(op.attributes)
+        )
         label = "" if op.outputs[:1] == (op.name,) else f"  # {op.name}"
         lines.append(f"  {outputs} = {op.kind}({', '.join(op.inputs)}{settings}){label}")
     return lines
@@ -67,15 +71,28 @@ def _initializer(initializer: Initializer) -> str:
     return f"{initializer.kind}({initializer.value:g})"
 
 
-def _optimizer(optimizer: Optimizer) -> str:
-    if optimizer.kind == "adamw":
-        settings = (
-            f"beta1={optimizer.beta1:g}, beta2={optimizer.beta2:g}, eps={optimizer.eps:g}, "
-            f"weight_decay={optimizer.weight_decay:g}"
-        )
-    else:
-        settings = (
-            f"momentum={optimizer.momentum:g}, nesterov={str(optimizer.nesterov).lower()}, "
-            f"weight_decay={optimizer.weight_decay:g}"
-        )
-    return f"{optimizer.kind}({settings})"
+def optimizer_text(optimizer: Optimizer) -> str:
+    """As a source writes it."""
+    adamw, sgd = ("beta1", "beta2", "eps", "weight_decay"), ("momentum", "nesterov", "weight_decay")
+    names = adamw if optimizer.kind == "adamw" else sgd
+    settings = ", ".join(f"{name}={_setting(getattr(optimizer, name))}" for name in names)
+    return ", ".join([f"{optimizer.kind}({settings})", *_beside(optimizer)])
+
+
+def optimizer_summary(optimizer: Optimizer) -> str:
+    """Its kind, and what differs between parameters."""
+    return ", ".join([optimizer.kind, *_beside(optimizer)])
+
+
+def _beside(optimizer: Optimizer) -> list[str]:
+    """What holds beside the settings of the optimizer."""
+    no_decay = [f"no_decay={optimizer.no_decay}"] if optimizer.no_decay else []
+    clips = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value") if getattr(optimizer, n)]
+    patterns = ", ".join(f'"{pattern}"' for pattern in optimizer.frozen)
+    frozen = [f"frozen=({patterns})"] if patterns else []
+    return [*no_decay, *map(_group, optimizer.groups), *frozen, *clips]
+
+
+def _group(group: ParameterGroup) -> str:
+    given = [f"{name}={_setting(getattr(group, name))}" for name in ("rate", "weight_decay")]
+    return f'group("{group.pattern}", {", ".join(g for g in given if not g.endswith("=None"))})'

@@ -1,11 +1,13 @@
 """The end of a step: whether it counts, and the new parameters.
 
 Updates read the control block that `guard` wrote, divide `gradient_scale` out of the gradient, and do nothing where
-`proceed` is 0. Arithmetic is that of the master type.
+`proceed` is 0. Arithmetic is that of the master type. Clipping to a global norm is one more factor of all gradients, so
+`guard`, which then sees them all, makes it part of `gradient_scale`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,32 +16,53 @@ import numpy as np
 
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Attributes
+from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
-from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
+from mbc.ops.base import Array, Call, OpKind, ShapeError
 from mbc.ops.control import control_record, control_shape
+
+NORM_EPSILON = 1e-6  # of clip_grad_norm_ in PyTorch
+
+
+@dataclass(frozen=True, slots=True)
+class Guard(Attributes):
+    """`clip_norm`: the largest L2 norm of all gradients together, without the loss scale; 0: there is none."""
+
+    clip_norm: float = optional(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd(Attributes):
-    """g += weight_decay * p; v = momentum * v + g; p -= learning rate * (nesterov: g + momentum * v, else v)."""
+    """g += weight_decay * p; v = momentum * v + g; p -= learning rate * (nesterov: g + momentum * v, else v).
+
+    `rate`: a factor of the step's learning rate. `clip_value`: the largest absolute value of an element of g, before
+    weight decay; 0: there is none.
+    """
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    rate: float = optional(1.0)
+    clip_value: float = optional(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class AdamW(Attributes):
-    """Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; as PyTorch computes it."""
+    """Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; as PyTorch computes it. `rate` and
+    `clip_value` as of Sgd."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    rate: float = optional(1.0)
+    clip_value: float = optional(0.0)
 
 
-def _guard_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     control_shape(inputs[0])
+    if a.clip_norm and len(inputs) < 3:
+        raise ShapeError("the norm of gradients cannot be clipped where none are seen")
     return inputs[:1]
 
 
@@ -64,13 +87,18 @@ def _adamw_shape(a: AdamW, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
     return parameter, m, v
 
 
-def _guard(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     control, *values = inputs
     after = control.copy()
     record = control_record(after)
     proceed = all(bool(np.isfinite(v).all()) for v in values)
     record["proceed"] = proceed
-    record["gradient_scale"] = record["loss_scale"]
+    scale = float(record["loss_scale"])
+    record["gradient_scale"] = scale
+    if a.clip_norm and proceed:
+        squares = sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in values[1:])
+        excess = (math.sqrt(squares) / scale + NORM_EPSILON) / a.clip_norm
+        record["gradient_scale"] = scale * max(1.0, excess)
     if proceed:
         record["updates"] += np.uint32(1)
         record["since_growth"] += np.uint32(1)
@@ -87,8 +115,10 @@ def _guard(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array,
     return (after,)
 
 
-def _unscaled(gradient: Array, record: Array) -> Array:
-    return gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
+def _unscaled(a: Sgd | AdamW, gradient: Array, record: Array) -> Array:
+    """Without the scale of this step's gradients, and clipped."""
+    unscaled = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
+    return np.clip(unscaled, -a.clip_value, a.clip_value) if a.clip_value else unscaled
 
 
 def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -97,14 +127,14 @@ def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     if not record["proceed"]:
         return (parameter, *state)
     kind = parameter.dtype.type
-    step = _unscaled(gradient, record)
+    step = _unscaled(a, gradient, record)
     if a.weight_decay:
         step = step + kind(a.weight_decay) * parameter
     if state:
         velocity = kind(a.momentum) * state[0] + step
         state = [velocity]
         step = step + kind(a.momentum) * velocity if a.nesterov else velocity
-    return (parameter - kind(record["learning_rate"]) * step, *state)
+    return (parameter - kind(record["learning_rate"] * a.rate) * step, *state)
 
 
 def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -113,8 +143,8 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     if not record["proceed"]:
         return parameter, m, v
     kind = parameter.dtype.type
-    rate, count = float(record["learning_rate"]), int(record["updates"])
-    g = _unscaled(gradient, record)
+    rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
+    g = _unscaled(a, gradient, record)
     m = kind(a.beta1) * m + kind(1 - a.beta1) * g
     v = kind(a.beta2) * v + kind(1 - a.beta2) * (g * g)
     divisor = np.sqrt(v) * kind(1 / np.sqrt(1 - a.beta2**count)) + kind(a.eps)
@@ -123,7 +153,7 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
 
 
 OPS = (
-    OpKind("guard", NoAttributes, _guard_shape, _guard, updates=((0, 0),), reduces=True),
+    OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
     OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
     OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
 )

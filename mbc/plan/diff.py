@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.ir.text import optimizer_summary
 from mbc.plan.collectives import Sharing, sharing_of
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise
@@ -110,7 +111,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("network", graph.name),
         ("batch", graph.global_batch),
         ("precision", str(graph.precision)),
-        ("optimizer", graph.optimizer.kind),
+        ("optimizer", optimizer_summary(graph.optimizer)),
         ("mbc", plan.version),
         ("gpu", target.gpu),
         ("architecture", target.architecture),

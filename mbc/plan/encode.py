@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, cast, get_type_hints
 
 from mbc.ir.graph import Operation, State, TrainingGraph, Value
+from mbc.ir.optional import written_fields
 from mbc.plan.model import SCHEMA_VERSION, Copy, Launch, Plan, Program, Rows
 from mbc.plan.schema import (
     BUFFER_COLUMNS,
@@ -20,6 +21,8 @@ from mbc.plan.schema import (
     VALUE_COLUMNS,
 )
 from mbc.source import Source, Span
+
+_REAL = (float, float | None)
 
 
 def encode_plan(plan: Plan) -> dict[str, Any]:
@@ -55,10 +58,10 @@ def _rows(rows: Rows) -> tuple[int, int]:
 
 
 def _record(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name. A whole number in a field of type float is written as a float, so that
-    reading and writing again gives the same text."""
+    """The fields of a dataclass by name, `optional` ones where they are set. A whole number in a field of type float is
+    written as a float, so that reading and writing again gives the same text."""
     hints = _hints(cast(type[Any], type(value)))
-    return {f.name: _plain(getattr(value, f.name), hints[f.name] is float) for f in fields(value)}
+    return {f.name: _plain(getattr(value, f.name), hints[f.name] in _REAL) for f in written_fields(value)}
 
 
 @cache
@@ -71,7 +74,9 @@ def _plain(value: Any, real: bool = False) -> Any:
         return value.value
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    return float(value) if real else value
+    if is_dataclass(value):
+        return _record(value)
+    return float(value) if real and value is not None else value
 
 
 def _graph(graph: TrainingGraph) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def _fields(cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _typed(value: Any, hint: Any, low: float) -> Any:
-    """A value of a field's type: int, float, bool, str, an enumeration, or a tuple of these."""
+    """A value of a field's type: int, float, bool, str, an enumeration, a dataclass or a tuple of these, or None."""
     if hint is int:
         return whole(value, -(1 << 62) if low == -math.inf else int(low))
     if hint is float:
@@ -192,6 +192,10 @@ def _typed(value: Any, hint: Any, low: float) -> Any:
         return string(value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return choice(value, hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return record(cast(type[Any], hint), value, low)
+    if get_origin(hint) is UnionType:
+        return None if value is None else _typed(value, get_args(hint)[0], low)
     if get_origin(hint) is tuple:
         inner = get_args(hint)
         if len(inner) == 2 and inner[1] is Ellipsis:

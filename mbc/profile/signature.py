@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
 from mbc.ir.graph import Attributes
+from mbc.ir.optional import written
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.ops import KINDS
@@ -24,7 +25,7 @@ def signature(request: Request) -> str:
     return json.dumps(
         {
             "kind": request.kind,
-            "attributes": asdict(request.attributes),
+            "attributes": written(request.attributes),
             "inputs": [str(t) for t in request.inputs],
             "outputs": [str(t) for t in request.outputs],
             "precision": request.precision.value,

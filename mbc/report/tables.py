@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from mbc.ir.text import optimizer_summary
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
@@ -45,7 +46,7 @@ def heading(plan: Plan, infer: bool = False) -> str:
     what = "inference" if infer else "training step"
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
     return (
-        f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {graph.optimizer.kind}\n"
+        f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
         f"profile: {profile_of(target)}"

@@ -38,7 +38,18 @@ network dense(batch = 4) {
 }
 train { optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=0.01) }
 """
-SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE, "mobile": MOBILE}
+# Parameters with a rate and a weight decay of their own.
+GROUPED = (
+    MIXED.replace("mixed", "grouped")
+    .replace("linear(classes)", "linear(classes) @head")
+    .replace(
+        "adamw(weight_decay=0.01)",
+        """adamw(weight_decay=0.5)
+  no_decay = norm_and_bias
+  groups = (group("head.*", rate=3), group("head.bias", weight_decay=0.2))""",
+    )
+)
+SOURCES = {"small": SMALL, "mixed": MIXED, "dense": DENSE, "mobile": MOBILE, "grouped": GROUPED}
 
 
 def job(

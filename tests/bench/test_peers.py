@@ -33,6 +33,39 @@ def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: s
     assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
 
 
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+@pytest.mark.parametrize("optimizer", ["adamw(weight_decay=0.5)", "sgd(momentum=0.9, weight_decay=0.5)"])
+def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
+    pytest.importorskip(peer)
+    made = job(tmp_path, "grouped", "fp64", (("train.optimizer", optimizer),))
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
+    plain = job(tmp_path, "mixed", "fp64", (("train.optimizer", optimizer),))
+    assert process.run(plain, Contender(MBC, "eager")).losses[1] != pytest.approx(ours.losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+def test_frozen_parameters(tmp_path: Path, peer: str):
+    pytest.importorskip(peer)
+    made = job(tmp_path, "small", "fp64", (("train.frozen", '("*.bias", "first.*")'), ("train.clip_norm", "0.3")))
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
+    assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
+
+
+@pytest.mark.parametrize("peer", ["torch", "jax"])
+@pytest.mark.parametrize("precision", ["fp64", "fp16"])
+def test_clipped_gradients(tmp_path: Path, peer: str, precision: str):
+    pytest.importorskip(peer)
+    limits = (("train.clip_norm", "0.3"), ("train.clip_value", "0.02"), ("train.optimizer", "sgd(weight_decay=0.1)"))
+    made = job(tmp_path, "small", precision, limits)
+    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    assert compared(Contender(peer), theirs, ours, ROUNDING[precision]).same, (ours.losses, theirs.losses)
+    for alone in limits[:2]:
+        other = process.run(job(tmp_path, "small", precision, (alone, limits[2])), Contender(MBC, "eager"))
+        assert other.losses[1] != pytest.approx(ours.losses[1], rel=1e-5), "both limits matter"
+
+
 def test_a_wrong_update_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
     network = importlib.import_module("mbc.bench.torch_network").TorchNetwork

@@ -36,11 +36,24 @@ def test_json_has_every_tensor(mbc):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["sgd()", "sgd(momentum=0.9, nesterov=true, weight_decay=0.5)", "adamw(weight_decay=0.1)"]
+    "setting",
+    [
+        "optimizer=sgd()",
+        "optimizer=sgd(momentum=0.9, nesterov=true, weight_decay=0.5)",
+        "optimizer=adamw(weight_decay=0.1)",
+        'groups=group("*", rate=3, weight_decay=0.5)',
+        "clip_norm=0.01",
+    ],
 )
-def test_gradients_do_not_depend_on_the_optimizer(mbc, optimizer):
+def test_gradients_do_not_depend_on_the_optimizer(mbc, setting):
     plain = mbc(*CHECK, "--json").json["tensors"]
-    assert mbc(*CHECK, "--json", "--set", f"train.optimizer={optimizer}").json["tensors"] == plain
+    assert mbc(*CHECK, "--json", "--set", f"train.{setting}").json["tensors"] == plain
+
+
+def test_frozen_parameters_have_no_gradient_to_compare(mbc):
+    found = mbc(*CHECK, "--json", "--set", 'train.frozen="*.bias"').json
+    names = {tensor["name"] for tensor in found["tensors"] if tensor["part"] == "gradient"}
+    assert found["passed"] and names and not any(name.endswith(".bias") for name in names)
 
 
 def test_without_float64_the_step_is_held_against_itself(mbc, monkeypatch):

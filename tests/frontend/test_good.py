@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mbc.frontend.lower import Lowered
+from mbc.ir.text import optimizer_text
 from mbc.ir.verify import verify_network
 from tests.frontend.reading import CASES, lower_file
 
@@ -18,7 +19,7 @@ GOOD = sorted((CASES / "ok").glob("*.mbc"))
 
 def _summary(lowered: Lowered) -> str:
     network = lowered.network
-    lines = [f"{lowered.optimizer}", f"precision {lowered.precision}, deterministic {lowered.deterministic}"]
+    lines = [optimizer_text(lowered.optimizer), f"precision {lowered.precision}, deterministic {lowered.deterministic}"]
     lines.append(f"device {lowered.device_bytes}, host {lowered.host_bytes}, settings {dict(lowered.settings)}")
     lines += [f"input {name}: {network.values[name].type}" for name in network.inputs]
     lines += [f"{s.initializer.kind} {s.value}: {network.values[s.value].type}" for s in network.states]

@@ -103,6 +103,9 @@ def test_what_an_answer_names_exists(place: Place, name: str, found: Answer):
         case Place.PRECISION:
             compiled(train=f"precision = {found.equivalent}")
         case Place.ENTRY:
+            if not found.equivalent.startswith("--"):
+                compiled(train=found.equivalent)
+                return
             option, _, value = found.equivalent.partition(" ")
             value = value or {"--lr": "0.1", "--schedule": "cosine"}.get(option, "3")
             parser().parse_args(["train", "n.mbc", "--data", "d", option, value])

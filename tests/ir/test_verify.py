@@ -15,6 +15,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops.base import NoAttributes
 from mbc.ops.pooling import MaxPool
+from mbc.ops.update import Guard
 from tests.ir.networks import small
 
 NETWORK = small()
@@ -153,7 +154,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a state changes in inference": (
         lambda g: replace(
             g,
-            infer=(*g.infer, Operation("x", "guard", ("control",), ("x",), NoAttributes())),
+            infer=(*g.infer, Operation("x", "guard", ("control",), ("x",), Guard())),
             values={**g.values, "x": replace(g.values["next.control"], name="x")},
         ),
         "MBC061: operation 'x' of the inference graph changes a state",

@@ -10,11 +10,11 @@ import pytest
 
 from mbc.ir.control import CONTROL_BYTES, GROWTH_INTERVAL
 from mbc.ir.graph import Attributes
-from mbc.ir.types import Precision
+from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
-from mbc.ops.base import Array, Call, NoAttributes
-from mbc.ops.control import RECORD, control_record
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.base import Array, Call, ShapeError
+from mbc.ops.control import CONTROL_TYPE, RECORD, control_record
+from mbc.ops.update import AdamW, Guard, Sgd
 from tests.ir.execution import new_control
 
 
@@ -26,9 +26,9 @@ def _call(
     return evaluate(attributes, inputs, Call((), 0, 1, precision))
 
 
-def _guard(control: Array, *values: float, precision: Precision = Precision.FP16) -> Array:
+def _guard(control: Array, *values: float, precision: Precision = Precision.FP16, clip_norm: float = 0.0) -> Array:
     arrays = [np.array([v], np.float32) for v in values]
-    return _call("guard", NoAttributes(), control, *arrays, precision=precision)[0]
+    return _call("guard", Guard(clip_norm), control, *arrays, precision=precision)[0]
 
 
 def test_the_record_covers_the_block() -> None:
@@ -76,6 +76,35 @@ def test_a_skipped_step_leaves_parameters_and_optimizer_states() -> None:
     assert running == (p, g)
 
 
+@pytest.mark.parametrize(("limit", "factor"), [(1.0, 1 / (5 + 1e-6)), (5.0, 5 / (5 + 1e-6)), (20.0, 1.0)])
+def test_gradients_are_clipped_to_their_norm(limit: float, factor: float) -> None:
+    before = new_control(loss_scale=8.0, learning_rate=1.0)
+    after = _guard(before, 0.0, 24.0, -32.0, clip_norm=limit)  # without the scale: 3 and -4
+    assert control_record(after)["loss_scale"] == 8
+    (parameter,) = _call("sgd_update", Sgd(weight_decay=0.5), np.array([1.0]), np.array([24.0]), after)
+    assert parameter == pytest.approx([1 - 3 * factor - 0.5], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
+def test_clipping_skips_a_step_whose_gradients_are_not_finite(precision: Precision) -> None:
+    record = control_record(_guard(new_control(), 0.0, np.inf, precision=precision, clip_norm=1.0))
+    assert (record["proceed"], record["gradient_scale"]) == (0, 1)
+
+
+def test_a_norm_is_of_some_gradients() -> None:
+    loss = TensorType((1,), DType.FP32)
+    with pytest.raises(ShapeError, match="cannot be clipped where none are seen"):
+        KINDS["guard"].shape(Guard(1.0), (CONTROL_TYPE, loss))
+    assert KINDS["guard"].shape(Guard(1.0), (CONTROL_TYPE, loss, loss)) == (CONTROL_TYPE,)
+
+
+def test_clipping_to_a_value_keeps_what_is_not_a_number() -> None:
+    after = _guard(new_control(learning_rate=1.0), 0.0)
+    gradient = np.array([-3.0, 0.25, np.nan, 3.0])
+    (parameter,) = _call("sgd_update", Sgd(clip_value=0.5), np.zeros(4), gradient, after)
+    np.testing.assert_array_equal(parameter, [0.5, -0.25, np.nan, -0.5])
+
+
 def _running() -> Attributes:
     from mbc.ops.normalization import UpdateRunning
 
@@ -89,7 +118,11 @@ def _running() -> Attributes:
         ("sgd_update", Sgd(weight_decay=0.01)),
         ("sgd_update", Sgd(momentum=0.9, weight_decay=0.01)),
         ("sgd_update", Sgd(momentum=0.9, nesterov=True, weight_decay=0.01)),
+        ("sgd_update", Sgd(momentum=0.9, weight_decay=0.01, rate=10.0)),
+        ("sgd_update", Sgd(momentum=0.9, weight_decay=0.01, clip_value=0.3)),
         ("adamw_update", AdamW()),
+        ("adamw_update", AdamW(clip_value=0.3)),
+        ("adamw_update", AdamW(weight_decay=0.1, rate=0.5)),
         ("adamw_update", AdamW(beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1)),
     ],
 )
@@ -100,17 +133,22 @@ def test_several_steps_are_those_of_pytorch(kind: str, attributes: Attributes) -
     theirs = torch.tensor(ours, requires_grad=True)
     if isinstance(attributes, AdamW):
         settings: dict[str, Any] = asdict(attributes)
+        rate, _ = 0.1 * settings.pop("rate"), settings.pop("clip_value")
         betas = (settings.pop("beta1"), settings.pop("beta2"))
-        optimizer = torch.optim.AdamW([theirs], lr=0.1, betas=betas, **settings)
+        optimizer = torch.optim.AdamW([theirs], lr=rate, betas=betas, **settings)
         memory = [np.zeros_like(ours), np.zeros_like(ours)]
     else:
         assert isinstance(attributes, Sgd)
-        optimizer = torch.optim.SGD([theirs], lr=0.1, **asdict(attributes))
+        settings = asdict(attributes)
+        rate, _ = 0.1 * settings.pop("rate"), settings.pop("clip_value")
+        optimizer = torch.optim.SGD([theirs], lr=rate, **settings)
         memory = [np.zeros_like(ours)] if attributes.momentum else []
     control = new_control(learning_rate=0.1, loss_scale=4.0)
     for _ in range(5):
         gradient = rng.normal(size=ours.shape)
         theirs.grad = torch.tensor(gradient)
+        if attributes.clip_value:
+            torch.nn.utils.clip_grad_value_([theirs], attributes.clip_value)
         optimizer.step()
         control = _guard(control, 0.0)
         ours, *memory = _call(kind, attributes, ours, gradient * 4, control, *memory)

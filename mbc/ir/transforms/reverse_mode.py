@@ -4,10 +4,10 @@ come."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mbc.ir.build import GraphBuilder
-from mbc.ir.graph import Attributes, Operation, Role
+from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
@@ -16,15 +16,21 @@ from mbc.ops.base import NoAttributes
 class Backward:
     """Implements `mbc.ops.base.Gradients` and holds the gradients found so far.
 
-    `weights`: what each loss counts. `casts`: values that are another value in the working type; a gradient of one is
-    a gradient of the other, in the master type.
+    `weights`: what each loss counts. `parameters`: those that are trained. `casts`: values that are another value in
+    the working type; a gradient of one is a gradient of the other, in the master type.
     """
 
     def __init__(
-        self, builder: GraphBuilder, weights: Mapping[str, float], control: str, casts: Mapping[str, str]
+        self,
+        builder: GraphBuilder,
+        weights: Mapping[str, float],
+        parameters: Collection[str],
+        control: str,
+        casts: Mapping[str, str],
     ) -> None:
         self._builder = builder
         self._weights = weights
+        self._parameters = parameters
         self._control = control
         self._casts = casts
         self._gradients: dict[str, str] = {}
@@ -63,7 +69,7 @@ class Backward:
         return self._builder.emit(kind, attributes, inputs, f"{forward.name}.{suffix}", names, forward.span)
 
     def run(self) -> dict[str, str]:
-        """Append the backward pass; returns the gradient of each parameter, in the order in which they are ready."""
+        """Append the backward pass; returns the gradients of `parameters`, in the order in which they are ready."""
         for op in reversed(self._path):
             self._current = op
             gradients = tuple(self._gradients.pop(v, None) for v in op.outputs)
@@ -73,15 +79,14 @@ class Backward:
                 continue
             for value, gradient in zip(op.inputs, rule(self, op, gradients), strict=True):
                 self._arrive(self._root(value), gradient)
-        return {v: g for v, g in self._gradients.items() if self._builder.values[v].role is Role.PARAMETER}
+        return {v: g for v, g in self._gradients.items() if v in self._parameters}
 
     def _root(self, value: str) -> str:
         return self._casts.get(value, value)
 
     def _find_needed(self) -> set[str]:
-        """Values that depend on a parameter and that a loss depends on."""
-        values = self._builder.values
-        trained = {name for name, value in values.items() if value.role is Role.PARAMETER}
+        """Values that depend on a parameter that is trained, and that a loss depends on."""
+        trained = set(self._parameters)
         for op in self._forward:
             if KINDS[op.kind].gradient is not None and not trained.isdisjoint(op.inputs):
                 trained.update(op.outputs)

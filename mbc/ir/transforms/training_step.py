@@ -24,6 +24,7 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
+from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
@@ -31,12 +32,11 @@ from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
-from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Guard, Sgd
 
 
 def differentiate(
@@ -75,14 +75,15 @@ def differentiate(
     for loss, weight in network.losses:
         weights[loss] = weights.get(loss, 0.0) + weight * (1.0 if ranks is None else ranks.share)
     live = live_operations(network.operations, (*weights, *network.outputs))
-    trained = _trained(live, values, tuple(weights))
+    parameters = {name for name, value in values.items() if is_trained(optimizer, value)}
+    trained = _trained(live, parameters, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
     for op in live:
         forward.write(op)
     here = {forward.read(loss): weight for loss, weight in weights.items()}
     metrics = tuple(m for op in train.operations if op.outputs[0] in here for m in op.outputs[1:])
     outputs = tuple(forward.read(v) for v in network.outputs)
-    backward = Backward(train, here, control, forward.casts)
+    backward = Backward(train, here, parameters, control, forward.casts)
     total = _total(train, here)
 
     gradients = backward.run()
@@ -91,15 +92,16 @@ def differentiate(
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
         gradients = {parameter: _over_ranks(train, ranks, gradient) for parameter, gradient in gradients.items()}
     if not gradients:
+        frozen = bool(optimizer.frozen)
         raise MbcError(
             "MBC051",
-            f"the loss of network '{network.name}' depends on no parameter",
+            f"the loss of network '{network.name}' depends on no parameter" + (" that is not frozen" * frozen),
             "put a layer with parameters (conv, linear, bn) between an input and the loss",
         )
 
     # End of the step: nothing changes a state before `guard` has seen the loss.
-    seen = tuple(gradients.values()) if precision is Precision.FP16 else ()
-    (after,) = train.emit("guard", NoAttributes(), (control, total, *seen), "guard", (f"next.{control}",))
+    seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
+    (after,) = train.emit("guard", Guard(optimizer.clip_norm), (control, total, *seen), "guard", (f"next.{control}",))
     current = {control: after}
     for late in forward.deferred:
         inputs = tuple(current.get(v, v) for v in late.inputs)
@@ -153,9 +155,9 @@ def _outer_values(network: Network, precision: Precision) -> dict[str, Value]:
     return outer
 
 
-def _trained(operations: Sequence[Operation], outer: dict[str, Value], losses: tuple[str, ...]) -> set[str]:
-    """Values of the Network whose gradients will be asked for: between a parameter and a loss."""
-    trained = {name for name, value in outer.items() if value.role is Role.PARAMETER}
+def _trained(operations: Sequence[Operation], parameters: set[str], losses: tuple[str, ...]) -> set[str]:
+    """Values of the Network whose gradients will be asked for: between one of `parameters` and a loss."""
+    trained = set(parameters)
     for op in operations:
         kind = KINDS[op.kind]
         if (kind.gradient or kind.expand) and not trained.isdisjoint(op.inputs):
@@ -188,14 +190,17 @@ def _update(
     current: dict[str, str],
 ) -> list[State]:
     """Append the update of one parameter, under the control block `guarded`; returns the optimizer's states for it."""
+    value = builder.values[parameter]
+    own = settings_of(optimizer, value)
     attributes: Attributes
     if optimizer.kind == "adamw":
         kind, suffixes = "adamw_update", ("m", "v")
-        attributes = AdamW(optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.weight_decay)
+        attributes = AdamW(
+            optimizer.beta1, optimizer.beta2, optimizer.eps, own.weight_decay, own.rate, optimizer.clip_value
+        )
     else:
         kind, suffixes = "sgd_update", ("momentum",) if optimizer.momentum else ()
-        attributes = Sgd(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay)
-    value = builder.values[parameter]
+        attributes = Sgd(optimizer.momentum, optimizer.nesterov, own.weight_decay, own.rate, optimizer.clip_value)
     memory = [builder.declare(f"{parameter}.{s}", value.type, Role.OPTIMIZER, span=value.span) for s in suffixes]
     names = [f"next.{v}" for v in (parameter, *memory)]
     inputs = (parameter, gradient, guarded, *memory)

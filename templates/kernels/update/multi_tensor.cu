@@ -178,13 +178,13 @@ __global__ void multi_tensor_update_running(Chunks chunks, Running all, const Mb
 extern "C" const char* mbc_multi_tensor_sgd(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorUpdateArguments>(call);
-  const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
+  const SgdSettings settings = sgd_settings(call, a.nesterov != 0);
   return a.momentum ? run_updates<Sgd<true>>(call, settings) : run_updates<Sgd<false>>(call, settings);
 }
 
 extern "C" const char* mbc_multi_tensor_adamw(const MbcCall& call) {
   using namespace mbc;
-  return run_updates<Adamw>(call, AdamwSettings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]});
+  return run_updates<Adamw>(call, adamw_settings(call));
 }
 
 extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {

@@ -6,6 +6,7 @@
 //            aligned.
 // Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
 // Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
+#include "guard.cuh"
 #include "optimizer.cuh"
 
 // Followed by the number of elements of every gradient, `gradients` integers.
@@ -25,8 +26,6 @@ struct AdamwUpdateArguments {
 };
 
 namespace mbc {
-
-constexpr int TENSORS = 64;  // looked at by one launch; the kernel's arguments hold the list
 
 struct Tensors {
   const float* data[TENSORS];
@@ -53,24 +52,7 @@ __global__ void find_nonfinite(Tensors tensors, uint32_t* flag) {
 
 __global__ void decide(const MbcControl* before, MbcControl* after, const float* loss, const uint32_t* flag,
                        bool scaled) {
-  MbcControl control = *before;
-  const bool proceed = isfinite(loss[0]) && (flag == nullptr || *flag == 0);
-  control.proceed = proceed ? 1 : 0;
-  control.gradient_scale = control.loss_scale;  // what this step's gradients carry, before the scale changes
-  if (proceed) {
-    ++control.updates;
-    ++control.since_growth;
-  } else {
-    ++control.skipped;
-  }
-  if (scaled && !proceed) {
-    control.loss_scale *= MBC_SCALE_BACKOFF;
-    control.since_growth = 0;
-  } else if (scaled && control.since_growth >= MBC_GROWTH_INTERVAL) {
-    control.loss_scale *= MBC_SCALE_GROWTH;
-    control.since_growth = 0;
-  }
-  *after = control;
+  *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled);
 }
 
 inline bool all_aligned(const MbcCall& call, int count) {
@@ -109,7 +91,7 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
 extern "C" const char* mbc_sgd_update(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SgdUpdateArguments>(call);
-  const SgdSettings settings{static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), a.nesterov != 0};
+  const SgdSettings settings = sgd_settings(call, a.nesterov != 0);
   const int64_t vectors = all_aligned(call, a.momentum ? 6 : 4) ? a.elements / 4 : 0;
   const unsigned blocks = blocks_for(vectors > 0 ? vectors : a.elements);
   const auto* control = in<MbcControl>(call, 2);
@@ -128,7 +110,7 @@ extern "C" const char* mbc_sgd_update(const MbcCall& call) {
 extern "C" const char* mbc_adamw_update(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<AdamwUpdateArguments>(call);
-  const AdamwSettings settings{call.reals[0], call.reals[1], call.reals[2], call.reals[3]};
+  const AdamwSettings settings = adamw_settings(call);
   const int64_t vectors = all_aligned(call, 8) ? a.elements / 4 : 0;
   const Tensor tensor{in<float>(call, 0), in<float>(call, 1), in<float>(call, 3), in<float>(call, 4),
                       out<float>(call, 5), out<float>(call, 6), out<float>(call, 7), a.elements};

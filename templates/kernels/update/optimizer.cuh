@@ -42,10 +42,23 @@ __device__ inline void update(const Tensor& t, const Rule& rule, int64_t first, 
   }
 }
 
+// A gradient without its scale, in [-limit, limit]; a limit of 0: there is none. NaN stays NaN.
+__device__ inline float clipped(float gradient, float limit) {
+  if (limit == 0.0f) return gradient;
+  return gradient > limit ? limit : gradient < -limit ? -limit : gradient;
+}
+
+// `rate`: a factor of the step's learning rate.
 struct SgdSettings {
-  float momentum, weight_decay;
+  float momentum, weight_decay, clip_value;
+  double rate;
   bool nesterov;
 };
+
+inline SgdSettings sgd_settings(const MbcCall& call, bool nesterov) {
+  return {static_cast<float>(call.reals[0]), static_cast<float>(call.reals[1]), static_cast<float>(call.reals[3]),
+          call.reals[2], nesterov};
+}
 
 template <bool MOMENTUM>
 struct Sgd {
@@ -56,11 +69,11 @@ struct Sgd {
   bool proceed;
 
   __device__ Sgd(const Settings& given, const MbcControl* control)
-      : settings(given), rate(static_cast<float>(control->learning_rate)), unscale(1.0f / control->gradient_scale),
+      : settings(given), rate(static_cast<float>(control->learning_rate * given.rate)), unscale(1.0f / control->gradient_scale),
         proceed(control->proceed != 0) {}
   __device__ void operator()(float& parameter, float gradient, float& velocity, float&) const {
     if (!proceed) return;
-    float step = gradient * unscale + settings.weight_decay * parameter;
+    float step = clipped(gradient * unscale, settings.clip_value) + settings.weight_decay * parameter;
     if constexpr (MOMENTUM) {
       velocity = settings.momentum * velocity + step;
       step = settings.nesterov ? step + settings.momentum * velocity : velocity;
@@ -70,27 +83,31 @@ struct Sgd {
 };
 
 struct AdamwSettings {
-  double beta1, beta2, eps, weight_decay;
+  double beta1, beta2, eps, weight_decay, rate, clip_value;
 };
+
+inline AdamwSettings adamw_settings(const MbcCall& call) {
+  return {call.reals[0], call.reals[1], call.reals[2], call.reals[3], call.reals[4], call.reals[5]};
+}
 
 struct Adamw {
   using Settings = AdamwSettings;
   static constexpr int STATES = 2;
-  float rate, widen, keep, unscale, beta1, beta2, rest1, rest2, eps;
+  float rate, widen, keep, unscale, limit, beta1, beta2, rest1, rest2, eps;
   bool proceed;
 
   __device__ Adamw(const Settings& settings, const MbcControl* control) {
     __shared__ float shared[3];
     if (threadIdx.x == 0) {
       // In fp64 and once a block: 1 - beta^n loses its digits in fp32.
-      const double given = control->learning_rate, updates = static_cast<double>(control->updates);
+      const double given = control->learning_rate * settings.rate, updates = static_cast<double>(control->updates);
       shared[0] = static_cast<float>(given / (1.0 - pow(settings.beta1, updates)));
       shared[1] = static_cast<float>(1.0 / sqrt(1.0 - pow(settings.beta2, updates)));
       shared[2] = static_cast<float>(1.0 - given * settings.weight_decay);
     }
     __syncthreads();
     rate = shared[0], widen = shared[1], keep = shared[2];
-    unscale = 1.0f / control->gradient_scale;
+    unscale = 1.0f / control->gradient_scale, limit = static_cast<float>(settings.clip_value);
     beta1 = static_cast<float>(settings.beta1), beta2 = static_cast<float>(settings.beta2);
     rest1 = static_cast<float>(1.0 - settings.beta1), rest2 = static_cast<float>(1.0 - settings.beta2);
     eps = static_cast<float>(settings.eps);
@@ -98,7 +115,7 @@ struct Adamw {
   }
   __device__ void operator()(float& parameter, float gradient, float& first, float& second) const {
     if (!proceed) return;
-    const float step = gradient * unscale;
+    const float step = clipped(gradient * unscale, limit);
     first = beta1 * first + rest1 * step;
     second = beta2 * second + rest2 * (step * step);
     parameter = keep * parameter - rate * (first / (sqrtf(second) * widen + eps));

@@ -15,6 +15,7 @@ from mbc.ops.loss import CrossEntropyBackward, MseBackward, WeightedSum
 from tests.ir.transforms.test_training_step import MOMENTUM, NETWORKS
 
 ADAMW = Optimizer("adamw")
+CLIPPED = Optimizer(frozen=("*.bias",), clip_norm=1.0)
 
 
 def of_ranks(name: str, precision: Precision, optimizer: Optimizer = MOMENTUM) -> tuple[TrainingGraph, TrainingGraph]:
@@ -27,7 +28,7 @@ def of_ranks(name: str, precision: Precision, optimizer: Optimizer = MOMENTUM) -
     return graphs
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=lambda optimizer: optimizer.kind)
+@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW, CLIPPED], ids=["sgd", "adamw", "clipped"])
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_losses_and_metrics_are_summed_once(name: str, precision: Precision, optimizer: Optimizer) -> None:
@@ -46,10 +47,10 @@ def test_gradients_losses_and_metrics_are_summed_once(name: str, precision: Prec
     assert total == (alone.loss if len(NETWORKS[name]().losses) > 1 else "total_loss")
     assert tuple(made[metric] for metric in graph.metrics) == alone.metrics
     assert len(made) == len(trained) + 1 + len(alone.metrics)
-    # Whether a step counts is decided by sums, in fp16 by those of all gradients.
+    # Whether a step counts is decided by sums, in fp16 and with a clipped norm by those of all gradients.
     (guard,) = (op for op in graph.train if op.kind == "guard")
     _, *seen = guard.inputs
-    gradients = list(updates.values()) if precision is Precision.FP16 else []
+    gradients = list(updates.values()) if precision is Precision.FP16 or optimizer.clip_norm else []
     assert seen[0] == graph.loss and sorted(seen[1:]) == sorted(gradients)
     # Where gradients are ready in the backward pass, they are summed in that order.
     place = {output: i for i, op in enumerate(graph.train) for output in op.outputs}

@@ -30,7 +30,7 @@ from mbc.ops.random import Dropout, DropPath
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Guard, Sgd
 from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -393,23 +393,35 @@ def _updates(cases: Cases) -> None:
     sizes = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18
     gradients = [m(*size) for size in sizes]
     grown = control(since_growth=1999, updates=1999)
-    cases.add("guard", NONE, control(), m(1), note="loss")
-    cases.add("guard", NONE, control(), m(1, make=_spoiled(np.nan)), note="nan")
-    cases.add("guard", NONE, grown, m(1), *gradients, note="grown")
-    cases.add("guard", NONE, grown, m(1, make=_spoiled(np.inf)), *gradients, note="inf")
+    cases.add("guard", Guard(), control(), m(1), note="loss")
+    cases.add("guard", Guard(), control(), m(1, make=_spoiled(np.nan)), note="nan")
+    cases.add("guard", Guard(), grown, m(1), *gradients, note="grown")
+    cases.add("guard", Guard(), grown, m(1, make=_spoiled(np.inf)), *gradients, note="inf")
     for place in (0, 1, 2, 70):
         spoiled = [m(*size, make=_spoiled(-np.inf)) if i == place else m(*size) for i, size in enumerate(sizes)]
-        cases.add("guard", NONE, grown, m(1), *spoiled, note=f"spoiled{place}")
+        cases.add("guard", Guard(), grown, m(1), *spoiled, note=f"spoiled{place}")
+    # The norm is near 260: one limit that it exceeds, one that it does not; a gradient of several parts.
+    large = [*gradients, m(9000), m(4096), m(4097)]
+    for limit in (3.0, 1000.0):
+        cases.add("guard", Guard(limit), grown, m(1), *large, note=f"norm{limit:g}")
+    cases.add("guard", Guard(3.0), control(loss_scale=1024.0), m(1), m(5), note="norm-scaled")
+    cases.add("guard", Guard(3.0), grown, m(1), *large[:-1], m(5, make=_spoiled(np.inf)), note="norm-inf")
+    cases.add("guard", Guard(3.0), grown, m(1, make=_spoiled(np.nan)), *gradients[:2], note="norm-nan")
     for shape in ((1031,), (16, 3, 3, 3), (3, 40)):
         for proceed in (0, 1):
             block, note = control(proceed=proceed), f"proceed{proceed}"
             cases.add("sgd_update", Sgd(), m(*shape), m(*shape), block, note=f"{note}-plain")
             cases.add("sgd_update", Sgd(0.9, False, 0.01), m(*shape), m(*shape), block, m(*shape), note=note)
             cases.add("sgd_update", Sgd(0.9, True, 0.01), m(*shape), m(*shape), block, m(*shape), note=f"{note}-ahead")
+            cases.add("sgd_update", Sgd(0.9, rate=3.0), m(*shape), m(*shape), block, m(*shape), note=f"{note}-rate")
+            a = Sgd(0.9, weight_decay=0.01, clip_value=0.05)
+            cases.add("sgd_update", a, m(*shape), m(*shape), block, m(*shape), note=f"{note}-clipped")
             second = m(*shape, make=positive)
-            cases.add(
-                "adamw_update", AdamW(weight_decay=0.1), m(*shape), m(*shape), block, m(*shape), second, note=note
-            )
+            a = AdamW(clip_value=0.05)
+            cases.add("adamw_update", a, m(*shape), m(*shape), block, m(*shape), second, note=f"{note}-clipped")
+            for rate in (1.0, 3.0):
+                a, named = AdamW(weight_decay=0.1, rate=rate), note if rate == 1 else f"{note}-rate"
+                cases.add("adamw_update", a, m(*shape), m(*shape), block, m(*shape), second, note=named)
 
 
 # rows, channels, size, filters, kernel, stride, pad, dilation, groups

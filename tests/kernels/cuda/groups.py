@@ -284,11 +284,11 @@ def _many() -> Iterable[Case]:
     for proceed in (1, 0):
         block = control(proceed=proceed)
         for momentum, nesterov in ((0.9, False), (0.9, True), (0.0, False)):
-            a = Sgd(momentum, nesterov, 0.01 + proceed)
+            a = Sgd(momentum, nesterov, 0.01 + proceed, rate=1.0 + proceed, clip_value=0.5 * proceed)
             states = 1 if momentum else 0
             operands = [(m(n), m(n), block, *(m(n) for _ in range(states))) for n in SIZES]
             yield _together("sgd_update", [a] * len(SIZES), operands)
-        adamw = AdamW(weight_decay=0.1 + proceed)
+        adamw = AdamW(weight_decay=0.1 + proceed, rate=1.0 + proceed, clip_value=0.5 * proceed)
         operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
         yield _together("adamw_update", [adamw] * len(SIZES), operands)
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]

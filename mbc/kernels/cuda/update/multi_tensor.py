@@ -9,9 +9,10 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Call, Request
 from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, Struct, moved_us, type_code
+from mbc.kernels.cuda.update.optimizer import update_reals
 from mbc.ops.fused import Fused, Member
 from mbc.ops.normalization import UpdateRunning
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import Sgd
 
 FILE = "update/multi_tensor.cu"
 MOST_TENSORS = 64  # tensors of a launch; as in the source
@@ -110,11 +111,7 @@ def _fields_of_updates(at: Slice) -> tuple[int, ...]:
 
 
 def _settings(at: Slice) -> tuple[float, ...]:
-    a = _members(at.request)[0].attributes
-    if isinstance(a, AdamW):
-        return a.beta1, a.beta2, a.eps, a.weight_decay
-    assert isinstance(a, Sgd)
-    return a.momentum, a.weight_decay
+    return update_reals(_members(at.request)[0].attributes)
 
 
 def _casts(at: Slice) -> MultiTensorCastArguments:

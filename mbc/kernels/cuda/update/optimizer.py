@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
+from mbc.kernels.cuda.update.clip_norm import clips
 from mbc.ops.update import AdamW, Sgd
 
 FLAG_BYTES = 4
@@ -38,6 +40,10 @@ def _elements_of_gradients(at: Slice) -> tuple[int, ...]:
     return tuple(gradient.elements for gradient in at.request.inputs[2:])
 
 
+def _takes_guard(request: Request) -> bool:
+    return not clips(request)
+
+
 def _guard_workspace(request: Request, layout: Layout) -> int:
     return FLAG_BYTES if len(request.inputs) > 2 else 0
 
@@ -48,20 +54,21 @@ def _sgd(at: Slice) -> SgdUpdateArguments:
     return SgdUpdateArguments(at.request.inputs[0].elements, int(len(at.request.inputs) == 4), int(a.nesterov))
 
 
-def _sgd_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, Sgd)
-    return a.momentum, a.weight_decay
+def update_reals(attributes: Attributes) -> tuple[float, ...]:
+    """What `sgd_settings` and `adamw_settings` of the source read."""
+    if isinstance(attributes, AdamW):
+        a = attributes
+        return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
+    assert isinstance(attributes, Sgd)
+    return attributes.momentum, attributes.weight_decay, attributes.rate, attributes.clip_value
+
+
+def _reals(at: Slice) -> tuple[float, ...]:
+    return update_reals(at.request.attributes)
 
 
 def _adamw(at: Slice) -> AdamwUpdateArguments:
     return AdamwUpdateArguments(at.request.inputs[0].elements)
-
-
-def _adamw_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, AdamW)
-    return a.beta1, a.beta2, a.eps, a.weight_decay
 
 
 FILE = "update/optimizer.cu"
@@ -75,7 +82,8 @@ KERNELS = (
         trailing=_elements_of_gradients,
         workspace=_guard_workspace,
         launches=3,
+        takes=_takes_guard,
     ),
-    OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _sgd_reals),
-    OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _adamw_reals),
+    OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _reals),
+    OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _reals),
 )

@@ -1,0 +1,65 @@
+"""The guard of a step whose gradients are clipped to a global norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, Precision, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct
+from mbc.ops.update import Guard
+
+FILE = "update/clip_norm.cu"
+PART_ELEMENTS = 16 * THREADS  # at least, of a gradient that is cut into parts
+SUM_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ClipNormArguments(Struct):
+    scaled: int
+    gradients: int
+    parts: int
+
+
+def clips(request: Request) -> bool:
+    """Whether a guard clips the gradients to a norm."""
+    assert isinstance(request.attributes, Guard)
+    return request.attributes.clip_norm > 0
+
+
+def _parts(gradient: TensorType) -> int:
+    return min(-(-gradient.elements // PART_ELEMENTS), REDUCTION_BLOCKS)
+
+
+def _arguments(at: Slice) -> ClipNormArguments:
+    gradients = at.request.inputs[2:]
+    return ClipNormArguments(int(at.request.precision is Precision.FP16), len(gradients), sum(map(_parts, gradients)))
+
+
+def _limit(at: Slice) -> tuple[float, ...]:
+    assert isinstance(at.request.attributes, Guard)
+    return (at.request.attributes.clip_norm,)
+
+
+def _fields(at: Slice) -> tuple[int, ...]:
+    return tuple(field for gradient in at.request.inputs[2:] for field in (gradient.elements, _parts(gradient)))
+
+
+def _workspace(request: Request, layout: Layout) -> int:
+    return SUM_BYTES * sum(map(_parts, request.inputs[2:]))
+
+
+KERNELS = (
+    OwnKernel(
+        "guard",
+        FILE,
+        ClipNormArguments,
+        _arguments,
+        _limit,
+        trailing=_fields,
+        workspace=_workspace,
+        launches=2,
+        launcher="guard_clip_norm",
+        takes=clips,
+    ),
+)

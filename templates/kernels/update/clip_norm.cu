@@ -1,0 +1,101 @@
+// The guard of a step whose gradients are clipped to a global L2 norm: as the guard of optimizer.cu, and what the
+// updates divide by grows by as much as the norm of all gradients exceeds the limit.
+//
+// Bytes      every gradient in, fp32, 16 bytes at a time where aligned.
+// Tile       a gradient is cut into `parts`, a block each; a launch takes up to `TENSORS` = 64 gradients, a row of
+//            blocks each.
+// Reduction  a block writes the sum of squares of its part in fp64, which no finite gradient overflows; one block adds
+//            them in order. How many parts there are depends on the sizes alone, so that every GPU gets the same bits.
+// Threads    256.
+// Limit      memory bandwidth.
+#include "guard.cuh"
+
+// Followed by two integers for every gradient: its elements, and its parts.
+struct ClipNormArguments {
+  int64_t scaled;  // the loss scale is dynamic (fp16)
+  int64_t gradients;
+  int64_t parts;  // of all gradients
+};
+
+namespace mbc {
+
+constexpr double NORM_EPSILON = 1e-6;  // PyTorch's
+
+struct Gradients {
+  const float* data[TENSORS];
+  int64_t elements[TENSORS];
+  int32_t parts[TENSORS];
+  int64_t first[TENSORS];  // where the sums of its parts begin
+};
+
+// Adds up what the threads of a block have, in a fixed order; thread 0 gets the sum.
+__device__ inline double sum_of_block(double value) {
+  __shared__ double shared[THREADS];
+  shared[threadIdx.x] = value;
+  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+  }
+  return shared[0];
+}
+
+__device__ inline double square(float value) { return static_cast<double>(value) * static_cast<double>(value); }
+
+__global__ void sum_squares(Gradients gradients, double* sums) {
+  const int n = static_cast<int>(blockIdx.y), parts = gradients.parts[n];
+  if (static_cast<int>(blockIdx.x) >= parts) return;
+  const float* data = gradients.data[n];
+  const int64_t elements = gradients.elements[n], stride = static_cast<int64_t>(parts) * THREADS;
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  const bool wide = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  const int64_t vectors = wide ? elements / 4 : 0;
+  double sum = 0;
+  for (int64_t i = start; i < vectors; i += stride) {
+    const Vec<float, 4> v = load<4>(data + i * 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum += square(v.v[j]);
+  }
+  for (int64_t i = vectors * 4 + start; i < elements; i += stride) sum += square(data[i]);
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) sums[gradients.first[n] + blockIdx.x] = sum;
+}
+
+__global__ void decide_clipped(const MbcControl* before, MbcControl* after, const float* loss, const double* sums,
+                               int64_t parts, bool scaled, double limit) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < parts; i += THREADS) sum += sums[i];
+  sum = sum_of_block(sum);
+  if (threadIdx.x != 0) return;
+  MbcControl control = decided(*before, isfinite(loss[0]) && isfinite(sum), scaled);
+  const double scale = static_cast<double>(control.gradient_scale), excess = (sqrt(sum) / scale + NORM_EPSILON) / limit;
+  if (control.proceed != 0 && excess > 1.0) control.gradient_scale = static_cast<float>(scale * excess);
+  *after = control;
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ClipNormArguments>(call);
+  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const int count = static_cast<int>(a.gradients);
+  auto* sums = out<double>(call, count + 3);
+  int64_t first = 0;
+  for (int done = 0; done < count; done += TENSORS) {
+    Gradients gradients{};
+    const int some = count - done < TENSORS ? count - done : TENSORS;
+    unsigned most = 1;
+    for (int i = 0; i < some; ++i) {
+      const int64_t* own = fields + (done + i) * 2;
+      gradients.data[i] = in<float>(call, 2 + done + i);
+      gradients.elements[i] = own[0], gradients.parts[i] = static_cast<int32_t>(own[1]);
+      gradients.first[i] = first;
+      first += own[1];
+      if (own[1] > most) most = static_cast<unsigned>(own[1]);
+    }
+    MBC_LAUNCH(sum_squares, dim3(most, static_cast<unsigned>(some)), THREADS, call.stream, gradients, sums);
+  }
+  MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2),
+             in<float>(call, 1), sums, a.parts, a.scaled != 0, call.reals[0]);
+  return launched();
+}

@@ -1,0 +1,31 @@
+// What the end of a step decides: whether it counts, and the loss scale of the next one.
+#pragma once
+
+#include "mbc_control.h"
+#include "device.cuh"
+
+namespace mbc {
+
+constexpr int TENSORS = 64;  // gradients that one launch looks at; the kernel's arguments hold the list
+
+// The next version of a control block. `scaled`: the loss scale is dynamic (fp16).
+__device__ inline MbcControl decided(MbcControl control, bool proceed, bool scaled) {
+  control.proceed = proceed ? 1 : 0;
+  control.gradient_scale = control.loss_scale;  // what this step's gradients carry, before the scale changes
+  if (proceed) {
+    ++control.updates;
+    ++control.since_growth;
+  } else {
+    ++control.skipped;
+  }
+  if (scaled && !proceed) {
+    control.loss_scale *= MBC_SCALE_BACKOFF;
+    control.since_growth = 0;
+  } else if (scaled && control.since_growth >= MBC_GROWTH_INTERVAL) {
+    control.loss_scale *= MBC_SCALE_GROWTH;
+    control.since_growth = 0;
+  }
+  return control;
+}
+
+}  // namespace mbc
