@@ -287,7 +287,7 @@ def _images(cases: Cases) -> None:
             cases.add("upsample", Upsample(factor), w(rows, channels, height, width), note=note)
             cases.add("upsample_backward", Upsample(factor), w(*large), note=note)
 
-    for bilinear, *sizes in (
+    for bilinear, size, output_size in (
         (True, (3, 4), (6, 8)),
         (True, (5, 3), (7, 8)),
         (True, (6, 7), (4, 3)),
@@ -296,7 +296,7 @@ def _images(cases: Cases) -> None:
         (False, (6, 7), (4, 9)),
     ):
         for rows, channels in ((2, 16), (3, 5)):
-            a = Resize(*sizes, bilinear)
+            a = Resize(size, output_size, bilinear)
             note = f"{'bilinear' if bilinear else 'nearest'}{a.output_size[0]}"
             cases.add("resize", a, w(rows, channels, *a.size), note=note)
             cases.add("resize_backward", a, w(rows, channels, *a.output_size), note=note)
