@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.compiler import compile_plans
-from mbc.kernels.nccl import is_bucket, is_collective
+from mbc.kernels.nccl import collective_of, is_bucket, is_collective
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.search import Limits, search
 from mbc.options import TECHNIQUES, Options
