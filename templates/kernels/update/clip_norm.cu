@@ -21,7 +21,7 @@ namespace mbc {
 
 constexpr double NORM_EPSILON = 1e-6;  // PyTorch's
 
-struct Gradients {
+struct GradientParts {
   const float* data[TENSORS];
   int64_t elements[TENSORS];
   int32_t parts[TENSORS];
@@ -41,7 +41,7 @@ __device__ inline double sum_of_block(double value) {
 
 __device__ inline double square(float value) { return static_cast<double>(value) * static_cast<double>(value); }
 
-__global__ void sum_squares(Gradients gradients, double* sums) {
+__global__ void sum_squares(GradientParts gradients, double* sums) {
   const int n = static_cast<int>(blockIdx.y), parts = gradients.parts[n];
   if (static_cast<int>(blockIdx.x) >= parts) return;
   const float* data = gradients.data[n];
@@ -82,7 +82,7 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
   auto* sums = out<double>(call, count + 3);
   int64_t first = 0;
   for (int done = 0; done < count; done += TENSORS) {
-    Gradients gradients{};
+    GradientParts gradients{};
     const int some = count - done < TENSORS ? count - done : TENSORS;
     unsigned most = 1;
     for (int i = 0; i < some; ++i) {
