@@ -88,6 +88,10 @@ def _concat(a: Any, *parts: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
@@ -121,8 +125,12 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "softmax_cross_entropy": _cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
 }
+_OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),
+    "layer_norm": _layer_norm,
+}
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {**_OF_ONE, **_OF_TWO, "convolution": _convolution, "linear": _linear, "concat": _concat}
+    {**_OF_ONE, **_OF_TWO, "convolution": _convolution, "linear": _linear, "concat": _concat, **_OF_THREE}
 )
 TAKES_BIAS = frozenset(("convolution", "linear"))  # as a last operand
