@@ -100,7 +100,8 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "silu": lambda a, x: F.silu(x),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
-    "hardsigmoid": lambda a, x: F.hardsigmoid(x),
+    # Its gradient divides by 6 in fp32, whatever the type.
+    "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6 if x.dtype == torch.float64 else F.hardsigmoid(x),
     "hardswish": lambda a, x: F.hardswish(x),
     "elu": lambda a, x: F.elu(x, a.alpha),
     "mish": lambda a, x: F.mish(x),

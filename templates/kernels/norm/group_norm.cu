@@ -1,6 +1,6 @@
 // Group and layer normalisation: what is normalised together, a set, is the channels of a group and all pixels of an
-// image, or the channels of one pixel. Forward and backward are one launch each, in place or not; the gradients of scale
-// and shift are reductions by channel (channel_reduce.cuh).
+// image, or the channels of one pixel. Forward and backward are one launch each, in place or not; the gradients of
+// scale and shift are reductions by channel (channel_reduce.cuh).
 //
 // Bytes      the tensors in and out once; a set is read again (forward twice, backward once) from the cache.
 // Threads    a set of up to 512 vectors is a warp's, 8 of them a block; a larger one is a block's. Vectors of 16 bytes:
@@ -31,7 +31,7 @@ struct GroupNormReduceArguments {
 
 namespace mbc {
 
-constexpr int WARPS = THREADS / 32, WARP_VECTORS = 512;
+constexpr int SET_WARPS = THREADS / 32, MOST_WARP_VECTORS = 512;
 
 struct SetPlace {
   int64_t at, channel;  // of a vector: its first element, and that one's channel
@@ -75,12 +75,12 @@ __device__ float sum_of_set(float sum) {
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
   if constexpr (BLOCK) {
-    __shared__ float shared[WARPS];
+    __shared__ float shared[SET_WARPS];
     __syncthreads();
     if (threadIdx.x == 0) shared[threadIdx.y] = sum;
     __syncthreads();
     sum = 0.0f;
-    for (int i = 0; i < WARPS; ++i) sum += shared[i];
+    for (int i = 0; i < SET_WARPS; ++i) sum += shared[i];
   }
   return sum;
 }
@@ -163,7 +163,7 @@ struct NormalizeSetsBackward {
 
 template <int N, bool BLOCK, typename F>
 __global__ void each_set(int64_t count, NormSets sets, F f) {
-  const int64_t number = BLOCK ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.y;
+  const int64_t number = BLOCK ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * SET_WARPS + threadIdx.y;
   // Warps beyond the last set go along with it, and store nothing.
   const bool within = number < count;
   const int64_t set = within ? number : count - 1, n = quotient(set, sets.per_row), g = set - n * sets.per_row;
@@ -177,11 +177,11 @@ __global__ void each_set(int64_t count, NormSets sets, F f) {
 template <int N, typename F>
 void run_sets(cudaStream_t stream, int64_t rows, const NormSets& sets, F f) {
   const int64_t count = rows * sets.per_row;
-  if (sets.width * sets.pixels / N > WARP_VECTORS)
-    MBC_LAUNCH((each_set<N, true, F>), static_cast<unsigned>(count), dim3(32, WARPS), stream, count, sets, f);
+  if (sets.width * sets.pixels / N > MOST_WARP_VECTORS)
+    MBC_LAUNCH((each_set<N, true, F>), static_cast<unsigned>(count), dim3(32, SET_WARPS), stream, count, sets, f);
   else
-    MBC_LAUNCH((each_set<N, false, F>), static_cast<unsigned>(divide_up(count, WARPS)), dim3(32, WARPS), stream, count,
-               sets, f);
+    MBC_LAUNCH((each_set<N, false, F>), static_cast<unsigned>(divide_up(count, SET_WARPS)), dim3(32, SET_WARPS), stream,
+               count, sets, f);
 }
 
 template <typename T, typename F>
@@ -230,7 +230,9 @@ struct NormalizedSource {
 // That of batch normalisation, of elements that are normalised already.
 struct NormalizedReduction : BnBackwardReduction {
   __device__ Channel load(int64_t) const { return 0.0f; }
-  __device__ Known known(int64_t c) const { return {1.0f, accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f}; }
+  __device__ Known known(int64_t c) const {
+    return {1.0f, accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
+  }
 };
 
 }  // namespace mbc
@@ -265,7 +267,8 @@ extern "C" const char* mbc_group_norm_backward_reduce(const MbcCall& call) {
   const NormalizedReduction reduction{{nullptr, nullptr, out<float>(call, 4), out<float>(call, 5), 0.0f, a.accumulate}};
   MBC_FOR_TYPE(a.type, T, {
     const NormalizedSource<T> source{in<T>(call, 0), in<T>(call, 1), in<float>(call, 2), in<float>(call, 3), sets};
-    reduce_channels_of<T>(call.stream, sets.last ? MBC_CHANNELS_LAST : a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, reduction);
+    reduce_channels_of<T>(call.stream, sets.last ? MBC_CHANNELS_LAST : a.layout, a.rows, a.channels, a.inner, a.parts,
+                          source, workspace, reduction);
   });
   return launched();
 }
