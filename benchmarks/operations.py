@@ -89,6 +89,8 @@ CASES = (
     Case("bn", "y = x |> bn"),
     Case("bn_plain", "y = x |> bn(affine=false)"),
     Case("bn_eps", "y = x |> bn(eps=0.01, momentum=0.3)"),
+    Case("group_norm", "y = x |> group_norm(4)"),
+    Case("layer_norm", "y = x |> layer_norm"),
     Case("lrn", "y = x |> lrn"),
     Case("lrn_wide", "y = x |> lrn(size=4, alpha=0.1, beta=0.5, k=2)"),
     Case("relu", "y = x |> relu"),

@@ -118,6 +118,15 @@ def _resize(a: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    grouped, axes = wide.reshape(x.shape[0], a.groups, -1, *x.shape[2:]), a.axes(x.ndim)
+    mean, spread = grouped.mean(axes, keepdims=True), grouped.var(axes, keepdims=True)
+    shape = (1, -1, *([1] * (x.ndim - 2)))
+    normal = ((grouped - mean) * lax.rsqrt(spread + a.eps)).reshape(x.shape)
+    return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: jax.nn.relu(x),
     "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
@@ -154,5 +163,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mse": _mse,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
-FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType({**_OF_ONE, **_OF_TWO, "concat": _concat})
+FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {**_OF_ONE, **_OF_TWO, "concat": _concat, "group_norm": _group_norm, "layer_norm": _group_norm}
+)
 PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear"))  # whose operands are cast

@@ -88,6 +88,10 @@ def _concat(a: Any, *parts: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
@@ -96,7 +100,8 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "silu": lambda a, x: F.silu(x),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
-    "hardsigmoid": lambda a, x: F.hardsigmoid(x),
+    # Its gradient divides by 6 in fp32, whatever the type.
+    "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6 if x.dtype == torch.float64 else F.hardsigmoid(x),
     "hardswish": lambda a, x: F.hardswish(x),
     "elu": lambda a, x: F.elu(x, a.alpha),
     "mish": lambda a, x: F.mish(x),
@@ -121,8 +126,12 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "softmax_cross_entropy": _cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
 }
+_OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
+    "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),
+    "layer_norm": _layer_norm,
+}
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {**_OF_ONE, **_OF_TWO, "convolution": _convolution, "linear": _linear, "concat": _concat}
+    {**_OF_ONE, **_OF_TWO, "convolution": _convolution, "linear": _linear, "concat": _concat, **_OF_THREE}
 )
 TAKES_BIAS = frozenset(("convolution", "linear"))  # as a last operand

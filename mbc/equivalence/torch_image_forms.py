@@ -8,6 +8,7 @@ from typing import Any
 
 from mbc.equivalence.torch_convolutions import Tensor, torch
 from mbc.ops.base import Call
+from mbc.ops.group_norm import Normalisation
 from mbc.ops.resize import Resize
 
 Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
@@ -39,10 +40,51 @@ def _resize_backward(a: Resize, inputs: Sequence[Tensor], call: Call) -> tuple[T
     return (dy,)
 
 
+def _grouped(a: Normalisation, x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], a.groups, x.shape[1] // a.groups, *x.shape[2:])
+
+
+def _of_channels(a: Normalisation, vector: Tensor, x: Tensor) -> Tensor:
+    return vector.reshape(1, a.groups, -1, *(1,) * (x.ndim - 2))
+
+
+def _normalize(a: Normalisation, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, gamma, beta = inputs
+    grouped, axes = _grouped(a, x), a.axes(x.ndim)
+    mean = grouped.mean(dim=axes, keepdim=True)
+    scale = (((grouped - mean) ** 2).mean(dim=axes, keepdim=True) + a.eps).rsqrt()
+    y = (grouped - mean) * scale * _of_channels(a, gamma, x) + _of_channels(a, beta, x)
+    return y.reshape(x.shape), mean.squeeze(2), scale.squeeze(2)
+
+
+def _normalize_backward(a: Normalisation, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy, mean, inverse, gamma = inputs
+    normal = (_grouped(a, x) - mean.unsqueeze(2)) * inverse.unsqueeze(2)
+    dnormal, axes = _grouped(a, dy) * _of_channels(a, gamma, x), a.axes(x.ndim)
+    shift, slope = (p.mean(dim=axes, keepdim=True) for p in (dnormal, dnormal * normal))
+    return (((dnormal - shift - normal * slope) * inverse.unsqueeze(2)).reshape(x.shape),)
+
+
+def _normalize_reduce(a: Normalisation, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy, mean, inverse = inputs
+    normal, grouped = (_grouped(a, x) - mean.unsqueeze(2)) * inverse.unsqueeze(2), _grouped(a, dy)
+    axes = (0, *range(3, grouped.ndim))
+    return tuple(p.sum(dim=axes).reshape(-1) for p in (grouped * normal, grouped))
+
+
 IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "broadcast_mul": lambda a, inputs, call: (inputs[0] * inputs[1],),
         "broadcast_add": lambda a, inputs, call: (inputs[0] + inputs[1],),
+        **{
+            f"{kind}{suffix}": form
+            for kind in ("group_norm", "layer_norm")
+            for suffix, form in (
+                ("", _normalize),
+                ("_backward", _normalize_backward),
+                ("_backward_reduce", _normalize_reduce),
+            )
+        },
         "resize": _resize,
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),

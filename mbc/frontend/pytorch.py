@@ -35,7 +35,7 @@ class Answer:
 
 
 _O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
-_NORM = "normalize by `bn`"
+_NORM = "normalize by `bn` or `layer_norm`"
 _CHANNELS = "leave it out, what comes in by `|>` has its channels"
 _POOL = "pool by `global_avgpool`, or by `avgpool` or `maxpool` with a kernel of the size that is wanted"
 _ATTENTION = "mbc compiles convolutional networks"
@@ -53,7 +53,10 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Linear", "Dense", "fc", "LazyLinear"), Answer("linear(10)", "features that come out")),
     (_O, ("BatchNorm2d",), Answer("bn")),
     (_O, ("SyncBatchNorm",), Answer("bn(sync=true)", "sync_batch_norm of the train section is for all")),
-    (_O, ("layer_norm", "GroupNorm", "InstanceNorm2d", "RMSNorm"), Answer("", _NORM)),
+    (_O, ("LayerNorm", "LayerNorm2d"), Answer("layer_norm", "over channels, each pixel by itself")),
+    (_O, ("GroupNorm",), Answer("group_norm(2)", "groups")),
+    (_O, ("InstanceNorm2d",), Answer("group_norm(10)", "with as many groups as there are channels")),
+    (_O, ("RMSNorm",), Answer("", _NORM)),
     (_O, ("LocalResponseNorm",), Answer("lrn(5)")),
     (_O, ("MaxPool2d", "max_pool2d"), Answer("maxpool(2)")),
     (_O, ("AvgPool2d", "avg_pool2d"), Answer("avgpool(2)")),

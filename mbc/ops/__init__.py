@@ -10,6 +10,7 @@
 * `convolution`: convolutions: three passes, and transposed
 * `erf`: the error function in float64
 * `fused`: several operations as one
+* `group_norm`: group and layer normalisation
 * `im2col`: grouped convolutions as GEMMs
 * `initial`: how the language names the start of a weight
 * `loss`: losses and their weighted sum
@@ -39,6 +40,7 @@ from mbc.ops import (
     broadcast,
     collective,
     convolution,
+    group_norm,
     loss,
     matrix,
     normalization,
@@ -57,6 +59,7 @@ _FAMILIES = (
     bias,
     matrix,
     normalization,
+    group_norm,
     activation,
     activation_variants,
     broadcast,

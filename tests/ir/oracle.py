@@ -96,6 +96,15 @@ def bias_add(a: Any, y: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
 
 
+def group_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
+    return torch.native_group_norm(x, weight, bias, len(x), x.shape[1], x[0, 0].numel(), a.groups, a.eps)
+
+
+def layer_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
+    made = torch.native_layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps)
+    return tuple(part.movedim(-1, 1) for part in made)
+
+
 MEANING: dict[str, Callable[..., Any]] = {
     "convolution": convolution,
     "convolution_backward_data": transposed,
@@ -123,6 +132,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
+    "group_norm": group_norm,
+    "layer_norm": layer_norm,
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),

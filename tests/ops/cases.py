@@ -68,6 +68,19 @@ def bn(draw: Draw) -> Network:
     return _finish(w, w("bn", x, affine=draw(st.booleans()), **settings))
 
 
+def group_norm(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    groups = draw(st.integers(1, 3))
+    x = w.parameter("x", w.batch, groups * draw(st.integers(2, 3)), *draw(st.lists(st.integers(1, 4), max_size=2)))
+    return _finish(w, w("group_norm", w("tanh", x), groups=groups, eps=draw(st.sampled_from((1e-3, 1e-2)))))
+
+
+def layer_norm(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, draw(st.integers(2, 5)), *draw(st.lists(st.integers(1, 4), max_size=2)))
+    return _finish(w, w("layer_norm", w("tanh", x), eps=draw(st.sampled_from((1e-3, 1e-2)))))
+
+
 def lrn(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = _image(draw, w, draw(st.integers(1, 7)))
@@ -204,9 +217,9 @@ def two_losses(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, resize, concat,
-        joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten, softmax_cross_entropy, mse,
-        two_losses,
+        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
+        resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        softmax_cross_entropy, mse, two_losses,
     )
 }  # fmt: skip
 CASES |= {

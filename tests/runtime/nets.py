@@ -27,7 +27,7 @@ train { optimizer = sgd(momentum=0.9, weight_decay=1e-3) }
 """
 
 
-# Squeeze-excitation and hard activations, as MobileNetV3 has them.
+# Squeeze-excitation and hard activations as MobileNetV3 has them, other normalisations, and resizing.
 MOBILE = """
 block excite(reduced) on x {
   gate = x |> global_avgpool |> conv(reduced, 1, bias=true) |> relu |> conv(x.shape[1], 1, bias=true) |> hardsigmoid
@@ -43,6 +43,7 @@ network mobile(batch = 8) {
   input image[batch, 3, 8, 8] : float
   input target[batch] : class
   x = image |> conv(8, 3, stride=2, pad=1) |> bn |> hardswish |> inverted(16, 8)
+  x = x |> layer_norm(1e-6) |> upsample(size=(6, 5), mode=bilinear) |> group_norm(2)
   # Of a linear layer the gate is [N, C].
   x = (x |> global_avgpool |> linear(8) |> sigmoid) * x
   logits = x - (x |> global_avgpool) |> relu6 |> flatten |> linear(5)

@@ -1,4 +1,4 @@
-"""Squeeze-excitation and hard activations as MobileNetV3 has them: planned, divided, within budgets, and trained."""
+"""Squeeze-excitation, stochastic depth, layer and group normalisation, resizing: planned, within budgets, trained."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-// An image and a gate, one number for each channel of each sample: products and sums, in place or not, and the sums over
-// pixels that are the gradients of the gate. Squeeze-excitation multiplies by a gate.
+// An image and a gate, one number for each channel of each sample: products and sums, in place or not, and the sums
+// over pixels that are the gradients of the gate. Squeeze-excitation multiplies by a gate.
 //
 // Bytes      images in and out once; gates are read from the cache.
-// Threads    maps: 256 in a grid-stride loop, 16 bytes at a time where operands are aligned. Sums: channels first a warp
-//            a plane; channels last a block for up to 32 vectors of channels of a sample, its pixels dealt out to the
-//            rows of threads, whose sums are added in a fixed order.
+// Threads    maps: 256 in a grid-stride loop, 16 bytes at a time where operands are aligned. Sums: channels first a
+//            warp a plane; channels last a block for up to 32 vectors of channels of a sample, its pixels dealt out to
+//            the rows of threads, whose sums are added in a fixed order.
 // Limit      memory bandwidth.
 #include "channels.cuh"
 #include "images.cuh"

@@ -1,5 +1,5 @@
-// Dropout, stochastic depth and their gradients, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", 2011).
+// Dropout, stochastic depth and their gradients, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel
+// random numbers: as easy as 1, 2, 3", 2011).
 //
 // Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i /
 // 4. So a mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
@@ -127,7 +127,8 @@ __global__ void drop_samples(const T* x, T* y, int64_t rows, int64_t vectors, in
 }
 
 template <typename T, int N>
-void run_drop_samples(cudaStream_t stream, const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row, Mask mask) {
+void run_drop_samples(cudaStream_t stream, const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row,
+                      Mask mask) {
   const int64_t lines = rows < 65535 ? rows : 65535;
   const dim3 grid(blocks_for(divide_up(vectors, 4)), static_cast<unsigned>(lines));
   MBC_LAUNCH((drop_samples<T, N>), grid, THREADS, stream, x, y, rows, vectors, first_row, mask);

@@ -1,9 +1,9 @@
-// Images in another size, nearest or bilinear, and the gradient, which gathers: every pixel of the input reads the pixels
-// of the output that read it, so that no two threads write one element and the order of additions is fixed.
+// Images in another size, nearest or bilinear, and the gradient, which gathers: every pixel of the input reads the
+// pixels of the output that read it, so that no two threads write one element and the order of additions is fixed.
 //
 // Bytes      the input once, the result once; pixels that are read again come from the cache.
-// Threads    256 in a grid-stride loop over the elements that are written: channels last 16 bytes of channels of a pixel
-//            each, channels first one element (images.cuh).
+// Threads    256 in a grid-stride loop over the elements that are written: channels last 16 bytes of channels of a
+//            pixel each, channels first one element (images.cuh).
 // Limit      memory bandwidth; channels first index arithmetic.
 #include "images.cuh"
 
@@ -22,14 +22,16 @@ struct ResizeArguments {
 namespace mbc {
 
 // The pixels of the input that a position of the output lies between, and the share of the second.
-struct Tap {
+struct ResizeTap {
   int64_t first, second;
   float share;
 
   __device__ int64_t at(int i) const { return i == 0 ? first : second; }
   __device__ float weight(int i) const { return i == 0 ? 1.0f - share : share; }
   // What pixel i of the input counts here.
-  __device__ float weight_of(int64_t i) const { return (first == i ? 1.0f - share : 0.0f) + (second == i ? share : 0.0f); }
+  __device__ float weight_of(int64_t i) const {
+    return (first == i ? 1.0f - share : 0.0f) + (second == i ? share : 0.0f);
+  }
 };
 
 // One axis. Positions are in units of 1 / (2 * output) pixels of the input, in whole numbers.
@@ -37,12 +39,13 @@ struct Resampling {
   int64_t size, output;
   bool bilinear;
 
-  __device__ Tap tap(int64_t position) const {
+  __device__ ResizeTap tap(int64_t position) const {
     if (!bilinear) {
       const int64_t nearest = quotient(position * size, output);
       return {nearest, nearest, 0.0f};
     }
-    const int64_t unit = 2 * output, at = max((2 * position + 1) * size - output, int64_t{0}), first = quotient(at, unit);
+    const int64_t unit = 2 * output, at = max((2 * position + 1) * size - output, int64_t{0});
+    const int64_t first = quotient(at, unit);
     return {first, min(first + 1, size - 1), static_cast<float>(at - first * unit) / static_cast<float>(unit)};
   }
   // Positions of the output that may read pixel i of the input: from the first one up to before the last.
@@ -65,7 +68,7 @@ struct Resize {
 
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
-    const Tap row = rows.tap(p.y), column = columns.tap(p.x);
+    const ResizeTap row = rows.tap(p.y), column = columns.tap(p.x);
     float sum[N] = {};
     for (int r = 0; r < 2; ++r)
       for (int s = 0; s < 2; ++s) {

@@ -22,6 +22,7 @@ from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import launch_kind
+from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
@@ -235,6 +236,27 @@ def _channels(cases: Cases) -> None:
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)
         cases.add("update_running", UpdateRunning(0.1, 50), *states, block, note=f"proceed{proceed}")
+
+
+def _groups(cases: Cases) -> None:
+    # By the vector and not, in either layout; by warps and by blocks; sums in parts.
+    for shape, groups in (
+        ((3, 16, 5, 6), 4),
+        ((2, 32, 3, 8), 2),
+        ((2, 6, 40, 41), 3),
+        ((4, 24), 3),
+        ((3, 16, 5, 6), 0),
+        ((2, 7, 3, 5), 0),
+        ((3, 515), 0),
+        ((1, 40, 64, 65), 0),
+    ):
+        a = GroupNorm(1e-3, groups) if groups else LayerNorm(1e-3)
+        kind, c = "group_norm" if groups else "layer_norm", shape[1]
+        pixels = (1,) * (len(shape) - 2) if groups else shape[2:]
+        statistics = (m(shape[0], max(1, groups), *pixels), m(shape[0], max(1, groups), *pixels, make=positive))
+        cases.add(kind, a, w(*shape, make=off), m(c), m(c))
+        cases.add(f"{kind}_backward", a, w(*shape), w(*shape), *statistics, m(c))
+        cases.add(f"{kind}_backward_reduce", a, w(*shape), w(*shape), *statistics)
 
 
 POOLS = (
@@ -527,7 +549,7 @@ def _products(cases: Cases) -> None:
 
 def _all() -> tuple[Case, ...]:
     cases = Cases()
-    for family in (_elementwise, _channels, _pools, _images, _moves, _losses, _updates, _products):
+    for family in (_elementwise, _channels, _groups, _pools, _images, _moves, _losses, _updates, _products):
         family(cases)
     return tuple(cases.known)
 

@@ -1,0 +1,74 @@
+"""Group and layer normalisation: both ways, and the gradients of scale and shift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of, pixel_by_pixel, same_layout
+from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
+from mbc.ops.group_norm import GroupNorm, LayerNorm
+
+FILE = "norm/group_norm.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNormArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    groups: int  # 0: each pixel by itself
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNormReduceArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    groups: int
+    parts: int
+    accumulate: int
+
+
+def _groups(at: Slice) -> int:
+    a = at.request.attributes
+    return a.groups if isinstance(a, GroupNorm) else 0
+
+
+def _eps(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, GroupNorm | LayerNorm)
+    return (a.eps,)
+
+
+def _arguments(at: Slice) -> GroupNormArguments:
+    return GroupNormArguments(*image_of(at), groups=_groups(at))
+
+
+def _reduce(at: Slice) -> GroupNormReduceArguments:
+    count = parts(at.request.inputs[0], at.layout)
+    return GroupNormReduceArguments(*image_of(at), groups=_groups(at), parts=count, accumulate=int(at.accumulate))
+
+
+# Channels first, the channels of a pixel are far apart: layer normalisation asks for channels last.
+KERNELS = tuple(
+    kernel
+    for kind, layouts in (("group_norm", same_layout), ("layer_norm", pixel_by_pixel))
+    for kernel in (
+        OwnKernel(kind, FILE, GroupNormArguments, _arguments, _eps, layouts=layouts),
+        OwnKernel(f"{kind}_backward", FILE, GroupNormArguments, _arguments, layouts=layouts),
+        OwnKernel(
+            f"{kind}_backward_reduce",
+            FILE,
+            GroupNormReduceArguments,
+            _reduce,
+            layouts=layouts,
+            workspace=sums_workspace,
+            launches=2,
+            accumulates=True,
+        ),
+    )
+)

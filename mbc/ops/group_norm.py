@@ -1,0 +1,199 @@
+"""Normalisation within single images: layer normalisation over channels, group normalisation over channels and pixels.
+
+Ba et al., "Layer normalization", 2016, in ConvNeXt's form for images: each pixel by itself. Wu and He, "Group
+normalization", 2018. Statistics are those of a row: rows may be divided, and inference does what training does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNorm(Attributes):
+    """Of the channels of each group, and all pixels. `eps` is added to the variance."""
+
+    eps: float
+    groups: int
+
+    def axes(self, rank: int) -> tuple[int, ...]:
+        """What is normalised together, of [rows, groups, channels of a group, ...]."""
+        return tuple(range(2, rank + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Attributes):
+    """Of all channels of each pixel. `eps` is added to the variance."""
+
+    eps: float
+
+    @property
+    def groups(self) -> int:
+        return 1
+
+    def axes(self, rank: int) -> tuple[int, ...]:
+        """What is normalised together, of [rows, 1, channels, ...]."""
+        return (2,)
+
+
+Normalisation = GroupNorm | LayerNorm
+
+
+def _statistic(a: Normalisation, x: TensorType) -> TensorType:
+    """Of means: [rows, groups, 1, ...], or [rows, 1, ...] with all pixels."""
+    if len(x.shape) < 2 or x.shape[1] % a.groups:
+        raise ShapeError(f"{x} has no channels that {a.groups} groups divide")
+    pixels = tuple(1 if axis + 1 in a.axes(len(x.shape)) else x.shape[axis] for axis in range(2, len(x.shape)))
+    return TensorType((x.shape[0], a.groups, *pixels), master(x.dtype))
+
+
+def _fit(x: TensorType, vectors: tuple[TensorType, ...]) -> TensorType:
+    wanted = TensorType(x.shape[1:2], master(x.dtype))
+    if any(vector != wanted for vector in vectors):
+        raise ShapeError(f"{', '.join(map(str, vectors))} do not fit the channels of {x}, which need {wanted}")
+    return wanted
+
+
+def _shape(a: Normalisation, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, *vectors = inputs
+    statistic = _statistic(a, x)
+    _fit(x, tuple(vectors))
+    return x, statistic, statistic
+
+
+def _backward_shape(a: Normalisation, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, dy, mean, inverse, *vectors = inputs
+    if x != dy or not mean == inverse == _statistic(a, x):
+        raise ShapeError(f"gradient {dy} and statistics {mean} and {inverse} do not fit {x}")
+    _fit(x, tuple(vectors))
+    return (dy,)
+
+
+def _reduce_shape(a: Normalisation, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (dy,) = _backward_shape(a, inputs)
+    vector = _fit(dy, ())
+    return vector, vector
+
+
+def _grouped(a: Normalisation, x: Array) -> Array:
+    """[rows, groups, channels of a group, ...]"""
+    return x.reshape(x.shape[0], a.groups, x.shape[1] // a.groups, *x.shape[2:])
+
+
+def _of_channels(a: Normalisation, vector: Array, x: Array) -> Array:
+    """The vector, shaped so that it broadcasts along the channels of a grouped x."""
+    return vector.reshape(1, a.groups, -1, *(1,) * (x.ndim - 2))
+
+
+def _evaluate(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, gamma, beta = inputs
+    grouped, axes = _grouped(a, x), a.axes(x.ndim)
+    wide = grouped.astype(np.float64)
+    mean = wide.mean(axis=axes, keepdims=True)
+    inverse = 1 / np.sqrt(((wide - mean) ** 2).mean(axis=axes, keepdims=True) + a.eps)
+    near, scale = mean.astype(x.dtype), inverse.astype(x.dtype)
+    y = (grouped - near) * scale * _of_channels(a, gamma, x) + _of_channels(a, beta, x)
+    return y.reshape(x.shape), near.squeeze(2), scale.squeeze(2)
+
+
+def _normalised(a: Normalisation, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """x, dy and the factor of x, all grouped."""
+    x, dy, mean, inverse = inputs[:4]
+    scale = np.expand_dims(inverse, 2)
+    return (_grouped(a, x) - np.expand_dims(mean, 2)) * scale, _grouped(a, dy), scale
+
+
+def _backward(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    x, gamma = inputs[0], inputs[4]
+    normal, dy, scale = _normalised(a, inputs)
+    dnormal, axes = dy * _of_channels(a, gamma, x), a.axes(x.ndim)
+    shift, slope = (
+        product.mean(axis=axes, keepdims=True, dtype=np.float64).astype(x.dtype)
+        for product in (dnormal, dnormal * normal)
+    )
+    return (((dnormal - shift - normal * slope) * scale).reshape(x.shape),)
+
+
+def _reduce(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    normal, dy, _ = _normalised(a, inputs)
+    axes = (0, *range(3, dy.ndim))
+    dgamma, dbeta = (np.sum(p, axis=axes, dtype=np.float64).reshape(-1).astype(dy.dtype) for p in (dy * normal, dy))
+    return dgamma, dbeta
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    dy = dys[0]
+    x, gamma, beta = op.inputs
+    if dy is None:
+        return None, None, None
+    read = (x, dy, *op.outputs[1:])
+    dgamma = dbeta = dx = None
+    if g.needs(gamma) or g.needs(beta):
+        dgamma, dbeta = g.emit(f"{op.kind}_backward_reduce", op.attributes, read, gamma, beta)
+    if g.needs(x):
+        (dx,) = g.emit(f"{op.kind}_backward", op.attributes, (*read, gamma), x)
+    return dx, dgamma, dbeta
+
+
+def _kinds(name: str, attributes: type[Attributes]) -> tuple[OpKind, ...]:
+    return (
+        OpKind(name, attributes, _shape, _evaluate, _gradient, divisible=True, in_place=((0, 0),)),
+        OpKind(
+            f"{name}_backward_reduce",
+            attributes,
+            _reduce_shape,
+            _reduce,
+            divisible=True,
+            accumulates=True,
+            reduces=True,
+        ),
+        OpKind(f"{name}_backward", attributes, _backward_shape, _backward, divisible=True, in_place=((0, 1),)),
+    )
+
+
+OPS = (*_kinds("group_norm", GroupNorm), *_kinds("layer_norm", LayerNorm))
+
+
+def _apply(builder: LayerBuilder, kind: str, a: Normalisation, x: str) -> str:
+    shape = builder.type(x).shape
+    if a.eps <= 0:
+        raise ShapeError(f"eps is {a.eps}, but must be positive")
+    if len(shape) < 2:
+        raise ShapeError(f"{kind} needs a tensor with rows and channels, but got {builder.type(x)}")
+    if a.groups < 1 or shape[1] % a.groups:
+        raise ShapeError(f"groups is {a.groups}, which must divide the {shape[1]} channels")
+    weight = builder.state("weight", shape[1:2], Initializer("constant", 1.0))
+    bias = builder.state("bias", shape[1:2], Initializer("constant", 0.0))
+    return builder.emit(kind, a, (x, weight, bias))[0]
+
+
+def _build_group_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return _apply(builder, "group_norm", GroupNorm(settings["eps"], settings["groups"]), inputs[0])
+
+
+def _build_layer_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return _apply(builder, "layer_norm", LayerNorm(settings["eps"]), inputs[0])
+
+
+LAYERS = (
+    Layer(
+        "group_norm",
+        (Parameter("groups", "int"), Parameter("eps", "float", 1e-5)),
+        _build_group_norm,
+        help="Group normalisation: of each image the channels of a group, and all pixels, together.",
+    ),
+    Layer(
+        "layer_norm",
+        (Parameter("eps", "float", 1e-5),),
+        _build_layer_norm,
+        help="Layer normalisation over channels, of images each pixel by itself, as ConvNeXt does.",
+    ),
+)
