@@ -115,6 +115,21 @@ CASES = (
         losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_mse) |> mse)"),
     ),
     Case(
+        "l1",
+        "y = x |> tanh",
+        losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_l1) |> l1)"),
+    ),
+    Case(
+        "smooth_l1",
+        "y = x |> tanh",
+        losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_l1) |> smooth_l1(0.5))"),
+    ),
+    Case(
+        "binary_cross_entropy",
+        "y = x |> tanh",
+        losses=("(logits, 0 * logits + 0.3) |> binary_cross_entropy(pos_weight=2)",),
+    ),
+    Case(
         "two_losses",
         "y = x |> silu",
         losses=(

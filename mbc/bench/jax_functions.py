@@ -83,9 +83,22 @@ def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return -((1 - a.smoothing) * chosen.mean() + a.smoothing * logs.mean())
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _mse(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return jnp.mean((x.astype(wide) - y.astype(wide)) ** 2)
+    return jnp.mean((_wide(x) - _wide(y)) ** 2)
+
+
+def _smooth_l1(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    d = jnp.abs(_wide(x) - _wide(y))
+    return jnp.mean(jnp.where(d < a.beta, 0.5 * d * d / a.beta, d - 0.5 * a.beta))
+
+
+def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    x, y = _wide(x), _wide(y)
+    return jnp.mean(a.pos_weight * y * jax.nn.softplus(-x) + (1 - y) * jax.nn.softplus(x))
 
 
 def batch_norm(
@@ -134,6 +147,9 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mul": lambda a, x, y: x * y,
     "softmax_cross_entropy": _cross_entropy,
     "mse": _mse,
+    "l1": lambda a, x, y: jnp.mean(jnp.abs(_wide(x) - _wide(y))),
+    "smooth_l1": _smooth_l1,
+    "binary_cross_entropy": _binary_cross_entropy,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType({**_OF_ONE, **_OF_TWO, "concat": _concat})

@@ -71,9 +71,20 @@ def _avg_pool(a: Any, x: Tensor) -> Tensor:
     return total / count
 
 
+def _wide(x: Tensor) -> Tensor:
+    """In what losses are computed."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide, target, label_smoothing=a.smoothing)
+    return F.cross_entropy(_wide(logits), target, label_smoothing=a.smoothing)
+
+
+def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    # A scalar weight, which a captured step must not copy from the host.
+    weight = torch.full((), a.pos_weight, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
+                        device=x.device)  # fmt: skip
+    return F.binary_cross_entropy_with_logits(_wide(x), _wide(y), pos_weight=weight)
 
 
 def _upsample(a: Any, x: Tensor) -> Tensor:
@@ -110,6 +121,9 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mul": lambda a, x, y: x * y,
     "softmax_cross_entropy": _cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
+    "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
+    "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),
+    "binary_cross_entropy": _binary_cross_entropy,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(

@@ -6,6 +6,7 @@
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
+* `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
 * `im2col`: grouped convolutions as GEMMs
@@ -34,6 +35,7 @@ from mbc.ops import (
     bias,
     collective,
     convolution,
+    elementwise_loss,
     loss,
     matrix,
     normalization,
@@ -58,6 +60,7 @@ _FAMILIES = (
     response,
     shape,
     loss,
+    elementwise_loss,
     collective,
     update,
 )

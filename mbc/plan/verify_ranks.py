@@ -14,6 +14,7 @@ from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
 from mbc.kernels.nccl import ALL_GATHER, ALL_REDUCE, BY_COPIES, COLLECTIVES, ctas_of, is_bucket, is_collective
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.plan.file import dump_plan
@@ -183,7 +184,7 @@ def _place(plan: Plan, index: int, start: int) -> tuple[object, ...]:
 def _weights(plan: Plan) -> Iterator[tuple[str, float]]:
     """What each loss counts."""
     for op in plan.graph.train:
-        if isinstance(op.attributes, CrossEntropyBackward | MseBackward):
+        if isinstance(op.attributes, CrossEntropyBackward | MseBackward | ElementwiseBackward):
             yield op.name, op.attributes.weight
 
 

@@ -165,6 +165,25 @@ def mse(draw: Draw) -> Network:
     return w.finish((), ((loss, draw(st.sampled_from((1.0, -2.0)))),))
 
 
+def _compared(draw: Draw, layer: str, **settings: Any) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    loss = w(layer, w.parameter("x", w.batch, *shape), w.parameter("y", w.batch, *shape), **settings)
+    return w.finish((), ((loss, draw(st.sampled_from((1.0, -2.0)))),))
+
+
+def l1(draw: Draw) -> Network:
+    return _compared(draw, "l1")
+
+
+def smooth_l1(draw: Draw) -> Network:
+    return _compared(draw, "smooth_l1", beta=draw(st.sampled_from((0.55, 1.3, 2.9))))
+
+
+def binary_cross_entropy(draw: Draw) -> Network:
+    return _compared(draw, "binary_cross_entropy", pos_weight=draw(st.sampled_from((0.3, 1.0, 3.0))))
+
+
 def two_losses(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
     x, target = w.parameter("x", w.batch, 3), w.input("target", classes=True)
@@ -176,7 +195,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
-        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, mse, two_losses,
+        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, mse, l1, smooth_l1,
+        binary_cross_entropy, two_losses,
     )
 }  # fmt: skip
 CASES |= {

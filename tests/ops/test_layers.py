@@ -24,6 +24,8 @@ CALLS = {
     "dropout": ("p",),
     "leaky_relu": ("slope",),
     "softmax_cross_entropy": ("smoothing",),
+    "smooth_l1": ("beta",),
+    "binary_cross_entropy": ("pos_weight",),
 }
 
 
@@ -123,6 +125,10 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),
         ("softmax_cross_entropy", (vector, target), {"smoothing": 1.0}, "smoothing is 1.0, but must be at least 0"),
         ("mse", (vector, image), {}, "mse compares tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
+        ("l1", (vector, image), {}, "l1 compares float tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
+        ("smooth_l1", (vector, vector), {"beta": 0.0}, "beta is 0.0, but must be positive"),
+        ("binary_cross_entropy", (vector, vector), {"pos_weight": -1.0}, "pos_weight is -1.0, but must be positive"),
+        ("binary_cross_entropy", (target, target), {}, "binary_cross_entropy compares float tensors of one shape"),
         ("linear", (target,), {"features": 1}, "linear needs a tensor with rows and features, but got int32[2]"),
     ]  # fmt: skip
     for layer, inputs, settings, message in cases:

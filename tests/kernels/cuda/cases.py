@@ -20,6 +20,13 @@ from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.elementwise_loss import (
+    BinaryCrossEntropy,
+    BinaryCrossEntropyBackward,
+    L1Backward,
+    SmoothL1,
+    SmoothL1Backward,
+)
 from mbc.ops.fused import launch_kind
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
@@ -334,6 +341,20 @@ def _losses(cases: Cases) -> None:
             backward = MseBackward(0.5, side)
             scale = control(loss_scale=1024.0)
             cases.add("mse_backward", backward, w(*shape), w(*shape), scale, note=f"side{side}")
+        for kind, attributes, sides in (
+            ("l1", NONE, [L1Backward(0.5, side) for side in (0, 1)]),
+            ("smooth_l1", SmoothL1(0.7), [SmoothL1Backward(0.7, 0.5, side) for side in (0, 1)]),
+            (
+                "binary_cross_entropy",
+                BinaryCrossEntropy(2.5),
+                [BinaryCrossEntropyBackward(2.5, 0.5, side) for side in (0, 1)],
+            ),
+        ):
+            target = w(*shape, make=lambda rng, shape: rng.random(shape)) if attributes is not NONE else w(*shape)
+            cases.add(kind, attributes, w(*shape), target)
+            for backward in sides:
+                note = f"side{backward.side}"
+                cases.add(f"{kind}_backward", backward, w(*shape), target, control(loss_scale=1024.0), note=note)
     for count in (1, 3, 40):
         weights = tuple(0.1 * (i + 1) for i in range(count))
         cases.add("weighted_sum", WeightedSum(weights), *[m(1) for _ in range(count)], note=f"{count}")

@@ -1,6 +1,7 @@
 """Elementwise operations, losses and data movement.
 
 * `elementwise`: activations, their gradients, sums and products
+* `elementwise_loss`: l1, smooth l1 and binary cross entropy, and their gradients
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout
 * `relu_mask`: ReLU bit masks, and relu's gradient by them
