@@ -110,6 +110,14 @@ CASES = (
     Case("shared", "f = conv(8, 3, pad=1)\n  y = x |> f |> relu |> f"),
     Case("smoothing", "y = x |> relu", losses=(ENTROPY + "(smoothing=0.1)",)),
     Case(
+        "soft_target", "y = x |> relu", losses=("(logits, 0 * logits + 0.2) |> softmax_cross_entropy(smoothing=0.1)",)
+    ),
+    Case(
+        "class_weights",
+        "y = x |> relu",
+        losses=(ENTROPY + "(smoothing=0.1, ignore_index=2, class_weights=(1, 0.5, 2, 1, 3))",),
+    ),
+    Case(
         "mse",
         "y = x |> tanh",
         losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_mse) |> mse)"),

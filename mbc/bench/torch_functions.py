@@ -80,6 +80,20 @@ def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(_wide(logits), target, label_smoothing=a.smoothing)
 
 
+def _soft_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(_wide(logits), _wide(target), label_smoothing=a.smoothing)
+
+
+def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    wide = _wide(logits)
+    # Filled on the device, class by class: a captured step must not copy from the host.
+    weights = torch.ones(wide.shape[1], dtype=wide.dtype, device=wide.device)
+    for number, weight in enumerate(a.class_weights):
+        weights[number].fill_(weight)
+    ignored = a.ignored[0] if a.ignored else -100
+    return F.cross_entropy(wide, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
+
+
 def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
     # A scalar weight, which a captured step must not copy from the host.
     weight = torch.full((), a.pos_weight, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
@@ -120,6 +134,8 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "softmax_cross_entropy": _cross_entropy,
+    "soft_target_cross_entropy": _soft_cross_entropy,
+    "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
     "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),

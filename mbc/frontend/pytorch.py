@@ -105,7 +105,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_S, ("count_include_pad",), Answer("count_pad")),
     (_S, ("label_smoothing",), Answer("smoothing")),
     (_S, ("reduction", "size_average"), Answer("", "losses are means, and can be multiplied by numbers")),
-    (_S, ("ignore_index", "weight"), Answer("", "every row and class counts alike")),
+    (_S, ("weight",), Answer("class_weights", "a tuple with a weight a class")),
     (_S, ("track_running_stats",), Answer("", "leave it out, `bn` always keeps running statistics")),
     (_S, ("return_indices", "divisor_override", "start_dim", "end_dim", "approximate"), Answer("", "leave it out")),
     (_S, ("device", "dtype"), Answer("", "leave it out, `train { precision = bf16 }` says what all computes in")),

@@ -6,6 +6,7 @@
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
+* `cross_entropy`: the layer of the three softmax cross entropies
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
@@ -21,7 +22,9 @@
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
+* `soft_cross_entropy`: softmax cross entropy with probabilities as targets
 * `update`: whether a step counts, and the new parameters
+* `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
 * `window`: geometry of sliding windows
 """
 
@@ -35,6 +38,7 @@ from mbc.ops import (
     bias,
     collective,
     convolution,
+    cross_entropy,
     elementwise_loss,
     loss,
     matrix,
@@ -44,7 +48,9 @@ from mbc.ops import (
     relu_mask,
     response,
     shape,
+    soft_cross_entropy,
     update,
+    weighted_cross_entropy,
 )
 from mbc.ops.base import Layer, OpKind
 
@@ -59,7 +65,10 @@ _FAMILIES = (
     pooling,
     response,
     shape,
+    cross_entropy,
     loss,
+    soft_cross_entropy,
+    weighted_cross_entropy,
     elementwise_loss,
     collective,
     update,

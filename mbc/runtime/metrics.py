@@ -15,6 +15,7 @@ def judged_rows(graph: TrainingGraph) -> dict[str, int]:
         if operation.kind == "all_reduce":
             operation = next(other for other in graph.train if operation.inputs[0] in other.outputs)
         name = "accuracy" if number == 1 else f"accuracy_{number}"
-        judged = graph.values[operation.inputs[1]].type.elements
+        logits = graph.values[operation.inputs[0]].type
+        judged = logits.elements // logits.shape[1]
         found[name] = judged if graph.ranks is None else judged // graph.batch * graph.ranks.batch
     return found

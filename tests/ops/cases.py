@@ -158,6 +158,27 @@ def softmax_cross_entropy(draw: Draw) -> Network:
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
 
 
+def soft_target_cross_entropy(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    shape = (w.batch, 3, *draw(st.lists(st.integers(1, 3), max_size=2)))
+    x, target = w.parameter("x", *shape), w.parameter("t", *shape)
+    loss = w("softmax_cross_entropy", x, target, smoothing=draw(st.sampled_from((0.0, 0.1))))
+    return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
+
+
+def weighted_cross_entropy(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
+    settings = {
+        "smoothing": draw(st.sampled_from((0.0, 0.1))),
+        "class_weights": draw(st.sampled_from(((), (0.5, 2.0, 1.0)))),
+        "ignore_index": draw(st.sampled_from((1, 255))),
+    }
+    loss = w("softmax_cross_entropy", x, target, **settings)
+    return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
+
+
 def mse(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
     shape = draw(st.lists(st.integers(1, 3), max_size=3))
@@ -195,7 +216,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
-        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, mse, l1, smooth_l1,
+        leaky_relu, scale, dropout, flatten, softmax_cross_entropy, soft_target_cross_entropy,
+        weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, two_losses,
     )
 }  # fmt: skip

@@ -35,7 +35,9 @@ from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
+from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.update import AdamW, Sgd
+from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -320,6 +322,7 @@ def _losses(cases: Cases) -> None:
             # The scale keeps small gradients out of fp16's subnormal numbers.
             scale = control(loss_scale=65536.0)
             cases.add("softmax_cross_entropy_backward", backward, logits, target, scale, note=note)
+    _target_losses(cases)
     wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
     cases.add("softmax_cross_entropy", CrossEntropy(), w(9, 5), wild, note="wild")
     cases.add("softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(9, 5), wild, control(), note="wild")
@@ -358,6 +361,55 @@ def _losses(cases: Cases) -> None:
     for count in (1, 3, 40):
         weights = tuple(0.1 * (i + 1) for i in range(count))
         cases.add("weighted_sum", WeightedSum(weights), *[m(1) for _ in range(count)], note=f"{count}")
+
+
+def probabilities(rng: np.random.Generator, shape: Shape) -> Array:
+    drawn = rng.exponential(size=shape)
+    return drawn / drawn.sum(axis=1, keepdims=True)
+
+
+def _target_losses(cases: Cases) -> None:
+    scale = control(loss_scale=65536.0)
+    for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 40, 30)):
+        logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
+        target = w(rows, classes, *rest, make=probabilities)
+        for smoothing in (0.0, 0.1):
+            note = f"smooth{smoothing}"
+            cases.add("soft_target_cross_entropy", CrossEntropy(smoothing), logits, target, note=note)
+            for side in (0, 1):
+                backward = SoftTargetBackward(smoothing, 0.7, side)
+                cases.add(
+                    "soft_target_cross_entropy_backward", backward, logits, target, scale, note=f"{note}-side{side}"
+                )
+        numbers_below = Operand("int32", (rows, *rest), numbers(classes))
+        sums = m(2, make=lambda rng, shape: np.array((29.5, 33.0)))
+        for note, weights, ignored, smoothing in (
+            ("weights", tuple(0.5 + c % 3 for c in range(classes)), (), 0.1),
+            ("ignored", (), (2,), 0.1),
+            ("both", tuple(0.25 * (c % 4) for c in range(classes)), (0,), 0.0),
+        ):
+            mean = WeightedMean(smoothing, weights, ignored, 0.25)
+            backward = WeightedMeanBackward(smoothing, weights, ignored, 0.25, 0.7)
+            cases.add(
+                "class_weight_sum",
+                ClassWeights(classes, weights, ignored, "fp32"),
+                numbers_below,
+                note=note + f"{classes}",
+            )
+            cases.add("weighted_cross_entropy_mean", mean, logits, numbers_below, sums, note=note)
+            cases.add("weighted_cross_entropy_mean_backward", backward, logits, numbers_below, sums, scale, note=note)
+    wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
+    sums = m(2, make=lambda rng, shape: np.array((3.0, 4.0)))
+    for ignored in ((), (-1,)):
+        note, weights = f"wild{len(ignored)}", (1.0, 0.5, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+        backward = WeightedMeanBackward(0.0, weights[:5], ignored, 1.0, 1.0)
+        cases.add(
+            "weighted_cross_entropy_mean", WeightedMean(0.0, weights[:5], ignored, 1.0), w(9, 5), wild, sums, note=note
+        )
+        cases.add("weighted_cross_entropy_mean_backward", backward, w(9, 5), wild, sums, control(), note=note)
+    cases.add(
+        "weighted_cross_entropy_mean", WeightedMean(0.0, weights, (-1,), 1.0), w(9, 8), wild, sums, note="left-out"
+    )
 
 
 def _spoiled(value: float) -> Make:

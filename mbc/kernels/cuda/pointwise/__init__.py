@@ -1,5 +1,6 @@
 """Elementwise operations, losses and data movement.
 
+* `cross_entropy_targets`: cross entropies of probabilities and of weighted classes
 * `elementwise`: activations, their gradients, sums and products
 * `elementwise_loss`: l1, smooth l1 and binary cross entropy, and their gradients
 * `loss`: losses, their gradients and their weighted sum

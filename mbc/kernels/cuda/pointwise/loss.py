@@ -69,7 +69,7 @@ def _positions_per_block(logits: TensorType, layout: Layout) -> int:
     return THREADS // 32 if adjacent else THREADS
 
 
-def _entropy_parts(logits: TensorType, layout: Layout) -> int:
+def entropy_parts(logits: TensorType, layout: Layout) -> int:
     c = Channels.of(logits)
     return min(-(-c.rows * c.inner // _positions_per_block(logits, layout)), MOST_PARTS)
 
@@ -83,7 +83,7 @@ def partial_bytes(parts: int) -> int:
 
 
 def _entropy(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*image_of(at), _entropy_parts(at.request.inputs[0], at.layout))
+    return CrossEntropyArguments(*image_of(at), entropy_parts(at.request.inputs[0], at.layout))
 
 
 def _entropy_reals(at: Slice) -> tuple[float, ...]:
@@ -93,7 +93,7 @@ def _entropy_reals(at: Slice) -> tuple[float, ...]:
 
 
 def _entropy_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(_entropy_parts(request.inputs[0], layout))
+    return partial_bytes(entropy_parts(request.inputs[0], layout))
 
 
 def _entropy_backward(at: Slice) -> CrossEntropyBackwardArguments:
