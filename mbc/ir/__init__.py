@@ -3,6 +3,7 @@
 * `types`: element types, layouts and tensor types
 * `graph`: the whole intermediate representation, on one page
 * `control`: the control block: what changes from step to step
+* `metrics`: names of the metrics that a source reports
 * `ranks`: how a mini-batch is shared by ranks
 * `text`: readable text of a graph
 * `build`: appends operations, with shape inference and unique names

@@ -23,6 +23,7 @@
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
 * `soft_cross_entropy`: softmax cross entropy with probabilities as targets
+* `top_k`: top-k accuracy
 * `update`: whether a step counts, and the new parameters
 * `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
 * `window`: geometry of sliding windows
@@ -49,6 +50,7 @@ from mbc.ops import (
     response,
     shape,
     soft_cross_entropy,
+    top_k,
     update,
     weighted_cross_entropy,
 )
@@ -70,6 +72,7 @@ _FAMILIES = (
     soft_cross_entropy,
     weighted_cross_entropy,
     elementwise_loss,
+    top_k,
     collective,
     update,
 )

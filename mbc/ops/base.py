@@ -211,6 +211,11 @@ class Layer:
     inputs: tuple[int, int | None] = (1, 1)
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts
+    metric: bool = False  # gives a scalar that `metric` alone accepts
+
+    @property
+    def scalar(self) -> bool:
+        return self.loss or self.metric
 
 
 def master(dtype: DType) -> DType:

@@ -17,7 +17,12 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
     if not 0 <= smoothing < 1:
         raise ShapeError(f"smoothing is {smoothing}, but must be at least 0 and less than 1")
     logits, target = (builder.type(value) for value in inputs)
-    if target.dtype is not DType.INT32 and target.shape == logits.shape:
+    if target.dtype is not DType.INT32:
+        if target.shape != logits.shape:
+            raise ShapeError(
+                f"the target holds class numbers (int32), or probabilities in the shape of the logits {logits}, "
+                f"but is {target}"
+            )
         if weights or ignored != NONE:
             given = "class_weights" if weights else "ignore_index"
             raise ShapeError(f"{given} is for targets that are class numbers, but the target is {target}")

@@ -64,10 +64,7 @@ def check_classes(logits: TensorType, target: TensorType) -> None:
             f"logits {logits} need a target of the same shape without the classes, but the target is {target}"
         )
     if target.dtype is not DType.INT32:
-        raise ShapeError(
-            f"the target of a cross entropy holds class numbers (int32), or probabilities in the shape of the logits, "
-            f"but is {target}"
-        )
+        raise ShapeError(f"the target must hold class numbers (int32), but is {target}")
 
 
 def _entropy_shape(_: CrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:

@@ -105,6 +105,11 @@ def weighted_cross_entropy(a: Any, logits: Any, target: Any) -> Any:
     return loss.reshape(1), correct.reshape(1).to(logits.dtype)
 
 
+def top_k(a: Any, logits: Any, target: Any) -> Any:
+    found = logits.topk(a.k, 1).indices == target.unsqueeze(1)
+    return found.any(1).to(logits.dtype).mean().reshape(1)
+
+
 def bias_add(a: Any, y: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
 
@@ -132,6 +137,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "softmax_cross_entropy": cross_entropy,
     "soft_target_cross_entropy": soft_cross_entropy,
     "weighted_cross_entropy": weighted_cross_entropy,
+    "top_k": top_k,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
     "l1": lambda a, x, y: F.l1_loss(x, y).reshape(1),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(x, y, beta=a.beta).reshape(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -212,13 +213,22 @@ def two_losses(draw: Draw) -> Network:
     return w.finish((x,), ((first, 0.7), (second, 0.3)))
 
 
+def top_k(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)
+    loss, share = w("softmax_cross_entropy", x, target), w("top_k", x, target, k=draw(st.integers(1, 4)))
+    network = w.finish((x,), ((loss, 1.0),))
+    return replace(network, metrics=(("top", ((share, 1.0),)), ("both", ((loss, 0.5), (share, 2.0)))))
+
+
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, lrn, maxpool, avgpool, global_avgpool, upsample, concat, joined_statistics,
         leaky_relu, scale, dropout, flatten, softmax_cross_entropy, soft_target_cross_entropy,
         weighted_cross_entropy, mse, l1, smooth_l1,
-        binary_cross_entropy, two_losses,
+        binary_cross_entropy, two_losses, top_k,
     )
 }  # fmt: skip
 CASES |= {

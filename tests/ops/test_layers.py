@@ -24,6 +24,7 @@ CALLS = {
     "dropout": ("p",),
     "leaky_relu": ("slope",),
     "softmax_cross_entropy": ("smoothing", "ignore_index", "class_weights"),
+    "top_k": ("k",),
     "smooth_l1": ("beta",),
     "binary_cross_entropy": ("pos_weight",),
 }
@@ -130,6 +131,9 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         ("softmax_cross_entropy", (vector, target), {"class_weights": (1.0,)}, "has 1 weights, but there are 4"),
         ("softmax_cross_entropy", (vector, target), {"class_weights": (1.0, 1.0, -1.0, 1.0)}, "must be finite and at"),
         ("softmax_cross_entropy", (vector, target), {"class_weights": (0.0,) * 4}, "class_weights are all 0"),
+        ("top_k", (vector, target), {"k": 5}, "k is 5, but must be from 1 to 4, the number of classes"),
+        ("top_k", (vector, target), {"k": 0}, "k is 0, but must be from 1 to 4"),
+        ("top_k", (vector, vector), {"k": 1}, "the target is fp32[2, 4]"),
         ("l1", (vector, image), {}, "l1 compares float tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
         ("smooth_l1", (vector, vector), {"beta": 0.0}, "beta is 0.0, but must be positive"),
         ("binary_cross_entropy", (vector, vector), {"pos_weight": -1.0}, "pos_weight is -1.0, but must be positive"),

@@ -25,6 +25,7 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.rounding import round_tf32
+from mbc.ops.top_k import TopK
 from tests.ir.execution import new_control
 
 NAN = math.nan
@@ -97,6 +98,12 @@ def test_correct_counts_the_first_of_equal_logits() -> None:
         "softmax_cross_entropy", CrossEntropy(), np.array([[1, 1, 0], [1, 1, 0], [0, 1, 2]], float), targets
     )
     assert correct.item() == 2
+
+
+def test_top_k_takes_the_first_of_equals_and_no_nan() -> None:
+    logits = np.array([[2, 1, 1, 0], [2, 1, 1, 0], [NAN, 3, 2, 1], [NAN, 3, 2, 1], [1, 2, 3, 4], [1, 2, 3, 4]], float)
+    targets = np.array([1, 2, 0, 1, -1, 4], np.int32)
+    assert call("top_k", TopK(2), logits, targets)[0].item() * 6 == 2
 
 
 def test_cross_entropy_of_huge_logits_is_finite() -> None:

@@ -13,8 +13,9 @@ from mbc.options import Options
 from mbc.plan.model import Plan
 from mbc.runtime.module import Module
 from mbc.source import Source
-from mbc.train.accuracy import accuracy_on, inputs_of
+from mbc.train.accuracy import inputs_of
 from mbc.train.data import ArrayData, open_data
+from mbc.train.evaluation import evaluate_on
 
 PIXELS = """network pixels(batch = 4) {
   input image[batch, 3, 4, 4] : float
@@ -57,7 +58,7 @@ def test_positions_that_are_ignored_count_nowhere() -> None:
         image[:4, :, 1] += 100
         other = net.step(image[:4], mask[:4], lr=0.0)
         assert float(loss) == float(other)
-        tested = accuracy_on(net, plan(PIXELS).graph, ArrayData((image, mask)))
+        tested = evaluate_on(net, plan(PIXELS).graph, ArrayData((image, mask))).accuracy
         right = np.concatenate([net.forward(image[:4]), net.forward(image[4:])]).argmax(1) == mask
         assert tested == right.sum() / (mask != 255).sum()
 
@@ -100,4 +101,4 @@ def test_accuracy_with_probabilities_is_of_the_most_probable_class(precision: st
         right = logits.argmax(1) == target.argmax(1)
         net.step(image[:4], target[:4], lr=0.0)
         assert net.accuracy == right[:4].mean()
-        assert accuracy_on(net, found.graph, ArrayData((image, target))) == right.mean()
+        assert evaluate_on(net, found.graph, ArrayData((image, target))).accuracy == right.mean()

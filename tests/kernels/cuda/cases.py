@@ -36,6 +36,7 @@ from mbc.ops.random import Dropout
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
+from mbc.ops.top_k import TopK
 from mbc.ops.update import AdamW, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
@@ -382,6 +383,9 @@ def _target_losses(cases: Cases) -> None:
                     "soft_target_cross_entropy_backward", backward, logits, target, scale, note=f"{note}-side{side}"
                 )
         numbers_below = Operand("int32", (rows, *rest), numbers(classes))
+        for k in (1, 3):
+            equal = w(rows, classes, *rest, make=coarse)
+            cases.add("top_k", TopK(k), equal, numbers_below, note=f"{k}")
         sums = m(2, make=lambda rng, shape: np.array((29.5, 33.0)))
         for note, weights, ignored, smoothing in (
             ("weights", tuple(0.5 + c % 3 for c in range(classes)), (), 0.1),

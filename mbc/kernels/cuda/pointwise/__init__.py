@@ -6,4 +6,5 @@
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout
 * `relu_mask`: ReLU bit masks, and relu's gradient by them
+* `top_k`: top-k accuracy
 """
