@@ -123,9 +123,32 @@ CASES = (
     Case("shared", "f = conv(8, 3, pad=1)\n  y = x |> f |> relu |> f"),
     Case("smoothing", "y = x |> relu", losses=(ENTROPY + "(smoothing=0.1)",)),
     Case(
+        "soft_target", "y = x |> relu", losses=("(logits, 0 * logits + 0.2) |> softmax_cross_entropy(smoothing=0.1)",)
+    ),
+    Case(
+        "class_weights",
+        "y = x |> relu",
+        losses=(ENTROPY + "(smoothing=0.1, ignore_index=2, class_weights=(1, 0.5, 2, 1, 3))",),
+    ),
+    Case(
         "mse",
         "y = x |> tanh",
         losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_mse) |> mse)"),
+    ),
+    Case(
+        "l1",
+        "y = x |> tanh",
+        losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_l1) |> l1)"),
+    ),
+    Case(
+        "smooth_l1",
+        "y = x |> tanh",
+        losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_l1) |> smooth_l1(0.5))"),
+    ),
+    Case(
+        "binary_cross_entropy",
+        "y = x |> tanh",
+        losses=("(logits, 0 * logits + 0.3) |> binary_cross_entropy(pos_weight=2)",),
     ),
     Case(
         "two_losses",

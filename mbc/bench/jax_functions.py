@@ -83,9 +83,39 @@ def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return -((1 - a.smoothing) * chosen.mean() + a.smoothing * logs.mean())
 
 
+def _soft_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    shares = (1 - a.smoothing) * _wide(target) + a.smoothing / logits.shape[1]
+    return -(shares * jax.nn.log_softmax(_wide(logits), 1)).sum(1).mean()
+
+
+def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    classes = logits.shape[1]
+    logs = jnp.moveaxis(jax.nn.log_softmax(_wide(logits), 1), 1, -1)
+    weights = jnp.asarray(a.class_weights or (1.0,) * classes, logs.dtype)
+    counts = target >= 0
+    for ignored in a.ignored:
+        counts &= target != ignored
+    hot = jax.nn.one_hot(target, classes, dtype=logs.dtype)
+    losses = -(weights * ((1 - a.smoothing) * hot + a.smoothing / classes) * logs).sum(-1)
+    return jnp.where(counts, losses, 0).sum() / jnp.where(counts, (weights * hot).sum(-1), 0).sum()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def _mse(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return jnp.mean((x.astype(wide) - y.astype(wide)) ** 2)
+    return jnp.mean((_wide(x) - _wide(y)) ** 2)
+
+
+def _smooth_l1(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    d = jnp.abs(_wide(x) - _wide(y))
+    return jnp.mean(jnp.where(d < a.beta, 0.5 * d * d / a.beta, d - 0.5 * a.beta))
+
+
+def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    x, y = _wide(x), _wide(y)
+    return jnp.mean(a.pos_weight * y * jax.nn.softplus(-x) + (1 - y) * jax.nn.softplus(x))
 
 
 def batch_norm(
@@ -160,7 +190,12 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
     "softmax_cross_entropy": _cross_entropy,
+    "soft_target_cross_entropy": _soft_cross_entropy,
+    "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": _mse,
+    "l1": lambda a, x, y: jnp.mean(jnp.abs(_wide(x) - _wide(y))),
+    "smooth_l1": _smooth_l1,
+    "binary_cross_entropy": _binary_cross_entropy,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.ir.build import live_operations
 from mbc.ir.graph import Network, Operation
 from mbc.ops.random import Dropout, dropout_keep
 
@@ -27,16 +28,17 @@ class Call:
 
 def recipe(network: Network, takes_bias: Collection[str]) -> tuple[Call, ...]:
     """The calls in order. `takes_bias`: kinds that take a bias as a last operand."""
-    uses = Counter(name for operation in network.operations for name in operation.inputs)
     kept = {*network.outputs, *(loss for loss, _ in network.losses)}
+    operations = live_operations(network.operations, tuple(kept))  # without what only metrics need
+    uses = Counter(name for operation in operations for name in operation.inputs)
     adds = {
         operation.inputs[0]: operation
-        for operation in network.operations
+        for operation in operations
         if operation.kind == "bias_add" and uses[operation.inputs[0]] == 1 and operation.inputs[0] not in kept
     }
     pairs: list[tuple[Operation, tuple[str, ...], str]] = []
     skipped: set[str] = set()
-    for operation in network.operations:
+    for operation in operations:
         if operation.name in skipped:
             continue
         operands, result = operation.inputs, operation.outputs[0]

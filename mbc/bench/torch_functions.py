@@ -71,9 +71,34 @@ def _avg_pool(a: Any, x: Tensor) -> Tensor:
     return total / count
 
 
+def _wide(x: Tensor) -> Tensor:
+    """In what losses are computed."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide, target, label_smoothing=a.smoothing)
+    return F.cross_entropy(_wide(logits), target, label_smoothing=a.smoothing)
+
+
+def _soft_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(_wide(logits), _wide(target), label_smoothing=a.smoothing)
+
+
+def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    wide = _wide(logits)
+    # Filled on the device, class by class: a captured step must not copy from the host.
+    weights = torch.ones(wide.shape[1], dtype=wide.dtype, device=wide.device)
+    for number, weight in enumerate(a.class_weights):
+        weights[number].fill_(weight)
+    ignored = a.ignored[0] if a.ignored else -100
+    return F.cross_entropy(wide, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
+
+
+def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    # A scalar weight, which a captured step must not copy from the host.
+    weight = torch.full((), a.pos_weight, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
+                        device=x.device)  # fmt: skip
+    return F.binary_cross_entropy_with_logits(_wide(x), _wide(y), pos_weight=weight)
 
 
 def _upsample(a: Any, x: Tensor) -> Tensor:
@@ -124,7 +149,12 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
     "softmax_cross_entropy": _cross_entropy,
+    "soft_target_cross_entropy": _soft_cross_entropy,
+    "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
+    "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
+    "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),
+    "binary_cross_entropy": _binary_cross_entropy,
 }
 _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),

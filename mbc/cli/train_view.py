@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mbc.cli.terminal import StatusLine, bar
 from mbc.train.data import Data
 from mbc.train.divergence import named
@@ -16,6 +18,11 @@ def show_loss(shown: Running | Epoch) -> str:
     number = f"{shown.loss:.4f}" if abs(shown.loss) < 1e6 else f"{shown.loss:.3e}"
     over = f" (mean of {shown.steps - shown.bad_steps:,} of {shown.steps:,} steps)" if shown.bad_steps else ""
     return f"loss {number}{over}"
+
+
+def _named(metrics: Mapping[str, float], of: str = "") -> list[str]:
+    """The metrics of the source, whose unit is not known."""
+    return [f"{of}{name} {value:.4g}" for name, value in metrics.items()]
 
 
 class View:
@@ -40,6 +47,7 @@ class View:
         parts.append(show_loss(now))
         if now.accuracy is not None:
             parts.append(f"accuracy {now.accuracy:.1%}")
+        parts += _named(now.metrics)
         parts.append(f"{now.rows / max(now.seconds, 1e-9):,.0f} images/s")
         self._line.update("  ".join(parts))
 
@@ -50,8 +58,10 @@ class View:
         parts.append(show_loss(epoch))
         if epoch.accuracy is not None:
             parts.append(f"accuracy {epoch.accuracy:.1%}")
+        parts += _named(epoch.metrics)
         if epoch.test_accuracy is not None:
             parts.append(f"test accuracy {epoch.test_accuracy:.2%}")
+        parts += _named(epoch.test_metrics, "test ")
         parts.append(f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f} images/s")
         if epoch.waited_seconds > TOLERATED_WAIT * epoch.seconds:
             seconds, share = epoch.waited_seconds, epoch.waited_seconds / epoch.seconds

@@ -155,6 +155,14 @@ class Loss(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Metric(Node):
+    """`metric name = value`."""
+
+    name: Word
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Return(Node):
     value: Expression
 
@@ -182,7 +190,7 @@ class When(Node):
     otherwise: tuple[Statement, ...]
 
 
-Statement = Input | Output | Loss | Return | Assign | For | When
+Statement = Input | Output | Loss | Metric | Return | Assign | For | When
 
 # ---- declarations ----
 

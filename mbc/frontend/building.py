@@ -89,7 +89,7 @@ class Building:
     ) -> Tensor:
         """One application of a layer. Raises MbcError MBC011 with the origin of every shape."""
         try:
-            if not layer.loss:
+            if not layer.scalar:
                 _check_elements(layer.name, inputs)
             value = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
         except ShapeError as error:

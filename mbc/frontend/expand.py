@@ -15,8 +15,9 @@ from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
 from mbc.frontend.values import Losses, Tensor, Worth, Written, describe
+from mbc.ir.metrics import is_reserved
 from mbc.ir.types import DType
-from mbc.ops import LAYERS
+from mbc.ops import KINDS, LAYERS
 from mbc.source import Span
 
 DEEPEST_BLOCKS = 24
@@ -38,6 +39,7 @@ class Expansion:
         self.inputs: list[tuple[Tensor, Span]] = []
         self.outputs: list[tuple[Tensor, Span]] = []
         self.losses: list[Losses] = []
+        self.metrics: dict[str, Losses] = {}
         self._blocks = blocks
         self._bodies: list[Sequence[ast.Statement]] = []  # of the network and of the blocks around this point
         self._depth = 0
@@ -81,13 +83,15 @@ class Expansion:
                 return _Returned(self.evaluator.worth(statement.value, frame))
             case _:
                 if self._depth > 0:
-                    word = {ast.Input: "input", ast.Output: "output", ast.Loss: "loss"}[type(statement)]
+                    word = {ast.Input: "input", ast.Output: "output", ast.Loss: "loss", ast.Metric: "metric"}[
+                        type(statement)
+                    ]
                     remedy = "write it in the network; a block takes tensors after `on` and gives them by `return`"
                     raise MbcError("MBC037", f"`{word}` stands inside of a block", remedy, statement.span)
                 self._declare(statement, frame)
         return None
 
-    def _declare(self, statement: ast.Input | ast.Output | ast.Loss, frame: Frame) -> None:
+    def _declare(self, statement: ast.Input | ast.Output | ast.Loss | ast.Metric, frame: Frame) -> None:
         if isinstance(statement, ast.Input):
             self._input(statement, frame)
             return
@@ -95,13 +99,35 @@ class Expansion:
             for expression in statement.values:
                 self._output(self.evaluator.worth(expression, frame), expression.span)
             return
+        if isinstance(statement, ast.Metric):
+            self._metric(statement, frame)
+            return
         worth = self.evaluator.loss(statement.value, frame)
         if not isinstance(worth, Losses):
             losses = ", ".join(name for name, layer in LAYERS.items() if layer.loss)
             message = f"a loss is needed here, but this is {describe(worth)}"
             remedy = f"pipe a prediction and a target into one of: {losses}"
             raise MbcError("MBC033", message, remedy, statement.value.span)
+        kinds = {output: op.kind for op in self.building.operations for output in op.outputs}
+        for kind in (kinds[value] for value, _ in worth.terms):
+            if not KINDS[kind].loss:
+                message = f"`{kind}` is a metric, which has no gradient, and nothing can be trained by it"
+                raise MbcError("MBC046", message, "report it: metric NAME = …", statement.value.span)
         self.losses.append(worth)
+
+    def _metric(self, statement: ast.Metric, frame: Frame) -> None:
+        name = statement.name
+        if name.text in self.metrics:
+            raise MbcError("MBC012", f"there are two metrics `{name.text}`", "rename one of them", name.span)
+        if is_reserved(name.text):
+            message = f"`{name.text}` is reported by every training already, or begins as its figures do"
+            raise MbcError("MBC047", message, "choose another name for the metric", name.span)
+        worth = self.evaluator.worth(statement.value, frame)
+        if not isinstance(worth, Losses):
+            scalars = ", ".join(layer.name for layer in LAYERS.values() if layer.scalar)
+            message = f"a metric is one number, but this is {describe(worth)}"
+            raise MbcError("MBC045", message, f"pipe tensors into one of: {scalars}", statement.value.span)
+        self.metrics[name.text] = worth
 
     def _input(self, statement: ast.Input, frame: Frame) -> None:
         name, kind = statement.name, statement.kind
@@ -226,7 +252,7 @@ class Expansion:
         if isinstance(written.of, ast.Block):
             return self._expand(written.of, written, written.path, tensors, span)
         made = self.building.apply(written.of, written.settings, tensors, written.path, span)
-        return Losses(((made.value, 1.0),)) if written.of.loss else made
+        return Losses(((made.value, 1.0),)) if written.of.scalar else made
 
     def _expand(self, block: ast.Block, written: Written, path: str, tensors: tuple[Tensor, ...], span: Span) -> Worth:
         if self._depth >= DEEPEST_BLOCKS:

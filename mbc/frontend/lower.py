@@ -220,7 +220,8 @@ def _finish(network: ast.Network, expansion: Expansion) -> Network:
     building = expansion.building
     losses = expansion.total_losses()
     outputs = tuple(tensor.value for tensor, _ in expansion.outputs)
-    needed = {*outputs, *(value for value, _ in losses)}
+    metrics = tuple((name, worth.terms) for name, worth in expansion.metrics.items())
+    needed = {*outputs, *(value for value, _ in losses), *(value for _, terms in metrics for value, _ in terms)}
     for operation in reversed(building.operations):
         if needed.isdisjoint(operation.outputs):
             message = f"the result of `{operation.name}` is used by no output and no loss"
@@ -239,4 +240,5 @@ def _finish(network: ast.Network, expansion: Expansion) -> Network:
         tuple(tensor.value for tensor, _ in expansion.inputs),
         outputs,
         losses,
+        metrics,
     )

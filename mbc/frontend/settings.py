@@ -90,6 +90,8 @@ _FORMS = {
     "bool": "true or false",
     "pair": "a whole number or a pair (vertical, horizontal)",
     "pads": "a whole number, (vertical, horizontal) or (top, bottom, left, right)",
+    "index": "a whole number or none",
+    "numbers": "a tuple of numbers, such as (1, 2.5)",
 }
 
 
@@ -108,8 +110,13 @@ def _convert(what: str, parameter: Parameter, given: Given) -> Setting:
 
 def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
     """The setting that the value means, or None where it is of another kind."""
+    if isinstance(worth, WordValue):
+        return worth.text if worth.text in parameter.words else None
     if parameter.kind == "word":
-        return worth.text if isinstance(worth, WordValue) and worth.text in parameter.words else None
+        return None
+    if parameter.kind == "numbers":
+        found = tuple(float(item) for item in worth if is_number(item)) if isinstance(worth, tuple) else ()
+        return found if isinstance(worth, tuple) and len(found) == len(worth) > 0 else None
     if parameter.kind == "bool":
         return worth if isinstance(worth, bool) else None
     if parameter.kind == "float":

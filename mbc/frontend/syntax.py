@@ -17,7 +17,7 @@ from mbc.ops import LAYERS
 from mbc.units import UNIT_BYTES
 
 _VALUES = frozenset({"NAME", "NUMBER", "SIZE", "STRING", "BAD_NUMBER", "LPAR", "SIGN", "NOT", "TRUE", "FALSE"})
-_STATEMENTS = frozenset({"NAME", "INPUT", "OUTPUT", "LOSS", "RETURN", "FOR", "WHEN"})
+_STATEMENTS = frozenset({"NAME", "INPUT", "OUTPUT", "LOSS", "METRIC", "RETURN", "FOR", "WHEN"})
 _DECLARATIONS = frozenset({"NETWORK", "BLOCK", "TRAIN", "MEMORY"})
 _CONTINUATIONS = frozenset(
     {"COMPARE", "TIMES", "POWER", "SIGN", "IF", "AND", "OR", "AT", "DOT", "LSQB", "__ANON_0", "LPAR"}

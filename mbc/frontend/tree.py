@@ -55,6 +55,7 @@ class TreeReader:
             "input": self._input,
             "output": lambda t: ast.Output(self._span(t), tuple(self.expression(c) for c in t.children)),
             "loss": lambda t: ast.Loss(self._span(t), self.expression(t.children[0])),
+            "metric": lambda t: ast.Metric(self._span(t), self._word(t.children[0]), self.expression(t.children[1])),
             "return": lambda t: ast.Return(self._span(t), self.expression(t.children[0])),
             "for": self._for,
             "when": self._when,

@@ -5,6 +5,7 @@
 * `optional`: settings that are written only where they are set
 * `parameter_groups`: what an optimizer does with each parameter
 * `control`: the control block: what changes from step to step
+* `metrics`: names of the metrics that a source reports
 * `ranks`: how a mini-batch is shared by ranks
 * `text`: readable text of a graph
 * `build`: appends operations, with shape inference and unique names

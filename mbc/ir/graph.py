@@ -140,7 +140,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The forward graph as written. `losses` are (scalar value, weight)."""
+    """The forward graph as written. `losses` are (scalar value, weight), `metrics` (name, such pairs)."""
 
     name: str
     batch: int
@@ -150,6 +150,7 @@ class Network:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     losses: tuple[tuple[str, float], ...]
+    metrics: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,10 @@ class TrainingGraph:
     """One training step and one inference pass over the same states.
 
     `updates` pairs each state that changes with the value that it has after the step. `metrics` are scalars a step
-    reports besides `loss` (number of rows classified correctly, per loss). `batch` and all types are of the rows of one
-    rank; with several, gradients, loss and metrics are summed over them (`all_reduce`), each rank's loss having been
-    multiplied by its share of the rows. None: there is one rank.
+    reports besides `loss`: the number of rows classified correctly, per loss, and those that the source names
+    (`ir/metrics`). `batch` and all types are of the rows of one rank; with several, gradients, loss and metrics are
+    summed over them (`all_reduce`), each rank's loss having been multiplied by its share of the rows. None: there is
+    one rank.
     """
 
     name: str

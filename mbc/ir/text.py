@@ -16,6 +16,10 @@ def network_text(network: Network) -> str:
     lines += _operations(network.operations, network.values)
     lines += [f"  output {name}" for name in network.outputs]
     lines += [f"  loss {weight:g} * {name}" for name, weight in network.losses]
+    lines += [
+        f"  metric {name} = {' + '.join(f'{weight:g} * {value}' for value, weight in terms)}"
+        for name, terms in network.metrics
+    ]
     return "\n".join(lines) + "\n"
 
 

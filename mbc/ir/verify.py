@@ -32,6 +32,7 @@ def verify_network(network: Network) -> None:
     check.finish()
     check.defined("output", network.outputs)
     check.losses(network.operations, tuple(loss for loss, _ in network.losses))
+    check.defined("metric", (value for _, terms in network.metrics for value, _ in terms))
 
 
 def verify_training(graph: TrainingGraph) -> None:

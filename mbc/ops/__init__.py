@@ -8,6 +8,8 @@
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
+* `cross_entropy`: the layer of the three softmax cross entropies
+* `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
 * `group_norm`: group and layer normalisation
@@ -24,7 +26,10 @@
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
+* `soft_cross_entropy`: softmax cross entropy with probabilities as targets
+* `top_k`: top-k accuracy
 * `update`: whether a step counts, and the new parameters
+* `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
 * `window`: geometry of sliding windows
 """
 
@@ -40,6 +45,8 @@ from mbc.ops import (
     broadcast,
     collective,
     convolution,
+    cross_entropy,
+    elementwise_loss,
     group_norm,
     loss,
     matrix,
@@ -50,7 +57,10 @@ from mbc.ops import (
     resize,
     response,
     shape,
+    soft_cross_entropy,
+    top_k,
     update,
+    weighted_cross_entropy,
 )
 from mbc.ops.base import Layer, OpKind
 
@@ -69,7 +79,12 @@ _FAMILIES = (
     response,
     shape,
     resize,
+    cross_entropy,
     loss,
+    soft_cross_entropy,
+    weighted_cross_entropy,
+    elementwise_loss,
+    top_k,
     collective,
     update,
 )

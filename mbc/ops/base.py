@@ -142,7 +142,8 @@ class OpKind:
     working_inputs  inputs (weights) that are read in the working precision: the training graph casts them
     reduces    no output is per sample, even where an input is: sums over rows, statistics, losses
     loss       the first output is a scalar that can be minimised; the other outputs are metrics
-    classifies input 0 holds logits (classes on axis 1), input 1 the class numbers
+    classifies input 0 holds logits (classes on axis 1), input 1 the class numbers, or the probabilities of all classes;
+               output 1 is the number of positions whose largest logit is that of the target
     flops      multiplications and additions of a matrix product, from the types of the inputs and of the outputs
                (None: what bounds the operation is memory)
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
@@ -169,13 +170,14 @@ class OpKind:
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 
-Setting = int | float | bool | str | tuple[int, ...]
+Setting = int | float | bool | str | tuple[int | float, ...]
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One setting of a layer in the language. `kind`: int | float | bool | pair (an int or (h, w)) |
-    pads (an int, (h, w) or (top, bottom, left, right)) | word (one of `words`). `default` None: required."""
+    pads (an int, (h, w) or (top, bottom, left, right)) | index (an int or one of `words`) |
+    numbers (a tuple of any length) | word (one of `words`). `default` None: required."""
 
     name: str
     kind: str
@@ -209,6 +211,11 @@ class Layer:
     inputs: tuple[int, int | None] = (1, 1)
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts
+    metric: bool = False  # gives a scalar that `metric` alone accepts
+
+    @property
+    def scalar(self) -> bool:
+        return self.loss or self.metric
 
 
 def master(dtype: DType) -> DType:

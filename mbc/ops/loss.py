@@ -22,7 +22,6 @@ from mbc.ops.base import (
     LayerBuilder,
     NoAttributes,
     OpKind,
-    Parameter,
     ShapeError,
     master,
 )
@@ -59,25 +58,25 @@ class WeightedSum(Attributes):
     weights: tuple[float, ...]
 
 
-def _check(logits: TensorType, target: TensorType) -> None:
+def check_classes(logits: TensorType, target: TensorType) -> None:
     if len(logits.shape) < 2 or target.shape != (logits.shape[0], *logits.shape[2:]):
         raise ShapeError(
             f"logits {logits} need a target of the same shape without the classes, but the target is {target}"
         )
     if target.dtype is not DType.INT32:
-        raise ShapeError(f"the target of a cross entropy holds class numbers (int32), but is {target}")
+        raise ShapeError(f"the target must hold class numbers (int32), but is {target}")
 
 
 def _entropy_shape(_: CrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     logits, target = inputs
-    _check(logits, target)
+    check_classes(logits, target)
     scalar = TensorType((1,), master(logits.dtype))
     return scalar, scalar
 
 
 def _entropy_backward_shape(_: CrossEntropyBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     logits, target, control = inputs
-    _check(logits, target)
+    check_classes(logits, target)
     control_shape(control)
     return (logits,)
 
@@ -117,12 +116,12 @@ def _entropy(a: CrossEntropy, inputs: Sequence[Array], call: Call) -> tuple[Arra
     loss = -(1 - a.smoothing) * np.where(hot, log_p, 0).sum(axis=1)
     if a.smoothing:
         loss -= a.smoothing * log_p.mean(axis=1)
-    mean = np.where(valid, loss, np.nan).sum() / _positions(logits, call)
+    mean = np.where(valid, loss, np.nan).sum() / positions(logits, call)
     correct = (logits.argmax(axis=1) == target).sum()
     return np.array([mean], logits.dtype), np.array([correct], logits.dtype)
 
 
-def _positions(logits: Array, call: Call) -> int:
+def positions(logits: Array, call: Call) -> int:
     """Over how many rows and positions the mean is taken."""
     return call.batch * (logits.size // (logits.shape[0] * logits.shape[1]))
 
@@ -133,7 +132,7 @@ def _entropy_backward(a: CrossEntropyBackward, inputs: Sequence[Array], call: Ca
     p = np.exp(wide - wide.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     hot, valid = _one_hot(logits, target)
-    factor = a.weight * float(control_record(control)["loss_scale"]) / _positions(logits, call)
+    factor = a.weight * float(control_record(control)["loss_scale"]) / positions(logits, call)
     gradient = (p - (1 - a.smoothing) * hot - a.smoothing / logits.shape[1]) * factor
     return (np.where(valid[:, None], gradient, 0).astype(logits.dtype),)
 
@@ -199,25 +198,8 @@ OPS = (
 )
 
 
-def _build_entropy(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    smoothing = settings["smoothing"]
-    if not 0 <= smoothing < 1:
-        raise ShapeError(f"smoothing is {smoothing}, but must be at least 0 and less than 1")
-    return builder.emit("softmax_cross_entropy", CrossEntropy(smoothing), inputs)[0]
-
-
 def _build_mse(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     return builder.emit("mse", NoAttributes(), inputs)[0]
 
 
-LAYERS = (
-    Layer(
-        "softmax_cross_entropy",
-        (Parameter("smoothing", "float", 0.0),),
-        _build_entropy,
-        (2, 2),
-        "(logits, target) |> softmax_cross_entropy: mean over rows and positions.",
-        loss=True,
-    ),
-    Layer("mse", (), _build_mse, (2, 2), "(prediction, target) |> mse: mean squared difference.", loss=True),
-)
+LAYERS = (Layer("mse", (), _build_mse, (2, 2), "(prediction, target) |> mse: mean squared difference.", loss=True),)

@@ -23,13 +23,17 @@ from mbc.kernels.nccl import (
 )
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
+from mbc.ops.soft_cross_entropy import SoftTargetBackward
+from mbc.ops.weighted_cross_entropy import WeightedMean, WeightedMeanBackward
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
 
 _ROUNDING = 1e-12
 OF_ROWS = "linear_backward_filter"  # the kind that sums over the rows of all ranks, and so over ranks
+_LossGradient = CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | MseBackward | ElementwiseBackward
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 
@@ -55,6 +59,7 @@ def verify_rank(plan: Plan) -> None:
             _fail(f"the step reports '{name}', which is of one rank alone")
     _check_once(graph, sums)
     _check_statistics(graph, ranks)
+    _check_class_weights(graph, ranks)
     for i, launch in enumerate(plan.train.launches):
         if is_collective(launch) is not (launch.stream is Stream.COLLECTIVE):
             _fail(f"launch {i} of train is on the stream '{launch.stream}'")
@@ -170,6 +175,23 @@ def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
             _fail(f"'{op.name}' reads statistics of one rank alone")
 
 
+def _check_class_weights(graph: TrainingGraph, ranks: Ranks) -> None:
+    """A mean that is weighted by classes is over the weights of all ranks, of which this one counts its share."""
+    made = {output: op for op in graph.train for output in op.outputs}
+    for op in graph.train:
+        if not isinstance(op.attributes, WeightedMean | WeightedMeanBackward):
+            continue
+        found: list[str] = []
+        value = op.inputs[2]
+        while len(found) < 3 and value in made:
+            found.append(made[value].kind)
+            value = made[value].inputs[0]
+        if found != ["sum_gathered", ALL_GATHER, "class_weight_sum"]:
+            _fail(f"'{op.name}' is no mean over the weights of all ranks")
+        if not math.isclose(op.attributes.share, ranks.share, rel_tol=_ROUNDING):
+            _fail(f"'{op.name}' counts {op.attributes.share} of the mini-batch, and this rank has {ranks.share}")
+
+
 @dataclass(frozen=True)
 class _Outputs:
     """By value: the operation that computes it, and as which output."""
@@ -210,7 +232,7 @@ def _place(plan: Plan, index: int, start: int) -> tuple[object, ...]:
 def _weights(plan: Plan) -> Iterator[tuple[str, float]]:
     """What each loss counts."""
     for op in plan.graph.train:
-        if isinstance(op.attributes, CrossEntropyBackward | MseBackward):
+        if isinstance(op.attributes, _LossGradient):
             yield op.name, op.attributes.weight
 
 

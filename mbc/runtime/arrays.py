@@ -16,6 +16,7 @@ from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS as OPERATIONS
+from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.runtime.dlpack import KINDS, tensor_of
 from mbc.runtime.formats import canonical_dtype
 
@@ -44,12 +45,14 @@ class DeviceArray:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an input must be. `type` is that of the whole mini-batch; `classes`: labels lie in [0, classes)."""
+    """What an input must be. `type` is that of the whole mini-batch; `classes`: labels lie in [0, classes), or are
+    `ignored`."""
 
     name: str
     type: TensorType
     per_sample: bool
     classes: int | None = None
+    ignored: tuple[int, ...] = ()
 
 
 def received(wanted: Wanted, given: object, stream: int | None) -> Array | DeviceArray:
@@ -74,10 +77,19 @@ def classes_of(graph: TrainingGraph, name: str) -> int | None:
     return min(counts) if counts and values[name].type.dtype is DType.INT32 else None
 
 
+def ignored_of(graph: TrainingGraph, name: str) -> tuple[int, ...]:
+    """The class numbers that every loss of these labels leaves out."""
+    attributes = [o.attributes for o in graph.train if OPERATIONS[o.kind].classifies and o.inputs[1] == name]
+    ignored = {a.ignored if isinstance(a, WeightedMean) else () for a in attributes}
+    return ignored.pop() if len(ignored) == 1 else ()
+
+
 def wanted_inputs(graph: TrainingGraph, names: Sequence[str]) -> tuple[Wanted, ...]:
     """What some inputs of a network must be."""
     values = (graph.values[name] for name in names)
-    return tuple(Wanted(v.name, v.type, v.per_sample, classes_of(graph, v.name)) for v in values)
+    return tuple(
+        Wanted(v.name, v.type, v.per_sample, classes_of(graph, v.name), ignored_of(graph, v.name)) for v in values
+    )
 
 
 def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], batch: int, exact: bool) -> int:
@@ -171,7 +183,10 @@ def _check_labels(wanted: Wanted, array: Array) -> None:
     low, high = (0, wanted.classes) if wanted.classes is not None else (int(limits.min), int(limits.max) + 1)
     if array.size == 0 or (int(array.min()) >= low and int(array.max()) < high):
         return
-    position = tuple(int(axis[0]) for axis in np.nonzero((array < low) | (array >= high)))
+    wrong = ((array < low) | (array >= high)) & ~np.isin(array, wanted.ignored)
+    if not wrong.any():
+        return
+    position = tuple(int(axis[0]) for axis in np.nonzero(wrong))
     raise MbcError(
         "MBC149",
         f"input '{wanted.name}' has {int(array[position])} at {list(position)}, outside of [{low}, {high})",

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbc.runtime.machine import Figures
+from mbc.runtime.metrics import ACCURACY
 
 
 class Loss:
     """Behaves as a float. Looking at it waits for its step; not looking leaves the device running ahead.
 
-    `judged`: how many rows (positions, in segmentation) of the step are classified; None where nothing is.
+    `judged`: the metrics that follow it in `figures`, and what each is divided by (`mbc.runtime.metrics`).
     """
 
     __slots__ = ("_figures", "_judged")
 
-    def __init__(self, figures: Figures, judged: int | None = None) -> None:
+    def __init__(self, figures: Figures, judged: Mapping[str, int] = MappingProxyType({})) -> None:
         self._figures, self._judged = figures, judged
 
     def item(self) -> float:
@@ -29,7 +32,13 @@ class Loss:
     def accuracy(self) -> float | None:
         """Share of the step's rows that were classified correctly; None where nothing is classified. With several
         losses, that of the first that classifies."""
-        return None if self._judged is None else self._figures.values[1] / self._judged
+        return self.metrics.get(ACCURACY)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the step reports beside its loss: `accuracy`, and the metrics of the source by their names."""
+        found = zip(self._judged.items(), self._figures.values[1:], strict=True)
+        return {name: value / judged for (name, judged), value in found}
 
     @property
     def idle_s(self) -> float | None:

@@ -24,7 +24,7 @@ from mbc.runtime.initial import initial
 from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Machine, Memory, Observer, state_place
 from mbc.runtime.membership import Membership, seed_of
-from mbc.runtime.metrics import judged_rows
+from mbc.runtime.metrics import ACCURACY, judged_rows
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
@@ -108,7 +108,7 @@ class Module:
             with self._changing() as machine:
                 self._steps += 1
                 self._figures = machine.train(control.tobytes()[:HOST_BYTES])
-            return Loss(self._figures, next(iter(self._judged.values()), None))
+            return Loss(self._figures, self._judged)
 
     @overload
     def forward(self, *inputs: object, copy: Literal[True] = True, **named: object) -> Array | tuple[Array, ...]: ...
@@ -140,23 +140,20 @@ class Module:
     def metrics(self) -> dict[str, float]:
         """What the last step reported beside its loss: `accuracy`, the share of its rows (positions, in segmentation)
         that were classified correctly, from 0 to 1. With several losses that classify, `accuracy` is of the first in
-        the source, `accuracy_2` of the second, and so on. Empty before the first step, and where nothing is
-        classified."""
-        if self._figures is None:
-            return {}
-        counts = zip(self._judged.items(), self._figures.values[1:], strict=True)
-        return {name: count / judged for (name, judged), count in counts}
+        the source, `accuracy_2` of the second, and so on, and the metrics of the source by their names. Empty before
+        the first step, and where nothing is classified or measured."""
+        return {} if self._figures is None else Loss(self._figures, self._judged).metrics
 
     @property
     def correct(self) -> float | None:
         """How many rows (positions, in segmentation) of the last step were classified correctly; None where nothing
         is classified. With several losses, the first that classifies."""
-        return None if self._figures is None or not self._judged else self._figures.values[1]
+        return None if self._figures is None or ACCURACY not in self._judged else self._figures.values[1]
 
     @property
     def accuracy(self) -> float | None:
         """`correct` as a share; that of an earlier step is in the loss that it returned."""
-        return self.metrics.get("accuracy")
+        return self.metrics.get(ACCURACY)
 
     @property
     def plan(self) -> Plan:

@@ -11,7 +11,8 @@
 * `share`: the rows of a rank
 * `loader`: batches from a Python function
 * `inputs`: arrays of a data set as inputs of a network
-* `accuracy`: how often a network is right
+* `accuracy`: which output tells how often a network is right
+* `evaluation`: accuracy and metrics on test data
 * `checkpoint`: checkpoints that a training resumes from
 * `logs`: JSON lines and TensorBoard
 * `divergence`: when a training is past saving

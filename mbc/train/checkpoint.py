@@ -145,6 +145,8 @@ def _part(kind: type[Part], told: Any) -> Part:
             raise ValueError(one.name)
         if isinstance(value, int) and value < 0:
             raise ValueError(one.name)
+        if isinstance(value, dict) and not all(type(v) is float for v in cast("dict[str, Any]", value).values()):
+            raise ValueError(one.name)
         of_kind[one.name] = value
     return kind(**of_kind)
 
@@ -156,7 +158,7 @@ _PARTS: dict[str, type[Any]] = {
     "interval": Tally,
     "best": Best,
 }  # not in files of earlier versions
-_ADDED = {(Plateau, "metric")}  # likewise
+_ADDED = {(Plateau, "metric"), (Tally, "metric_sums")}  # likewise
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

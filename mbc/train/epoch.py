@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Running:
     rows: int
     seconds: float
     bad_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Interval:
     rows: int
     seconds: float
     bad_steps: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class Epoch:
     there is none; no good step follows `bad_steps_at_end`. `overflowed_steps` had a finite loss, and were skipped for a
     gradient that fp16 cannot hold. `bad_states` hold values that are not finite since before the first bad step: the
     gradient of an earlier one was not finite though its loss was, and reached them. `total_steps`: of all epochs.
-    `waited_seconds`: for which no step ran, because its data were not there yet."""
+    `waited_seconds`: for which no step ran, because its data were not there yet. `metrics`: those of the source, means
+    as that of the loss; `test_metrics`: on test data, where outputs tell them."""
 
     epoch: int
     epochs: int
@@ -64,6 +68,8 @@ class Epoch:
     bad_states: tuple[str, ...] = ()
     total_steps: int = 0
     waited_seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    test_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass
@@ -84,11 +90,14 @@ class Tally:
     waited_seconds: float = 0.0
     learning_rate: float = 0.0
     bad_states: tuple[str, ...] = ()
+    metric_sums: dict[str, float] = field(default_factory=dict[str, float])
 
-    def add(self, loss: float, accuracy: float | None) -> None:
+    def add(self, loss: float, accuracy: float | None, metrics: Mapping[str, float]) -> None:
         self.steps += 1
         if math.isfinite(loss):
             self.losses += loss
+            for name, value in metrics.items():
+                self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value
             self.bad_steps_at_end = 0
         else:
             self.bad_steps += 1
@@ -102,6 +111,12 @@ class Tally:
     def loss(self) -> float:
         good = self.steps - self.bad_steps
         return self.losses / good if good else math.nan
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means, of the same steps as that of the loss."""
+        good = self.steps - self.bad_steps
+        return {name: value / good for name, value in self.metric_sums.items()}
 
     @property
     def accuracy(self) -> float | None:

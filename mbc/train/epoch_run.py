@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.train.accuracy import accuracy_on, inputs_of
+from mbc.runtime.metrics import named_metrics
+from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import Progress, save_checkpoint
 from mbc.train.divergence import divergence, named, not_finite
 from mbc.train.epoch import Epoch, Interval, Running, Tally
+from mbc.train.evaluation import Evaluation, evaluate_on
 from mbc.train.inputs import Batch, converted
 from mbc.train.job import Job, Reported, Trainable
 from mbc.train.share import Part, agreed, share_statistics
@@ -37,7 +39,7 @@ class EpochRun:
     ) -> None:  # fmt: skip
         self._net, self._job, self._done = net, job, done
         self._on_step, self._on_interval = on_step, on_interval
-        self._inputs = inputs_of(job.graph)
+        self._inputs, self._named = inputs_of(job.graph), named_metrics(job.graph)
         self._batch = job.share.batch
         self._tally = Tally(skipped_before=int(net.control["skipped"])) if done.running is None else done.running
         self._issued = self._tally.steps
@@ -96,11 +98,12 @@ class EpochRun:
             return
         taken, self._unseen, tally = self._unseen, None, self._tally
         loss, accuracy, idle_s = float(taken.loss), taken.loss.accuracy, taken.loss.idle_s
+        metrics = {name: taken.loss.metrics[name] for name in self._named}
         tally.learning_rate = taken.rate
         # A GPU waits for data only when it has finished the step before; other reasons to wait are none of the data's.
         tally.waited_seconds += taken.awaited_s if idle_s is None else min(taken.awaited_s, idle_s)
         for one in (tally, self._interval):
-            one.add(loss, accuracy)
+            one.add(loss, accuracy, metrics)
         if tally.first_bad_step == tally.steps:
             # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
             tally.bad_states = not_finite(self._net)
@@ -108,6 +111,7 @@ class EpochRun:
             epoch=self._done.epochs + 1, epochs=self._job.schedule.epochs, steps=tally.steps,
             steps_in_epoch=self._job.steps_in_epoch, loss=tally.loss, accuracy=tally.accuracy,
             rows=tally.steps * self._batch, seconds=time.monotonic() - self._began, bad_steps=tally.bad_steps,
+            metrics=tally.metrics,
         )  # fmt: skip
         self._on_step(now)
         if self._job.interval and (self._done.steps + tally.steps) % self._job.interval == 0:
@@ -119,6 +123,7 @@ class EpochRun:
             epoch=self._done.epochs + 1, total_steps=self._done.steps + self._tally.steps, steps=interval.steps,
             loss=interval.loss, accuracy=interval.accuracy, learning_rate=self._tally.learning_rate,
             rows=interval.steps * self._batch, seconds=now - self._interval_began, bad_steps=interval.bad_steps,
+            metrics=interval.metrics,
         )  # fmt: skip
         self._interval, self._interval_began = Tally(), now
         self._on_interval(told)
@@ -158,13 +163,14 @@ class EpochRun:
         if job.group is not None:
             share_statistics(self._net, job.graph, job.group)
         self._count_overflows()
+        tested = Evaluation() if job.test is None else evaluate_on(self._net, job.graph, job.test, job.group)
         return Epoch(
             epoch=number,
             epochs=job.schedule.epochs,
             steps=tally.steps,
             loss=tally.loss,
             accuracy=tally.accuracy,
-            test_accuracy=None if job.test is None else accuracy_on(self._net, job.graph, job.test, job.group),
+            test_accuracy=tested.accuracy,
             learning_rate=tally.learning_rate,
             rows=tally.steps * self._batch,
             seconds=tally.seconds,
@@ -176,6 +182,8 @@ class EpochRun:
             bad_states=tally.bad_states,
             total_steps=self._done.steps + tally.steps,
             waited_seconds=tally.waited_seconds,
+            metrics=tally.metrics,
+            test_metrics=tested.metrics,
         )
 
 

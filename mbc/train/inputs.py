@@ -23,11 +23,12 @@ _NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input of the network: `type.shape[0]` is the mini-batch. Labels are of `classes` classes."""
+    """One input of the network: `type.shape[0]` is the mini-batch. Labels are of `classes` classes, or `ignored`."""
 
     name: str
     type: TensorType
     classes: int | None = None
+    ignored: tuple[int, ...] = ()
 
     @property
     def is_class(self) -> bool:
@@ -92,16 +93,18 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
     if not i.is_class and array.dtype.kind not in "fiu":
         raise MbcError("MBC176", f"array '{found}' of '{place}' holds {array.dtype}, not numbers", "give floats")
     if i.classes is not None:
-        _check_classes(array, i.classes, found, place)
+        _check_classes(array, i.classes, i.ignored, found, place)
     # Only a slice is converted at a time by the module, so a memory-mapped array stays on disk.
     return array.reshape(array.shape[0], *sample)
 
 
-def _check_classes(array: Array, classes: int, name: str, place: str) -> None:
+def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: str, place: str) -> None:
     """MBC232 with the row of these data: a mini-batch would know its own, shuffled rows only."""
     if array.size == 0 or (int(array.min()) >= 0 and int(array.max()) < classes):
         return
-    wrong = np.argwhere((array < 0) | (array >= classes))
+    wrong = np.argwhere(((array < 0) | (array >= classes)) & ~np.isin(array, ignored))
+    if not len(wrong):
+        return
     first = tuple(int(at) for at in wrong[0])
     more = f", and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
     raise MbcError(

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from mbc.ir.graph import TrainingGraph
-from mbc.train.accuracy import Predicts, judged
+from mbc.train.accuracy import judged
 from mbc.train.checkpoint import Saves
 from mbc.train.data import Data
 from mbc.train.divergence import Holds
+from mbc.train.evaluation import Predicts
 from mbc.train.metrics import metric_for
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Share, share_of
@@ -29,6 +30,11 @@ class Reported(Protocol):
     @property
     def accuracy(self) -> float | None:
         """Share of the step's rows classified correctly, None where the network does not classify."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What the step reports, the metrics of the source by their names included."""
         ...
 
     @property

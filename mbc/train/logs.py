@@ -34,17 +34,24 @@ def fields_of(told: Interval | Epoch) -> Fields:
         "kind": "epoch" if isinstance(told, Epoch) else "interval",
         "step": told.total_steps,
         "epoch": told.epoch,
-        "loss": told.loss if math.isfinite(told.loss) else None,  # which JSON has no number for
+        "loss": _number(told.loss),
         "accuracy": told.accuracy,
     }
+    fields |= {name: _number(value) for name, value in told.metrics.items()}
     if isinstance(told, Epoch):
         fields |= {"test_accuracy": told.test_accuracy, "waited_s": told.waited_seconds}
+        fields |= {f"test_{name}": _number(value) for name, value in told.test_metrics.items()}
     return fields | {
         "learning_rate": told.learning_rate,
         "images_per_s": told.rows / max(told.seconds, 1e-9),
         "seconds": told.seconds,
         "bad_steps": told.bad_steps,
     }
+
+
+def _number(value: float) -> float | None:
+    """None where it is not finite, which JSON has no number for."""
+    return value if math.isfinite(value) else None
 
 
 class JsonLines:

@@ -29,6 +29,8 @@ def _summary(lowered: Lowered) -> str:
         lines.append(f"{made} = {op.kind}({', '.join(op.inputs)})  # {op.name}, {place}")
     lines += [f"output {name}" for name in network.outputs]
     lines += [f"loss {weight:g} * {name}" for name, weight in network.losses]
+    for name, terms in network.metrics:
+        lines.append(f"metric {name} = " + " + ".join(f"{weight:g} * {value}" for value, weight in terms))
     return "\n".join([*lines, ""])
 
 

@@ -92,6 +92,25 @@ def cross_entropy(a: Any, logits: Any, target: Any) -> Any:
     return loss.reshape(1), (logits.argmax(1) == target).sum().reshape(1).to(logits.dtype)
 
 
+def soft_cross_entropy(a: Any, logits: Any, target: Any) -> Any:
+    loss = F.cross_entropy(logits, target, label_smoothing=a.smoothing)
+    return loss.reshape(1), (logits.argmax(1) == target.argmax(1)).sum().reshape(1).to(logits.dtype)
+
+
+def weighted_cross_entropy(a: Any, logits: Any, target: Any) -> Any:
+    weights = torch.tensor(a.class_weights or (1.0,) * logits.shape[1], dtype=logits.dtype)
+    ignored = a.ignored[0] if a.ignored else -100
+    loss = F.cross_entropy(logits, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
+    counts = target != ignored
+    correct = ((logits.argmax(1) == target) & counts).sum() * target.numel() / counts.sum()
+    return loss.reshape(1), correct.reshape(1).to(logits.dtype)
+
+
+def top_k(a: Any, logits: Any, target: Any) -> Any:
+    found = logits.topk(a.k, 1).indices == target.unsqueeze(1)
+    return found.any(1).to(logits.dtype).mean().reshape(1)
+
+
 def bias_add(a: Any, y: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
 
@@ -138,5 +157,13 @@ MEANING: dict[str, Callable[..., Any]] = {
     "flatten": lambda a, x: x.reshape(len(x), -1),
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "softmax_cross_entropy": cross_entropy,
+    "soft_target_cross_entropy": soft_cross_entropy,
+    "weighted_cross_entropy": weighted_cross_entropy,
+    "top_k": top_k,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
+    "l1": lambda a, x, y: F.l1_loss(x, y).reshape(1),
+    "smooth_l1": lambda a, x, y: F.smooth_l1_loss(x, y, beta=a.beta).reshape(1),
+    "binary_cross_entropy": lambda a, x, y: F.binary_cross_entropy_with_logits(
+        x, y, pos_weight=torch.tensor(a.pos_weight, dtype=x.dtype)
+    ).reshape(1),
 }

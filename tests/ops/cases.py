@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -200,11 +201,51 @@ def softmax_cross_entropy(draw: Draw) -> Network:
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
 
 
+def soft_target_cross_entropy(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    shape = (w.batch, 3, *draw(st.lists(st.integers(1, 3), max_size=2)))
+    x, target = w.parameter("x", *shape), w.parameter("t", *shape)
+    loss = w("softmax_cross_entropy", x, target, smoothing=draw(st.sampled_from((0.0, 0.1))))
+    return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
+
+
+def weighted_cross_entropy(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
+    settings = {
+        "smoothing": draw(st.sampled_from((0.0, 0.1))),
+        "class_weights": draw(st.sampled_from(((), (0.5, 2.0, 1.0)))),
+        "ignore_index": draw(st.sampled_from((1, 255))),
+    }
+    loss = w("softmax_cross_entropy", x, target, **settings)
+    return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
+
+
 def mse(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
     shape = draw(st.lists(st.integers(1, 3), max_size=3))
     loss = w("mse", w.parameter("x", w.batch, *shape), w.parameter("y", w.batch, *shape))
     return w.finish((), ((loss, draw(st.sampled_from((1.0, -2.0)))),))
+
+
+def _compared(draw: Draw, layer: str, **settings: Any) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    loss = w(layer, w.parameter("x", w.batch, *shape), w.parameter("y", w.batch, *shape), **settings)
+    return w.finish((), ((loss, draw(st.sampled_from((1.0, -2.0)))),))
+
+
+def l1(draw: Draw) -> Network:
+    return _compared(draw, "l1")
+
+
+def smooth_l1(draw: Draw) -> Network:
+    return _compared(draw, "smooth_l1", beta=draw(st.sampled_from((0.55, 1.3, 2.9))))
+
+
+def binary_cross_entropy(draw: Draw) -> Network:
+    return _compared(draw, "binary_cross_entropy", pos_weight=draw(st.sampled_from((0.3, 1.0, 3.0))))
 
 
 def two_losses(draw: Draw) -> Network:
@@ -214,12 +255,22 @@ def two_losses(draw: Draw) -> Network:
     return w.finish((x,), ((first, 0.7), (second, 0.3)))
 
 
+def top_k(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)
+    loss, share = w("softmax_cross_entropy", x, target), w("top_k", x, target, k=draw(st.integers(1, 4)))
+    network = w.finish((x,), ((loss, 1.0),))
+    return replace(network, metrics=(("top", ((share, 1.0),)), ("both", ((loss, 0.5), (share, 2.0)))))
+
+
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
         resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
-        softmax_cross_entropy, mse, two_losses,
+        softmax_cross_entropy, soft_target_cross_entropy, weighted_cross_entropy, mse, l1, smooth_l1,
+        binary_cross_entropy, two_losses, top_k,
     )
 }  # fmt: skip
 CASES |= {

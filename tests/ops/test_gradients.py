@@ -124,7 +124,8 @@ def test_the_cases_cover_every_operation() -> None:
             seen.update(op.kind for op in graph.train)
 
     collect()
-    # batch_norm exists in networks only; casts, adamw, guard, signs and what is of several ranks have their own tests.
-    alone = {"batch_norm", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}
+    # batch_norm and weighted_cross_entropy exist in networks only; casts, adamw, guard, signs and what is of several
+    # ranks have their own tests.
+    alone = {"batch_norm", "weighted_cross_entropy", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}
     alone |= {"all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
     assert KINDS.keys() - seen == alone

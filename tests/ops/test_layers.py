@@ -27,7 +27,10 @@ CALLS = {
     "drop_path": ("p",),
     "leaky_relu": ("slope",),
     "elu": ("alpha",),
-    "softmax_cross_entropy": ("smoothing",),
+    "softmax_cross_entropy": ("smoothing", "ignore_index", "class_weights"),
+    "top_k": ("k",),
+    "smooth_l1": ("beta",),
+    "binary_cross_entropy": ("pos_weight",),
 }
 
 
@@ -135,6 +138,18 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),
         ("softmax_cross_entropy", (vector, target), {"smoothing": 1.0}, "smoothing is 1.0, but must be at least 0"),
         ("mse", (vector, image), {}, "mse compares tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
+        ("softmax_cross_entropy", (vector, vector), {"ignore_index": 3}, "ignore_index is for targets that are class"),
+        ("softmax_cross_entropy", (vector, wide), {}, "or probabilities in the shape of the logits"),
+        ("softmax_cross_entropy", (vector, target), {"class_weights": (1.0,)}, "has 1 weights, but there are 4"),
+        ("softmax_cross_entropy", (vector, target), {"class_weights": (1.0, 1.0, -1.0, 1.0)}, "must be finite and at"),
+        ("softmax_cross_entropy", (vector, target), {"class_weights": (0.0,) * 4}, "class_weights are all 0"),
+        ("top_k", (vector, target), {"k": 5}, "k is 5, but must be from 1 to 4, the number of classes"),
+        ("top_k", (vector, target), {"k": 0}, "k is 0, but must be from 1 to 4"),
+        ("top_k", (vector, vector), {"k": 1}, "the target is fp32[2, 4]"),
+        ("l1", (vector, image), {}, "l1 compares float tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
+        ("smooth_l1", (vector, vector), {"beta": 0.0}, "beta is 0.0, but must be positive"),
+        ("binary_cross_entropy", (vector, vector), {"pos_weight": -1.0}, "pos_weight is -1.0, but must be positive"),
+        ("binary_cross_entropy", (target, target), {}, "binary_cross_entropy compares float tensors of one shape"),
         ("linear", (target,), {"features": 1}, "linear needs a tensor with rows and features, but got int32[2]"),
     ]  # fmt: skip
     for layer, inputs, settings, message in cases:

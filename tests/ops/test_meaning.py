@@ -13,11 +13,19 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS, im2col
 from mbc.ops.base import Array, Call, NoAttributes, ShapeError
 from mbc.ops.convolution import Convolution
+from mbc.ops.elementwise_loss import (
+    BinaryCrossEntropy,
+    BinaryCrossEntropyBackward,
+    L1Backward,
+    SmoothL1,
+    SmoothL1Backward,
+)
 from mbc.ops.erf import erf
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.rounding import round_tf32
+from mbc.ops.top_k import TopK
 from tests.ir.execution import new_control
 from tests.ops.cases import VARIANTS
 
@@ -93,10 +101,39 @@ def test_correct_counts_the_first_of_equal_logits() -> None:
     assert correct.item() == 2
 
 
+def test_top_k_takes_the_first_of_equals_and_no_nan() -> None:
+    logits = np.array([[2, 1, 1, 0], [2, 1, 1, 0], [NAN, 3, 2, 1], [NAN, 3, 2, 1], [1, 2, 3, 4], [1, 2, 3, 4]], float)
+    targets = np.array([1, 2, 0, 1, -1, 4], np.int32)
+    assert call("top_k", TopK(2), logits, targets)[0].item() * 6 == 2
+
+
 def test_cross_entropy_of_huge_logits_is_finite() -> None:
     logits, targets = np.array([[1e4, -1e4]], np.float32), np.array([1], np.int32)
     loss, _ = call("softmax_cross_entropy", CrossEntropy(), logits, targets, precision=Precision.FP32)
     assert loss.item() == pytest.approx(2e4)
+
+
+def test_binary_cross_entropy_keeps_its_digits_where_a_network_is_certain() -> None:
+    logits, target = np.array([[1e4, -1e4, 30, -30]], np.float32), np.array([[0, 1, 1, 0]], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        (loss,) = call("binary_cross_entropy", BinaryCrossEntropy(), logits[:, 2:], target[:, 2:])
+        assert loss.item() == pytest.approx(math.log1p(math.exp(-30)), rel=1e-6)
+        (loss,) = call("binary_cross_entropy", BinaryCrossEntropy(), logits, target)
+        assert loss.item() == pytest.approx(5e3)
+        a = BinaryCrossEntropyBackward(1.0, 4.0, 0)
+        (gradient,) = call("binary_cross_entropy_backward", a, logits, target, new_control())
+    assert gradient[0].tolist() == pytest.approx([1, -1, -math.exp(-30), math.exp(-30)], rel=1e-6)
+
+
+def test_nan_comes_through_losses() -> None:
+    nan, zero = np.full((1, 1), NAN), np.zeros((1, 1))
+    for kind, forward, backward in (
+        ("l1", NoAttributes(), L1Backward(1.0, 0)),
+        ("smooth_l1", SmoothL1(), SmoothL1Backward(1.0, 1.0, 0)),
+        ("binary_cross_entropy", BinaryCrossEntropy(), BinaryCrossEntropyBackward(1.0, 1.0, 0)),
+    ):
+        assert math.isnan(call(kind, forward, nan, zero)[0].item())
+        assert math.isnan(call(f"{kind}_backward", backward, nan, zero, new_control())[0].item())
 
 
 def test_activations_of_huge_numbers_are_finite_and_nan_stays() -> None:

@@ -17,6 +17,7 @@ from mbc.ir.graph import Operation, Ranks
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward
 from mbc.ops.normalization import CombineStatistics
+from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan, Stream
@@ -495,3 +496,36 @@ def test_a_plan_of_ranks_with_other_rows_is_another_plan() -> None:
     other = replace(plan, graph=replace(plan.graph, ranks=Ranks((4, 5), (0,))))
     refused(verify_ranks, (other,), "they are of the ranks [0], not of 2, each once")
     assert shared_digest(other) != shared_digest(plan)
+
+
+# Means that classes weight
+
+
+WEIGHTED = Source(
+    "weighted.mbc",
+    """network weighted(batch = 6) {
+  input x[batch, 3] : float
+  input t[batch] : class
+  y = x |> linear(4)
+  output y
+  loss (y, t) |> softmax_cross_entropy(ignore_index=-1, class_weights=(1, 2, 1, 0.5))
+}""",
+)
+
+
+def test_class_weights_are_those_of_all_ranks() -> None:
+    (plan,) = compile_plans(WEIGHTED, Options(gpu="h200", gpus=2))
+    verify_plan(plan)
+    verify_ranks((plan,))
+    mean, own = of_kind(plan, "weighted_cross_entropy_mean"), of_kind(plan, "class_weight_sum").outputs[0]
+
+    def alone(op: Operation) -> tuple[Operation, ...]:
+        return (replace(op, inputs=(*op.inputs[:2], own)) if op is mean else op,)
+
+    refused(verify_rank, with_operations(plan, alone), f"'{mean.name}' is no mean over the weights of all ranks")
+
+    def all_of_it(op: Operation) -> tuple[Operation, ...]:
+        assert isinstance(mean.attributes, WeightedMean)
+        return (replace(op, attributes=replace(mean.attributes, share=1.0)) if op is mean else op,)
+
+    refused(verify_rank, with_operations(plan, all_of_it), "counts 1.0 of the mini-batch, and this rank has 0.5")

@@ -131,6 +131,8 @@ NORMALISED = SOURCE.replace("|> relu", "|> bn(sync=true) |> relu").replace(", bi
 @cache
 def plans_of_source(text: str, size: int, precision: str) -> tuple[Plan, ...]:
     settings = (("train.precision", precision),)
+    if size == 1:
+        return (compile_plan(Source("net.mbc", text % ""), Options(gpu="h200", settings=settings)),)
     return compile_plans(Source("net.mbc", text % ""), Options(gpu="h200", gpus=size, settings=settings))
 
 
@@ -191,6 +193,25 @@ def test_no_rank_updates_from_gathered_rows_that_overflow():
     assert any(op.kind == "gather_rows" for op in plans[0].graph.train)
     for one in overflowing(plans, 4):
         assert [one.control[name] for name in ("step", "updates", "skipped")] == [3, 2, 1]
+
+
+WEIGHTED = SOURCE.replace(
+    "|> softmax_cross_entropy",
+    "|> softmax_cross_entropy(smoothing=0.1, ignore_index=3, class_weights=(1, 0.5, 2, 1))\n"
+    "  loss 0.1 * ((logits, 0 * logits) |> smooth_l1)",
+)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("bf16", 2e-2)])
+def test_a_mean_that_classes_weight_is_over_the_weights_of_all_ranks(precision: str, bound: float):
+    """One rank has no position that counts in a step, and another none that does not."""
+    batches = [rows(step) for step in range(3)]
+    batches[1][1][:] = [3, 3, 3, 3, 0, 1, 2, 0, 1, 2]
+    (alone,) = trained(1, plans_of_source(WEIGHTED, 1, precision), batches)
+    together = trained(3, plans_of_source(WEIGHTED, 3, precision), batches)
+    assert all(one.figures == together[0].figures for one in together)
+    assert distance(alone, together[0]) <= bound
+    np.testing.assert_allclose(together[0].figures, alone.figures, rtol=10 * bound)
 
 
 def test_no_rank_updates_where_one_overflows():

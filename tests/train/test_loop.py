@@ -14,9 +14,10 @@ from safetensors.numpy import load_file
 
 from mbc.errors import MbcError
 from mbc.train import epoch_run
-from mbc.train.accuracy import accuracy_on, inputs_of, judged
+from mbc.train.accuracy import inputs_of, judged
 from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
+from mbc.train.evaluation import evaluate_on
 from mbc.train.job import Job
 from mbc.train.loader import IterableData
 from mbc.train.loop import train
@@ -38,7 +39,7 @@ def test_training_learns_and_reports(regression, graph, rows):
 def test_partial_last_batch_is_tested(regression, graph, rows):
     x, y = rows
     regression.weights[:] = 0  # every row is called class 0
-    assert accuracy_on(regression, graph, ArrayData((x, y))) == np.mean(y == 0)
+    assert evaluate_on(regression, graph, ArrayData((x, y))).accuracy == np.mean(y == 0)
 
 
 def test_network_that_does_not_classify_has_no_accuracy(graph):

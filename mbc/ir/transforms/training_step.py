@@ -24,6 +24,7 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
+from mbc.ir.metrics import value_of
 from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
@@ -71,10 +72,12 @@ def differentiate(
     control = train.declare("control", CONTROL_TYPE, Role.CONTROL)
 
     # Forward: only what the losses and outputs depend on.
+    share = 1.0 if ranks is None else ranks.share
     weights: dict[str, float] = {}
     for loss, weight in network.losses:
-        weights[loss] = weights.get(loss, 0.0) + weight * (1.0 if ranks is None else ranks.share)
-    live = live_operations(network.operations, (*weights, *network.outputs))
+        weights[loss] = weights.get(loss, 0.0) + weight * share
+    measured = [value for _, terms in network.metrics for value, _ in terms]
+    live = live_operations(network.operations, (*weights, *measured, *network.outputs))
     parameters = {name for name, value in values.items() if is_trained(optimizer, value)}
     trained = _trained(live, parameters, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
@@ -85,6 +88,7 @@ def differentiate(
     outputs = tuple(forward.read(v) for v in network.outputs)
     backward = Backward(train, here, parameters, control, forward.casts)
     total = _total(train, here)
+    metrics += tuple(_metric(train, forward, name, terms, share) for name, terms in network.metrics)
 
     gradients = backward.run()
     if ranks is not None:
@@ -173,6 +177,15 @@ def _total(builder: GraphBuilder, weights: dict[str, float]) -> str:
     if list(weights.values()) == [1.0]:
         return next(iter(weights))
     return builder.emit("weighted_sum", WeightedSum(tuple(weights.values())), tuple(weights), "total_loss")[0]
+
+
+def _metric(
+    builder: GraphBuilder, forward: Expander, name: str, terms: Sequence[tuple[str, float]], share: float
+) -> str:
+    """A metric of the source: of several ranks the part that is of this one's rows."""
+    weights = WeightedSum(tuple(weight * share for _, weight in terms))
+    values = [forward.read(value) for value, _ in terms]
+    return builder.emit("weighted_sum", weights, values, value_of(name), (value_of(name),))[0]
 
 
 def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:

@@ -21,6 +21,13 @@ from mbc.ops.activation_variants import Elu
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.elementwise_loss import (
+    BinaryCrossEntropy,
+    BinaryCrossEntropyBackward,
+    L1Backward,
+    SmoothL1,
+    SmoothL1Backward,
+)
 from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
@@ -31,7 +38,10 @@ from mbc.ops.random import Dropout, DropPath
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
+from mbc.ops.soft_cross_entropy import SoftTargetBackward
+from mbc.ops.top_k import TopK
 from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -376,6 +386,7 @@ def _losses(cases: Cases) -> None:
             # The scale keeps small gradients out of fp16's subnormal numbers.
             scale = control(loss_scale=65536.0)
             cases.add("softmax_cross_entropy_backward", backward, logits, target, scale, note=note)
+    _target_losses(cases)
     wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
     cases.add("softmax_cross_entropy", CrossEntropy(), w(9, 5), wild, note="wild")
     cases.add("softmax_cross_entropy_backward", CrossEntropyBackward(0.0, 1.0), w(9, 5), wild, control(), note="wild")
@@ -397,9 +408,75 @@ def _losses(cases: Cases) -> None:
             backward = MseBackward(0.5, side)
             scale = control(loss_scale=1024.0)
             cases.add("mse_backward", backward, w(*shape), w(*shape), scale, note=f"side{side}")
+        for kind, attributes, sides in (
+            ("l1", NONE, [L1Backward(0.5, side) for side in (0, 1)]),
+            ("smooth_l1", SmoothL1(0.7), [SmoothL1Backward(0.7, 0.5, side) for side in (0, 1)]),
+            (
+                "binary_cross_entropy",
+                BinaryCrossEntropy(2.5),
+                [BinaryCrossEntropyBackward(2.5, 0.5, side) for side in (0, 1)],
+            ),
+        ):
+            target = w(*shape, make=lambda rng, shape: rng.random(shape)) if attributes is not NONE else w(*shape)
+            cases.add(kind, attributes, w(*shape), target)
+            for backward in sides:
+                note = f"side{backward.side}"
+                cases.add(f"{kind}_backward", backward, w(*shape), target, control(loss_scale=1024.0), note=note)
     for count in (1, 3, 40):
         weights = tuple(0.1 * (i + 1) for i in range(count))
         cases.add("weighted_sum", WeightedSum(weights), *[m(1) for _ in range(count)], note=f"{count}")
+
+
+def probabilities(rng: np.random.Generator, shape: Shape) -> Array:
+    drawn = rng.exponential(size=shape)
+    return drawn / drawn.sum(axis=1, keepdims=True)
+
+
+def _target_losses(cases: Cases) -> None:
+    scale = control(loss_scale=65536.0)
+    for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 40, 30)):
+        logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
+        target = w(rows, classes, *rest, make=probabilities)
+        for smoothing in (0.0, 0.1):
+            note = f"smooth{smoothing}"
+            cases.add("soft_target_cross_entropy", CrossEntropy(smoothing), logits, target, note=note)
+            for side in (0, 1):
+                backward = SoftTargetBackward(smoothing, 0.7, side)
+                cases.add(
+                    "soft_target_cross_entropy_backward", backward, logits, target, scale, note=f"{note}-side{side}"
+                )
+        numbers_below = Operand("int32", (rows, *rest), numbers(classes))
+        for k in (1, 3):
+            equal = w(rows, classes, *rest, make=coarse)
+            cases.add("top_k", TopK(k), equal, numbers_below, note=f"{k}")
+        sums = m(2, make=lambda rng, shape: np.array((29.5, 33.0)))
+        for note, weights, ignored, smoothing in (
+            ("weights", tuple(0.5 + c % 3 for c in range(classes)), (), 0.1),
+            ("ignored", (), (2,), 0.1),
+            ("both", tuple(0.25 * (c % 4) for c in range(classes)), (0,), 0.0),
+        ):
+            mean = WeightedMean(smoothing, weights, ignored, 0.25)
+            backward = WeightedMeanBackward(smoothing, weights, ignored, 0.25, 0.7)
+            cases.add(
+                "class_weight_sum",
+                ClassWeights(classes, weights, ignored, "fp32"),
+                numbers_below,
+                note=note + f"{classes}",
+            )
+            cases.add("weighted_cross_entropy_mean", mean, logits, numbers_below, sums, note=note)
+            cases.add("weighted_cross_entropy_mean_backward", backward, logits, numbers_below, sums, scale, note=note)
+    wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
+    sums = m(2, make=lambda rng, shape: np.array((3.0, 4.0)))
+    for ignored in ((), (-1,)):
+        note, weights = f"wild{len(ignored)}", (1.0, 0.5, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+        backward = WeightedMeanBackward(0.0, weights[:5], ignored, 1.0, 1.0)
+        cases.add(
+            "weighted_cross_entropy_mean", WeightedMean(0.0, weights[:5], ignored, 1.0), w(9, 5), wild, sums, note=note
+        )
+        cases.add("weighted_cross_entropy_mean_backward", backward, w(9, 5), wild, sums, control(), note=note)
+    cases.add(
+        "weighted_cross_entropy_mean", WeightedMean(0.0, weights, (-1,), 1.0), w(9, 8), wild, sums, note="left-out"
+    )
 
 
 def _spoiled(value: float) -> Make:

@@ -69,21 +69,21 @@ def _positions_per_block(logits: TensorType, layout: Layout) -> int:
     return THREADS // 32 if adjacent else THREADS
 
 
-def _entropy_parts(logits: TensorType, layout: Layout) -> int:
+def entropy_parts(logits: TensorType, layout: Layout) -> int:
     c = Channels.of(logits)
     return min(-(-c.rows * c.inner // _positions_per_block(logits, layout)), MOST_PARTS)
 
 
-def _mse_parts(prediction: TensorType) -> int:
+def elementwise_parts(prediction: TensorType) -> int:
     return max(1, min(prediction.elements // (THREADS * ELEMENTS_PER_THREAD), MOST_PARTS))
 
 
-def _partial_bytes(parts: int) -> int:
+def partial_bytes(parts: int) -> int:
     return parts * SCORE_BYTES if parts > 1 else 0
 
 
 def _entropy(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*image_of(at), _entropy_parts(at.request.inputs[0], at.layout))
+    return CrossEntropyArguments(*image_of(at), entropy_parts(at.request.inputs[0], at.layout))
 
 
 def _entropy_reals(at: Slice) -> tuple[float, ...]:
@@ -93,7 +93,7 @@ def _entropy_reals(at: Slice) -> tuple[float, ...]:
 
 
 def _entropy_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(_entropy_parts(request.inputs[0], layout))
+    return partial_bytes(entropy_parts(request.inputs[0], layout))
 
 
 def _entropy_backward(at: Slice) -> CrossEntropyBackwardArguments:
@@ -121,7 +121,7 @@ def _pixels(at: Slice) -> CrossEntropyArguments:
 
 
 def _pixels_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(_pixel_parts(request.inputs[0]))
+    return partial_bytes(_pixel_parts(request.inputs[0]))
 
 
 def _takes_rows(request: Request) -> bool:
@@ -138,16 +138,16 @@ def _rows(at: Slice) -> CrossEntropyArguments:
 
 
 def _rows_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(_row_parts(request.inputs[0]))
+    return partial_bytes(_row_parts(request.inputs[0]))
 
 
 def _mse(at: Slice) -> MseArguments:
     x = at.request.inputs[0]
-    return MseArguments(type_code(x), x.elements, _mse_parts(x))
+    return MseArguments(type_code(x), x.elements, elementwise_parts(x))
 
 
 def _mse_workspace(request: Request, layout: Layout) -> int:
-    return _partial_bytes(_mse_parts(request.inputs[0]))
+    return partial_bytes(elementwise_parts(request.inputs[0]))
 
 
 def _mse_backward(at: Slice) -> MseBackwardArguments:

@@ -1,0 +1,54 @@
+"""The layer `softmax_cross_entropy`: which operation its settings and its target ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mbc.ir.types import DType
+from mbc.ops.base import Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.loss import CrossEntropy
+from mbc.ops.weighted_cross_entropy import WeightedCrossEntropy
+
+NONE = "none"
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    smoothing, weights, ignored = settings["smoothing"], settings["class_weights"], settings["ignore_index"]
+    if not 0 <= smoothing < 1:
+        raise ShapeError(f"smoothing is {smoothing}, but must be at least 0 and less than 1")
+    logits, target = (builder.type(value) for value in inputs)
+    if target.dtype is not DType.INT32:
+        if target.shape != logits.shape:
+            raise ShapeError(
+                f"the target holds class numbers (int32), or probabilities in the shape of the logits {logits}, "
+                f"but is {target}"
+            )
+        if weights or ignored != NONE:
+            given = "class_weights" if weights else "ignore_index"
+            raise ShapeError(f"{given} is for targets that are class numbers, but the target is {target}")
+        return builder.emit("soft_target_cross_entropy", CrossEntropy(smoothing), inputs)[0]
+    if weights or ignored != NONE:
+        left_out = () if ignored == NONE else (ignored,)
+        attributes = WeightedCrossEntropy(smoothing, weights, left_out)
+        return builder.emit("weighted_cross_entropy", attributes, inputs)[0]
+    return builder.emit("softmax_cross_entropy", CrossEntropy(smoothing), inputs)[0]
+
+
+OPS: tuple[OpKind, ...] = ()  # `loss`, `soft_cross_entropy` and `weighted_cross_entropy` have them
+
+LAYERS = (
+    Layer(
+        "softmax_cross_entropy",
+        (
+            Parameter("smoothing", "float", 0.0),
+            Parameter("ignore_index", "index", NONE, (NONE,)),
+            Parameter("class_weights", "numbers", ()),
+        ),
+        _build,
+        (2, 2),
+        "(logits, target) |> softmax_cross_entropy: mean over rows and positions. The target holds class numbers, or "
+        "the probabilities of all classes. class_weights: a weight a class; the mean is weighted by them. Positions "
+        "whose target is ignore_index do not count.",
+        loss=True,
+    ),
+)

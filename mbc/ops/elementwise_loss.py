@@ -1,0 +1,227 @@
+"""Losses that compare two tensors element by element: l1, smooth l1 and binary cross entropy.
+
+Like `mse` they are means over the elements of the whole mini-batch, and the gradients of both operands are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import (
+    Array,
+    Call,
+    Gradients,
+    Layer,
+    LayerBuilder,
+    NoAttributes,
+    OpKind,
+    Parameter,
+    ShapeError,
+    master,
+)
+from mbc.ops.control import control_record, control_shape
+
+
+@dataclass(frozen=True, slots=True)
+class L1Backward(Attributes):
+    """`weight` of this loss in the total. `side` 0: the gradient of the prediction, 1: of the target."""
+
+    weight: float
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothL1(Attributes):
+    """`beta`: the difference from which on the loss is linear."""
+
+    beta: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothL1Backward(Attributes):
+    """`weight` and `side` as in `L1Backward`."""
+
+    beta: float
+    weight: float
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryCrossEntropy(Attributes):
+    """`pos_weight`: how much the target's share of 1 counts."""
+
+    pos_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryCrossEntropyBackward(Attributes):
+    """`weight` and `side` as in `L1Backward`."""
+
+    pos_weight: float
+    weight: float
+    side: int
+
+
+Backward = L1Backward | SmoothL1Backward | BinaryCrossEntropyBackward
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One loss: `value` of an element and its derivatives by prediction and by target, in float64; `backward` makes the
+    attributes of the gradient from those of the loss, weight and side."""
+
+    attributes: type[Attributes]
+    backward_attributes: type[Attributes]
+    value: Callable[[Any, Array, Array], Array]
+    derivatives: tuple[Callable[[Any, Array, Array], Array], Callable[[Any, Array, Array], Array]]
+    backward: Callable[[Any, float, int], Attributes]
+
+
+def _smooth_l1(a: SmoothL1, x: Array, y: Array) -> Array:
+    distance = np.abs(x - y)
+    return np.where(distance < a.beta, 0.5 * distance * distance / a.beta, distance - 0.5 * a.beta)
+
+
+def _slope(a: SmoothL1Backward, x: Array, y: Array) -> Array:
+    return np.clip((x - y) / a.beta, -1, 1)
+
+
+def _softplus(x: Array) -> Array:
+    """log(1 + exp(x))"""
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.exp(-_softplus(-x))
+
+
+# Sums of terms of one sign where the target is in [0, 1], so that nothing cancels where the network is nearly certain.
+def _binary(a: BinaryCrossEntropy, x: Array, y: Array) -> Array:
+    return a.pos_weight * y * _softplus(-x) + (1 - y) * _softplus(x)
+
+
+def _binary_by_logit(a: BinaryCrossEntropyBackward, x: Array, y: Array) -> Array:
+    return (1 - y) * _sigmoid(x) - a.pos_weight * y * _sigmoid(-x)
+
+
+def _binary_by_target(a: BinaryCrossEntropyBackward, x: Array, y: Array) -> Array:
+    return (a.pos_weight - 1) * _softplus(-x) - x
+
+
+_RULES: dict[str, _Rule] = {
+    "l1": _Rule(
+        NoAttributes,
+        L1Backward,
+        lambda a, x, y: np.abs(x - y),
+        (lambda a, x, y: np.sign(x - y), lambda a, x, y: np.sign(y - x)),
+        lambda a, weight, side: L1Backward(weight, side),
+    ),
+    "smooth_l1": _Rule(
+        SmoothL1,
+        SmoothL1Backward,
+        _smooth_l1,
+        (_slope, lambda a, x, y: _slope(a, y, x)),
+        lambda a, weight, side: SmoothL1Backward(a.beta, weight, side),
+    ),
+    "binary_cross_entropy": _Rule(
+        BinaryCrossEntropy,
+        BinaryCrossEntropyBackward,
+        _binary,
+        (_binary_by_logit, _binary_by_target),
+        lambda a, weight, side: BinaryCrossEntropyBackward(a.pos_weight, weight, side),
+    ),
+}
+
+
+def _kinds(name: str, rule: _Rule) -> tuple[OpKind, OpKind]:
+    backward_name = f"{name}_backward"
+
+    def shape(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        prediction, target = inputs
+        if prediction.dtype is DType.INT32 or prediction != target:
+            raise ShapeError(f"{name} compares float tensors of one shape, but got {prediction} and {target}")
+        return (TensorType((1,), master(prediction.dtype)),)
+
+    def backward_shape(a: Backward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        shape(NoAttributes(), inputs[:2])
+        control_shape(inputs[2])
+        return (inputs[a.side],)
+
+    def evaluate(a: Attributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+        prediction, target = (x.astype(np.float64) for x in inputs)
+        mean = rule.value(a, prediction, target).sum() / _elements(prediction, call)
+        return (np.array([mean], inputs[0].dtype),)
+
+    def evaluate_backward(a: Backward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+        prediction, target = (x.astype(np.float64) for x in inputs[:2])
+        factor = a.weight * float(control_record(inputs[2])["loss_scale"]) / _elements(prediction, call)
+        return ((rule.derivatives[a.side](a, prediction, target) * factor).astype(inputs[0].dtype),)
+
+    def gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+        weight = g.weight(op.outputs[0])
+        return tuple(
+            g.emit(backward_name, rule.backward(op.attributes, weight, side), (*op.inputs, g.control), x)[0]
+            if g.needs(x)
+            else None
+            for side, x in enumerate(op.inputs)
+        )
+
+    return (
+        OpKind(name, rule.attributes, shape, evaluate, gradient, reduces=True, loss=True),
+        OpKind(backward_name, rule.backward_attributes, backward_shape, evaluate_backward),
+    )
+
+
+def _elements(x: Array, call: Call) -> int:
+    """Over how many elements the mean is taken."""
+    return call.batch * (x.size // x.shape[0])
+
+
+OPS = tuple(kind for name, rule in _RULES.items() for kind in _kinds(name, rule))
+
+
+def _build_l1(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("l1", NoAttributes(), inputs)[0]
+
+
+def _build_smooth_l1(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("smooth_l1", SmoothL1(_positive("beta", settings["beta"])), inputs)[0]
+
+
+def _build_binary(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    attributes = BinaryCrossEntropy(_positive("pos_weight", settings["pos_weight"]))
+    return builder.emit("binary_cross_entropy", attributes, inputs)[0]
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ShapeError(f"{name} is {value}, but must be positive")
+    return value
+
+
+LAYERS = (
+    Layer("l1", (), _build_l1, (2, 2), "(prediction, target) |> l1: mean absolute difference.", loss=True),
+    Layer(
+        "smooth_l1",
+        (Parameter("beta", "float", 1.0),),
+        _build_smooth_l1,
+        (2, 2),
+        "(prediction, target) |> smooth_l1: mean of d^2 / (2 beta) where d = |difference| < beta, else d - beta / 2.",
+        loss=True,
+    ),
+    Layer(
+        "binary_cross_entropy",
+        (Parameter("pos_weight", "float", 1.0),),
+        _build_binary,
+        (2, 2),
+        "(logits, target) |> binary_cross_entropy: mean over elements, targets from 0 to 1. "
+        "pos_weight multiplies the loss of ones.",
+        loss=True,
+    ),
+)

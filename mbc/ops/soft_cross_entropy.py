@@ -1,0 +1,115 @@
+"""Softmax cross entropy whose target gives the probability of every class, as mixup, cutmix and distillation have it.
+
+`correct` counts rows (positions) in which the largest logit is that of the most probable class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, OpKind, ShapeError, master
+from mbc.ops.control import control_record, control_shape
+from mbc.ops.loss import CrossEntropy, positions
+
+
+@dataclass(frozen=True, slots=True)
+class SoftTargetBackward(Attributes):
+    """`weight` of this loss in the total. `side` 0: the gradient of the logits, 1: of the probabilities."""
+
+    smoothing: float
+    weight: float
+    side: int
+
+
+def _check(logits: TensorType, target: TensorType) -> None:
+    if len(logits.shape) < 2 or target != logits or target.dtype is DType.INT32:
+        raise ShapeError(
+            f"probabilities of all classes have the shape of the logits {logits}, but the target is {target}"
+        )
+
+
+def _shape(_: CrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target = inputs
+    _check(logits, target)
+    scalar = TensorType((1,), master(logits.dtype))
+    return scalar, scalar
+
+
+def _backward_shape(_: SoftTargetBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target, control = inputs
+    _check(logits, target)
+    control_shape(control)
+    return (logits,)
+
+
+def log_softmax(logits: Array) -> Array:
+    """In float64, over axis 1."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def cross_entropies(log_p: Array, shares: Array) -> Array:
+    """Of each position; a class without a share does not count, however improbable it is."""
+    return -np.where(shares == 0, 0, shares * log_p).sum(axis=1)
+
+
+def _smoothed(target: Array, smoothing: float) -> Array:
+    return (1 - smoothing) * target.astype(np.float64) + smoothing / target.shape[1]
+
+
+def _evaluate(a: CrossEntropy, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target = inputs
+    losses = cross_entropies(log_softmax(logits), _smoothed(target, a.smoothing))
+    correct = (logits.argmax(axis=1) == target.argmax(axis=1)).sum()
+    return np.array([losses.sum() / positions(logits, call)], logits.dtype), np.array([correct], logits.dtype)
+
+
+def _backward(a: SoftTargetBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target, control = inputs
+    log_p = log_softmax(logits)
+    if a.side:
+        gradient = (a.smoothing - 1) * log_p
+    else:
+        shares = _smoothed(target, a.smoothing)
+        gradient = np.exp(log_p) * shares.sum(axis=1, keepdims=True) - shares
+    factor = a.weight * float(control_record(control)["loss_scale"]) / positions(logits, call)
+    return ((gradient * factor).astype(logits.dtype),)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    a, weight = op.attributes, g.weight(op.outputs[0])
+    assert isinstance(a, CrossEntropy)
+    return tuple(
+        g.emit(
+            "soft_target_cross_entropy_backward",
+            SoftTargetBackward(a.smoothing, weight, side),
+            (*op.inputs, g.control),
+            value,
+        )[0]
+        if g.needs(value)
+        else None
+        for side, value in enumerate(op.inputs)
+    )
+
+
+OPS = (
+    OpKind(
+        "soft_target_cross_entropy",
+        CrossEntropy,
+        _shape,
+        _evaluate,
+        _gradient,
+        reduces=True,
+        loss=True,
+        classifies=True,
+    ),
+    OpKind("soft_target_cross_entropy_backward", SoftTargetBackward, _backward_shape, _backward),
+)
+
+LAYERS: tuple[Layer, ...] = ()  # `softmax_cross_entropy` with such a target

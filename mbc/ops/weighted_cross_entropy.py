@@ -1,0 +1,208 @@
+"""Softmax cross entropy with a weight for each class, in which positions of one class number may be left out.
+
+As in PyTorch the mean is weighted: the sum of the losses of all positions that count, each times the weight of its
+class, over the sum of these weights. That sum is an operation by itself, of targets alone, and of several ranks it is
+that of the whole mini-batch, so that N GPUs compute what one would. Where no position counts, the loss is NaN, and
+`guard` leaves the step out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import DType, TensorType
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
+from mbc.ops.collective import AllGather
+from mbc.ops.control import control_record, control_shape
+from mbc.ops.loss import check_classes, positions
+from mbc.ops.soft_cross_entropy import cross_entropies, log_softmax
+
+MOST_WEIGHTS = 256  # that a kernel's arguments hold, as in cross_entropy_targets.cu
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedCrossEntropy(Attributes):
+    """`class_weights`: one a class; empty: all count 1. `ignored`: the class numbers that are left out, one at most."""
+
+    smoothing: float
+    class_weights: tuple[float, ...]
+    ignored: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassWeights(Attributes):
+    """As of `WeightedCrossEntropy`. `sums`: the type in which they are added up, fp32 or fp64."""
+
+    classes: int
+    class_weights: tuple[float, ...]
+    ignored: tuple[int, ...]
+    sums: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedMean(Attributes):
+    """As `WeightedCrossEntropy`. `share`: the part of the global mini-batch that this rank has."""
+
+    smoothing: float
+    class_weights: tuple[float, ...]
+    ignored: tuple[int, ...]
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedMeanBackward(Attributes):
+    """`weight` of this loss in the total."""
+
+    smoothing: float
+    class_weights: tuple[float, ...]
+    ignored: tuple[int, ...]
+    share: float
+    weight: float
+
+
+Weighted = WeightedCrossEntropy | ClassWeights | WeightedMean | WeightedMeanBackward
+
+
+def _check(a: Weighted, classes: int) -> None:
+    if a.class_weights and len(a.class_weights) != classes:
+        raise ShapeError(f"class_weights has {len(a.class_weights)} weights, but there are {classes} classes")
+    if len(a.class_weights) > MOST_WEIGHTS:
+        raise ShapeError(f"class_weights has {len(a.class_weights)} weights, but at most {MOST_WEIGHTS} are possible")
+    if len(a.ignored) > 1 or any(not 0 <= w < np.inf for w in a.class_weights):
+        raise ShapeError(f"class_weights must be finite and at least 0, but are {a.class_weights}")
+    if a.class_weights and not any(a.class_weights):
+        raise ShapeError("class_weights are all 0, and there is nothing to train by")
+
+
+def _shape(a: WeightedCrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target = inputs
+    check_classes(logits, target)
+    _check(a, logits.shape[1])
+    scalar = TensorType((1,), master(logits.dtype))
+    return scalar, scalar
+
+
+def _sums_shape(a: ClassWeights, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (target,) = inputs
+    if target.dtype is not DType.INT32:
+        raise ShapeError(f"class numbers are int32, but are {target}")
+    _check(a, a.classes)
+    return (TensorType((2,), DType(a.sums)),)
+
+
+def _mean_shape(a: WeightedMean, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target, sums = inputs
+    check_classes(logits, target)
+    _check(a, logits.shape[1])
+    if sums != TensorType((2,), master(logits.dtype)):
+        raise ShapeError(f"the weights and the number of positions that count are two numbers, but are {sums}")
+    scalar = TensorType((1,), master(logits.dtype))
+    return scalar, scalar
+
+
+def _backward_shape(a: WeightedMeanBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    logits, target, sums, control = inputs
+    _mean_shape(WeightedMean(a.smoothing, a.class_weights, a.ignored, a.share), (logits, target, sums))
+    control_shape(control)
+    return (logits,)
+
+
+def _counted(a: Weighted, target: Array, classes: int) -> tuple[Array, Array]:
+    """Which positions count, and which hold a class or are left out."""
+    counts = (target >= 0) & (target < classes)
+    left_out = np.isin(target, a.ignored)
+    return counts & ~left_out, counts | left_out
+
+
+def _weights(a: Weighted, classes: int) -> Array:
+    return np.array(a.class_weights or (1.0,) * classes)
+
+
+def _sums(a: ClassWeights, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (target,) = inputs
+    counts, _ = _counted(a, target, a.classes)
+    weights = _weights(a, a.classes)[target[counts]]
+    return (np.array([weights.sum(), weights.size], np.float64 if a.sums == "fp64" else np.float32),)
+
+
+def _shares(a: Weighted, logits: Array, target: Array, smoothing: float) -> Array:
+    """[N, C, ...]: what each class counts in the loss of a position; 0 where it does not count."""
+    classes = logits.shape[1]
+    across = (1, classes, *(1,) * (logits.ndim - 2))
+    weights = _weights(a, classes).reshape(across)
+    numbers: Array = np.arange(classes, dtype=np.int32).reshape(across)
+    hot: Array = numbers == target[:, None]
+    shares: Array = weights * ((1 - smoothing) * hot + smoothing / classes)
+    return np.where(_counted(a, target, classes)[0][:, None], shares, 0)
+
+
+def _evaluate(a: WeightedMean, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target, sums = inputs
+    counts, known = _counted(a, target, logits.shape[1])
+    losses = np.where(known, cross_entropies(log_softmax(logits), _shares(a, logits, target, a.smoothing)), np.nan)
+    correct = (counts & (logits.argmax(axis=1) == target)).sum()
+    with np.errstate(invalid="ignore", divide="ignore"):  # where no position counts
+        mean = losses.sum() / (sums[0].astype(np.float64) * a.share)
+        judged = correct * positions(logits, call) / (sums[1].astype(np.float64) * a.share)
+    return np.array([mean], logits.dtype), np.array([judged], logits.dtype)
+
+
+def _backward(a: WeightedMeanBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target, sums, control = inputs
+    shares = _shares(a, logits, target, a.smoothing)
+    gradient = np.exp(log_softmax(logits)) * shares.sum(axis=1, keepdims=True) - shares
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = a.weight * float(control_record(control)["loss_scale"]) / (sums[0].astype(np.float64) * a.share)
+        gradient = np.where(_counted(a, target, logits.shape[1])[0][:, None], gradient * factor, 0)
+    return (gradient.astype(logits.dtype),)
+
+
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    a = op.attributes
+    assert isinstance(a, WeightedCrossEntropy)
+    logits, target = op.inputs
+    loss, kind = op.outputs[0], e.type(logits)
+    name, share = f"{loss}.class_weights", 1.0 if e.ranks is None else e.ranks.share
+    weights = ClassWeights(kind.shape[1], a.class_weights, a.ignored, master(kind.dtype).value)
+    if e.ranks is None:
+        sums = e.emit("class_weight_sum", weights, (target,), (name,), name)
+    else:
+        own = e.emit("class_weight_sum", weights, (target,), (f"{name}.own",), name)
+        gather = AllGather(e.ranks.size)
+        ranks = e.emit("all_gather", gather, own, (f"{name}.ranks",), f"{name}.all_gather")
+        sums = e.emit("sum_gathered", NoAttributes(), ranks, (name,), f"{name}.sum")
+    mean = WeightedMean(a.smoothing, a.class_weights, a.ignored, share)
+    return e.emit("weighted_cross_entropy_mean", mean, (logits, target, *sums), op.outputs, op.name)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    a, logits = op.attributes, op.inputs[0]
+    assert isinstance(a, WeightedMean)
+    if not g.needs(logits):
+        return None, None, None
+    backward = WeightedMeanBackward(a.smoothing, a.class_weights, a.ignored, a.share, g.weight(op.outputs[0]))
+    inputs = (*op.inputs, g.control)
+    return g.emit("weighted_cross_entropy_mean_backward", backward, inputs, logits)[0], None, None
+
+
+OPS = (
+    OpKind("weighted_cross_entropy", WeightedCrossEntropy, _shape, expand=_expand, reduces=True, loss=True),
+    OpKind("class_weight_sum", ClassWeights, _sums_shape, _sums, reduces=True),
+    OpKind(
+        "weighted_cross_entropy_mean",
+        WeightedMean,
+        _mean_shape,
+        _evaluate,
+        _gradient,
+        reduces=True,
+        loss=True,
+        classifies=True,
+    ),
+    OpKind("weighted_cross_entropy_mean_backward", WeightedMeanBackward, _backward_shape, _backward),
+)
+
+LAYERS: tuple[Layer, ...] = ()  # `softmax_cross_entropy` with such settings

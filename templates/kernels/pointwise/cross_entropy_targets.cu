@@ -1,0 +1,353 @@
+// Softmax cross entropy with targets that are distributions over the classes, and its gradients: probabilities that are
+// given ([rows, classes, inner] like the logits), or a class whose weight counts, where positions may be ignored.
+//
+// Bytes      loss: logits and target in. Gradient: the same in, the gradient out. Logits are read for the maximum, the
+//            sum and the result, from the second time on from the cache.
+// Threads    256: a warp a position where classes are adjacent, else a thread a position.
+// Shared     the classes' weights.
+// Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
+// Limit      memory bandwidth, and latency for few positions.
+#include "mbc_control.h"
+#include "cross_entropy.cuh"
+
+struct SoftTargetArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+  int64_t parts;
+};
+
+struct SoftTargetBackwardArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+  int64_t side;
+};
+
+struct ClassWeightArguments {
+  int64_t positions;
+  int64_t classes;
+  int64_t weighted;
+  int64_t ignores;
+  int64_t ignored;
+  int64_t parts;
+};
+
+struct WeightedCrossEntropyArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t classes;
+  int64_t inner;
+  int64_t weighted;
+  int64_t ignores;
+  int64_t ignored;
+  int64_t parts;
+};
+
+namespace mbc {
+
+constexpr int MOST_WEIGHTS = 256;  // classes, as in mbc/ops/weighted_cross_entropy.py
+
+struct Weights {
+  float of[MOST_WEIGHTS];
+  int count;  // 0: every class counts 1
+
+  Weights(const MbcCall& call, int first, int64_t classes, bool weighted) : count(0) {
+    if (weighted)
+      for (; count < classes; ++count) of[count] = static_cast<float>(call.reals[first + count]);
+  }
+};
+
+// Once for all threads of a block, before weights are asked for.
+__device__ inline const float* shared_weights(const Weights& weights) {
+  __shared__ float shared[MOST_WEIGHTS];
+  const int threads = static_cast<int>(blockDim.x * blockDim.y);
+  for (int c = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x); c < weights.count; c += threads)
+    shared[c] = weights.of[c];
+  __syncthreads();
+  return weights.count > 0 ? shared : nullptr;
+}
+
+enum class Position { COUNTS, IGNORED, INVALID };
+
+// Targets hand out, for a position, the share `operator()(c)` that class c has of it; `keep` and `even` are what
+// smoothing leaves to the target and gives to each class.
+template <typename T>
+struct Probabilities {
+  const T* target;
+  float keep, even;
+
+  struct At {
+    const T* row;
+    int64_t stride;
+    float keep, even;
+    __device__ float operator()(int64_t c) const { return keep * to_float(row[c * stride]) + even; }
+    __device__ Position state() const { return Position::COUNTS; }
+  };
+  __device__ const float* class_weights() const { return nullptr; }
+  __device__ At at(int64_t, int64_t start, int64_t stride, const float*) const {
+    return {target + start, stride, keep, even};
+  }
+
+  // The class of the largest share, the first of equals.
+  template <int LANES>
+  __device__ static int64_t best(const At& at, int64_t classes, int lane) {
+    float greatest = -INFINITY;
+    long long found = INT64_MAX;
+    for (int64_t c = lane; c < classes; c += LANES) {
+      const float share = to_float(at.row[c * at.stride]);
+      if (share > greatest) greatest = share, found = c;
+    }
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) {
+      const float share = __shfl_xor_sync(0xffffffffu, greatest, step);
+      const long long other = __shfl_xor_sync(0xffffffffu, found, step);
+      if (share > greatest || (share == greatest && other < found)) greatest = share, found = other;
+    }
+    return found;
+  }
+};
+
+struct WeightedClasses {
+  const int32_t* target;
+  int64_t classes;
+  bool ignores;
+  int64_t ignored;
+  float keep, even;
+  Weights weights;
+
+  struct At {
+    int64_t own;
+    float share, even;
+    const float* weights;
+    Position position;
+    __device__ float operator()(int64_t c) const {
+      return (c == own ? share : 0.0f) + (weights == nullptr ? even : even * weights[c]);
+    }
+    __device__ Position state() const { return position; }
+  };
+  __device__ const float* class_weights() const { return shared_weights(weights); }
+  __device__ At at(int64_t p, int64_t, int64_t, const float* shared) const {
+    const int64_t t = target[p];
+    if (ignores && t == ignored) return {t, 0.0f, 0.0f, shared, Position::IGNORED};
+    if (t < 0 || t >= classes) return {t, 0.0f, 0.0f, shared, Position::INVALID};
+    return {t, shared == nullptr ? keep : keep * shared[t], even, shared, Position::COUNTS};
+  }
+  template <int LANES>
+  __device__ static int64_t best(const At& at, int64_t, int) { return at.own; }
+};
+
+template <int LANES>
+__device__ inline float sum_lanes(float v) {
+#pragma unroll
+  for (int step = LANES / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+  return v;
+}
+
+template <typename T, bool ADJACENT, typename Targets>
+__global__ void target_cross_entropy(const T* logits, const Targets targets, Score* partial, int64_t positions,
+                                     int64_t classes, int64_t inner) {
+  constexpr int LANES = ADJACENT ? 32 : 1;
+  const int lane = static_cast<int>(threadIdx.x % LANES);
+  const float* weights = targets.class_weights();
+  Score score{0.0, 0.0};
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
+    const int64_t start = start_of<ADJACENT>(p, classes, inner), stride = ADJACENT ? 1 : inner;
+    const auto at = targets.at(p, start, stride, weights);
+    if (at.state() == Position::IGNORED) continue;
+    const Softmax s = softmax<LANES>(logits + start, classes, stride, lane);
+    const float logarithm = log1pf(s.others);
+    float value = 0.0f;
+    for (int64_t c = lane; c < classes; c += LANES) {
+      const float share = at(c);
+      if (share != 0.0f) value += share * (logarithm - (to_float(logits[start + c * stride]) - s.greatest));
+    }
+    value = sum_lanes<LANES>(value);
+    const int64_t best = Targets::template best<LANES>(at, classes, lane);
+    if (lane != 0) continue;
+    score.loss += at.state() == Position::INVALID ? NAN : value;  // `guard` then leaves this step out
+    if (s.best == best) score.correct += 1.0;
+  }
+  score = sum_block(score);
+  if (threadIdx.x == 0 && threadIdx.y == 0) partial[blockIdx.x] = score;
+}
+
+// Over what a mean is taken: `sums` holds the weights of all positions that count, and their number, of all ranks, of
+// which this one has the part `share`; nullptr: every position counts 1.
+struct Mean {
+  const float* sums;
+  double share, positions;
+
+  __device__ double divisor() const { return sums == nullptr ? positions : share * static_cast<double>(sums[0]); }
+  __device__ double correct(double count) const {
+    return sums == nullptr ? count : count * positions / (share * static_cast<double>(sums[1]));
+  }
+};
+
+__global__ void add_target_scores(const Score* partial, int64_t parts, float* loss, float* correct, Mean mean) {
+  Score score{0.0, 0.0};
+  for (int64_t i = threadIdx.x; i < parts; i += THREADS) {
+    score.loss += partial[i].loss;
+    score.correct += partial[i].correct;
+  }
+  score = sum_block(score);
+  if (threadIdx.x != 0) return;
+  loss[0] = static_cast<float>(score.loss / mean.divisor());
+  correct[0] = static_cast<float>(mean.correct(score.correct));
+}
+
+// OF_TARGET: the gradient of probabilities that are the target, else of the logits.
+template <typename T, bool ADJACENT, bool OF_TARGET, typename Targets>
+__global__ void target_cross_entropy_backward(const T* logits, const Targets targets, const MbcControl* control, T* gradient,
+                                              int64_t positions, int64_t classes, int64_t inner, double weight,
+                                              float keep, Mean mean) {
+  constexpr int LANES = ADJACENT ? 32 : 1;
+  const int lane = static_cast<int>(threadIdx.x % LANES);
+  const float factor = static_cast<float>(weight * static_cast<double>(control->loss_scale) / mean.divisor());
+  const float* weights = targets.class_weights();
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
+    const int64_t start = start_of<ADJACENT>(p, classes, inner), stride = ADJACENT ? 1 : inner;
+    const auto at = targets.at(p, start, stride, weights);
+    if (at.state() != Position::COUNTS) {
+      for (int64_t c = lane; c < classes; c += LANES) gradient[start + c * stride] = from_float<T>(0.0f);
+      continue;
+    }
+    const Softmax s = softmax<LANES>(logits + start, classes, stride, lane);
+    const float total = 1.0f + s.others, logarithm = log1pf(s.others);
+    float shares = 0.0f;  // 1, where they are probabilities
+    if (!OF_TARGET) {
+      for (int64_t c = lane; c < classes; c += LANES) shares += at(c);
+      shares = sum_lanes<LANES>(shares);
+    }
+    for (int64_t c = lane; c < classes; c += LANES) {
+      const float v = to_float(logits[start + c * stride]) - s.greatest;
+      // The largest class' probability is 1 - others / total: it keeps its digits where a network is nearly certain.
+      const float of_logit = c == s.best ? (shares - at(c)) - shares * (s.others / total)
+                                         : shares * (expf(v) / total) - at(c);
+      gradient[start + c * stride] = from_float<T>((OF_TARGET ? keep * (logarithm - v) : of_logit) * factor);
+    }
+  }
+}
+
+__global__ void class_weight_sum(const WeightedClasses targets, Score* partial, int64_t positions) {
+  const float* weights = targets.class_weights();
+  Score score{0.0, 0.0};
+  for (int64_t p = thread_index(); p < positions; p += thread_count()) {
+    const auto at = targets.at(p, 0, 0, weights);
+    if (at.state() != Position::COUNTS) continue;
+    score.loss += static_cast<double>(at.share);
+    score.correct += 1.0;
+  }
+  score = sum_block(score);
+  if (threadIdx.x == 0) partial[blockIdx.x] = score;
+}
+
+template <typename T, typename Targets, typename Arguments>
+void run_targets(const MbcCall& call, const Arguments& a, const Targets& targets, Score* partial) {
+  const int64_t positions = a.rows * a.inner;
+  const unsigned parts = static_cast<unsigned>(a.parts);
+  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+    MBC_LAUNCH((target_cross_entropy<T, true, Targets>), parts, dim3(32, 8), call.stream, in<T>(call, 0), targets,
+               partial, positions, a.classes, a.inner);
+  else
+    MBC_LAUNCH((target_cross_entropy<T, false, Targets>), parts, dim3(1, THREADS), call.stream, in<T>(call, 0),
+               targets, partial, positions, a.classes, a.inner);
+}
+
+template <typename T, bool OF_TARGET, typename Targets, typename Arguments>
+void run_targets_backward(const MbcCall& call, const Arguments& a, const Targets& targets, const MbcControl* control,
+                          T* gradient, double weight, float keep, const Mean& mean) {
+  const int64_t positions = a.rows * a.inner;
+  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+    MBC_LAUNCH((target_cross_entropy_backward<T, true, OF_TARGET, Targets>), blocks_for(positions, 8), dim3(32, 8),
+               call.stream, in<T>(call, 0), targets, control, gradient, positions, a.classes, a.inner, weight, keep,
+               mean);
+  else
+    MBC_LAUNCH((target_cross_entropy_backward<T, false, OF_TARGET, Targets>), blocks_for(positions), dim3(1, THREADS),
+               call.stream, in<T>(call, 0), targets, control, gradient, positions, a.classes, a.inner, weight, keep,
+               mean);
+}
+
+template <typename Arguments>
+WeightedClasses weighted_classes(const MbcCall& call, const Arguments& a, const int32_t* target, float smoothing,
+                                 int first) {
+  const float even = smoothing / static_cast<float>(a.classes);
+  return {target, a.classes, a.ignores != 0, a.ignored, 1.0f - smoothing, even,
+          Weights(call, first, a.classes, a.weighted != 0)};
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_soft_target_cross_entropy(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SoftTargetArguments>(call);
+  float *loss = out<float>(call, 2), *correct = out<float>(call, 3);
+  Score* partial = out<Score>(call, 4);
+  const float smoothing = static_cast<float>(call.reals[0]), even = smoothing / static_cast<float>(a.classes);
+  const Mean mean{nullptr, 1.0, static_cast<double>(a.rows * a.inner)};
+  MBC_FOR_TYPE(a.type, T, {
+    run_targets<T>(call, a, Probabilities<T>{in<T>(call, 1), 1.0f - smoothing, even}, partial);
+  });
+  MBC_LAUNCH(add_target_scores, 1, THREADS, call.stream, partial, a.parts, loss, correct, mean);
+  return launched();
+}
+
+extern "C" const char* mbc_soft_target_cross_entropy_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SoftTargetBackwardArguments>(call);
+  const auto* control = in<MbcControl>(call, 2);
+  const float smoothing = static_cast<float>(call.reals[0]), even = smoothing / static_cast<float>(a.classes);
+  const float keep = 1.0f - smoothing;
+  const Mean mean{nullptr, 1.0, static_cast<double>(a.rows * a.inner)};
+  MBC_FOR_TYPE(a.type, T, {
+    const Probabilities<T> targets{in<T>(call, 1), keep, even};
+    if (a.side == 0)
+      run_targets_backward<T, false>(call, a, targets, control, out<T>(call, 3), call.reals[1], keep, mean);
+    else
+      run_targets_backward<T, true>(call, a, targets, control, out<T>(call, 3), call.reals[1], keep, mean);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_class_weight_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ClassWeightArguments>(call);
+  float* sums = out<float>(call, 1);
+  Score* partial = out<Score>(call, 2);
+  MBC_LAUNCH(class_weight_sum, static_cast<unsigned>(a.parts), THREADS, call.stream,
+             weighted_classes(call, a, in<int32_t>(call, 0), 0.0f, 0), partial, a.positions);
+  MBC_LAUNCH(add_target_scores, 1, THREADS, call.stream, partial, a.parts, sums, sums + 1, (Mean{nullptr, 1.0, 1.0}));
+  return launched();
+}
+
+extern "C" const char* mbc_weighted_cross_entropy_mean(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<WeightedCrossEntropyArguments>(call);
+  float *loss = out<float>(call, 3), *correct = out<float>(call, 4);
+  Score* partial = out<Score>(call, 5);
+  const auto targets = weighted_classes(call, a, in<int32_t>(call, 1), static_cast<float>(call.reals[0]), 2);
+  const Mean mean{in<float>(call, 2), call.reals[1], static_cast<double>(a.rows * a.inner)};
+  MBC_FOR_TYPE(a.type, T, { run_targets<T>(call, a, targets, partial); });
+  MBC_LAUNCH(add_target_scores, 1, THREADS, call.stream, partial, a.parts, loss, correct, mean);
+  return launched();
+}
+
+extern "C" const char* mbc_weighted_cross_entropy_mean_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<WeightedCrossEntropyArguments>(call);
+  const float smoothing = static_cast<float>(call.reals[0]);
+  const auto targets = weighted_classes(call, a, in<int32_t>(call, 1), smoothing, 3);
+  const Mean mean{in<float>(call, 2), call.reals[1], static_cast<double>(a.rows * a.inner)};
+  MBC_FOR_TYPE(a.type, T, {
+    run_targets_backward<T, false>(call, a, targets, in<MbcControl>(call, 3), out<T>(call, 4), call.reals[2],
+                                   1.0f - smoothing, mean);
+  });
+  return launched();
+}

@@ -1,0 +1,137 @@
+"""Metrics that a source names: reported by each step, each epoch, logs and tests, by several ranks as by one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mbc.compiler import compile_plan, compile_plans
+from mbc.options import Options
+from mbc.plan.model import Plan
+from mbc.plan.verify_ranks import verify_ranks
+from mbc.runtime.module import Module
+from mbc.source import Source
+from mbc.train.checkpoint import read_progress
+from mbc.train.data import ArrayData
+from mbc.train.evaluation import evaluate_on
+from mbc.train.job import Job
+from mbc.train.logs import Logs
+from mbc.train.loop import train
+from mbc.train.schedule import Schedule
+from tests.train.threads import run_ranks
+
+SOURCE = """network measured(batch = 6) {
+  input x[batch, 5] : float
+  input t[batch] : class
+  h = x |> linear(8) |> relu
+  logits = h |> linear(4)
+  output logits
+  smooth = (logits, t) |> softmax_cross_entropy(smoothing=0.1)
+  loss smooth
+  metric top2 = (logits, t) |> top_k(2)
+  metric entropy = (logits, t) |> softmax_cross_entropy
+  metric hidden = 0.5 * ((h, 0 * h) |> l1) + ((logits, t) |> top_k(1))
+}
+"""
+
+
+@functools.cache
+def plans(gpus: int = 1, precision: str = "fp64") -> tuple[Plan, ...]:
+    source, settings = Source("net.mbc", SOURCE), (("train.precision", precision),)
+    if gpus == 1:
+        return (compile_plan(source, Options(gpu="h200", settings=settings)),)
+    return compile_plans(source, Options(gpu="h200", gpus=gpus, settings=settings))
+
+
+def rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.normal(size=(count, 5)), random.integers(0, 4, count).astype(np.int32)
+
+
+def entropy(logits: np.ndarray, t: np.ndarray) -> float:
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return float(-np.log(p[np.arange(len(t)), t]).mean())
+
+
+def test_a_step_reports_them_by_name() -> None:
+    x, t = rows(6)
+    with Module(plans()[0], seed=1, device="cpu") as net:
+        assert net.metrics == {}
+        logits = net.forward(x)
+        assert isinstance(logits, np.ndarray)
+        loss = net.step(x, t, lr=0.1)
+        assert list(net.metrics) == ["accuracy", "top2", "entropy", "hidden"]
+        assert loss.metrics == net.metrics and loss.accuracy == net.accuracy == net.metrics["accuracy"]
+        assert net.correct == net.accuracy * 6
+        best = np.argsort(-logits, 1)
+        assert net.metrics["top2"] == pytest.approx((best[:, :2] == t[:, None]).any(1).mean())
+        assert net.metrics["entropy"] == pytest.approx(entropy(logits, t), rel=1e-12)
+        weight, bias = (np.asarray(net.state(name)) for name in ("linear0.weight", "linear0.bias"))
+        assert weight.shape == (8, 5) and bias.shape == (8,)
+
+
+def test_training_tells_and_logs_them(tmp_path: Path) -> None:
+    plan = plans()[0]
+    data, test = ArrayData(rows(30)), ArrayData(rows(20))
+    job = Job(plan.graph, data, Schedule(0.1, 2), test, checkpoint=tmp_path / "w.safetensors", interval=2)
+    with Module(plan, seed=1, device="cpu") as net, Logs(tmp_path / "log.jsonl", tensorboard=None) as logs:
+        history = train(net, job, on_epoch=logs.write, on_interval=logs.write)
+        logits = np.concatenate([net.forward(rows(20)[0][i : i + 6]) for i in range(0, 20, 6)])
+    last = history[-1]
+    assert list(last.metrics) == ["top2", "entropy", "hidden"]
+    assert last.metrics["entropy"] < history[0].metrics["entropy"]
+    # `hidden` is of a value that is no output.
+    assert list(last.test_metrics) == ["top2", "entropy"]
+    assert last.test_metrics["entropy"] == pytest.approx(entropy(logits, rows(20)[1]), rel=1e-6)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == [
+        "interval",
+        "interval",
+        "epoch",
+        "interval",
+        "interval",
+        "interval",
+        "epoch",
+    ]
+    assert lines[-1]["test_top2"] == last.test_metrics["top2"] and lines[-1]["hidden"] == last.metrics["hidden"]
+    assert all({"top2", "entropy", "hidden"} <= line.keys() for line in lines)
+
+
+def test_an_epoch_that_was_broken_off_keeps_their_sums(tmp_path: Path) -> None:
+    plan, file = plans()[0], tmp_path / "w.safetensors"
+    job = Job(plan.graph, ArrayData(rows(30)), Schedule(0.1, 1), checkpoint=file)
+    with Module(plan, seed=1, device="cpu") as net:
+        whole = train(net, job)
+    taken: list[int] = []
+    with Module(plan, seed=1, device="cpu") as net, pytest.raises(KeyboardInterrupt):
+        train(net, replace(job, stop=lambda: len(taken) == 2), on_step=lambda now: taken.append(now.steps))
+    running = read_progress(file).running
+    assert running is not None and set(running.metric_sums) == {"top2", "entropy", "hidden"}
+    with Module(plan, seed=2, device="cpu") as net:
+        resumed = train(net, replace(job, resume=file))
+    assert resumed[0].metrics == whole[0].metrics
+
+
+def test_ranks_report_those_of_the_whole_mini_batch() -> None:
+    batch, together = rows(6), plans(3)
+    verify_ranks(together)
+    with Module(plans()[0], seed=1, device="cpu") as net:
+        net.step(*batch, lr=0.1)
+        alone, tested = net.metrics, evaluate_on(net, plans()[0].graph, ArrayData(rows(20)))
+
+    def body(member):
+        plan = together[0]
+        with Module(plan, seed=1, device="cpu", ranks=member) as net:
+            first = plan.graph.ranks.first_row(member.rank)
+            net.step(*(array[first : first + 2] for array in batch), lr=0.1)
+            return net.metrics, evaluate_on(net, plan.graph, ArrayData(rows(20)), member)
+
+    for metrics, on_test in run_ranks(3, body):
+        assert metrics == pytest.approx(alone, rel=1e-12)
+        assert on_test.accuracy == tested.accuracy
+        assert on_test.metrics == pytest.approx(tested.metrics, rel=1e-6)
