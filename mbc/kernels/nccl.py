@@ -16,7 +16,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
-from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.collective import WORD_BYTES, AllGather, AllReduce, in_words
 from mbc.ops.fused import Fused, joined_kind
 from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
 
@@ -29,7 +29,6 @@ CTAS = "ctas"
 BY_COPIES = 0  # thread blocks: the copy engines move the data, and the parts are summed by a short kernel
 _KINDS = (ALL_REDUCE, joined_kind((ALL_REDUCE, ALL_REDUCE)))  # of one gradient, and of a bucket
 LEAST_BYTES = 4  # of a collective, whose time is latency alone
-WORD_BYTES = 4  # in which tensors are gathered, whatever their type
 
 
 def collective_of(launch: Launch) -> Kernel | None:
@@ -100,10 +99,6 @@ def all_reduce_of(attributes: Attributes) -> AllReduce | None:
     return first if isinstance(first, AllReduce) and all(other == first for other in others) else None
 
 
-def _in_words(operands: Sequence[TensorType]) -> bool:
-    return all(operand.size_bytes % WORD_BYTES == 0 for operand in operands)
-
-
 @dataclass(frozen=True)
 class Nccl:
     """The provider."""
@@ -113,7 +108,7 @@ class Nccl:
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket; that
         of a gather is its own."""
-        if isinstance(request.attributes, AllGather) and _in_words(request.inputs):
+        if isinstance(request.attributes, AllGather) and in_words(request.inputs):
             yield self._gather(request, request.attributes.ranks, device)
         attributes = all_reduce_of(request.attributes)
         if attributes is None or any(t.dtype is not DType.FP32 for t in request.inputs):
@@ -167,7 +162,7 @@ class Nccl:
             return Acceptance("it cannot add to its output")
         if sums and any(t.dtype is not DType.FP32 for t in call.operands):
             return Acceptance("what ranks sum is in fp32")
-        if gathers and not _in_words(call.request.inputs):
+        if gathers and not in_words(call.request.inputs):
             return Acceptance(f"what ranks gather is a multiple of {WORD_BYTES} bytes")
         if [key for key, _ in call.settings] != [CTAS] or call.settings[0][1] < BY_COPIES:
             return Acceptance(f"it takes a number of thread blocks, not {dict(call.settings)}")

@@ -106,7 +106,8 @@ class _Rank:
         """Adds what collectives by copies work in, and between: registered with the communicator, if that can be."""
         size_bytes = max(*self._task.sizes_bytes, CONCURRENT_BYTES)
         own += (SymmetricMemory(self._nccl, size_bytes), SymmetricMemory(self._nccl, size_bytes))
-        return all(communicator.register(memory, size_bytes) for memory in own)
+        registered = [communicator.register(memory, size_bytes) for memory in own]  # each is a collective call
+        return all(registered)
 
     def _measured(self, communicator: Communicator, max_ctas: int, own: Sequence[SymmetricMemory]) -> Measured:
         task, gpu, stream = self._task, self._gpu, self._stream
@@ -115,7 +116,8 @@ class _Rank:
         connect(communicator, address, task.sizes_bytes, stream.value or 0)
         communicator.wait(Mark(gpu, stream).passed, WAIT_S)
         taken_bytes = self._taken_bytes() - own_bytes
-        self.tell(f"{max_ctas} thread blocks: connected, NCCL takes {show_size(taken_bytes)} of the GPU's memory")
+        how = f"{max_ctas} thread blocks" if max_ctas != BY_COPIES else "copy engines"
+        self.tell(f"{how}: connected, NCCL takes {show_size(taken_bytes)} of the GPU's memory")
         with GpuCollectives(gpu, communicator, stream, self._kernels, address, self._word, parts) as bench:
             times = measure_times(bench, task.link, max_ctas, task.sizes_bytes, self.tell)
             slowdowns = measure_slowdowns(bench, task.link, max_ctas, self.tell)

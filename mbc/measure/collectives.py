@@ -15,7 +15,7 @@ from mbc.units import show_size
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES_BYTES = (4, KIB, 16 * KIB, 128 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
-MAX_CTAS = (0, 1, 2, 4, 8, 16, 32)  # 0: copy engines move the data, where GPUs reach each other's memory
+MAX_CTAS = (1, 2, 4, 8, 16, 32, 0)  # 0: copy engines move the data, where GPUs reach each other's memory
 ELEMENT_BYTES = 4  # fp32
 ROW_US, MOST_IN_A_ROW = 1000.0, 32  # collectives one after another: so long, but no more
 TIMED_US = 3000.0  # of one timing of kernels or all-reduces, alone or concurrent

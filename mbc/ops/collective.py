@@ -27,6 +27,14 @@ class AllGather(Attributes):
     ranks: int
 
 
+WORD_BYTES = 4  # in which tensors are gathered, whatever their type
+
+
+def in_words(operands: Sequence[TensorType]) -> bool:
+    """Whether all of them are a whole number of words, and so can be gathered."""
+    return all(operand.size_bytes % WORD_BYTES == 0 for operand in operands)
+
+
 def _check_ranks(ranks: int, operands: Sequence[TensorType], master_only: bool = True) -> None:
     for operand in operands:
         if master_only and operand.dtype is not master(operand.dtype):

@@ -32,7 +32,8 @@ from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
 
 _ROUNDING = 1e-12
-OF_ROWS = "linear_backward_filter"  # the kind that sums over the rows of all ranks, and so over ranks
+# The one kind that may read the rows of all ranks: it adds over rows alone, and so over ranks.
+OF_ROWS = "linear_backward_filter"
 _LossGradient = CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | MseBackward | ElementwiseBackward
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
@@ -104,8 +105,11 @@ def _sums(graph: TrainingGraph) -> set[str]:
     found: set[str] = set()
     for op in graph.train:
         read = [gathered.get(name) for name in op.inputs]
-        if op.kind == GATHER_ROWS and not all(graph.values[name].per_sample for name in op.inputs):
-            _fail(f"'{op.name}' gathers what are no rows of a rank")
+        if op.kind == GATHER_ROWS:
+            if not all(graph.values[name].per_sample for name in op.inputs):
+                _fail(f"'{op.name}' gathers what are no rows of a rank")
+            if graph.ranks is not None and len(graph.ranks.members) < graph.ranks.size:
+                _fail(f"'{op.name}' is for ranks that run one plan: others would add the same rows in another order")
         if any(read):
             first = read[0]
             if op.kind != OF_ROWS or first is None or read != [first, first] or op.inputs != first.outputs:
@@ -220,7 +224,7 @@ def _collectives(plan: Plan) -> Iterator[tuple[object, ...]]:
     for launch in filter(is_collective, plan.train.launches):
         start = 0 if copies else plan.offsets[launch.accesses[0].buffer]
         places = (_place(plan, access.buffer, start) for access in launch.accesses)
-        # Vectors that are gathered lie anywhere.
+        # What is gathered lies anywhere.
         yield launch.operations, launch.work, tuple(place if is_bucket(launch) else place[:-1] for place in places)
 
 

@@ -21,8 +21,8 @@ constexpr int IN_PROGRESS = 7;  // ncclInProgress
 struct CollectiveRow {
   int64_t gathered;  // operands; 0: a bucket of `elements` is summed
   int64_t elements;
-  int64_t ctas;     // 0: by copies
-  int64_t words[];  // of 4 bytes, of each operand that is gathered, whatever its type
+  int64_t ctas;  // 0: by copies
+  // Behind it: the words of 4 bytes of each operand that is gathered, whatever its type.
 };
 
 class Nccl final : public Library {
@@ -61,10 +61,11 @@ class Nccl final : public Library {
  private:
   // All operands in one kernel.
   void gather(const MbcCall& call, const CollectiveRow& row) const {
+    const int64_t* words = call.integers + sizeof(CollectiveRow) / sizeof(int64_t);
     settle(ranks_->group_start());
     for (int64_t i = 0; i < row.gathered; ++i) {
       const int status = ranks_->all_gather(call.pointers[i], call.pointers[row.gathered + i],
-                                            static_cast<size_t>(row.words[i]), FP32, ranks_->communicator, call.stream);
+                                            static_cast<size_t>(words[i]), FP32, ranks_->communicator, call.stream);
       if (status != SUCCESS && status != IN_PROGRESS) settle(status);
     }
     settle(ranks_->group_end());

@@ -32,6 +32,7 @@ from tests.codegen.fakes import (
     parse_log,
     run_against_fake,
 )
+from tests.gathering import small_gradients_are_gathered
 
 SOURCE = """network net(batch = 12) {
   input image[batch, 3, 8, 8] : float
@@ -135,7 +136,8 @@ WIDE = SOURCE.replace("|> linear(3)", "|> linear(224) |> linear(3)").replace("ba
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_operands_of_a_gradient_are_gathered_in_words(tmp_path: Path, precision: str) -> None:
     options = Options(gpu="h200", gpus=2, settings=(("train.precision", precision),))
-    (plan,) = compile_plans(Source("net.mbc", WIDE), options)
+    with small_gradients_are_gathered():
+        (plan,) = compile_plans(Source("net.mbc", WIDE), options)
     run = run_against_fake(plan, tmp_path)
     (launch,) = (w for w in plan.train.launches if isinstance(w.work, Kernel) and w.work.name == "all_gather")
     for log in (run.eager["train"], run.captured["train"]):

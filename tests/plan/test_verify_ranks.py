@@ -25,6 +25,7 @@ from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
 from mbc.plan.verify_ranks import shared_digest, verify_rank, verify_ranks
 from mbc.source import Source
+from tests.gathering import small_gradients_are_gathered
 from tests.plan.chains import random_plan
 from tests.plan.shared import collectives, cut, part, plans_of, with_ctas
 
@@ -386,9 +387,19 @@ network net(batch = 4) {
 
 @cache
 def gathering() -> Plan:
-    (plan,) = compile_plans(Source("net.mbc", WIDE), Options("h200", (("batch", "8"),), 2))
+    with small_gradients_are_gathered():
+        (plan,) = compile_plans(Source("net.mbc", WIDE), Options("h200", (("batch", "8"),), 2))
     verify_plan(plan)
     return plan
+
+
+def test_rows_are_gathered_by_ranks_of_one_plan() -> None:
+    plan = gathering()
+    for rows, members in (((4, 4), (0,)), ((4, 3), (0,)), ((4, 4, 4), (0, 1))):
+        other = replace(plan, graph=replace(plan.graph, ranks=Ranks(rows, members)))
+        with pytest.raises(MbcError, match=r"is for ranks that run one plan|is of 2 ranks of 3") as caught:
+            verify_rank(other)
+        assert caught.value.code == "MBC135"
 
 
 def test_rows_of_all_ranks_for_one_gradient_only() -> None:

@@ -22,6 +22,7 @@ from mbc.runtime.membership import check_membership, check_size, seed_of
 from mbc.runtime.module import Module
 from mbc.runtime.opening import open_plan
 from mbc.source import Source
+from tests.gathering import small_gradients_are_gathered
 from tests.train.threads import ThreadRank, run_ranks
 
 BATCH, CLASSES = 10, 4  # of three ranks the first has four rows, the others three
@@ -169,7 +170,8 @@ def test_gradients_of_gathered_rows_are_sums_over_ranks(size: int, batch: int, p
     text = WIDE.replace("batch = 10", f"batch = {batch}")
     batches = [rows(step, batch) for step in range(5)]
     (alone,) = trained(1, plans_of_source(text, 1, precision), batches)
-    plans = plans_of_source(text, size, precision)
+    with small_gradients_are_gathered():
+        plans = plans_of_source(text, size, precision)
     kinds = Counter(op.kind for op in plans[0].graph.train)
     assert kinds["gather_rows"] >= 2 and len(plans) == 1
     together = trained(size, plans, batches)
@@ -189,7 +191,8 @@ def overflowing(plans: tuple[Plan, ...], count: int) -> tuple[Trained, Trained]:
 
 
 def test_no_rank_updates_from_gathered_rows_that_overflow():
-    plans = plans_of_source(WIDE.replace("batch = 10", "batch = 4"), 2, "fp16")
+    with small_gradients_are_gathered():
+        plans = plans_of_source(WIDE.replace("batch = 10", "batch = 4"), 2, "fp16")
     assert any(op.kind == "gather_rows" for op in plans[0].graph.train)
     for one in overflowing(plans, 4):
         assert [one.control[name] for name in ("step", "updates", "skipped")] == [3, 2, 1]

@@ -3,9 +3,9 @@
 The gradient of a fully connected layer's weight, dy^T x, has inputs x outputs elements; its operands have rows x
 (inputs + outputs). With few rows the operands of all ranks are much smaller: VGG-16's first fully connected layer, with
 64 rows on each of two ranks, has 392 MiB of gradient and 7 MiB of operands. Every rank then computes the sum over all
-ranks by itself (Xie et al., "Distributed machine learning via sufficient factor broadcasting", 2014; chosen by layer in
-Zhang et al., "Poseidon", 2017). It multiplies as many times more as there are ranks, but with few rows a gradient takes
-as long as its elements take to be written.
+ranks by itself, which is known as sufficient factor broadcasting (Xie et al., "Distributed machine learning via
+sufficient factor broadcasting", 2014; chosen by layer in Zhang et al., "Poseidon", 2017). It multiplies as many times
+more as there are ranks, but with few rows a gradient takes as long as its elements take to be written.
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mbc.ir.graph import Operation, Ranks, Role, Value
-from mbc.ir.types import TensorType
+from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
-from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.collective import AllGather, AllReduce, in_words
 
-# Gathered where no more than this share of the bytes is sent that an all-reduce sends.
+# Gathered where no more than this share of the bytes is sent that an all-reduce sends,
 MOST_SENT = 1 / 4
-# The gradient stands behind so many further matrix products, during which its operands travel.
-BEHIND_PRODUCTS = 2
-WORD_BYTES = 4  # operands are gathered in whole ones
+# of a gradient so large that its all-reduce costs more than one more call of NCCL's,
+LEAST_BYTES = 16 << 20
+# with so few rows of all ranks that its GEMM takes hardly longer than writing it: at 400 rows both take as long on an
+# H100, in 16 bits; in fp32 at 40, by what its cores reach without emulation, or with it.
+MOST_ROWS, MOST_ROWS_FP32 = 512, 64
+# The gradient stands behind so many further GEMMs and convolutions, during which its operands travel.
+GEMMS_TO_OVERLAP = 2
 
 
 def gather_operands(operations: Sequence[Operation], values: dict[str, Value], ranks: Ranks | None) -> list[Operation]:
-    """`operations` with some sums over ranks of weights' gradients as gradients of gathered rows, where all ranks have
-    equally many. The sums keep their names; `values` gets `<operand>.rows`."""
-    if ranks is None or len(set(ranks.rows)) > 1:
+    """`operations` with some sums over ranks of weights' gradients as gradients of gathered rows, where all ranks run
+    one graph: NCCL gathers as much from each, and kernels of another plan would add in another order, so that weights
+    of the ranks would drift apart. The sums keep their names; `values` gets `<operand>.rows`."""
+    if ranks is None or len(ranks.members) < ranks.size:
         return [*operations]
     sums = _sums(operations, values, ranks)
     found: list[Operation] = []
-    waiting: list[tuple[Operation, int]] = []  # gradients, and how many products are still to come before each
+    waiting: list[tuple[Operation, int]] = []  # gradients, and how many GEMMs are still to come before each
     for op in operations:
         if op.name in sums:
             filter_, sum_ = sums[op.name]
@@ -41,12 +46,12 @@ def gather_operands(operations: Sequence[Operation], values: dict[str, Value], r
                 continue
             gather, gradient = _gathered(filter_, sum_, values, ranks)
             found.append(gather)
-            waiting.append((gradient, BEHIND_PRODUCTS))
+            waiting.append((gradient, GEMMS_TO_OVERLAP))
             continue
         due = [gradient for gradient, left in waiting if left == 0 or not set(op.inputs).isdisjoint(gradient.outputs)]
         found += due
-        product = KINDS[op.kind].flops is not None
-        waiting = [(gradient, left - product) for gradient, left in waiting if gradient not in due]
+        gemm = KINDS[op.kind].flops is not None
+        waiting = [(gradient, left - gemm) for gradient, left in waiting if gradient not in due]
         found.append(op)
     return found + [gradient for gradient, _ in waiting]
 
@@ -71,9 +76,11 @@ def _sums(
 
 def _is_less(operands: Sequence[TensorType], gradient: TensorType, ranks: int) -> bool:
     """An all-reduce is a reduce-scatter and an all-gather, so it sends twice what gathering as many bytes does."""
+    rows = ranks * operands[0].shape[0]
+    most_rows = MOST_ROWS if operands[0].dtype.size_bytes < DType.FP32.size_bytes else MOST_ROWS_FP32
     gathered_bytes = ranks * sum(operand.size_bytes for operand in operands)
-    whole_words = all(operand.size_bytes % WORD_BYTES == 0 for operand in operands)
-    return whole_words and gathered_bytes <= MOST_SENT * 2 * gradient.size_bytes
+    is_less = gathered_bytes <= MOST_SENT * 2 * gradient.size_bytes
+    return is_less and gradient.size_bytes >= LEAST_BYTES and rows <= most_rows and in_words(operands)
 
 
 def _gathered(

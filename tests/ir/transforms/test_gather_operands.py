@@ -9,7 +9,8 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, Ranks, TrainingGraph
-from mbc.ir.transforms.gather_operands import BEHIND_PRODUCTS
+from mbc.ir.transforms import gather_operands
+from mbc.ir.transforms.gather_operands import GEMMS_TO_OVERLAP, MOST_ROWS, MOST_ROWS_FP32
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
@@ -29,12 +30,14 @@ SOURCE = """network net(batch = 4, wide = 64, bias = true) {
 
 @cache
 def graph_of(
-    rows: tuple[int, ...] = (4, 4), precision: str = "fp32", wide: int = 64, bias: str = "true"
+    rows: tuple[int, ...] = (4, 4), precision: str = "fp32", wide: int = 64, bias: str = "true", least_bytes: int = 0
 ) -> TrainingGraph:
     settings = (("batch", str(rows[0])), ("wide", str(wide)), ("bias", bias), ("train.precision", precision))
     lowered = lower(parse(Source("net.mbc", SOURCE)), settings, None)
     members = tuple(rank for rank, own in enumerate(rows) if own == rows[0])
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks(rows, members))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather_operands, "LEAST_BYTES", least_bytes)
+        graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks(rows, members))
     verify_training(graph)
     return graph
 
@@ -71,7 +74,7 @@ def test_operands_travel_during_the_next_products() -> None:
     for gather in of_kind(graph, "gather_rows"):
         start, stop = places[gather.name], places[gather.name.removesuffix(".gather_rows")]
         others = [i for i in products if start < i < stop and "linear_backward_filter" not in graph.train[i].kind]
-        assert len(others) == BEHIND_PRODUCTS or stop > max(i for i in products if i != stop)
+        assert len(others) == GEMMS_TO_OVERLAP or stop > max(i for i in products if i != stop)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,12 @@ def test_operands_travel_during_the_next_products() -> None:
         ((13, 13), 64, "bf16", 2),  # half as many bytes in operands, and as many in gradients
         ((17, 17), 64, "bf16", 1),
         ((4, 4, 4), 64, "fp32", 2),
-        ((4, 3), 64, "fp32", 0),  # NCCL gathers as much from each
+        ((4, 3), 64, "fp32", 0),  # two plans
+        ((MOST_ROWS_FP32 // 2,) * 2, 512, "fp32", 2),  # and few rows
+        ((MOST_ROWS_FP32 // 2 + 1,) * 2, 512, "fp32", 0),
+        ((MOST_ROWS_FP32 // 2 + 1,) * 2, 512, "bf16", 2),
+        ((MOST_ROWS // 2,) * 2, 4096, "bf16", 1),
+        ((MOST_ROWS // 2 + 1,) * 2, 4096, "bf16", 0),
     ],
 )
 def test_where_it_sends_a_quarter_at_most(rows: tuple[int, ...], wide: int, precision: str, gathered: int) -> None:
@@ -99,6 +107,22 @@ def test_where_it_sends_a_quarter_at_most(rows: tuple[int, ...], wide: int, prec
 def test_what_is_no_multiple_of_a_word_is_summed() -> None:
     assert len(of_kind(graph_of((3, 3), "bf16", 63), "gather_rows")) == 0  # 3 x 63 elements of 2 bytes
     assert len(of_kind(graph_of((2, 2), "bf16", 63), "gather_rows")) == 2
+
+
+def test_small_gradients_are_summed_with_others() -> None:
+    """By more bytes in a bucket, in the place of a call of their own."""
+    assert len(of_kind(graph_of(least_bytes=64 * 64 * 4), "gather_rows")) == 2
+    assert len(of_kind(graph_of(least_bytes=64 * 64 * 4 + 1), "gather_rows")) == 1
+
+
+def test_other_gpus_with_as_many_rows_sum() -> None:
+    """They run another plan, whose kernels add in another order."""
+    lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather_operands, "LEAST_BYTES", 0)
+        for members, count in (((0, 1), 2), ((0,), 0), ((1,), 0)):
+            graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks((4, 4), members))
+            assert len(of_kind(graph, "gather_rows")) == count
 
 
 def test_one_gpu_gathers_nothing() -> None:
