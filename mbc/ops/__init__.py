@@ -12,6 +12,7 @@
 * `fused`: several operations as one
 * `im2col`: grouped convolutions as GEMMs
 * `initial`: how the language names the start of a weight
+* `kl_divergence`: the divergence of a softmax from probabilities
 * `loss`: losses and their weighted sum
 * `matrix`: linear layers and changes of element type
 * `normalization`: batch normalisation in two phases
@@ -41,6 +42,7 @@ from mbc.ops import (
     convolution,
     cross_entropy,
     elementwise_loss,
+    kl_divergence,
     loss,
     matrix,
     normalization,
@@ -72,6 +74,7 @@ _FAMILIES = (
     soft_cross_entropy,
     weighted_cross_entropy,
     elementwise_loss,
+    kl_divergence,
     top_k,
     collective,
     update,

@@ -15,6 +15,7 @@ from mbc.kernels.nccl import ALL_GATHER, ALL_REDUCE, BY_COPIES, COLLECTIVES, cta
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
+from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
@@ -23,7 +24,9 @@ from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
 
 _ROUNDING = 1e-12
-_LossGradient = CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | MseBackward | ElementwiseBackward
+_LossGradient = (
+    CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | KlBackward | MseBackward | ElementwiseBackward
+)
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 
