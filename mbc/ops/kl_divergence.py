@@ -68,8 +68,8 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 
 
 OPS = (
-    OpKind("kl_divergence", NoAttributes, _shape, _evaluate, _gradient, reduces=True, loss=True),
-    OpKind("kl_divergence_backward", KlBackward, _backward_shape, _backward),
+    OpKind("kl_divergence", NoAttributes, _shape, _evaluate, _gradient, reduces=True, loss=True, probabilities=(1,)),
+    OpKind("kl_divergence_backward", KlBackward, _backward_shape, _backward, probabilities=(1,)),
 )
 
 

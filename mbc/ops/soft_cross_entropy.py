@@ -108,8 +108,9 @@ OPS = (
         reduces=True,
         loss=True,
         classifies=True,
+        probabilities=(1,),
     ),
-    OpKind("soft_target_cross_entropy_backward", SoftTargetBackward, _backward_shape, _backward),
+    OpKind("soft_target_cross_entropy_backward", SoftTargetBackward, _backward_shape, _backward, probabilities=(1,)),
 )
 
 LAYERS: tuple[Layer, ...] = ()  # `softmax_cross_entropy` with such a target

@@ -372,7 +372,7 @@ def probabilities(rng: np.random.Generator, shape: Shape) -> Array:
 
 def _target_losses(cases: Cases) -> None:
     scale = control(loss_scale=65536.0)
-    for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 40, 30)):
+    for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 20, 14)):
         logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
         target = w(rows, classes, *rest, make=probabilities)
         cases.add("kl_divergence", NONE, logits, target)
