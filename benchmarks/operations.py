@@ -125,6 +125,7 @@ CASES = (
     Case(
         "soft_target", "y = x |> relu", losses=("(logits, 0 * logits + 0.2) |> softmax_cross_entropy(smoothing=0.1)",)
     ),
+    Case("kl_divergence", "y = x |> relu", losses=("(logits, 0 * logits + 0.2) |> kl_divergence",)),
     Case(
         "class_weights",
         "y = x |> relu",

@@ -88,6 +88,12 @@ def _soft_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return -(shares * jax.nn.log_softmax(_wide(logits), 1)).sum(1).mean()
 
 
+def _kl_divergence(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    shares = _wide(target)
+    terms = jax.scipy.special.xlogy(shares, shares) - shares * jax.nn.log_softmax(_wide(logits), 1)
+    return terms.sum(1).mean()
+
+
 def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     classes = logits.shape[1]
     logs = jnp.moveaxis(jax.nn.log_softmax(_wide(logits), 1), 1, -1)
@@ -193,6 +199,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": _mse,
+    "kl_divergence": _kl_divergence,
     "l1": lambda a, x, y: jnp.mean(jnp.abs(_wide(x) - _wide(y))),
     "smooth_l1": _smooth_l1,
     "binary_cross_entropy": _binary_cross_entropy,

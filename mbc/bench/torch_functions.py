@@ -94,6 +94,11 @@ def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(wide, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
 
 
+def _kl_divergence(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    divergence = F.kl_div(F.log_softmax(_wide(logits), 1), _wide(target), reduction="sum")
+    return divergence / (logits.numel() // logits.shape[1])
+
+
 def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
     # A scalar weight, which a captured step must not copy from the host.
     weight = torch.full((), a.pos_weight, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
@@ -152,6 +157,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
+    "kl_divergence": _kl_divergence,
     "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),
     "binary_cross_entropy": _binary_cross_entropy,

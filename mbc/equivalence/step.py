@@ -103,13 +103,19 @@ def _perturb(net: Module, noise: float, seed: int) -> None:
 
 
 def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array]:
-    """Inputs of a step by name: standard normal, and class numbers that all outputs know."""
+    """Inputs of a step by name: standard normal, from 0 to 1 where a loss takes probabilities, and class numbers that
+    all outputs know."""
     random = np.random.default_rng((seed, draw))
     made: dict[str, Array] = {}
+    copied = {op.outputs[0]: op.inputs[0] for op in graph.train if op.kind == "cast"}
+    targets = [op.inputs[i] for op in graph.train for i in KINDS[op.kind].probabilities]
+    probable = {copied.get(value, value) for value in targets}
     for name in graph.inputs:
         tensor = graph.values[name].type
         if tensor.dtype is DType.INT32:
             made[name] = random.integers(0, _classes(graph, name), tensor.shape, np.int32)
+        elif name in probable:
+            made[name] = random.random(tensor.shape, np.float32)
         else:
             made[name] = random.standard_normal(tensor.shape).astype(np.float32)
     return made

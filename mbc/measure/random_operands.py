@@ -1,7 +1,7 @@
 """Random operands for any kind of operation: values that it may meet, so that a kernel does its usual work.
 
-Class numbers lie in range, positions within their window, the control block says that the step counts, and vectors
-and states are positive, which makes them valid as a mean, a scale and a variance alike.
+Class numbers lie in range, positions within their window, the control block says that the step counts, and vectors,
+probabilities and states are positive, which makes them valid as a mean, a scale and a variance alike.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.fused import leading_products
 from mbc.ops.pooling import MaxPool
+from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import loaded, stored_bytes
 
@@ -41,7 +42,9 @@ def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
         return rng.integers(0, _classes(request), count, dtype=np.int32)
     if tensor.dtype is DType.UINT8:
         return rng.integers(0, _positions(request), count).astype(np.uint8)
-    drawn = _drawn(len(tensor.shape) == 1 or _updates(request), count, seed, index)
+    kind = asked_kind(request)
+    probable = kind is not None and index in kind.probabilities
+    drawn = _drawn(len(tensor.shape) == 1 or probable or _updates(request), count, seed, index)
     data = stored_bytes(drawn, tensor.dtype, Layout.CHANNELS_FIRST)
     return loaded(data, drawn.shape, tensor.dtype, Layout.CHANNELS_FIRST)
 
@@ -103,6 +106,8 @@ def _updates(request: Request) -> bool:
 
 def _classes(request: Request) -> int:
     """Of a loss: the second axis of its logits."""
+    if isinstance(request.attributes, ClassWeights):
+        return request.attributes.classes
     logits = request.inputs[0]
     return logits.shape[1] if len(logits.shape) > 1 else 2
 

@@ -15,6 +15,7 @@
 * `group_norm`: group and layer normalisation
 * `im2col`: grouped convolutions as GEMMs
 * `initial`: how the language names the start of a weight
+* `kl_divergence`: the divergence of a softmax from probabilities
 * `loss`: losses and their weighted sum
 * `matrix`: linear layers and changes of element type
 * `normalization`: batch normalisation in two phases
@@ -48,6 +49,7 @@ from mbc.ops import (
     cross_entropy,
     elementwise_loss,
     group_norm,
+    kl_divergence,
     loss,
     matrix,
     normalization,
@@ -84,6 +86,7 @@ _FAMILIES = (
     soft_cross_entropy,
     weighted_cross_entropy,
     elementwise_loss,
+    kl_divergence,
     top_k,
     collective,
     update,

@@ -148,6 +148,7 @@ class OpKind:
                (None: what bounds the operation is memory)
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
     signs      inputs of which only the sign is read: a bit an element would do
+    probabilities  inputs that hold probabilities, where random numbers of either sign would mean nothing
     """
 
     name: str
@@ -167,6 +168,7 @@ class OpKind:
     flops: Callable[[Any, tuple[TensorType, ...], tuple[TensorType, ...]], int] | None = None
     reads: Callable[[Any, tuple[TensorType, ...]], tuple[float, ...]] | None = None
     signs: tuple[int, ...] = ()
+    probabilities: tuple[int, ...] = ()
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 

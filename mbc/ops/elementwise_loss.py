@@ -74,13 +74,14 @@ Backward = L1Backward | SmoothL1Backward | BinaryCrossEntropyBackward
 @dataclass(frozen=True)
 class _Rule:
     """One loss: `value` of an element and its derivatives by prediction and by target, in float64; `backward` makes the
-    attributes of the gradient from those of the loss, weight and side."""
+    attributes of the gradient from those of the loss, weight and side; `probabilities` as in `OpKind`."""
 
     attributes: type[Attributes]
     backward_attributes: type[Attributes]
     value: Callable[[Any, Array, Array], Array]
     derivatives: tuple[Callable[[Any, Array, Array], Array], Callable[[Any, Array, Array], Array]]
     backward: Callable[[Any, float, int], Attributes]
+    probabilities: tuple[int, ...] = ()
 
 
 def _smooth_l1(a: SmoothL1, x: Array, y: Array) -> Array:
@@ -135,6 +136,7 @@ _RULES: dict[str, _Rule] = {
         _binary,
         (_binary_by_logit, _binary_by_target),
         lambda a, weight, side: BinaryCrossEntropyBackward(a.pos_weight, weight, side),
+        probabilities=(1,),
     ),
 }
 
@@ -173,8 +175,23 @@ def _kinds(name: str, rule: _Rule) -> tuple[OpKind, OpKind]:
         )
 
     return (
-        OpKind(name, rule.attributes, shape, evaluate, gradient, reduces=True, loss=True),
-        OpKind(backward_name, rule.backward_attributes, backward_shape, evaluate_backward),
+        OpKind(
+            name,
+            rule.attributes,
+            shape,
+            evaluate,
+            gradient,
+            reduces=True,
+            loss=True,
+            probabilities=rule.probabilities,
+        ),
+        OpKind(
+            backward_name,
+            rule.backward_attributes,
+            backward_shape,
+            evaluate_backward,
+            probabilities=rule.probabilities,
+        ),
     )
 
 

@@ -26,7 +26,7 @@ class SoftTargetBackward(Attributes):
     side: int
 
 
-def _check(logits: TensorType, target: TensorType) -> None:
+def check_probabilities(logits: TensorType, target: TensorType) -> None:
     if len(logits.shape) < 2 or target != logits or target.dtype is DType.INT32:
         raise ShapeError(
             f"probabilities of all classes have the shape of the logits {logits}, but the target is {target}"
@@ -35,14 +35,14 @@ def _check(logits: TensorType, target: TensorType) -> None:
 
 def _shape(_: CrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     logits, target = inputs
-    _check(logits, target)
+    check_probabilities(logits, target)
     scalar = TensorType((1,), master(logits.dtype))
     return scalar, scalar
 
 
 def _backward_shape(_: SoftTargetBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     logits, target, control = inputs
-    _check(logits, target)
+    check_probabilities(logits, target)
     control_shape(control)
     return (logits,)
 
@@ -108,8 +108,9 @@ OPS = (
         reduces=True,
         loss=True,
         classifies=True,
+        probabilities=(1,),
     ),
-    OpKind("soft_target_cross_entropy_backward", SoftTargetBackward, _backward_shape, _backward),
+    OpKind("soft_target_cross_entropy_backward", SoftTargetBackward, _backward_shape, _backward, probabilities=(1,)),
 )
 
 LAYERS: tuple[Layer, ...] = ()  # `softmax_cross_entropy` with such a target

@@ -24,6 +24,7 @@ from mbc.kernels.nccl import (
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
+from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
@@ -34,7 +35,9 @@ from mbc.plan.model import Plan, Stream
 _ROUNDING = 1e-12
 # The one kind that may read the rows of all ranks: it adds over rows alone, and so over ranks.
 OF_ROWS = "linear_backward_filter"
-_LossGradient = CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | MseBackward | ElementwiseBackward
+_LossGradient = (
+    CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | KlBackward | MseBackward | ElementwiseBackward
+)
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 

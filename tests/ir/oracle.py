@@ -106,6 +106,11 @@ def weighted_cross_entropy(a: Any, logits: Any, target: Any) -> Any:
     return loss.reshape(1), correct.reshape(1).to(logits.dtype)
 
 
+def kl_divergence(a: Any, logits: Any, target: Any) -> Any:
+    total = F.kl_div(F.log_softmax(logits, 1), target, reduction="sum")
+    return (total / (logits.numel() // logits.shape[1])).reshape(1)
+
+
 def top_k(a: Any, logits: Any, target: Any) -> Any:
     found = logits.topk(a.k, 1).indices == target.unsqueeze(1)
     return found.any(1).to(logits.dtype).mean().reshape(1)
@@ -161,6 +166,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "weighted_cross_entropy": weighted_cross_entropy,
     "top_k": top_k,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
+    "kl_divergence": kl_divergence,
     "l1": lambda a, x, y: F.l1_loss(x, y).reshape(1),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(x, y, beta=a.beta).reshape(1),
     "binary_cross_entropy": lambda a, x, y: F.binary_cross_entropy_with_logits(

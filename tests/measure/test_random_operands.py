@@ -16,6 +16,7 @@ from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.normalization import BatchNormalize
 from mbc.ops.update import Sgd
+from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.optimize.fusion.catalogue import PAIR_REDUCTIONS
 from tests.kernels.cuda.cases import CASES, Case
 from tests.kernels.cuda.groups import MORE_CHANNELS, point_operand, points
@@ -96,3 +97,12 @@ def test_a_request_that_cannot_be_made_small_says_so() -> None:
     x = fp32(4, 8, 3, 3)
     with pytest.raises(MbcError, match="error MBC087: no small batch_normalize can be made to compare with"):
         few(Request("batch_normalize", BatchNormalize(1e-5), (x, fp32(7)), (x,), Precision.FP32))
+
+
+def test_probabilities_are_positive_and_class_numbers_are_of_the_weights() -> None:
+    logits = fp32(64, 5)
+    asked = Request("kl_divergence", NoAttributes(), (logits, logits), (fp32(1),), Precision.FP32)
+    assert (values(asked, 0, 99) < 0).any() and (values(asked, 1, 99) > 0).all()
+    weights, target = ClassWeights(5, (), (), "fp32"), TensorType((9, 40), DType.INT32)
+    asked = Request("class_weight_sum", weights, (target,), (fp32(2),), Precision.FP32)
+    assert set(values(asked, 0, 360)) == set(range(5))

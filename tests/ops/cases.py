@@ -209,6 +209,14 @@ def soft_target_cross_entropy(draw: Draw) -> Network:
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
 
 
+def kl_divergence(draw: Draw) -> Network:
+    """The probabilities are positive, and their gradient is wanted, too."""
+    w = Writer(draw(st.integers(1, 4)))
+    shape = (w.batch, 3, *draw(st.lists(st.integers(1, 3), max_size=2)))
+    x, t = w.parameter("x", *shape), w("sigmoid", w.parameter("t", *shape))
+    return w.finish((x,), ((w("kl_divergence", x, t), draw(st.sampled_from((1.0, 0.3)))),))
+
+
 def weighted_cross_entropy(draw: Draw) -> Network:
     w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
     places = draw(st.lists(st.integers(1, 3), max_size=2))
@@ -269,7 +277,7 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
         resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
-        softmax_cross_entropy, soft_target_cross_entropy, weighted_cross_entropy, mse, l1, smooth_l1,
+        softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, two_losses, top_k,
     )
 }  # fmt: skip

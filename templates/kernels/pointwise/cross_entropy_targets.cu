@@ -1,5 +1,6 @@
 // Softmax cross entropy with targets that are distributions over the classes, and its gradients: probabilities that are
-// given ([rows, classes, inner] like the logits), or a class whose weight counts, where positions may be ignored.
+// given ([rows, classes, inner] like the logits), or a class whose weight counts, where positions may be ignored. Less
+// the entropy of the probabilities it is their Kullback-Leibler divergence.
 //
 // Bytes      loss: logits and target in. Gradient: the same in, the gradient out. Logits are read for the maximum, the
 //            sum and the result, from the second time on from the cache.
@@ -81,17 +82,24 @@ template <typename T>
 struct Probabilities {
   const T* target;
   float keep, even;
+  bool divergence;
 
   struct At {
     const T* row;
     int64_t stride;
     float keep, even;
+    bool divergence;
     __device__ float operator()(int64_t c) const { return keep * to_float(row[c * stride]) + even; }
+    // What an entropy has instead of the logarithm of a probability, and its derivative by the share.
+    __device__ float less(float share) const { return divergence ? logf(share) : 0.0f; }
+    __device__ float slope(int64_t c) const {
+      return divergence ? logf(to_float(row[c * stride])) + 1.0f : 0.0f;
+    }
     __device__ Position state() const { return Position::COUNTS; }
   };
   __device__ const float* class_weights() const { return nullptr; }
   __device__ At at(int64_t, int64_t start, int64_t stride, const float*) const {
-    return {target + start, stride, keep, even};
+    return {target + start, stride, keep, even, divergence};
   }
 
   // The class of the largest share, the first of equals.
@@ -129,6 +137,8 @@ struct WeightedClasses {
     __device__ float operator()(int64_t c) const {
       return (c == own ? share : 0.0f) + (weights == nullptr ? even : even * weights[c]);
     }
+    __device__ float less(float) const { return 0.0f; }
+    __device__ float slope(int64_t) const { return 0.0f; }
     __device__ Position state() const { return position; }
   };
   __device__ const float* class_weights() const { return shared_weights(weights); }
@@ -166,7 +176,7 @@ __global__ void target_cross_entropy(const T* logits, const Targets targets, Sco
     float value = 0.0f;
     for (int64_t c = lane; c < classes; c += LANES) {
       const float share = at(c);
-      if (share != 0.0f) value += share * (logarithm - (to_float(logits[start + c * stride]) - s.greatest));
+      if (share != 0.0f) value += share * (at.less(share) + logarithm - (to_float(logits[start + c * stride]) - s.greatest));
     }
     value = sum_lanes<LANES>(value);
     const int64_t best = Targets::template best<LANES>(at, classes, lane);
@@ -199,7 +209,7 @@ __global__ void add_target_scores(const Score* partial, int64_t parts, float* lo
   score = sum_block(score);
   if (threadIdx.x != 0) return;
   loss[0] = static_cast<float>(score.loss / mean.divisor());
-  correct[0] = static_cast<float>(mean.correct(score.correct));
+  if (correct != nullptr) correct[0] = static_cast<float>(mean.correct(score.correct));
 }
 
 // OF_TARGET: the gradient of probabilities that are the target, else of the logits.
@@ -231,7 +241,7 @@ __global__ void target_cross_entropy_backward(const T* logits, const Targets tar
       // The largest class' probability is 1 - others / total: it keeps its digits where a network is nearly certain.
       const float of_logit = c == s.best ? (shares - at(c)) - shares * (s.others / total)
                                          : shares * (expf(v) / total) - at(c);
-      gradient[start + c * stride] = from_float<T>((OF_TARGET ? keep * (logarithm - v) : of_logit) * factor);
+      gradient[start + c * stride] = from_float<T>((OF_TARGET ? keep * (logarithm - v) + at.slope(c) : of_logit) * factor);
     }
   }
 }
@@ -285,35 +295,55 @@ WeightedClasses weighted_classes(const MbcCall& call, const Arguments& a, const 
 
 }  // namespace mbc
 
-extern "C" const char* mbc_soft_target_cross_entropy(const MbcCall& call) {
-  using namespace mbc;
+namespace mbc {
+
+// `correct` may be nullptr.
+inline const char* run_probabilities(const MbcCall& call, float smoothing, bool divergence, float* loss, float* correct,
+                                     Score* partial) {
   const auto& a = arguments<SoftTargetArguments>(call);
-  float *loss = out<float>(call, 2), *correct = out<float>(call, 3);
-  Score* partial = out<Score>(call, 4);
-  const float smoothing = static_cast<float>(call.reals[0]), even = smoothing / static_cast<float>(a.classes);
+  const float even = smoothing / static_cast<float>(a.classes);
   const Mean mean{nullptr, 1.0, static_cast<double>(a.rows * a.inner)};
   MBC_FOR_TYPE(a.type, T, {
-    run_targets<T>(call, a, Probabilities<T>{in<T>(call, 1), 1.0f - smoothing, even}, partial);
+    run_targets<T>(call, a, Probabilities<T>{in<T>(call, 1), 1.0f - smoothing, even, divergence}, partial);
   });
   MBC_LAUNCH(add_target_scores, 1, THREADS, call.stream, partial, a.parts, loss, correct, mean);
   return launched();
 }
 
-extern "C" const char* mbc_soft_target_cross_entropy_backward(const MbcCall& call) {
-  using namespace mbc;
+inline const char* run_probabilities_backward(const MbcCall& call, float smoothing, double weight, bool divergence) {
   const auto& a = arguments<SoftTargetBackwardArguments>(call);
   const auto* control = in<MbcControl>(call, 2);
-  const float smoothing = static_cast<float>(call.reals[0]), even = smoothing / static_cast<float>(a.classes);
-  const float keep = 1.0f - smoothing;
+  const float keep = 1.0f - smoothing, even = smoothing / static_cast<float>(a.classes);
   const Mean mean{nullptr, 1.0, static_cast<double>(a.rows * a.inner)};
   MBC_FOR_TYPE(a.type, T, {
-    const Probabilities<T> targets{in<T>(call, 1), keep, even};
+    const Probabilities<T> targets{in<T>(call, 1), keep, even, divergence};
     if (a.side == 0)
-      run_targets_backward<T, false>(call, a, targets, control, out<T>(call, 3), call.reals[1], keep, mean);
+      run_targets_backward<T, false>(call, a, targets, control, out<T>(call, 3), weight, keep, mean);
     else
-      run_targets_backward<T, true>(call, a, targets, control, out<T>(call, 3), call.reals[1], keep, mean);
+      run_targets_backward<T, true>(call, a, targets, control, out<T>(call, 3), weight, keep, mean);
   });
   return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_soft_target_cross_entropy(const MbcCall& call) {
+  using namespace mbc;
+  return run_probabilities(call, static_cast<float>(call.reals[0]), false, out<float>(call, 2), out<float>(call, 3),
+                           out<Score>(call, 4));
+}
+
+extern "C" const char* mbc_soft_target_cross_entropy_backward(const MbcCall& call) {
+  return mbc::run_probabilities_backward(call, static_cast<float>(call.reals[0]), call.reals[1], false);
+}
+
+extern "C" const char* mbc_kl_divergence(const MbcCall& call) {
+  using namespace mbc;
+  return run_probabilities(call, 0.0f, true, out<float>(call, 2), nullptr, out<Score>(call, 3));
+}
+
+extern "C" const char* mbc_kl_divergence_backward(const MbcCall& call) {
+  return mbc::run_probabilities_backward(call, 0.0f, call.reals[0], true);
 }
 
 extern "C" const char* mbc_class_weight_sum(const MbcCall& call) {

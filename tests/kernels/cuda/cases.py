@@ -30,6 +30,7 @@ from mbc.ops.elementwise_loss import (
 )
 from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
+from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
@@ -434,9 +435,13 @@ def probabilities(rng: np.random.Generator, shape: Shape) -> Array:
 
 def _target_losses(cases: Cases) -> None:
     scale = control(loss_scale=65536.0)
-    for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 40, 30)):
+    for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 20, 14)):
         logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
         target = w(rows, classes, *rest, make=probabilities)
+        cases.add("kl_divergence", NONE, logits, target)
+        for side in (0, 1):
+            backward = KlBackward(0.7, side)
+            cases.add("kl_divergence_backward", backward, logits, target, scale, note=f"side{side}")
         for smoothing in (0.0, 0.1):
             note = f"smooth{smoothing}"
             cases.add("soft_target_cross_entropy", CrossEntropy(smoothing), logits, target, note=note)

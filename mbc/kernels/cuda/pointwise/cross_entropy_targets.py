@@ -1,4 +1,4 @@
-"""Softmax cross entropies whose targets are probabilities, or class numbers with weights, and their gradients."""
+"""Softmax cross entropies whose targets are probabilities or weighted class numbers, the divergence, and gradients."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, image_of
 from mbc.kernels.cuda.pointwise.loss import SCORE_BYTES, elementwise_parts, entropy_parts
+from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.weighted_cross_entropy import ClassWeights, Weighted, WeightedMean, WeightedMeanBackward
@@ -74,7 +75,7 @@ def _soft_reals(at: Slice) -> tuple[float, ...]:
 
 def _soft_backward(at: Slice) -> SoftTargetBackwardArguments:
     a = at.request.attributes
-    assert isinstance(a, SoftTargetBackward)
+    assert isinstance(a, SoftTargetBackward | KlBackward)
     return SoftTargetBackwardArguments(*image_of(at), a.side)
 
 
@@ -82,6 +83,12 @@ def _soft_backward_reals(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
     assert isinstance(a, SoftTargetBackward)
     return a.smoothing, a.weight
+
+
+def _divergence_backward_reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, KlBackward)
+    return (a.weight,)
 
 
 def _which(a: Weighted) -> tuple[int, int, int]:
@@ -134,6 +141,14 @@ KERNELS = (
         SoftTargetBackwardArguments,
         _soft_backward,
         _soft_backward_reals,
+    ),
+    OwnKernel("kl_divergence", FILE, SoftTargetArguments, _soft, workspace=_parts_bytes, launches=2),
+    OwnKernel(
+        "kl_divergence_backward",
+        FILE,
+        SoftTargetBackwardArguments,
+        _soft_backward,
+        _divergence_backward_reals,
     ),
     OwnKernel(
         "class_weight_sum",

@@ -1,0 +1,90 @@
+"""The Kullback-Leibler divergence of the softmax of logits from given probabilities: what distillation minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, master
+from mbc.ops.control import control_record, control_shape
+from mbc.ops.loss import positions
+from mbc.ops.soft_cross_entropy import check_probabilities, log_softmax
+
+
+@dataclass(frozen=True, slots=True)
+class KlBackward(Attributes):
+    """`weight` of this loss in the total. `side` 0: the gradient of the logits, 1: of the probabilities."""
+
+    weight: float
+    side: int
+
+
+def _shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    check_probabilities(*inputs)
+    return (TensorType((1,), master(inputs[0].dtype)),)
+
+
+def _backward_shape(a: KlBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    check_probabilities(*inputs[:2])
+    control_shape(inputs[2])
+    return (inputs[a.side],)
+
+
+def _log(target: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):  # of no probability it is minus infinity
+        return np.log(target.astype(np.float64))
+
+
+def _evaluate(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target = inputs
+    with np.errstate(invalid="ignore"):
+        terms = np.where(target == 0, 0, target * (_log(target) - log_softmax(logits)))
+    return (np.array([terms.sum() / positions(logits, call)], logits.dtype),)
+
+
+def _backward(a: KlBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target, control = inputs
+    log_p = log_softmax(logits)
+    if a.side:
+        gradient = _log(target) + 1 - log_p
+    else:
+        shares = target.astype(np.float64)
+        gradient = np.exp(log_p) * shares.sum(axis=1, keepdims=True) - shares
+    factor = a.weight * float(control_record(control)["loss_scale"]) / positions(logits, call)
+    return ((gradient * factor).astype(logits.dtype),)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    weight, inputs = g.weight(op.outputs[0]), (*op.inputs, g.control)
+    return tuple(
+        g.emit("kl_divergence_backward", KlBackward(weight, side), inputs, x)[0] if g.needs(x) else None
+        for side, x in enumerate(op.inputs)
+    )
+
+
+OPS = (
+    OpKind("kl_divergence", NoAttributes, _shape, _evaluate, _gradient, reduces=True, loss=True, probabilities=(1,)),
+    OpKind("kl_divergence_backward", KlBackward, _backward_shape, _backward, probabilities=(1,)),
+)
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("kl_divergence", NoAttributes(), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "kl_divergence",
+        (),
+        _build,
+        (2, 2),
+        "(logits, probabilities) |> kl_divergence: of the logits' softmax from the probabilities, mean over rows and "
+        "positions.",
+        loss=True,
+    ),
+)
