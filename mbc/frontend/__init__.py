@@ -14,6 +14,7 @@
 * `names`: scopes, in which paths of layers are claimed
 * `frame`: which names are bound where
 * `building`: a network in the making, and limits of sizes
+* `scalars`: what losses and metrics are made of
 * `settings`: settings in parentheses -> values by name
 * `sections`: `train { ... }` and `memory { ... }`
 * `groups`: entries that name parameters by patterns

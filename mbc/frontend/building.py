@@ -23,6 +23,7 @@ class Building:
     def __init__(self) -> None:
         self._graph = GraphBuilder()
         self._states: dict[str, State] = {}
+        self._kinds: dict[str, str] = {}
 
     @property
     def values(self) -> dict[str, Value]:
@@ -39,6 +40,10 @@ class Building:
 
     def type(self, value: str) -> TensorType:
         return self._graph.type(value)
+
+    def kind_of(self, value: str) -> str:
+        """The kind of the operation that makes a value."""
+        return self._kinds[value]
 
     def input(self, path: str, shape: tuple[int, ...], dtype: DType, span: Span) -> Tensor:
         """Declare an input; its first dimension counts samples."""
@@ -80,6 +85,7 @@ class Building:
             message = f"the network has more than {MOST_OPERATIONS} operations"
             raise MbcError("MBC017", message, "make its loops shorter", span)
         outputs = self._graph.emit(kind, attributes, inputs, name, span=span)
+        self._kinds.update(dict.fromkeys(outputs, kind))
         for output in outputs:
             _check_size(f"the result of `{name}`", self._graph.type(output), span)
         return outputs

@@ -14,10 +14,10 @@ from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
+from mbc.frontend.scalars import check_metric_name, losses_of, metric_of
 from mbc.frontend.values import Losses, Tensor, Worth, Written, describe
-from mbc.ir.metrics import is_reserved
 from mbc.ir.types import DType
-from mbc.ops import KINDS, LAYERS
+from mbc.ops import LAYERS
 from mbc.source import Span
 
 DEEPEST_BLOCKS = 24
@@ -100,34 +100,12 @@ class Expansion:
                 self._output(self.evaluator.worth(expression, frame), expression.span)
             return
         if isinstance(statement, ast.Metric):
-            self._metric(statement, frame)
+            check_metric_name(statement.name, self.metrics)
+            worth = self.evaluator.worth(statement.value, frame)
+            self.metrics[statement.name.text] = metric_of(worth, statement.value.span)
             return
         worth = self.evaluator.loss(statement.value, frame)
-        if not isinstance(worth, Losses):
-            losses = ", ".join(name for name, layer in LAYERS.items() if layer.loss)
-            message = f"a loss is needed here, but this is {describe(worth)}"
-            remedy = f"pipe a prediction and a target into one of: {losses}"
-            raise MbcError("MBC033", message, remedy, statement.value.span)
-        kinds = {output: op.kind for op in self.building.operations for output in op.outputs}
-        for kind in (kinds[value] for value, _ in worth.terms):
-            if not KINDS[kind].loss:
-                message = f"`{kind}` is a metric, which has no gradient, and nothing can be trained by it"
-                raise MbcError("MBC046", message, "report it: metric NAME = …", statement.value.span)
-        self.losses.append(worth)
-
-    def _metric(self, statement: ast.Metric, frame: Frame) -> None:
-        name = statement.name
-        if name.text in self.metrics:
-            raise MbcError("MBC012", f"there are two metrics `{name.text}`", "rename one of them", name.span)
-        if is_reserved(name.text):
-            message = f"`{name.text}` is reported by every training already, or begins as its figures do"
-            raise MbcError("MBC047", message, "choose another name for the metric", name.span)
-        worth = self.evaluator.worth(statement.value, frame)
-        if not isinstance(worth, Losses):
-            scalars = ", ".join(layer.name for layer in LAYERS.values() if layer.scalar)
-            message = f"a metric is one number, but this is {describe(worth)}"
-            raise MbcError("MBC045", message, f"pipe tensors into one of: {scalars}", statement.value.span)
-        self.metrics[name.text] = worth
+        self.losses.append(losses_of(worth, self.building, statement.value.span))
 
     def _input(self, statement: ast.Input, frame: Frame) -> None:
         name, kind = statement.name, statement.kind

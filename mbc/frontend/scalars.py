@@ -1,0 +1,44 @@
+"""What `loss` and `metric` are given: numbers that a training minimises, or reports by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mbc.errors import MbcError
+from mbc.frontend import ast
+from mbc.frontend.building import Building
+from mbc.frontend.values import Losses, Worth, describe
+from mbc.ir.metrics import is_reserved
+from mbc.ops import KINDS, LAYERS
+from mbc.source import Span
+
+
+def losses_of(worth: Worth, building: Building, span: Span) -> Losses:
+    """MBC033 for what is no loss, MBC046 for a metric, which nothing can be trained by."""
+    if not isinstance(worth, Losses):
+        losses = ", ".join(name for name, layer in LAYERS.items() if layer.loss)
+        message = f"a loss is needed here, but this is {describe(worth)}"
+        raise MbcError("MBC033", message, f"pipe a prediction and a target into one of: {losses}", span)
+    for kind in (building.kind_of(value) for value, _ in worth.terms):
+        if not KINDS[kind].loss:
+            message = f"`{kind}` is a metric, which has no gradient, and nothing can be trained by it"
+            raise MbcError("MBC046", message, "report it: metric NAME = …", span)
+    return worth
+
+
+def check_metric_name(name: ast.Word, taken: Collection[str]) -> None:
+    """MBC012 for one of `taken`, MBC047 for one that every training reports."""
+    if name.text in taken:
+        raise MbcError("MBC012", f"there are two metrics `{name.text}`", "rename one of them", name.span)
+    if is_reserved(name.text):
+        message = f"`{name.text}` is reported by every training already, or begins as its figures do"
+        raise MbcError("MBC047", message, "choose another name for the metric", name.span)
+
+
+def metric_of(worth: Worth, span: Span) -> Losses:
+    """MBC045 for what is no number."""
+    if not isinstance(worth, Losses):
+        scalars = ", ".join(layer.name for layer in LAYERS.values() if layer.scalar)
+        message = f"a metric is one number, but this is {describe(worth)}"
+        raise MbcError("MBC045", message, f"pipe tensors into one of: {scalars}", span)
+    return worth
