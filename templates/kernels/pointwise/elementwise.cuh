@@ -79,6 +79,4 @@ const char* run_two(const MbcCall& call, F f) {
 
 __device__ inline float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-inline float real(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
-
 }  // namespace mbc

@@ -142,8 +142,6 @@ const char* run_loss_backward(const MbcCall& call, F f) {
   return of_target ? run_derivative(call, ByTarget<F>{f}) : run_derivative(call, ByPrediction<F>{f});
 }
 
-inline float real(const MbcCall& call, int i) { return static_cast<float>(call.reals[i]); }
-
 }  // namespace mbc
 
 extern "C" {

@@ -78,6 +78,8 @@ inline const char* launched() {
 template <typename Struct>
 inline const Struct& arguments(const MbcCall& call) { return *reinterpret_cast<const Struct*>(call.integers); }
 
+inline float real(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
+
 template <typename T>
 inline const T* in(const MbcCall& call, int index) { return static_cast<const T*>(call.pointers[index]); }
 
