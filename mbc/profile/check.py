@@ -40,7 +40,8 @@ _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
             "signature",
             {
                 **{c: _text(c) for c in ("signature", "left_out", "date")},
-                **{c: _whole(c) for c in ("id", "row_count", "workspace_limit_bytes", "micro_batches_only")},
+                **{c: _whole(c) for c in ("id", "row_count", "micro_batches_only")},
+                "workspace_limit_bytes": _whole("workspace_limit_bytes", -1),  # of what a failing GPU left unmeasured
             },
         ),
         "candidate": (
