@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import sys
 from pathlib import Path
 
 from mbc.units import show_size
@@ -26,7 +27,7 @@ def read_text(path: Path, most_bytes: int) -> str:
     return io.TextIOWrapper(io.BytesIO(read_file(path, most_bytes)), encoding="utf-8").read()
 
 
-def check_file(status: os.stat_result, most_bytes: int) -> None:
+def check_file(status: os.stat_result, most_bytes: int = sys.maxsize) -> None:
     """OSError where a file of this status is no regular one or is longer."""
     if stat.S_ISDIR(status.st_mode):
         raise OSError("it is a folder")

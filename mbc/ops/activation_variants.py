@@ -31,12 +31,13 @@ def _elu(a: Elu, x: Array) -> Array:
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0)) * x.dtype.type(a.alpha))
 
 
-def _softplus(x: Array) -> Array:
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), which does not overflow."""
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
 def _mish_slope(x: Array) -> Array:
-    t = np.tanh(_softplus(x))
+    t = np.tanh(softplus(x))
     return t + x * sigmoid(x) * (1 - t * t)
 
 
@@ -74,14 +75,14 @@ OPS = (
     *activation(
         "mish",
         NoAttributes,
-        lambda a, x: x * np.tanh(_softplus(x)),
+        lambda a, x: x * np.tanh(softplus(x)),
         lambda a, x, dy: dy * _mish_slope(x),
         of_output=False,
     ),
     *activation(
         "softplus",
         NoAttributes,
-        lambda a, x: _softplus(x),
+        lambda a, x: softplus(x),
         lambda a, y, dy: dy * -np.expm1(-y),
         of_output=True,
     ),

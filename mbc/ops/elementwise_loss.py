@@ -13,6 +13,8 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
+from mbc.ops.activation import sigmoid
+from mbc.ops.activation_variants import softplus
 from mbc.ops.base import (
     Array,
     Call,
@@ -93,26 +95,17 @@ def _slope(a: SmoothL1Backward, x: Array, y: Array) -> Array:
     return np.clip((x - y) / a.beta, -1, 1)
 
 
-def _softplus(x: Array) -> Array:
-    """log(1 + exp(x))"""
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.exp(-_softplus(-x))
-
-
 # Sums of terms of one sign where the target is in [0, 1], so that nothing cancels where the network is nearly certain.
 def _binary(a: BinaryCrossEntropy, x: Array, y: Array) -> Array:
-    return a.pos_weight * y * _softplus(-x) + (1 - y) * _softplus(x)
+    return a.pos_weight * y * softplus(-x) + (1 - y) * softplus(x)
 
 
 def _binary_by_logit(a: BinaryCrossEntropyBackward, x: Array, y: Array) -> Array:
-    return (1 - y) * _sigmoid(x) - a.pos_weight * y * _sigmoid(-x)
+    return (1 - y) * sigmoid(x) - a.pos_weight * y * sigmoid(-x)
 
 
 def _binary_by_target(a: BinaryCrossEntropyBackward, x: Array, y: Array) -> Array:
-    return (a.pos_weight - 1) * _softplus(-x) - x
+    return (a.pos_weight - 1) * softplus(-x) - x
 
 
 _RULES: dict[str, _Rule] = {

@@ -12,8 +12,8 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, master
 from mbc.ops.control import control_record, control_shape
-from mbc.ops.loss import positions
-from mbc.ops.soft_cross_entropy import check_probabilities, log_softmax
+from mbc.ops.loss import log_softmax, positions
+from mbc.ops.soft_cross_entropy import check_probabilities
 
 
 @dataclass(frozen=True, slots=True)

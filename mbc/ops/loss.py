@@ -107,11 +107,16 @@ def _one_hot(logits: Array, target: Array) -> tuple[Array, Array]:
     return classes == target[:, None], (target >= 0) & (target < logits.shape[1])
 
 
-def _entropy(a: CrossEntropy, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    logits, target = inputs
+def log_softmax(logits: Array) -> Array:
+    """In float64, over axis 1."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max(axis=1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _entropy(a: CrossEntropy, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    logits, target = inputs
+    log_p = log_softmax(logits)
     hot, valid = _one_hot(logits, target)
     loss = -(1 - a.smoothing) * np.where(hot, log_p, 0).sum(axis=1)
     if a.smoothing:

@@ -14,7 +14,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, OpKind, ShapeError, master
 from mbc.ops.control import control_record, control_shape
-from mbc.ops.loss import CrossEntropy, positions
+from mbc.ops.loss import CrossEntropy, log_softmax, positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,6 @@ def _backward_shape(_: SoftTargetBackward, inputs: tuple[TensorType, ...]) -> tu
     check_probabilities(logits, target)
     control_shape(control)
     return (logits,)
-
-
-def log_softmax(logits: Array) -> Array:
-    """In float64, over axis 1."""
-    wide = logits.astype(np.float64)
-    shifted = wide - wide.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def cross_entropies(log_p: Array, shares: Array) -> Array:

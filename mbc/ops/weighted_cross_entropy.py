@@ -18,8 +18,8 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
 from mbc.ops.collective import AllGather
 from mbc.ops.control import control_record, control_shape
-from mbc.ops.loss import check_classes, positions
-from mbc.ops.soft_cross_entropy import cross_entropies, log_softmax
+from mbc.ops.loss import check_classes, log_softmax, positions
+from mbc.ops.soft_cross_entropy import cross_entropies
 
 MOST_WEIGHTS = 256  # that a kernel's arguments hold, as in cross_entropy_targets.cu
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from mbc.errors import MbcError
-from mbc.profile.schema import COLLECTIVES, SCHEMA, statements
+from mbc.profile.schema import COLLECTIVES, SCHEMA, damaged, statements
 
 # Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
 # profiles take under 100.
@@ -94,12 +93,12 @@ def check_structure(connection: sqlite3.Connection, path: Path) -> None:
     """Before anything of the file is read or brought up to date: it has tables alone, with stored columns. MBC073."""
     for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"):
         if kind not in ("table", "index") or (kind == "index" and sql is not None):
-            raise _damaged(path, f"there is a {kind} in it, '{name}'")
+            raise damaged(path, f"there is a {kind} in it, '{name}'")
         computed = connection.execute(
             f"SELECT name FROM pragma_table_xinfo(?) WHERE hidden >= {_HIDDEN}", (table,)
         ).fetchone()
         if (sql or "").upper().lstrip().startswith("CREATE VIRTUAL") or computed is not None:
-            raise _damaged(path, f"its table '{name}' is computed")
+            raise damaged(path, f"its table '{name}' is computed")
 
 
 def check_contents(connection: sqlite3.Connection, path: Path) -> None:
@@ -107,14 +106,14 @@ def check_contents(connection: sqlite3.Connection, path: Path) -> None:
     for name, expected in _columns().items():
         found = {row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})")}
         if found != expected:
-            raise _damaged(path, f"its table '{name}' has the columns {', '.join(sorted(found)) or 'of none'}")
+            raise damaged(path, f"its table '{name}' has the columns {', '.join(sorted(found)) or 'of none'}")
     for table, (row, rules) in _RULES.items():
         wrong = " ".join(f"WHEN NOT ({rule}) THEN '{column}'" for column, rule in rules.items())
         holds = " AND ".join(f"({rule})" for rule in rules.values())
         bad = connection.execute(f"SELECT {row}, CASE {wrong} END FROM {table} WHERE NOT ({holds}) LIMIT 1").fetchone()
         if bad is not None:
             called, column = str(bad[0])[:80], bad[1]
-            raise _damaged(path, f"{column} of {called!r} in its table '{table}' is none that was measured")
+            raise damaged(path, f"{column} of {called!r} in its table '{table}' is none that was measured")
 
 
 def _columns() -> dict[str, set[str]]:
@@ -122,9 +121,3 @@ def _columns() -> dict[str, set[str]]:
         for statement in statements(SCHEMA + COLLECTIVES):
             connection.execute(statement)
         return {table: {row[1] for row in connection.execute(f"PRAGMA table_xinfo({table})")} for table in _RULES}
-
-
-def _damaged(path: Path, reason: str) -> MbcError:
-    return MbcError(
-        "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", "delete it and measure again"
-    )

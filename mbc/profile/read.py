@@ -23,6 +23,7 @@ from mbc.profile.schema import (
     COMPRESSED,
     SCHEMA_VERSION,
     check_version,
+    damaged,
     explained,
     identity_of,
     measurement_of,
@@ -85,9 +86,7 @@ def _read(path: Path) -> Profile:
                 for kernel, ranks, link, *rest in connection.execute("SELECT * FROM collective_slowdowns")
             )
         except (ValueError, TypeError) as error:
-            raise MbcError(
-                "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
-            ) from error
+            raise damaged(path, error) from error
     found = {key: tuple(rows) for key, rows in measurements.items()}
     return current(
         Profile(
@@ -127,9 +126,7 @@ def _file(path: Path) -> sqlite3.Connection:
         if len(data) > MOST_BYTES:
             raise EOFError(f"unpacked it has more than {show_size(MOST_BYTES)}")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise MbcError(
-            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
-        ) from error
+        raise damaged(path, error) from error
     except OSError as error:
         raise MbcError(
             "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "check the path and its permissions"

@@ -88,6 +88,10 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
+def damaged(path: Path, reason: object, remedy: str = "delete it and measure again") -> MbcError:
+    return MbcError("MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", remedy)
+
+
 @contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
     """Turn what SQLite says into what a user can act on."""
@@ -107,9 +111,7 @@ def explained(path: Path) -> Generator[None, None, None]:
                 f"the profile '{path}' cannot be opened or written: {error}",
                 "check the path, its permissions and the free space",
             ) from error
-        raise MbcError(
-            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: {error}", "delete it and measure again"
-        ) from error
+        raise damaged(path, error) from error
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> int:
@@ -117,9 +119,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> int:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
-        raise MbcError(
-            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: it is another database", "name a profile"
-        )
+        raise damaged(path, "it is another database", "name a profile")
     if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         raise MbcError(
             "MBC075",
@@ -134,9 +134,7 @@ def identity_of(connection: sqlite3.Connection, path: Path) -> Identity:
     values: dict[str, Any] = dict(connection.execute("SELECT key, value FROM identity"))
     names = {f.name for f in fields(Identity)}
     if set(values) != names:
-        raise MbcError(
-            "MBC073", f"'{path}' is not a profile of mbc, or is damaged: identity", "delete it and measure again"
-        )
+        raise damaged(path, "identity")
     return Identity(**values)
 
 

@@ -379,12 +379,8 @@ class Cuda:
         made = Connection.open(self._membership, versions, gpu, ctas_of(self._plan.train))
         self._taken.communicator, self._connection = made.communicator, made
         for memory in self._taken.memory:
-            if isinstance(memory, SymmetricMemory) and not made.communicator.register(int(memory), memory.size_bytes):
-                raise MbcError(
-                    "MBC272",
-                    "the plan sums gradients by copy engines, and GPUs here do not reach each other's memory",
-                    "compile with a profile of this machine (mbc profile --gpu all), which then has no such sums",
-                )
+            if isinstance(memory, SymmetricMemory):
+                memory.register(made.communicator)
         return made.interface
 
     def _expire(self) -> None:

@@ -173,6 +173,15 @@ class SymmetricMemory(int):
         made.size_bytes, made._nccl = size_bytes, nccl
         return made
 
+    def register(self, communicator: Communicator) -> None:
+        """Collective, as `Communicator.register`. MBC272 where the GPUs do not reach each other's memory."""
+        if not communicator.register(int(self), self.size_bytes):
+            raise MbcError(
+                "MBC272",
+                "the plan sums gradients by copy engines, and GPUs here do not reach each other's memory",
+                "compile with a profile of this machine (mbc profile --gpu all), which then has no such sums",
+            )
+
     def free(self) -> None:
         """Once no communicator has it registered."""
         self._nccl.free(int(self))

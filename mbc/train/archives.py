@@ -22,7 +22,7 @@ def check_archive(path: Path) -> None:
     """OSError where it is no regular file, ValueError where an array is not as long as its header says, or where all
     of them are longer than the machine's memory: little that is packed can unpack to much. BadZipFile for no archive.
     """
-    check_file(path.stat(), 1 << 62)
+    check_file(path.stat())
     if not zipfile.is_zipfile(path):  # what NumPy says of a single array is better
         return
     with zipfile.ZipFile(path) as archive:

@@ -145,7 +145,7 @@ def _read_npz(file: Path) -> dict[str, Array]:
 
 def _read_npy(file: Path) -> Array:
     try:
-        check_file(file.stat(), 1 << 62)
+        check_file(file.stat())
         return cast("Array", np.load(file, mmap_mode="r", allow_pickle=False))
     except (ValueError, OSError, EOFError) as error:
         raise MbcError("MBC172", f"cannot read '{file}': {_why(error)}", "write it with numpy.save") from None

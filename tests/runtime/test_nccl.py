@@ -14,7 +14,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.runtime import nccl_library
-from mbc.runtime.nccl import Communicator, connect
+from mbc.runtime.nccl import Communicator, SymmetricMemory, connect
 from mbc.runtime.nccl_library import DataType, Nccl, Reduction, load_nccl, open_nccl, version_text
 
 VERSION, FOREVER = 22703, 1 << 30
@@ -178,6 +178,8 @@ def test_memory_that_other_gpus_do_not_reach_is_not_registered(fake: ctypes.CDLL
     communicator = joined()
     fake.fake_unreachable()
     assert not communicator.register(0x7F0000000000, 5_000_000_000)
+    with pytest.raises(MbcError, match="MBC272: the plan sums gradients by copy engines, and GPUs here do not reach"):
+        SymmetricMemory(load_nccl(), 4096).register(communicator)
     communicator.close()
     assert log(fake)[-2:] == ["finalize", "destroy"]
 

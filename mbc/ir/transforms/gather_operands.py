@@ -41,10 +41,10 @@ def gather_operands(operations: Sequence[Operation], values: dict[str, Value], r
     waiting: list[tuple[Operation, int]] = []  # gradients, and how many GEMMs are still to come before each
     for op in operations:
         if op.name in sums:
-            filter_, sum_ = sums[op.name]
-            if op is sum_:
+            own, total = sums[op.name]
+            if op is total:
                 continue
-            gather, gradient = _gathered(filter_, sum_, values, ranks)
+            gather, gradient = _gathered(own, total, values, ranks)
             found.append(gather)
             waiting.append((gradient, GEMMS_TO_OVERLAP))
             continue
@@ -69,18 +69,18 @@ def _sums(
         made = makers[op.inputs[0]]
         if made.kind == "linear_backward_filter" and reads[made.outputs[0]] == 1:
             operands = [values[name].type for name in made.inputs]
-            if _is_less(operands, values[made.outputs[0]].type, ranks.size):
+            if _is_worth_it(operands, values[made.outputs[0]].type, ranks.size):
                 found[made.name] = found[op.name] = made, op
     return found
 
 
-def _is_less(operands: Sequence[TensorType], gradient: TensorType, ranks: int) -> bool:
+def _is_worth_it(operands: Sequence[TensorType], gradient: TensorType, ranks: int) -> bool:
     """An all-reduce is a reduce-scatter and an all-gather, so it sends twice what gathering as many bytes does."""
     rows = ranks * operands[0].shape[0]
     most_rows = MOST_ROWS if operands[0].dtype.size_bytes < DType.FP32.size_bytes else MOST_ROWS_FP32
     gathered_bytes = ranks * sum(operand.size_bytes for operand in operands)
-    is_less = gathered_bytes <= MOST_SENT * 2 * gradient.size_bytes
-    return is_less and gradient.size_bytes >= LEAST_BYTES and rows <= most_rows and in_words(operands)
+    sends_less = gathered_bytes <= MOST_SENT * 2 * gradient.size_bytes
+    return sends_less and gradient.size_bytes >= LEAST_BYTES and rows <= most_rows and in_words(operands)
 
 
 def _gathered(
