@@ -1,9 +1,10 @@
 """Ranks that share a mini-batch train as one does on the whole of it: twenty steps in fp32, from the same weights.
 
-Networks are ResNet-18 with synchronised batch normalisation and the digits example, likewise. The states after the
-steps differ by rounding alone, which grows with every step; the yardstick is how far one GPU gets from itself where its
+Networks are ResNet-18 with synchronised batch normalisation and the digits example, likewise; and one without batch
+normalisation whose fully connected layers are wide enough for ranks to gather operands. The states after the steps
+differ by rounding alone, which grows with every step; the yardstick is how far one GPU gets from itself where its
 convolutions are divided into micro-batches of half the rows, as each rank's are. Two runs of the ranks have the same
-bits. Without synchronisation (`apart`) the same ranks are far from it.
+bits. Without synchronisation (`apart`) the same ranks are far from it, where there is anything to synchronise.
 
     python benchmarks/ranks_as_one.py [--ranks 2] [--steps 20] [--device cuda|cpu]
 """
@@ -26,6 +27,7 @@ from record import ROOT, attempt, show, start, write
 from safetensors.numpy import load_file
 
 from mbc.hardware.target import local_gpus
+from mbc.source import Source
 
 LEARNING_RATE = "0.001"  # rounding errors grow less: at 0.01 random labels make ResNet-18 chaotic in ten steps
 SYNCHRONISED = ("train.sync_batch_norm", "true")
@@ -34,19 +36,43 @@ ROUNDING = 2.0**-22  # four roundoffs of fp32: nothing is nearer than that, and 
 
 States = dict[str, NDArray[Any]]
 
+WIDE = """network wide(batch = 64, classes = 10, features = 2048) {
+  input image[batch, 3, 32, 32] : float
+  input label[batch] : class
+  x = image |> conv(32, 3, pad=1, bias=true) |> relu |> maxpool(2)
+  x = x |> conv(64, 3, pad=1, bias=true) |> relu |> maxpool(2) |> flatten
+  x = x |> linear(features) |> relu |> linear(features) |> relu
+  logits = x |> linear(classes)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
 
 @dataclass(frozen=True)
 class Case:
-    """An example with these settings."""
+    """An example with these settings, or the network of `text`."""
 
     name: str
     batch: int
-    settings: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+
+    @property
+    def job(self) -> Job:
+        settings = (("batch", str(self.batch)), *self.settings)
+        return (
+            Job(self.name, Source(f"{self.name}.mbc", self.text), settings)
+            if self.text
+            else example(self.name, *settings)
+        )
 
 
 CASES = (
     Case("resnet", 32, (("depth", "18"), ("size", "64"), ("classes", "10"))),
-    Case("digits", 64, ()),
+    Case("digits", 64),
+    Case("wide", 64, text=WIDE),
 )
 
 
@@ -59,11 +85,11 @@ class Trainer:
     device: str
 
     @property
-    def job(self) -> Job:
-        return example(self.case.name, ("batch", str(self.case.batch)), *self.case.settings)
+    def source(self) -> Path:
+        return self.folder / "net.mbc"
 
     def data(self, steps: int) -> Path:
-        network = self.job.lowered().network
+        network = self.case.job.lowered().network
         draws, file = np.random.default_rng(0), self.folder / "data.npz"
         arrays: dict[str, NDArray[Any]] = {}
         for name in network.inputs:
@@ -78,10 +104,10 @@ class Trainer:
 
     def package(self, name: str, *options: str, synchronised: bool = True) -> Path:
         """Compiled with these further options."""
-        settings = [*self.job.settings, ("train.precision", "fp32"), *([SYNCHRONISED] if synchronised else [])]
+        settings = [*self.case.job.settings, ("train.precision", "fp32"), *([SYNCHRONISED] if synchronised else [])]
         found = self.folder / name
         command = [
-            *(sys.executable, "-m", "mbc.cli", "compile", self.job.source.name, "--output", str(found)),
+            *(sys.executable, "-m", "mbc.cli", "compile", str(self.source), "--output", str(found)),
             *("--measure", "never", *(() if self.device == "cuda" else ("--gpu", "h200"))),
             *(word for key, value in settings for word in ("--set", f"{key}={value}")),
             *options,
@@ -121,6 +147,7 @@ def distances(one: States, other: States) -> tuple[float, float]:
 def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
         trainer = Trainer(case, Path(folder), device)
+        trainer.source.write_text(case.job.source.text)
         data = trainer.data(steps)
         gpus = ("--gpus", str(ranks))
         with ThreadPoolExecutor() as pool:  # of compilers, which are processes
