@@ -180,10 +180,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--device", default="cuda" if local_gpus() else "cpu")
     arguments = parser.parse_args()
-    rows = [
-        attempt(lambda case=case: compared(case, arguments.ranks, arguments.steps, arguments.device), case.name)
-        for case in CASES
-    ]
+    with ThreadPoolExecutor() as pool:  # of commands; nothing is timed
+        rows = list(
+            pool.map(
+                lambda case: attempt(
+                    lambda: compared(case, arguments.ranks, arguments.steps, arguments.device), case.name
+                ),
+                CASES,
+            )
+        )
     path = write("ranks_as_one", rows, device=arguments.device, ranks=arguments.ranks, steps=arguments.steps)
     columns = ["name", "median", "worst", "yardstick_median", "yardstick_worst", "apart_median", "same_bits", "passed"]
     show(rows, columns)
