@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
+from mbc.hardware.part import split_name
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
@@ -113,7 +114,8 @@ def _measure(needs: Sequence[Need], device: DeviceSpec, options: Options, say: S
     if not wanted:
         return False
     say("starting to measure")
-    task = Task(wanted, path, options.measure_for_s, limit_bytes, again)
+    _, multiprocessors = split_name(device.name)
+    task = Task(wanted, path, options.measure_for_s, limit_bytes, again, multiprocessors=multiprocessors)
     outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: say(progress_text(now)))
     for note in shortcomings(outcome):
         warnings.warn(note, RuntimeWarning, stacklevel=3)

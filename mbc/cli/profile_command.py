@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mbc.cli.places import read_source
 from mbc.cli.terminal import StatusLine, bar, busy, notes, output_width
 from mbc.errors import MbcError
+from mbc.hardware.part import part_name, split_name, whole_name
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
 from mbc.units import show_duration, show_size
@@ -35,8 +36,11 @@ def _measure(arguments: argparse.Namespace) -> int:
 
     if not arguments.networks and arguments.gpu != "all":
         arguments.wrong("networks are missing: NET\nname some, or measure collectives between GPUs with --gpu all")
-    gpus = fleet.choose_gpus(arguments.gpu)
+    asked, multiprocessors = split_name(arguments.gpu)
+    gpus = fleet.choose_gpus(asked)
     name = fleet.name_of(gpus[0])
+    if multiprocessors is not None:
+        name = part_name(name, multiprocessors)
     if not arguments.networks:
         with notes():
             path = Path(arguments.output) if arguments.output else own_path(name)
@@ -46,7 +50,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     with notes():
         path = Path(arguments.output) if arguments.output else own_path(name)
     limit_bytes = MOST_WORKSPACE_BYTES if arguments.workspace_limit is None else arguments.workspace_limit
-    task = fleet.Task(needs, path, arguments.measure_for, limit_bytes, arguments.again)
+    task = fleet.Task(needs, path, arguments.measure_for, limit_bytes, arguments.again, multiprocessors=multiprocessors)
     began_s = time.monotonic()
     view = _View()
     try:
@@ -109,10 +113,10 @@ def _collectives(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Pat
 
 
 def _spec(name: str) -> DeviceSpec:
-    from mbc.hardware.spec import device_specs
+    from mbc.hardware.spec import known_spec
     from mbc.hardware.target import find_device
 
-    return next((spec for spec in device_specs().values() if spec.name == name), None) or find_device("auto")
+    return known_spec(name) or find_device(name.replace(whole_name(name), "auto", 1))
 
 
 def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ...]:

@@ -8,9 +8,12 @@ from typing import Any
 
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveModel, Link
+from mbc.hardware.part import check_part, part_name, split_name
 from mbc.hardware.transfers import HostLink, estimated_link
 from mbc.resources import data_text
 
+# By judgement: a multiprocessor moves more bytes than its share where few others ask for memory.
+_COPY_SHARE_OF_PART = 1.5
 # By compute capability in tenths.
 _SHARED_KIB = {
     70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
@@ -107,12 +110,40 @@ def find_spec(name: str) -> DeviceSpec:
     raise MbcError("MBC070", f"unknown GPU '{name}'", f"choose one of {', '.join(specs)}")
 
 
+def known_spec(name: str) -> DeviceSpec | None:
+    """Of the GPU that the driver calls `name`, or of a part of it; None of one that is not in the list."""
+    whole, _ = split_name(name)
+    found = next((spec for spec in device_specs().values() if spec.name == whole), None)
+    return None if found is None else spec_like(name, found.architecture)
+
+
 def spec_like(name: str, architecture: str) -> DeviceSpec:
-    """What is known of the GPU that the driver calls `name`; of one not in the list, what is known of the first of its
-    architecture, else of the first of all, and then never measured."""
+    """What is known of the GPU that the driver calls `name`, or of a part of it (`part_of`); of one not in the list,
+    what is known of the first of its architecture, else of the first of all, and then never measured."""
+    whole, multiprocessors = split_name(name)
+    if multiprocessors is not None:
+        return part_of(spec_like(whole, architecture), multiprocessors)
     known = device_specs().values()
     for spec in known:
         if spec.name == name:
             return spec
     alike = next((s for s in known if s.architecture == architecture), next(iter(known)))
     return replace(alike, name=name, architecture=architecture, measured=False)
+
+
+def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
+    """So many multiprocessors of the GPU (`mbc.hardware.part`), its rates by judgement. MBC286 where the driver makes
+    no such part."""
+    check_part(spec.name, spec.architecture, spec.multiprocessors, multiprocessors)
+    share = multiprocessors / spec.multiprocessors
+    return replace(
+        spec,
+        name=part_name(spec.name, multiprocessors),
+        multiprocessors=multiprocessors,
+        measured=False,
+        copy_gb_s=spec.copy_gb_s * min(1.0, _COPY_SHARE_OF_PART * share),
+        fp32_tflops=spec.fp32_tflops * share,
+        tf32_tflops=spec.tf32_tflops * share,
+        bf16_tflops=spec.bf16_tflops * share,
+        fp16_tflops=spec.fp16_tflops * share,
+    )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.hardware.spec import DeviceSpec, device_specs, find_spec
+from mbc.hardware.part import split_name, whole_name
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, part_of
 
 DEFAULT_GPU = "h200"
 # Pinned memory is taken from everybody: the operating system cannot move it, and data have to be loaded too.
@@ -72,8 +73,11 @@ def find_device(gpu: str) -> DeviceSpec:
     """The spec of the named GPU; `auto`: that of the GPU a module would run on here, else the default's.
 
     A GPU that is not in the list is planned for as the known one of its architecture with the nearest memory size.
-    Raises MBC071 where none is comparable.
+    `NAME@N`: so many of its multiprocessors. Raises MBC071 where none is comparable, MBC286 for a part that cannot be.
     """
+    whole, multiprocessors = split_name(gpu)
+    if multiprocessors is not None:
+        return part_of(find_device(whole), multiprocessors)
     if gpu != "auto":
         return find_spec(gpu)
     here = current_gpu()
@@ -96,13 +100,14 @@ def find_device(gpu: str) -> DeviceSpec:
 
 def free_bytes(device: DeviceSpec, gpu: str) -> int:
     """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's."""
-    here = current_gpu() if gpu == "auto" else None
-    return here.free_bytes if here is not None and here.name == device.name else device.memory_bytes
+    here = current_gpu() if whole_name(gpu) == "auto" else None
+    same = here is not None and here.name == whole_name(device.name)
+    return here.free_bytes if here is not None and same else device.memory_bytes
 
 
 def free_host_bytes(device: DeviceSpec, gpu: str) -> int | None:
     """Host memory that a module may pin: half of this machine's when planning for it, else there is no limit (None)."""
-    if gpu != "auto" or all(here.name != device.name for here in local_gpus()):
+    if whole_name(gpu) != "auto" or all(here.name != whole_name(device.name) for here in local_gpus()):
         return None
     total = machine_memory_bytes()
     return None if total is None else int(total * HOST_SHARE)

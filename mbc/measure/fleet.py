@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from mbc.errors import MbcError
+from mbc.hardware.part import whole_name
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.kernels.base import Request
 from mbc.measure.need import Need
@@ -36,7 +37,8 @@ WORKER = (sys.executable, "-m", "mbc.measure.worker")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process is to measure, and to leave out: see `mbc.measure.measure.measure`."""
+    """What one process is to measure, and to leave out: see `mbc.measure.measure.measure`. `multiprocessors`: of the
+    GPU, to measure on; None: all."""
 
     needs: tuple[Need, ...]
     path: Path
@@ -44,6 +46,7 @@ class Task:
     workspace_limit_bytes: int
     again: bool
     link: bool = True
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,9 @@ def name_of(visible: str) -> str:
 
 
 def gpus_named(name: str) -> tuple[str, ...]:
-    """The visible GPUs that the driver calls `name`."""
-    here = local_gpus()
-    return tuple(v for v in visible_gpus() if (gpu := _gpu(here, v)) is not None and gpu.name == name)
+    """The visible GPUs that the driver calls `name`, or of which `name` is a part."""
+    here, whole = local_gpus(), whole_name(name)
+    return tuple(v for v in visible_gpus() if (gpu := _gpu(here, v)) is not None and gpu.name == whole)
 
 
 def choose_gpus(asked: str) -> tuple[str, ...]:

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.hardware.part import part_name
 from mbc.measure.cudnn_engines import Device
 from mbc.measure.cudnn_library import Library
 from mbc.plan.model import ALIGNMENT_BYTES
+from mbc.runtime.green_context import limited_streams
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may load kernels while we capture
 
@@ -71,10 +73,10 @@ class Gpu:
     """The current machine's GPU. MBC077 where there is none or PyCUDA is missing, MBC078 without cuDNN.
 
     Memory comes from one block, a share of what is free, taken at once and handed out from the bottom: `reset` takes
-    everything back. A share of 0 takes none.
+    everything back. A share of 0 takes none. `multiprocessors`: of the GPU, which is then a part of one; None: all.
     """
 
-    def __init__(self, memory_share: float = 0.8) -> None:
+    def __init__(self, memory_share: float = 0.8, multiprocessors: int | None = None) -> None:
         open_context()
         self.driver: Any = importlib.import_module("pycuda.driver")
         self.failures: tuple[type[Exception], ...] = (self.driver.Error,)  # what a call to the GPU may raise
@@ -87,7 +89,10 @@ class Gpu:
         self.l2_bytes = int(device.get_attribute(attribute.L2_CACHE_SIZE))
         self.sm_clock_mhz = int(device.get_attribute(attribute.CLOCK_RATE)) // 1000
         self.memory_clock_mhz = int(device.get_attribute(attribute.MEMORY_CLOCK_RATE)) // 1000
-        self._stream: Any = self.driver.Stream()
+        self.part = multiprocessors
+        if multiprocessors is not None:
+            self.name, self.multiprocessors = part_name(self.name, multiprocessors), multiprocessors
+        self._stream = self.new_stream()
         self.stream_handle = ctypes.c_void_p(int(self._stream.handle))
         self.library = Library.load()
         self._handle = self.library.create_handle()
@@ -167,8 +172,9 @@ class Gpu:
         self._stream.synchronize()
 
     def new_stream(self) -> Any:
-        """A second stream, concurrent with the GPU's own."""
-        return self.driver.Stream()
+        """A stream, concurrent with the GPU's own."""
+        with limited_streams(self.part):
+            return self.driver.Stream()
 
     def mark_time(self, stream: Any = None) -> Any:
         """An event recorded after what the stream holds; `later.time_since(earlier)` are milliseconds."""

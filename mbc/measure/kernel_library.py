@@ -87,7 +87,13 @@ class KernelLibrary:
         with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
             path = Path(folder) / "libkernels.so"
             build_kernel_library(gpu.architecture, precision, path, find_toolchain())
-            return KernelLibrary(path, gpu.stream_handle.value or 0)  # a loaded library needs its file no more
+            library = KernelLibrary(path, gpu.stream_handle.value or 0)  # loaded, it needs its file no more
+            library.limit(gpu.part)
+            return library
+
+    def limit(self, multiprocessors: int | None) -> None:
+        """Size launches for so many multiprocessors; None: for all of the GPU's."""
+        self._calls.mbc_set_multiprocessors(ctypes.c_int64(multiprocessors or 0))
 
     def prepare(
         self,

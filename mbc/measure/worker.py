@@ -17,7 +17,7 @@ from mbc.measure.measure import Summary, measure
 from mbc.measure.processes import received, speaker
 
 
-def serve(open_gpu: Callable[[], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
+def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
     """Do the one task. Ends early, at the next request, when stdin ends."""
     say = speaker()
     task: Task = received()
@@ -30,7 +30,7 @@ def serve(open_gpu: Callable[[], AbstractContextManager[Any]], measuring: Callab
             raise KeyboardInterrupt
 
     try:
-        with open_gpu() as gpu:
+        with open_gpu(task) as gpu:
             summary = measuring(
                 gpu,
                 task.needs,
@@ -56,4 +56,4 @@ def _wait_for_end(stdin: int, ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    serve(Gpu, measure)
+    serve(lambda task: Gpu(multiprocessors=task.multiprocessors), measure)

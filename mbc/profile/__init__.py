@@ -13,5 +13,6 @@
 * `interpolate`: times between measured micro-batch sizes
 * `scale`: times of fewer rows from a larger size
 * `kernel_versions`: measurements of earlier versions of mbc's own kernels
+* `part`: what the profile of a whole GPU says of a part of it
 * `measured_workspace`: workspaces that kernels were measured with
 """

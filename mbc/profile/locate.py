@@ -9,10 +9,12 @@ from pathlib import Path
 
 from mbc.errors import MbcError
 from mbc.hardware.cudnn import installed_cudnn
-from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.part import split_name, whole_name
+from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.profile.edit import merged
 from mbc.profile.model import Profile, version_text
+from mbc.profile.part import completed
 from mbc.profile.read import read_profile
 from mbc.profile.schema import COMPRESSED
 
@@ -59,9 +61,10 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
 
     A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
     than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
-    stale profiles are left out with a warning. Raises MBC072 to MBC075 for a file that cannot be read.
+    stale profiles are left out with a warning. What is not known of a part of a GPU is estimated from the profile of
+    the whole (`mbc.profile.part`). Raises MBC072 to MBC075 for a file that cannot be read.
     """
-    here = next((gpu for gpu in local_gpus() if gpu.name == device.name), None)
+    here = next((gpu for gpu in local_gpus() if gpu.name == whole_name(device.name)), None)
     if path is not None:
         profile = read_profile(Path(path))
         reason = staleness(profile, device, here)
@@ -75,6 +78,17 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
                 "--stale-profile",
             )
         return replace(profile, stale=True)
+    found = _found(device, here)
+    _, multiprocessors = split_name(device.name)
+    if multiprocessors is None:
+        return found
+    whole = spec_like(whole_name(device.name), device.architecture)
+    known = _found(whole, here)
+    return found if known is None else completed(found, known, whole.multiprocessors / multiprocessors)
+
+
+def _found(device: DeviceSpec, here: LocalGpu | None) -> Profile | None:
+    """The user's own and the bundled profile, as far as they hold."""
     fresh: list[Profile] = []
     for known in (user_path(device.name), bundled_path(device.name)):
         if known.is_file():

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mbc.hardware.collectives import CollectiveKind, bus_share
-from mbc.hardware.spec import device_specs
+from mbc.hardware.spec import known_spec
 from mbc.optimize.bounds.critical_path import KERNEL_STREAMS
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Contention, timeline
@@ -76,7 +76,7 @@ def collectives_of(plan: Plan) -> Collectives | None:
 
 def _contention(plan: Plan) -> Contention | None:
     """As the planner sees it with the profile that is found here; None of an unknown GPU."""
-    device = next((spec for spec in device_specs().values() if spec.name == plan.target.gpu), None)
+    device = known_spec(plan.target.gpu)
     if device is None:
         return None
     return contention(plan.train, plan.graph, plan.buffers, calibrated(device, find_profile(device)))

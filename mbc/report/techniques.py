@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mbc.hardware.spec import device_specs
+from mbc.hardware.spec import known_spec
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Timeline, timeline
 from mbc.plan.memory import memory_curve
@@ -32,7 +32,7 @@ class Stall:
 
 def predicted_timeline(plan: Plan, program: Program) -> Timeline:
     """When each launch runs, with what copies cost the kernels that run concurrently where the GPU is a known one."""
-    device = next((spec for spec in device_specs().values() if spec.name == plan.target.gpu), None)
+    device = known_spec(plan.target.gpu)
     return timeline(
         program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
     )

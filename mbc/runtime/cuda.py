@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.hardware.part import split_name
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES, ctas_of
@@ -30,6 +31,7 @@ from mbc.runtime.connection import Connection
 from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
+from mbc.runtime.green_context import limited_streams
 from mbc.runtime.library import LIBRARY_FILE, Library, RanksInterface
 from mbc.runtime.machine import Figures, Memory, Observer
 from mbc.runtime.membership import Membership
@@ -327,7 +329,9 @@ class Cuda:
         for address in self._guards:
             driver.memset_d8(address, _GUARD_PATTERN, GUARD_BYTES)
         # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
-        self._streams = tuple(driver.Stream() for _ in Stream)
+        _, part = split_name(self._plan.target.gpu)
+        with limited_streams(part):
+            self._streams = tuple(driver.Stream() for _ in Stream)
         self._compute = self._streams[0]
         self._taken.host = pin(driver, predicted.host_bytes)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
@@ -338,6 +342,8 @@ class Cuda:
         self._overhead_checked = False
         self._library = Library(self._plan, folder)
         self._taken.library = self._library
+        if part is not None:
+            self._library.limit(part)
         if not self._eager:
             self._zero()
         try:

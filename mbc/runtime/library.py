@@ -121,6 +121,20 @@ class Library:
         self._check_identity(plan, path)
         self._check_cudnn(plan, cudnn_folder)
 
+    def limit(self, multiprocessors: int) -> None:
+        """Size launches for so many multiprocessors of the GPU. MBC158 where the library is older than parts are."""
+        call = getattr(self._calls, "mbc_set_multiprocessors", None)
+        if call is None:
+            raise self._older("is for a whole GPU only")
+        call(ctypes.c_int64(multiprocessors))
+
+    def _older(self, lacking: str) -> MbcError:
+        return MbcError(
+            "MBC158",
+            f"'{self._path}' was built by an mbc that {lacking}",
+            "build the package again with `mbc compile --force`",
+        )
+
     def create(
         self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: Sequence[int],
         ranks: RanksInterface | None = None,
@@ -157,11 +171,7 @@ class Library:
         """Run one launch and wait for it. MBC158 where the library is older than this function."""
         call = getattr(self._calls, "mbc_run_launch", None)
         if call is None:
-            raise MbcError(
-                "MBC158",
-                f"'{self._path}' was built by an mbc that could not run its launches one by one",
-                "build the package again with `mbc compile --force`",
-            )
+            raise self._older("could not run its launches one by one")
         call.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
         self._check(call(self._module, PROGRAMS[program], index))
 

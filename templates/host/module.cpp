@@ -224,6 +224,7 @@ size_t mbc_cudnn_version() { return mbc_plan.cudnn_version != nullptr ? mbc_plan
 
 uint64_t mbc_arena_bytes() { return mbc_plan.arena_bytes; }
 
+void mbc_set_multiprocessors(int64_t count) { mbc::multiprocessors_of_part = count; }
 uint64_t mbc_host_bytes() { return mbc_plan.host_bytes; }
 
 int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,

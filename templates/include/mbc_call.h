@@ -14,5 +14,10 @@ struct MbcCall {
   int64_t integer_count;
 };
 
+namespace mbc {
+// How many multiprocessors launches are sized for, where a library runs on a part of a GPU; 0: all.
+__attribute__((visibility("hidden"))) inline int64_t multiprocessors_of_part = 0;
+}  // namespace mbc
+
 // Returns nullptr, or a text that says what went wrong (static, or valid until the next call of this thread).
 using MbcLauncher = const char* (*)(const MbcCall&);

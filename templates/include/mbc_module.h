@@ -40,6 +40,9 @@ MBC_EXPORT size_t mbc_cudnn_version();
 // Bytes of device memory and of pinned host memory that the plan was made for.
 MBC_EXPORT uint64_t mbc_arena_bytes();
 MBC_EXPORT uint64_t mbc_host_bytes();
+// How many multiprocessors launches are sized for, where streams are limited to a part of the GPU; 0: all. Before
+// mbc_create.
+MBC_EXPORT void mbc_set_multiprocessors(int64_t count);
 // `streams`: compute, to_host, to_device, concurrent, collective: handles of streams of the current context. `host`:
 // pinned memory, or null where mbc_host_bytes() is 0. `ranks`: null for one GPU. The library owns neither memory nor
 // streams nor communicator; they must outlive the module.

@@ -92,6 +92,15 @@ def test_all_gpus_several_precisions_and_a_file(mbc, gpus):
     assert "collectives were not measured: several GPUs need NCCL, which does not load" in done.err
 
 
+def test_on_a_part_of_a_gpu(mbc, tasks):
+    """Into a profile of its own, and nothing is taken from that of the whole GPU."""
+    assert mbc("profile", "tiny.mbc", "--gpu", "1@64").code == 0
+    ((gpus, task),) = tasks
+    assert gpus == ("1",) and task.multiprocessors == 64 and task.path == user_path(f"{GPU.name}@64")
+    refused = mbc("profile", "tiny.mbc", "--gpu", "1@65")
+    assert refused.code == 1 and "MBC286" in refused.err and "choose 64 or 72" in refused.err
+
+
 @pytest.fixture
 def collectives(tasks, monkeypatch):
     """What is asked of collectives; one is measured."""

@@ -51,4 +51,4 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
 
 
 if __name__ == "__main__":
-    serve(lambda: contextlib.nullcontext(os.environ["CUDA_VISIBLE_DEVICES"]), measuring)
+    serve(lambda task: contextlib.nullcontext(os.environ["CUDA_VISIBLE_DEVICES"]), measuring)

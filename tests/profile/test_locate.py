@@ -10,7 +10,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec, find_spec
-from mbc.hardware.target import LocalGpu
+from mbc.hardware.target import LocalGpu, find_device
 from mbc.profile import locate as profile_places
 from mbc.profile.edit import write_profile
 from mbc.profile.locate import file_name, find_profile, own_path, user_path
@@ -64,6 +64,24 @@ def test_a_named_profile_must_be_of_the_gpu(tmp_path: Path):
     assert accepted is not None and accepted.stale
     assert [c.measured for c in accepted.candidates(A)] == [False]
     assert find(path=path, accept_stale=True) == read_profile(path)
+
+
+def test_a_part_is_estimated_from_the_whole_until_it_is_measured():
+    part = find_device("h200@64")
+    assert find(part) is None
+    write_profile(profile({A: [measurement(1, 10.0)], B: [measurement(1, 20.0)]}), user_path(GPU.name))
+    estimated = find(part)
+    assert times(estimated) == [pytest.approx(10.0 * 132 / 64)] and estimated is not None
+    assert [c.measured for c in estimated.candidates(A)] == [False] and not estimated.extents
+    of_part = replace(IDENTITY, gpu=part.name, multiprocessors=64)
+    write_profile(replace(profile({A: [measurement(1, 15.0)]}), identity=of_part), user_path(part.name))
+    measured = find(part)
+    assert measured is not None and measured.identity.gpu == part.name
+    assert times(measured) == [15.0] and times(measured, B) == [pytest.approx(20.0 * 132 / 64)]
+    assert [(c.measured,) for request in (A, B) for c in measured.candidates(request)] == [(True,), (False,)]
+    assert times(find()) == [10.0]
+    with pytest.raises(MbcError, match="was measured on NVIDIA H200@64, the plan is for NVIDIA H200"):
+        find(path=user_path(part.name))
 
 
 def test_the_users_profile_completes_and_overrules_the_shipped_one():

@@ -369,19 +369,22 @@ def unlike(*gpus: RankGpu) -> tuple[Plan, ...]:
     return compile_plans(Source("net.mbc", NORMALISED % ""), options)
 
 
-def test_unlike_gpus_train_as_one():
+@pytest.mark.parametrize(("other", "architecture"), [("t4", "sm_75"), ("h200@16", "sm_90")])
+def test_unlike_gpus_train_as_one(other: str, architecture: str):
     """Each with kernels and rows of its own, and one order of collectives."""
-    plans = unlike(RankGpu("h200"), RankGpu("t4"))
-    assert [plan.target.architecture for plan in plans] == ["sm_90", "sm_75"]
+    plans = unlike(RankGpu("h200"), RankGpu(other))
+    assert [plan.target.architecture for plan in plans] == ["sm_90", architecture]
+    assert plans[1].target.multiprocessors < plans[0].target.multiprocessors
     first, second = (plan.graph.ranks for plan in plans)
     assert first is not None and second is not None and first.rows == second.rows and first.batch == 40
+    assert first.rows[0] > first.rows[1]
     assert (first.members, second.members) == ((0,), (1,))
     batches = [rows(step, 40) for step in range(3)]
     settings = (("train.precision", "fp32"), ("batch", "40"))
     whole = compile_plan(Source("net.mbc", NORMALISED % ""), Options(gpu="h200", settings=settings))
     (alone,) = trained(1, (whole,), batches)
-    one, other = trained(2, plans, batches)
-    assert one.figures == other.figures and distance(one, other) == 0
+    one, another = trained(2, plans, batches)
+    assert one.figures == another.figures and distance(one, another) == 0
     assert distance(alone, one) <= 5e-5
 
 

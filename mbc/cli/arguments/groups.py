@@ -49,7 +49,9 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     group = made.add_argument_group("planning (of a .mbc source)")
     if gpu:
         group.add_argument(
-            "--gpu", default="auto", help="GPU to plan for (see mbc gpus); default: this machine's, else h200"
+            "--gpu",
+            default="auto",
+            help="GPU to plan for (see mbc gpus), NAME@N: N of its multiprocessors; default: this machine's, else h200",
         )
     group.add_argument(
         "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",

@@ -68,7 +68,8 @@ def _profile_run(verbs: Commands) -> None:
         "--gpu",
         default="auto",
         metavar="N",
-        help="number of the GPU (mbc gpus), or all, which must be alike: also collectives between them (default: 0)",
+        help="number of the GPU (mbc gpus), N@M: on M of its multiprocessors, or all, which must be alike: also"
+        " collectives between them (default: 0)",
     )
     made.add_argument(
         "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",

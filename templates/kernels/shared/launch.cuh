@@ -52,7 +52,7 @@ inline int64_t multiprocessors() {
     cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device);
     return value < 1 ? 1 : value;
   }();
-  return count;
+  return multiprocessors_of_part > 0 ? multiprocessors_of_part : count;
 }
 
 // One wave: blocks of a kernel that run at a time.

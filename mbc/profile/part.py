@@ -1,0 +1,27 @@
+"""What a profile of a whole GPU says of a part of it that has fewer multiprocessors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mbc.profile.model import Measurement, Profile
+
+
+def completed(own: Profile | None, whole: Profile, slower: float) -> Profile:
+    """`own`, of the part, with times of the whole GPU for what it does not know: estimates, `slower` times as long
+    beyond the gap between two launches. That is an upper limit for kernels that wait for memory, and for small ones."""
+    base = replace(whole, measurements={}, extents={}, earlier={}) if own is None else own
+    gap_us = whole.constants.get("graph_gap_us", 0.0)
+
+    def slowed(m: Measurement) -> Measurement:
+        return replace(m, time_us=_slowed(m.time_us), accumulate_us=_slowed(m.accumulate_us))
+
+    def _slowed(time_us: float) -> float:
+        return min(time_us, gap_us) + max(0.0, time_us - gap_us) * slower
+
+    derived = {
+        key: tuple(slowed(m) for m in found if not m.refused)
+        for key, found in (whole.earlier | whole.measurements).items()
+        if key not in base.extents and key not in base.measurements
+    }
+    return replace(base, earlier={**derived, **base.earlier})

@@ -1,0 +1,86 @@
+"""Streams whose kernels run on some of a GPU's multiprocessors (CUDA Driver API, "Green Contexts").
+
+Memory, libraries and handles stay those of the primary context. A stream that is made while the green context is
+current keeps its limit, and so do the nodes of graphs that are captured on it, whichever stream launches them
+(docs/decisions/043-rows-of-unlike-gpus.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+
+from mbc.errors import MbcError
+
+_SM = 1  # CU_DEV_RESOURCE_TYPE_SM
+_DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, without which none is made
+
+
+class _Resource(ctypes.Structure):
+    """CUdevResource."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("padding", ctypes.c_ubyte * 92),
+        ("multiprocessors", ctypes.c_uint),
+        ("rest", ctypes.c_ubyte * 44),
+    )
+
+
+class _Driver:
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+
+    def call(self, function: str, *arguments: object) -> None:
+        found = getattr(self._library, function, None)
+        status = found(*arguments) if found is not None else "none of this driver's"
+        if status:
+            raise MbcError(
+                "MBC287",
+                f"no part of the GPU could be made: {function} failed with CUDA error {status}",
+                "plan for the whole GPU, or install a driver for CUDA 12.4 or newer",
+            )
+
+
+@contextmanager
+def limited_streams(multiprocessors: int | None) -> Generator[None]:
+    """Streams made meanwhile run on so many multiprocessors of the GPU whose primary context is current; None: on all.
+    MBC287 where the driver makes no such part."""
+    if multiprocessors is None:
+        yield
+        return
+    driver, device, before = _Driver(), ctypes.c_int(), ctypes.c_void_p()
+    driver.call("cuCtxGetDevice", ctypes.byref(device))
+    part = _context(device.value, multiprocessors)
+    driver.call("cuCtxGetCurrent", ctypes.byref(before))
+    driver.call("cuCtxSetCurrent", ctypes.c_void_p(part))
+    try:
+        yield
+    finally:
+        driver.call("cuCtxSetCurrent", before)
+
+
+@cache
+def _context(device: int, multiprocessors: int) -> int:
+    """A context of the part, which lives as long as the process: streams may outlive whoever asked for them."""
+    driver = _Driver()
+    whole, part, count = _Resource(), _Resource(), ctypes.c_uint(1)
+    driver.call("cuDeviceGetDevResource", device, ctypes.byref(whole), _SM)
+    driver.call(
+        "cuDevSmResourceSplitByCount", ctypes.byref(part), ctypes.byref(count), ctypes.byref(whole), None, 0,
+        ctypes.c_uint(multiprocessors),
+    )  # fmt: skip
+    if count.value != 1 or part.multiprocessors != multiprocessors:
+        raise MbcError(
+            "MBC287",
+            f"this GPU has no part of {multiprocessors} multiprocessors: the nearest has {part.multiprocessors}",
+            f"plan for a part of {part.multiprocessors}",
+        )
+    description, green, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    driver.call("cuDevResourceGenerateDesc", ctypes.byref(description), ctypes.byref(part), 1)
+    driver.call("cuGreenCtxCreate", ctypes.byref(green), description, device, ctypes.c_uint(_DEFAULT_STREAM))
+    driver.call("cuCtxFromGreenCtx", ctypes.byref(context), green)
+    assert context.value is not None
+    return context.value

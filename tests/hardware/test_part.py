@@ -1,0 +1,55 @@
+"""Parts of GPUs: what they are called, what they can do, and which there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.hardware.part import split_name, whole_name
+from mbc.hardware.spec import find_spec, known_spec, spec_like
+from mbc.hardware.target import find_device
+from mbc.profile.locate import user_path
+
+H100 = find_spec("h100")
+
+
+def test_a_part_has_its_share_of_what_computes_and_all_of_the_memory():
+    part = find_device("h100@72")
+    assert part.multiprocessors == 72 and part.memory_bytes == H100.memory_bytes and part.l2_bytes == H100.l2_bytes
+    assert part.bf16_tflops == pytest.approx(H100.bf16_tflops * 72 / 132)
+    assert H100.copy_gb_s * 72 / 132 < part.copy_gb_s < H100.copy_gb_s
+    assert not part.measured
+
+
+def test_its_name_says_it_everywhere():
+    part = find_device("h100@72")
+    assert part.name == f"{H100.name}@72" and split_name(part.name) == (H100.name, 72)
+    assert whole_name(part.name) == whole_name(H100.name) == H100.name and split_name(H100.name) == (H100.name, None)
+    assert part == spec_like(part.name, "sm_90") == known_spec(part.name)
+    assert user_path(part.name) != user_path(H100.name)
+    assert known_spec("NVIDIA Z1@8") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100@", "'h100@' names no part of a GPU"),
+        ("h100@half", "'h100@half' names no part of a GPU"),
+        ("@8", "'@8' names no part of a GPU"),
+        ("h100@0", "multiples of 8, from 8 on and fewer than 132\nhelp: choose 8 or 16"),
+        ("h100@70", "help: choose 64 or 72"),
+        ("h100@132", "help: choose 128$"),
+        ("h100@999", "help: choose 128$"),
+        ("a100-80@3", "multiples of 2, from 4 on and fewer than 108\nhelp: choose 4 or 6"),
+        ("b200@12", "help: choose 8 or 16"),
+    ],
+)
+def test_parts_that_cannot_be(name: str, message: str):
+    with pytest.raises(MbcError, match="MBC286") as caught:
+        find_device(name)
+    assert caught.match(message)
+
+
+def test_of_an_unknown_gpu():
+    with pytest.raises(MbcError, match="MBC070: unknown GPU 'z1'"):
+        find_device("z1@8")

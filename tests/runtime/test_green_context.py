@@ -1,0 +1,111 @@
+"""Streams on a part of a GPU, with CUDA's driver faked: what is asked of it, in which order, and what fails."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.runtime import cuda, green_context
+from mbc.runtime.green_context import limited_streams
+from mbc.runtime.module import Module
+from tests.runtime.fake_pycuda import FakeLibrary, Gpu
+from tests.runtime.nets import batch, package, small_plan
+
+PRIMARY, GREEN = 0x1000, 0x2000
+
+
+class Libcuda:
+    """One GPU of 132 multiprocessors, whose parts have multiples of 8. `fails`: the function that does."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.called: list[str] = []
+        self.current, self.fails = PRIMARY, fails
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*arguments: Any) -> int:
+            self.called.append(name)
+            if name == self.fails:
+                return 801
+            getattr(self, f"_{name}", lambda *_: None)(*arguments)
+            return 0
+
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return call
+
+    def _cuCtxGetCurrent(self, found: Any) -> None:
+        found._obj.value = self.current
+
+    def _cuCtxSetCurrent(self, context: ctypes.c_void_p) -> None:
+        assert context.value is not None
+        self.current = context.value
+
+    def _cuDevSmResourceSplitByCount(
+        self, part: Any, count: Any, whole: Any, rest: Any, flags: int, least: Any
+    ) -> None:
+        part._obj.multiprocessors = -(-least.value // 8) * 8
+        count._obj.value = 1
+
+    def _cuCtxFromGreenCtx(self, context: Any, green: Any) -> None:
+        context._obj.value = GREEN
+
+
+@pytest.fixture
+def libcuda(monkeypatch: pytest.MonkeyPatch) -> Libcuda:
+    made = Libcuda()
+    monkeypatch.setattr(green_context.ctypes, "CDLL", lambda name: made)
+    green_context._context.cache_clear()
+    return made
+
+
+def test_the_part_is_current_only_meanwhile(libcuda: Libcuda):
+    with limited_streams(72):
+        assert libcuda.current == GREEN
+    assert libcuda.current == PRIMARY
+    with pytest.raises(ZeroDivisionError), limited_streams(72):
+        raise ZeroDivisionError
+    assert libcuda.current == PRIMARY
+    assert libcuda.called.count("cuGreenCtxCreate") == 1  # one part of so many for the process
+
+
+def test_the_whole_gpu_needs_no_context(libcuda: Libcuda):
+    with limited_streams(None):
+        assert libcuda.current == PRIMARY
+    assert libcuda.called == []
+
+
+def test_a_driver_that_rounds_up(libcuda: Libcuda):
+    with pytest.raises(MbcError, match="MBC287: this GPU has no part of 66 multiprocessors: the nearest has 72"):
+        limited_streams(66).__enter__()
+
+
+@pytest.mark.parametrize("fails", ["cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuGreenCtxCreate"])
+def test_a_driver_that_makes_none(libcuda: Libcuda, fails: str):
+    libcuda.fails = fails
+    with pytest.raises(MbcError, match=f"MBC287: no part of the GPU could be made: {fails} failed with CUDA error 801"):
+        limited_streams(72).__enter__()
+    assert libcuda.current == PRIMARY
+
+
+def test_a_plan_for_a_part_runs_on_streams_of_it(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[int | None] = []
+
+    def limited(multiprocessors: int | None) -> Any:
+        asked.append(multiprocessors)
+        return limited_streams(None)
+
+    monkeypatch.setattr(cuda, "limited_streams", limited)
+    limits: list[int] = []
+    monkeypatch.setattr(FakeLibrary, "limit", lambda self, count: limits.append(count), raising=False)
+    whole = small_plan()
+    part = replace(whole, target=replace(whole.target, gpu=f"{whole.target.gpu}@72"))
+    here = Module(package(tmp_path, whole), seed=2)
+    there = Module(package(tmp_path, part), seed=2)
+    assert asked == [None, 72] and limits == [72]
+    assert float(here.step(*batch(0), lr=0.05)) == float(there.step(*batch(0), lr=0.05))
