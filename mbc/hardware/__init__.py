@@ -1,6 +1,7 @@
 """GPUs as planning sees them: specifications, and those of this machine.
 
 * `spec`: datasheets and measured ceilings of GPUs
+* `part`: parts of a GPU, by name
 * `target`: which GPU a plan is for, and how much of its memory is free
 * `topology`: what carries bytes between the GPUs of this machine
 * `transfers`: copies between device and host: time, and what they cost concurrent kernels

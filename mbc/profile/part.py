@@ -21,7 +21,7 @@ def completed(own: Profile | None, whole: Profile, slower: float) -> Profile:
 
     derived = {
         key: tuple(slowed(m) for m in found if not m.refused)
-        for key, found in (whole.earlier | whole.measurements).items()
+        for key, found in {**whole.earlier, **whole.measurements}.items()
         if key not in base.extents and key not in base.measurements
     }
     return replace(base, earlier={**derived, **base.earlier})

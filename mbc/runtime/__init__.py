@@ -6,6 +6,7 @@
 * `cuda`: a GPU
 * `cpu`: NumPy, in one array of exactly the arena's size
 * `driver`: PyCUDA: the driver and a context
+* `green_context`: streams on a part of a GPU
 * `library`: a package's shared library, through ctypes
 * `membership`: what a module needs of the ranks that share its mini-batches
 * `connection`: a rank's communicator, and waiting while other ranks may fail
