@@ -173,6 +173,8 @@ class Cuda:
             self._host_bytes(place)[:] = data
         else:
             self._driver.memcpy_htod(self._address(place), data)
+            if self._part is not None:  # the default stream, on which that is, is not ordered with the part's
+                self._driver.Context.synchronize()
 
     def read(self, place: Place) -> Array:
         self._settle()
@@ -329,8 +331,8 @@ class Cuda:
         for address in self._guards:
             driver.memset_d8(address, _GUARD_PATTERN, GUARD_BYTES)
         # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
-        _, part = split_name(self._plan.target.gpu)
-        with limited_streams(part):
+        _, self._part = split_name(self._plan.target.gpu)
+        with limited_streams(self._part):
             self._streams = tuple(driver.Stream() for _ in Stream)
         self._compute = self._streams[0]
         self._taken.host = pin(driver, predicted.host_bytes)
@@ -342,8 +344,8 @@ class Cuda:
         self._overhead_checked = False
         self._library = Library(self._plan, folder)
         self._taken.library = self._library
-        if part is not None:
-            self._library.limit(part)
+        if self._part is not None:
+            self._library.limit(self._part)
         if not self._eager:
             self._zero()
         try:
