@@ -205,10 +205,11 @@ class TreeReader:
 
     def _text(self, token: Child) -> str:
         text = str(token)
-        if len(text) > LONGEST_NAME:
+        longest = max(map(len, text.split(".")))  # of a label each part
+        if longest > LONGEST_NAME:
             raise MbcError(
                 "MBC004",
-                f"this name has {len(text)} characters; at most {LONGEST_NAME} are allowed",
+                f"this name has {longest} characters; at most {LONGEST_NAME} are allowed",
                 "shorten it",
                 self._span(token),
             )
