@@ -63,7 +63,7 @@ class _Translation:
             for argument in node.arguments.values()
             for item in (argument if isinstance(argument, tuple) else (argument,))
             if isinstance(item, TensorName)
-        }
+        } | dict.fromkeys(program.outputs, len(program.nodes))
 
     # ---- the program ----
 
@@ -113,12 +113,12 @@ class _Translation:
             elif self._depends_on_unknown(node):
                 result = UNKNOWN
             else:
-                result = self._apply(target, node)
                 if in_place:
                     self._check_in_place(number, node)
+                result = self._apply(target, node)
         except Refused as error:
             self._refuse(node, error.reason, error.remedy)
-            result = UNKNOWN
+            result = tuple(self._placeholder(output) for output in node.outputs)
         results = result if isinstance(result, tuple) else (result,) * len(node.outputs)
         first = next((a.name for a in node.arguments.values() if isinstance(a, TensorName)), None)
         for output, made in zip(node.outputs, results, strict=False):
@@ -141,6 +141,15 @@ class _Translation:
                 raise Refused(f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which")
         return rule(Call(node, self))
 
+    def _placeholder(self, output: str) -> Operand:
+        """What stands for the result of an operation that was refused, so that what follows is looked at, too."""
+        meta = self._program.tensors.get(output)
+        if meta is None or not meta.static or meta.dtype != "float32" or not meta.sizes:
+            return UNKNOWN
+        value = len(self._shapes)
+        self._shapes[value] = meta.sizes
+        return Activation(value, meta.sizes)
+
     def _counts_batches(self, node: Node) -> bool:
         argument = node.arguments.get("self")
         held = self._program.held.get(argument.name) if isinstance(argument, TensorName) else None
@@ -155,7 +164,9 @@ class _Translation:
 
     def _check_in_place(self, number: int, node: Node) -> None:
         """An operation in place also changes whatever shares its bytes: refused where that is used afterwards."""
-        argument = next(a for a in node.arguments.values() if isinstance(a, TensorName))
+        argument = next((a for a in node.arguments.values() if isinstance(a, TensorName)), None)
+        if argument is None:
+            return
         if argument.name in self._program.held:
             key = self._program.held[argument.name].key
             raise Refused(f"it changes '{key}' while it runs", "compute it anew in each call")
@@ -249,9 +260,9 @@ class _Translation:
         if any(owner is not None for owner in owners):
             owner = owners[0]
             if owner is None or any(other != owner for other in owners) or owner[1:] != (op, settings):
-                tied = next(w.held.key for (w, _), o in zip(states.values(), owners, strict=True) if o is not None)
+                tied = next(o[0] for o in owners if o is not None)
                 raise Refused(
-                    f"its parameters are tied to those of another layer ('{tied}') that is not the same in everything",
+                    f"its parameters are tied to those of '{tied}', which is not the same layer in everything",
                     "give the layers parameters of their own, or call one module twice",
                 )
             label = owner[0]

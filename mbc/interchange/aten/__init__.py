@@ -25,7 +25,6 @@ NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES f
 
 def out_of_place(target: str) -> str:
     """`aten.relu_.default` -> `aten.relu.default`: an operation that works in place computes the same."""
-    namespace, _, rest = target.partition(".")
-    name, _, overload = rest.partition(".")
-    plain = name[:-1] if name.endswith("_") and not name.endswith("__") else name
-    return f"{namespace}.{plain}.{overload}"
+    name, dot, overload = target.rpartition(".")
+    in_place = target.startswith("aten.") and name.endswith("_") and not name.endswith("__")
+    return f"{name[:-1]}{dot}{overload}" if in_place else target
