@@ -48,22 +48,12 @@ class _Statements(PostLex):
             depth += (token.type in ("LPAR", "LSQB")) - (token.type in ("RPAR", "RSQB"))
             if token.type == "IF" and depth == 0 and _begins(token, before):
                 token = Token.new_borrow_pos("WHEN", token.value, token)
-            elif token.type == "LABEL":
-                token = _without_sign(token)
             yield token
             before = token
 
 
 def _begins(token: Token, before: Token | None) -> bool:
     return before is None or before.type in ("LBRACE", "RBRACE", "ELSE") or (before.line or 0) < (token.line or 0)
-
-
-def _without_sign(label: Token) -> Token:
-    """`@stem` as `stem`, with its place."""
-    name = label.value[1:].lstrip()
-    plain = Token.new_borrow_pos("LABEL", name, label)
-    plain.start_pos = (label.end_pos or 0) - len(name)
-    return plain
 
 
 @lru_cache(maxsize=1)

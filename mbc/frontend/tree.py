@@ -179,7 +179,10 @@ class TreeReader:
 
     def _labelled(self, tree: Branch) -> ast.Labelled:
         target, label = tree.children
-        return ast.Labelled(self._span(label), self.expression(target), self._text(label))
+        assert isinstance(label, Token)
+        end = label.end_pos or 0
+        name = Token("LABEL", label[1:].lstrip(), start_pos=end - len(label[1:].lstrip()), end_pos=end)
+        return ast.Labelled(self._span(name), self.expression(target), self._text(name))
 
     def _pipe(self, tree: Branch) -> ast.Pipe:
         first, *stages = tree.children
