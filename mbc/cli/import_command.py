@@ -39,10 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
         }  # fmt: skip
         print(json.dumps(figures, indent=2))
         return 0
-    print(f"{source}: {len(network.steps)} operations in {lines} lines")
-    print(f"{weights}: {parameters:,} numbers in {len(network.arrays)} states, for {len(network.keys)} keys")
+    print(f"{source}: {_counted(len(network.steps), 'operation')} in {_counted(lines, 'line')}")
+    held = f"{parameters:,} numbers in {_counted(len(network.arrays), 'state')}"
+    print(f"{weights}: {held}, for {_counted(len(network.keys), 'key')} of the state_dict")
     print(f"train it: mbc train {source} --data DATA --weights {weights}")
     return 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def check_free(path: Path, force: bool) -> None:

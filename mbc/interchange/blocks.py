@@ -174,7 +174,6 @@ class _Parameters:
         for known, its_values in self._names.items():
             if its_values == list(values):
                 return known
-        counts = len(whole) == len(values)
         counted = self._counted(whole, name) if len(whole) == len(values) else None
         if counted is not None:
             return counted

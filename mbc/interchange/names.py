@@ -37,5 +37,3 @@ class Names:
         found = next(n for n in (name, *(f"{name}{i}" for i in range(2, 10_000))) if n not in self._taken)
         self._taken.add(found)
         return found
-
-

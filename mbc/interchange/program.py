@@ -57,7 +57,8 @@ Argument = None | bool | int | float | str | TensorName | Opaque | tuple["Argume
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a module: `path` as in `named_modules()`, `name` of its class; `key` tells calls of one module apart."""
+    """One call of a module: `path` as in `named_modules()`, `name` of its class; `key` tells calls of one module
+    apart."""
 
     key: str
     path: str

@@ -115,7 +115,7 @@ class _Reader:
         for key, payload in payloads.items():
             if key not in known:
                 held[f"unread {key}"] = _held(key, "buffer", payload, True)
-        arrays = self._arrays(held.values(), payloads | constants)
+        arrays = self._arrays(held.values(), {**payloads, **constants})
         nodes = tuple(_node(node) for node in graph["nodes"])
         writer = f"torch {printable(str(document.get('torch_version', '?')), 40)}"
         return Program(tuple(inputs), held, nodes, outputs, tensors, mutated, arrays, writer)
@@ -257,7 +257,9 @@ def _node(node: Mapping[str, Any]) -> Node:
     outputs: list[str] = []
     for output in node["outputs"]:
         found = _argument(output)
-        outputs += [item.name for item in (found if isinstance(found, tuple) else (found,)) if isinstance(item, TensorName)]
+        outputs += [
+            item.name for item in (found if isinstance(found, tuple) else (found,)) if isinstance(item, TensorName)
+        ]
     metadata = cast("Mapping[str, Any]", node.get("metadata") or {})
     return Node(
         printable(str(node["target"]), 80).removeprefix("torch.ops."),

@@ -125,7 +125,9 @@ class _Translation:
             self._operands[output] = made
             before = None if first is None else self._operands.get(first)
             same = isinstance(made, Activation) and isinstance(before, Activation) and made.value == before.value
-            self._storage[output] = self._storage.get(first, first) if first is not None and (in_place or same) else output
+            self._storage[output] = (
+                self._storage.get(first, first) if first is not None and (in_place or same) else output
+            )
         if in_place and first is not None:
             self._operands[first] = results[0]
 
@@ -138,7 +140,9 @@ class _Translation:
             if meta is not None and not meta.static:
                 raise Refused("its result has a dynamic size", "export it without dynamic_shapes")
             if meta is not None and meta.dtype in FLOATING and meta.dtype != "float32":
-                raise Refused(f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which")
+                raise Refused(
+                    f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which"
+                )
         return rule(Call(node, self))
 
     def _placeholder(self, output: str) -> Operand:
@@ -175,7 +179,9 @@ class _Translation:
             raise Refused(f"it changes the input '{changed}'", "use the operation that is not in place")
         for other, storage in self._storage.items():
             if storage == changed and other != argument.name and self._last_use.get(other, -1) > number:
-                raise Refused("it changes a tensor that is used under another shape later", "do not work in place there")
+                raise Refused(
+                    "it changes a tensor that is used under another shape later", "do not work in place there"
+                )
 
     def _output(self, name: str) -> int | None:
         operand = self._operands.get(name)

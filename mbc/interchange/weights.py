@@ -1,8 +1,9 @@
 """A `state_dict` of torch as a file that mbc trains from, and back.
 
-The file is a checkpoint of the network's states, under the network's names, which are torch's wherever the language can
-say them. What a network has no state for (`num_batches_tracked`, buffers that no layer reads) is kept beside them, under
-`state_dict.KEY`, and the metadata list every key of the `state_dict`, aliases included, with where its numbers are.
+The file is a checkpoint of the network's states, under the network's names, which are torch's wherever the language
+can say them. What a network has no state for (`num_batches_tracked`, buffers that no layer reads) is kept beside them,
+under `state_dict.KEY`, and the metadata list every key of the `state_dict`, aliases included, with where its numbers
+are.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def export_weights(trained: Path, imported: Path, output: Path) -> int:
         if array is None:
             wrong.append(f"missing     {key.state or key.kept} (for '{key.name}')")
         elif array.size != int(np.prod(key.shape, dtype=np.int64)):
-            wrong.append(f"mismatched  {key.state or key.kept} {list(array.shape)} (for '{key.name}' {list(key.shape)})")
+            wrong.append(
+                f"mismatched  {key.state or key.kept} {list(array.shape)} (for '{key.name}' {list(key.shape)})"
+            )
         else:
             if not key.state and key.name.rpartition(".")[2] == _COUNTER:
                 array = array + array.dtype.type(updates)

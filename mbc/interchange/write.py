@@ -154,11 +154,12 @@ class _Body:
         chain = self._operator(item) if item.text in OPERATORS else self._layer(item)
         self._operands = set()
         chain.module = item.module
-        if len(item.results) > 1:
+        results = list(item.results)
+        if len(results) > 1:
             names = [self._fresh(chain, value) for value in item.results]
             self.statements.append(f"{', '.join(names)} = {chain.text()}")
             return
-        (result,) = item.results
+        result = results[0]
         self._chains[result] = chain
         if self._uses[result] != 1:
             self.bind(result)
@@ -193,7 +194,7 @@ class _Body:
             chain = None
         if chain is None:
             return _Chain(self._names[values[0]], (values[0],), [text])
-        chain.stages.append(text)
+        chain.stages = [*chain.stages, text]
         return chain
 
     def _stage(self, item: Item) -> str:
@@ -227,7 +228,9 @@ class _Body:
     def _fresh(self, chain: _Chain, value: int, wanted: str = "") -> str:
         """A name for what a chain gives: that of what it begins with, where nobody needs that any more."""
         read = {v for other in self._chains.values() if other is not chain for v in other.of}
-        live = {name for v, name in self._names.items() if self._uses[v] > 0 or v in read | self._operands} | self._locked
+        live = {
+            name for v, name in self._names.items() if self._uses[v] > 0 or v in read | self._operands
+        } | self._locked
         mine = [self._names[v] for v in chain.of if v in self._names]
         ordered = [wanted] if wanted else [*mine, "x", *_FRESH, *(f"y{n}" for n in range(2, 10_000))]
         name = next(n for n in ordered if n == wanted or n not in live)
@@ -240,7 +243,8 @@ class _Body:
 def _wrapped(statement: str) -> list[str]:
     """A statement in lines, broken in front of stages of its pipe."""
     stages = statement.split(" |> ")
-    lines, line = [], f"  {stages[0]}"
+    lines: list[str] = []
+    line = f"  {stages[0]}"
     for stage in stages[1:]:
         if len(line) + 4 + len(stage) > WIDTH:
             lines.append(line)

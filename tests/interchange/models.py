@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,18 +19,21 @@ from mbc.ops.base import Array
 from mbc.source import Source
 from tests.ir.execution import execute, types_of
 
+# As the types of a package that may be missing.
+Tensor = Any
+Model = Any
 torch = pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
 nn = torch.nn
 
 
-def exported(path: Path, model: nn.Module, *inputs: torch.Tensor, train: bool = True, **options: object) -> Path:
+def exported(path: Path, model: Model, *inputs: Tensor, train: bool = True, **options: object) -> Path:
     """The model's program, in training mode, as a file."""
     file = path / "model.pt2"
     torch.export.save(torch.export.export(model.train(train), inputs, **options), file)
     return file
 
 
-def stirred(model: nn.Module) -> nn.Module:
+def stirred(model: Model) -> Model:
     """The same with running statistics and scales that are not the ones of a new module."""
     generator = torch.Generator().manual_seed(1)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -42,7 +46,7 @@ def lowered(text: str) -> Lowered:
     return lower(parse(Source("imported", text)))
 
 
-def forward(model: ImportedModel, *inputs: torch.Tensor) -> list[Array]:
+def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
     """What the network gives in evaluation mode, in fp32."""
     made = lowered(model.source)
     graph = differentiate(made.network, made.optimizer, Precision.FP32)
@@ -52,7 +56,7 @@ def forward(model: ImportedModel, *inputs: torch.Tensor) -> list[Array]:
     return [env[name] for name in graph.infer_outputs]
 
 
-def compared(path: Path, model: nn.Module, *inputs: torch.Tensor) -> ImportedModel:
+def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
     """Import the model, and assert that it computes what torch does, within 1e-5."""
     imported = import_model(exported(path, stirred(model), *inputs), "net", "mse")
     with torch.no_grad():

@@ -137,7 +137,7 @@ def test_graphs_that_are_no_json_or_bottomless(tmp_path: Path) -> None:
 def test_graphs_that_refer_to_what_is_not_there(tmp_path: Path) -> None:
     document = archives.graph()
     node(document)["inputs"][0]["arg"] = {"as_tensor": {"name": "nobody"}}
-    with pytest.raises(MbcError, match="MBC30[03]"):
+    with pytest.raises(MbcError, match=r"MBC30[03]"):
         import_model(archives.write(tmp_path, document), "net")
     document = archives.graph()
     document["graph_module"]["signature"]["output_specs"] = []
@@ -147,14 +147,14 @@ def test_graphs_that_refer_to_what_is_not_there(tmp_path: Path) -> None:
 
 def test_nothing_of_a_file_reaches_the_terminal_or_the_source_as_it_is(tmp_path: Path) -> None:
     evil = "x\x1b[31m\u202e\n}"
-    document = archives.graph() | {"torch_version": evil}
+    document: dict[str, Any] = {**archives.graph(), "torch_version": evil}
     node(document)["target"] = f"torch.ops.aten.{evil}.default"
     node(document)["metadata"]["nn_module_stack"] = f"a,,b;c,{evil},d.{evil}"
     node(document)["metadata"]["stack_trace"] = f'File "{evil}", line 3, in f\n  {evil}'
     with pytest.raises(MbcError) as caught:
         import_model(archives.write(tmp_path, document), "net")
     assert "\x1b" not in str(caught.value) and "\u202e" not in str(caught.value)
-    document = archives.graph() | {"torch_version": evil}
+    document = {**archives.graph(), "torch_version": evil}
     document["graph_module"]["signature"]["input_specs"][0]["parameter"]["parameter_name"] = f"{evil}.weight"
     node(document)["metadata"]["nn_module_stack"] = f"a,,b;c,{evil},d.{evil}"
     config = {"config": {f"{evil}.weight": archives.weights()["config"]["stem.weight"]}}

@@ -8,13 +8,13 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.interchange.importing import import_model
-from tests.interchange.models import exported, lowered, nn, torch
+from tests.interchange.models import Model, Tensor, exported, lowered, nn, torch
 
 F = torch.nn.functional
 IMAGE = torch.zeros(2, 3, 8, 8)
 
 
-def refusal(path: Path, model: nn.Module, *inputs: torch.Tensor, **options: object) -> str:
+def refusal(path: Path, model: Model, *inputs: Tensor, **options: object) -> str:
     with pytest.raises(MbcError) as caught:
         import_model(exported(path, model, *(inputs or (IMAGE,)), **options), "net")  # pyright: ignore[reportArgumentType]
     assert caught.value.code == "MBC303"
@@ -24,20 +24,20 @@ def refusal(path: Path, model: nn.Module, *inputs: torch.Tensor, **options: obje
 class Of(nn.Module):
     """A function as a model, behind a convolution."""
 
-    def __init__(self, function, **held: nn.Module) -> None:
+    def __init__(self, function, **held: Model) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding=1)
         self.function = function
         for name, module in held.items():
             self.add_module(name, module)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.function(self.first(x))
 
 
 def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -> None:
     class Odd(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return torch.cumsum(x, 1) + torch.cumsum(x, 2)  # the line of Odd
 
     norm = nn.BatchNorm2d(4, track_running_stats=False)
@@ -54,7 +54,7 @@ def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -
 
 def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
     class Side(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return torch.cumsum(x, 1)
 
     class Sides(nn.Module):
@@ -63,7 +63,7 @@ def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
             self.first = nn.Conv2d(3, 4, 1)
             self.sides = nn.ModuleList(Side() for _ in range(7))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
             return sum((side(x) for side in self.sides), x)
 
@@ -95,7 +95,7 @@ def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
     ],
     ids=lambda value: value.__class__.__name__ if isinstance(value, nn.Module) else "",
 )
-def test_a_layer_that_is_none_here(layer: nn.Module, words: str, tmp_path: Path) -> None:
+def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> None:
     message = refusal(tmp_path, Of(lambda x: layer(x), layer=layer))
     assert words in message and "instead: " in message
 
@@ -145,7 +145,7 @@ def test_parameters_that_are_tied_between_unlike_layers(tmp_path: Path) -> None:
             self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
             self.second.weight = self.first.weight
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x))
 
     message = refusal(tmp_path, Tied())
@@ -180,14 +180,14 @@ def test_what_changes_its_input_or_a_buffer(tmp_path: Path) -> None:
             self.conv = nn.Conv2d(3, 4, 1)
             self.register_buffer("count", torch.zeros(()))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             self.count.add_(1)
             return self.conv(x)
 
     assert "'count'" in refusal(tmp_path, Counts())
     assert "it changes the input 'input'" in refusal(tmp_path, nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1)))
 
-    def seen_elsewhere(x: torch.Tensor) -> torch.Tensor:
+    def seen_elsewhere(x: Tensor) -> Tensor:
         y = x.view(2, -1)
         x.relu_()
         return y
@@ -198,14 +198,14 @@ def test_what_changes_its_input_or_a_buffer(tmp_path: Path) -> None:
 def test_control_flow_and_functions_of_ones_own(tmp_path: Path) -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        def forward(ctx, x: Tensor) -> Tensor:
             return x.sinh()
 
         @staticmethod
-        def backward(ctx, *dy: torch.Tensor) -> torch.Tensor:
+        def backward(ctx, *dy: Tensor) -> Tensor:
             return dy[0]
 
-    def branches(x: torch.Tensor) -> torch.Tensor:
+    def branches(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 
     assert "nothing like it" in refusal(tmp_path, Of(branches))
@@ -219,7 +219,7 @@ def test_outputs_that_are_none(tmp_path: Path) -> None:
             super().__init__()
             self.conv = nn.Conv2d(3, 4, 1)
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             return self.conv(x), x, self.conv.weight
 
     message = refusal(tmp_path, Same())

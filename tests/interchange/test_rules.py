@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interchange.models import compared, nn, torch
+from tests.interchange.models import Model, Tensor, compared, nn, torch
 
 F = torch.nn.functional
 
@@ -15,14 +15,14 @@ F = torch.nn.functional
 class Of(nn.Module):
     """A function as a model, behind a convolution, so that its input is nobody's but the model's."""
 
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], channels: int = 6, **held: nn.Module) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor], channels: int = 6, **held: Model) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, channels, 3)
         self.function = function
         for name, module in held.items():
             self.add_module(name, module)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.function(self.first(x))
 
 
@@ -31,12 +31,12 @@ class LayerScale(nn.Module):
         super().__init__()
         self.gamma = nn.Parameter(torch.rand(*shape))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x * self.gamma
 
 
 class DropPath(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
         noise = x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.75)
@@ -51,7 +51,7 @@ class ChannelsLast(nn.Module):
         self.norm, self.grow, self.shrink = nn.LayerNorm(6, eps=1e-6), nn.Linear(6, 24), nn.Linear(24, 6, bias=False)
         self.scale = LayerScale(6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = self.scale(self.shrink(F.gelu(self.grow(self.norm(x.permute(0, 2, 3, 1))))))
         return x + y.permute(0, 3, 1, 2)
 
@@ -63,7 +63,7 @@ class Gate(nn.Module):
         super().__init__()
         self.fc = nn.Conv2d(6, 6, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(self.fc(x.mean((2, 3), keepdim=True)))
 
 
@@ -72,7 +72,7 @@ class GateOfLinear(nn.Module):
         super().__init__()
         self.fc = nn.Linear(6, 6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = F.adaptive_avg_pool2d(x, 1).flatten(1)
         return x * torch.sigmoid(self.fc(y)).view(x.shape[0], 6, 1, 1)
 
@@ -82,7 +82,7 @@ class Shared(nn.Module):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.conv(self.norm(self.conv(x)))
 
 
@@ -99,7 +99,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "silu": lambda: nn.SiLU(), "mish": lambda: nn.Mish(), "hardswish": lambda: nn.Hardswish(),
     "hardsigmoid": lambda: nn.Hardsigmoid(), "sigmoid": lambda: nn.Sigmoid(), "tanh": lambda: nn.Tanh(),
     "softplus": lambda: nn.Softplus(), "dropout": lambda: nn.Dropout(0.3), "no dropout": lambda: nn.Dropout(0.0),
-    "drop_path": DropPath, "layer scale": lambda: LayerScale(6, 1, 1), "layer scale of 4": lambda: LayerScale(1, 6, 1, 1),
+    "drop_path": DropPath, "layer scale": lambda: LayerScale(6, 1, 1),
+    "layer scale of 4": lambda: LayerScale(1, 6, 1, 1),
     "channels last": ChannelsLast, "gate": Gate, "gate of a linear layer": GateOfLinear, "shared": Shared,
     "maxpool": lambda: nn.MaxPool2d(3, 2, 1), "maxpool ceil": lambda: nn.MaxPool2d(2, ceil_mode=True),
     "avgpool": lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), "avgpool wide": lambda: nn.AvgPool2d((2, 3)),
@@ -120,7 +121,7 @@ def test_a_layer_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
     compared(tmp_path, Of(lambda x: layer(x), layer=layer), torch.randn(2, 3, 12, 12))
 
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x + torch.tanh(x), "sum in place": lambda x: torch.tanh(x).add_(x),
     "scaled sum": lambda x: torch.add(x, torch.tanh(x), alpha=0.5), "difference": lambda x: x - torch.tanh(x),
     "scaled difference": lambda x: torch.sub(torch.tanh(x), x, alpha=3), "product": lambda x: x * torch.tanh(x),
@@ -132,7 +133,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dense": lambda x: torch.cat((x, torch.tanh(x), torch.relu(torch.cat((x, torch.tanh(x)), 1))), 1),
     "mean": lambda x: x.mean((2, 3)), "mean kept": lambda x: x.mean((-1, -2), keepdim=True),
     "mean of the last": lambda x: x.permute(0, 2, 3, 1).mean((1, 2)), "view": lambda x: x.view(2, -1),
-    "there and back": lambda x: x.reshape(2, 600).view(2, 6, 10, 10), "squeezed": lambda x: x.mean((2, 3), True).squeeze(),
+    "there and back": lambda x: x.reshape(2, 600).view(2, 6, 10, 10),
+    "squeezed": lambda x: x.mean((2, 3), True).squeeze(),
     "two": lambda x: (x.relu(), x.tanh()),  # pyright: ignore[reportReturnType]
     "contiguous": lambda x: x.contiguous().clone(), "padded twice": lambda x: F.avg_pool2d(x, 3, 1, 1),
 }  # fmt: skip
@@ -150,7 +152,7 @@ def test_layer_norm_of_features_and_two_inputs(tmp_path: Path) -> None:
             super().__init__()
             self.left, self.right, self.norm = nn.Linear(5, 4), nn.Linear(3, 4), nn.LayerNorm(4)
 
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
             return self.norm(self.left(a) + self.right(b))
 
     imported = compared(tmp_path, Net(), torch.randn(2, 5), torch.randn(2, 3))

@@ -10,7 +10,7 @@ from mbc.errors import MbcError
 from mbc.interchange.importing import check_source, import_model
 from mbc.interchange.names import Names, reserved
 from mbc.interchange.write import LOSSES
-from tests.interchange.models import compared, exported, lowered, nn, signature, torch
+from tests.interchange.models import Model, Tensor, compared, exported, lowered, nn, signature, torch
 
 F = torch.nn.functional
 
@@ -28,7 +28,7 @@ class Bottleneck(nn.Module):
             conv = nn.Conv2d(inputs, 4 * channels, 1, stride, bias=False)
             self.down = nn.Sequential(conv, nn.BatchNorm2d(4 * channels))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(y)))))
         y += x if self.down is None else self.down(x)
@@ -43,7 +43,7 @@ class Residual(nn.Module):
         self.layer2 = nn.Sequential(Bottleneck(8, 4, 2), *(Bottleneck(16, 4) for _ in range(3)))
         self.pool, self.drop, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(0.1), nn.Linear(16, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.layer2(self.layer1(self.stem(x)))
         return self.fc(self.drop(self.pool(x).flatten(1)))
 
@@ -51,7 +51,7 @@ class Residual(nn.Module):
 class Inverted(nn.Module):
     """A block whose parts are blocks, with another activation, kernel and gate in each."""
 
-    def __init__(self, channels: int, kernel: int, act: type[nn.Module]) -> None:
+    def __init__(self, channels: int, kernel: int, act: Model) -> None:
         super().__init__()
         wide = 3 * channels
         self.layers = nn.Sequential(
@@ -62,11 +62,11 @@ class Inverted(nn.Module):
             nn.Conv2d(wide, channels, 1),
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return x + self.layers(x)
 
 
-def mobile() -> nn.Module:
+def mobile() -> Model:
     parts = [Inverted(4, 3, nn.ReLU), Inverted(4, 5, nn.Hardswish), Inverted(4, 5, nn.ReLU)]
     return nn.Sequential(nn.Conv2d(3, 4, 3), *parts, nn.Conv2d(4, 6, 1), Inverted(6, 3, nn.ReLU))
 
@@ -79,7 +79,9 @@ def same_as_flat(path: Path, source: str) -> None:
 
 def test_blocks_are_those_that_people_would_write(tmp_path: Path) -> None:
     source = compared(tmp_path, Residual(), torch.randn(2, 3, 16, 16)).source
-    assert source.split("\n", 2)[2] == """\
+    assert (
+        source.split("\n", 2)[2]
+        == """\
 block bottleneck(channels) on x {
   y = x |> conv(channels, 1) @conv1 |> bn @bn1 |> relu |> conv(channels, 3, pad=1) @conv2 |> bn @bn2 |> relu
         |> conv(x.shape[1], 1) @conv3 |> bn @bn3
@@ -105,6 +107,7 @@ network net(batch = 2) {
   loss (prediction, target) |> mse
 }
 """
+    )
     same_as_flat(tmp_path, source)
 
 
@@ -128,7 +131,7 @@ def test_a_block_of_several_tensors_that_gives_several(tmp_path: Path) -> None:
             super().__init__()
             self.left, self.right = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
 
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             left, right = self.left(a), self.right(b)
             return left + right, left * right
 
@@ -137,7 +140,7 @@ def test_a_block_of_several_tensors_that_gives_several(tmp_path: Path) -> None:
             super().__init__()
             self.stem, self.parts = nn.Conv2d(3, 4, 1), nn.ModuleList(Cross() for _ in range(3))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             a = self.stem(x)
             b = torch.tanh(a)
             for part in self.parts:
@@ -155,7 +158,7 @@ def test_modules_with_parameters_that_have_modules_with_parameters(tmp_path: Pat
             super().__init__(inputs, 4, 1)
             self.norm = nn.BatchNorm2d(4)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return self.norm(super().forward(x))
 
     imported = compared(tmp_path, nn.Sequential(Normed(3), Normed(4)), torch.randn(2, 3, 4, 4))
@@ -170,7 +173,7 @@ def test_losses_of_outputs_of_several_shapes(loss: str, tmp_path: Path) -> None:
             super().__init__()
             self.stem, self.fc, self.aux = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), nn.Linear(4, 5)
 
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
             y = self.stem(x)
             return self.fc(y.mean((2, 3))), y, self.aux(y.mean((2, 3)))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 from mbc.cli.arguments.groups import Commands, add_json, command
 
 # Those of `mbc.interchange.write`, which help does not import.

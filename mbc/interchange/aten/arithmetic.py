@@ -103,8 +103,10 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
     seen = x.seen
     padded = (1,) * (len(seen) - len(weight.shape)) + weight.shape
     axis = len(seen) - 1 if x.view == CHANNELS_LAST else 1
-    if len(x.shape) != 4 or x.view not in ("plain", CHANNELS_LAST) or padded != tuple(
-        x.shape[1] if i == axis else 1 for i in range(len(seen))
+    if (
+        len(x.shape) != 4
+        or x.view not in ("plain", CHANNELS_LAST)
+        or padded != tuple(x.shape[1] if i == axis else 1 for i in range(len(seen)))
     ):
         raise Refused(
             f"it multiplies {list(seen)} by the parameter '{weight.held.key}' of {list(weight.shape)}",

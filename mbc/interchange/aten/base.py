@@ -1,8 +1,8 @@
 """What a rule of an ATen operation is given, and what it gives.
 
-A family of rules is a file of this folder with a table `RULES`: the name of an operation, without its trailing `_` where
-it works in place, to a function that takes a `Call` and gives the operation's result. `NOT_TAKEN` names operations for
-which the language has nothing yet, with what would do instead.
+A family of rules is a file of this folder with a table `RULES`: the name of an operation, without its trailing `_`
+where it works in place, to a function that takes a `Call` and gives the operation's result. `NOT_TAKEN` names
+operations for which the language has nothing yet, with what would do instead.
 """
 
 from __future__ import annotations
@@ -171,10 +171,10 @@ class Call:
         return tuple(item for item in value if isinstance(item, int))
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
-        found = self.ints(name, (default, default)) or (default, default)
+        found = list(self.ints(name)) or [default]
         if len(found) > 2:
             raise Refused(f"its '{name}' has {len(found)} dimensions", "images have two dimensions here")
-        return (found[0], found[-1])
+        return (found[0], found[1]) if len(found) == 2 else (found[0], found[0])
 
     def _number(self, name: str, default: float) -> float:
         value = self.node.arguments.get(name)
@@ -202,8 +202,8 @@ class Call:
         settings: Mapping[str, Setting] | None = None,
         **states: Weight | tuple[Weight, tuple[int, ...]] | None,
     ) -> Activation:
-        """A layer of the language that gives `shape`. `states`: its parameters, each with the shape that the network has
-        for it where that is not torch's; None: it has none."""
+        """A layer of the language that gives `shape`. `states`: its parameters, each with the shape that the network
+        has for it where that is not torch's; None: it has none."""
         given = {n: (s if isinstance(s, tuple) else (s, s.shape)) for n, s in states.items() if s is not None}
         values = (inputs,) if isinstance(inputs, Activation) else inputs
         return self._builder.step(op, [a.value for a in values], shape, settings or {}, given, self.node)

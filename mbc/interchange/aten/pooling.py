@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from mbc.interchange.aten.base import CHANNELS_LAST, FLAT, PADDED, PLAIN, Activation, Call, Refused, Result, Rule
-from mbc.interchange.aten.base import as_setting
+from mbc.interchange.aten.base import (
+    CHANNELS_LAST,
+    FLAT,
+    PADDED,
+    PLAIN,
+    Activation,
+    Call,
+    Refused,
+    Result,
+    Rule,
+    as_setting,
+)
 from mbc.interchange.steps import Setting
 
 
@@ -95,7 +105,9 @@ def _upsample(mode: str, call: Call) -> Result:
     if isinstance(factors, tuple):
         for factor, before, after in zip(factors, x.shape[2:], size, strict=True):
             if not isinstance(factor, float | int) or before * factor != after:
-                raise Refused("its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True")
+                raise Refused(
+                    "its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True"
+                )
     if size == x.shape[2:]:
         return x
     settings: dict[str, Setting] = {"mode": mode}

@@ -44,9 +44,9 @@ def _reshape(call: Call) -> Result:
     if x.view in (FLAT, GATE) and shape == x.shape:
         return replace(x, view=PLAIN)
     pixels = math.prod(x.shape[2:])
-    if x.view in (PLAIN, CHANNELS_LAST) and shape == (rows, math.prod(x.shape[1:])):
-        if x.view == PLAIN or pixels == 1:
-            return replace(x, view=FLAT)
+    in_order = x.view == PLAIN or (x.view == CHANNELS_LAST and pixels == 1)
+    if in_order and shape == (rows, math.prod(x.shape[1:])):
+        return replace(x, view=FLAT)
     if x.view == PLAIN and len(x.shape) == 2 and shape == (*x.shape, 1, 1):
         return replace(x, view=GATE)
     raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _SHAPES)
@@ -91,7 +91,9 @@ def _pad(call: Call) -> Result:
     value = call.node.arguments.get("value")
     outside = len(pads) > 4 and any(pads[4:])
     if call.text("mode", "constant") != "constant" or value not in (None, 0, 0.0) or outside or min(pads) < 0:
-        raise Refused("it pads by something else than zeros around images", "pad with zeros where a convolution follows")
+        raise Refused(
+            "it pads by something else than zeros around images", "pad with zeros where a convolution follows"
+        )
     left, right, top, bottom = (*pads, 0, 0)[:4]
     if x.view not in (PLAIN, PADDED) or len(x.shape) != 4:
         raise Refused(f"it pads {list(x.seen)}", "pad images where a convolution follows")
