@@ -136,7 +136,7 @@ class _Blocks:
 
 
 def _layer(op: str, steps: Sequence[Step], solved: _Parameters) -> str:
-    """The layer of one place in all uses of a block."""
+    """One layer of a body, by what it is in all uses of the block."""
     if len({step.op for step in steps}) > 1:
         return solved.text([Word(step.op) for step in steps], "act", None)
     arguments: list[str] = []

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.interchange.steps import Imported, Number, Step, label_of
+from mbc.ops import activation, activation_variants
 
 # Layers that only differ in what they do to each element: a block may take one of them as a setting.
-ACTIVATIONS = frozenset(
-    ("relu", "relu6", "sigmoid", "tanh", "silu", "gelu", "hardswish", "hardsigmoid", "mish", "softplus")
-)  # fmt: skip
+ACTIVATIONS = frozenset(layer.name for family in (activation, activation_variants) for layer in family.LAYERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +121,7 @@ def _skeleton(group: Group, found: dict[Group, object]) -> object:
             items.append((below(item.path, group.path), inner, tuple(numbers[v] for v in item.inputs)))
             results = item.outputs
         else:
-            op = "activation" if item.op in ACTIVATIONS else item.op
+            op = "activation" if item.op in ACTIVATIONS and not item.settings else item.op
             inputs = tuple(v if isinstance(v, Number) else numbers[v] for v in item.inputs)
             suffixes = tuple(state.suffix for state in item.states)
             label = below(item.label, group.path)
