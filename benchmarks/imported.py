@@ -35,10 +35,11 @@ LARGEST_ERROR = 1e-5
 WHOLE_SIZE, WHOLE = 224, ("alexnet", "vgg")
 TORCHVISION = (
     "alexnet", "convnext_tiny", "convnext_small", "densenet121", "densenet201", "efficientnet_b0",
-    "efficientnet_b3", "efficientnet_v2_s", "googlenet", "inception_v3", "mnasnet0_5", "mnasnet1_0", "mobilenet_v2", "mobilenet_v3_large",
-    "mobilenet_v3_small", "regnet_x_400mf", "regnet_x_1_6gf", "regnet_y_400mf", "regnet_y_1_6gf", "resnet18", "resnet34",
-    "resnet50", "resnet101", "resnext50_32x4d", "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "squeezenet1_0",
-    "squeezenet1_1", "vgg11", "vgg16_bn", "wide_resnet50_2",
+    "efficientnet_b3", "efficientnet_v2_s", "googlenet", "inception_v3", "mnasnet0_5", "mnasnet1_0",
+    "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "regnet_x_400mf", "regnet_x_1_6gf",
+    "regnet_y_400mf", "regnet_y_1_6gf", "resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d",
+    "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "squeezenet1_0", "squeezenet1_1", "vgg11", "vgg16_bn",
+    "wide_resnet50_2",
 )  # fmt: skip
 SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
 TIMM = (
@@ -47,10 +48,11 @@ TIMM = (
     "efficientnet_lite0", "tf_efficientnet_b0", "tf_efficientnetv2_b0", "efficientnetv2_rw_t", "mobilenetv2_100",
     "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_small", "mnasnet_100", "semnasnet_075",
     "fbnetc_100", "spnasnet_100", "mixnet_s", "ghostnet_100", "hardcorenas_a", "lcnet_050", "tinynet_e",
-    "rexnet_100", "regnetx_002", "regnety_002", "regnetz_b16", "densenet121", "vgg11_bn", "inception_v3", "inception_v4",
-    "inception_resnet_v2", "xception41", "dpn68", "dla34", "hrnet_w18_small", "cspdarknet53", "cspresnet50", "darknet53",
-    "repvgg_a0", "mobileone_s0", "convnext_atto", "convnext_tiny", "convnextv2_atto", "nf_resnet50", "dm_nfnet_f0",
-    "selecsls42b", "ese_vovnet19b_dw", "gernet_s", "hgnet_tiny", "inception_next_tiny", "repghostnet_050",
+    "rexnet_100", "regnetx_002", "regnety_002", "regnetz_b16", "densenet121", "vgg11_bn", "inception_v3",
+    "inception_v4", "inception_resnet_v2", "xception41", "dpn68", "dla34", "hrnet_w18_small", "cspdarknet53",
+    "cspresnet50", "darknet53", "repvgg_a0", "mobileone_s0", "convnext_atto", "convnext_tiny", "convnextv2_atto",
+    "nf_resnet50", "dm_nfnet_f0", "selecsls42b", "ese_vovnet19b_dw", "gernet_s", "hgnet_tiny",
+    "inception_next_tiny", "repghostnet_050",
 )  # fmt: skip
 
 
@@ -90,9 +92,10 @@ def imported(name: str, size: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = built(name)
     for module in model.modules():  # so that statistics matter
-        if isinstance(module, torch.nn.BatchNorm2d) and module.running_mean is not None:
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 1.5)
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for statistic, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 1.5)):
+                if statistic is not None:
+                    statistic.uniform_(low, high)
     size = WHOLE_SIZE if name.rpartition("/")[2].startswith(WHOLE) else size
     images = torch.randn(2, 3, size, size)
     with tempfile.TemporaryDirectory() as folder:
