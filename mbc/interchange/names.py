@@ -22,11 +22,25 @@ def reserved() -> frozenset[str]:
     return frozenset((*words, *of_settings, *FUNCTIONS, *LAYERS))
 
 
+FRESH = ("y", "z", "s", "t", "u", "v", "w")  # of values of a body, in this order
+
+
+@cache
+def of_bodies() -> frozenset[str]:
+    """Names that values and parameters of a body have, without their numbers."""
+    of_settings = (p.name for layer in LAYERS.values() for p in layer.parameters)
+    return frozenset(("x", "act", "image", "target", "logits", "prediction", "batch", *FRESH, *of_settings))
+
+
 class Names:
     """Names that are not taken yet."""
 
     def __init__(self) -> None:
         self._taken = set(reserved())
+
+    def of_block(self, wanted: str) -> str:
+        """A name that no value and no parameter of a body has, either."""
+        return self.free(f"{wanted}_block" if wanted in of_bodies() else wanted)
 
     def free(self, wanted: str) -> str:
         """`wanted` as a name, with a number where it is taken."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from mbc.interchange.blocks import Block, Item, find_blocks, literal
 from mbc.interchange.modules import Group, build_tree
-from mbc.interchange.names import Names
+from mbc.interchange.names import FRESH, Names
 from mbc.interchange.steps import OPERATORS, Imported, Number
 
 WIDTH = 116
 _CUT = 4  # stages of a pipe that end with their module
-_FRESH = ("y", "z", "s", "t", "u", "v", "w")
 _LOSSES = {
     "softmax_cross_entropy": "(%s, %s) |> softmax_cross_entropy",
     "binary_cross_entropy": "(%s, %s) |> binary_cross_entropy",
@@ -31,7 +30,7 @@ def write_source(network: Imported, loss: str, title: str, flat: bool = False) -
     root = build_tree(network)
     if flat:
         root = Group("", root.name, network.steps, root.inputs, root.outputs, False)
-    blocks, body = find_blocks(network, root, names.free)
+    blocks, body = find_blocks(network, root, names.of_block)
     lines = [f"# {title}", ""]
     for block in blocks:
         lines += [*_block(block), ""]
@@ -70,10 +69,9 @@ def _network(network: Imported, name: str, body: Block, loss: str, names: Names)
     body_of.run()
     statements = body_of.statements
     outputs: list[str] = []
-    for number, value in enumerate(network.outputs):
-        wanted = "logits" if "entropy" in loss else "prediction"
-        outputs.append(body_of.bind(value, wanted if number == 0 else f"{wanted}{number + 1}"))
-    targets, losses = _losses(network, outputs, loss)
+    for value in network.outputs:
+        outputs.append(body_of.bind(value, names.free("logits" if "entropy" in loss else "prediction")))
+    targets, losses = _losses(network, outputs, loss, names)
     return [
         f"network {name}(batch = {batch}) {{",
         *inputs,
@@ -85,7 +83,7 @@ def _network(network: Imported, name: str, body: Block, loss: str, names: Names)
     ]
 
 
-def _losses(network: Imported, outputs: Sequence[str], loss: str) -> tuple[list[str], list[str]]:
+def _losses(network: Imported, outputs: Sequence[str], loss: str, names: Names) -> tuple[list[str], list[str]]:
     """Targets and losses of the outputs; outputs of one shape have one target."""
     targets: dict[str, str] = {}
     lines: list[str] = []
@@ -94,7 +92,7 @@ def _losses(network: Imported, outputs: Sequence[str], loss: str) -> tuple[list[
         of_classes = loss == "softmax_cross_entropy"
         sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
         declared = f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
-        target = targets.setdefault(declared, f"target{len(targets) + 1}" if targets else "target")
+        target = targets.get(declared) or targets.setdefault(declared, names.free("target"))
         lines.append(f"  loss {_LOSSES[loss] % (name, target)}")
     return [f"  input {target}{declared}" for declared, target in targets.items()], lines
 
@@ -232,7 +230,7 @@ class _Body:
             name for v, name in self._names.items() if self._uses[v] > 0 or v in read | self._operands
         } | self._locked
         mine = [self._names[v] for v in chain.of if v in self._names]
-        ordered = [wanted] if wanted else [*mine, "x", *_FRESH, *(f"y{n}" for n in range(2, 10_000))]
+        ordered = [wanted] if wanted else [*mine, "x", *FRESH, *(f"y{n}" for n in range(2, 10_000))]
         name = next(n for n in ordered if n == wanted or n not in live)
         for v in [v for v, n in self._names.items() if n == name]:
             del self._names[v]

@@ -182,6 +182,22 @@ def test_losses_of_outputs_of_several_shapes(loss: str, tmp_path: Path) -> None:
     assert source.count("\n  input target") == 2
 
 
+def test_names_of_models_that_bodies_have_too(tmp_path: Path) -> None:
+    class X(nn.Sequential):
+        pass
+
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = X(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)), X(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+
+        def forward(self, target: Tensor, logits: Tensor) -> Tensor:
+            return self.b(self.a(target)) + logits
+
+    imported = compared(tmp_path, Channels(), torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4))
+    assert "block x_block on x" in imported.source and "input target2[" in imported.source
+
+
 def test_names_that_mean_something_are_not_taken(tmp_path: Path) -> None:
     names = Names()
     assert [names.free(n) for n in ("conv", "block", "x", "x", "3d", "a-b", "lambda", "")] == [
