@@ -25,6 +25,7 @@ SUITES = {
     "frontend": "parser, messages word for word, the language page, fuzzed sources",
     "gpu": "kernels, libraries and measurements on a GPU (elsewhere skipped)",
     "hardware": "specifications of GPUs, and their links to the host",
+    "interchange": "models of PyTorch become sources that compute the same; weights there and back; hostile files",
     "ir": "the graph, differentiation and its passes: bits before and after",
     "kernels": "every kernel on the emulator, in each layout and type, against float64",
     "measure": "the measuring worker and its harnesses, on a GPU that is not there",

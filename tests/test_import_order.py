@@ -64,6 +64,7 @@ ORDER = (
     "mbc.fit",  # many compilations
     "mbc.ablation",
     "mbc.train",  # many steps
+    "mbc.interchange",  # files of other frameworks -> source and weights
     "mbc.equivalence",  # steps compared
     "mbc.bench",  # steps raced
     "mbc.report",  # what is printed of all that

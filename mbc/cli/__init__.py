@@ -17,6 +17,8 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
 * `train_view`: what it shows while it runs
+* `import_command`: `mbc import`
+* `export_command`: `mbc export`
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
 * `gpus_command`: `mbc gpus`

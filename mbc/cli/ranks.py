@@ -86,7 +86,7 @@ def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resu
         "options of planning (digest)": hashlib.sha256(repr(options(arguments)).encode()).hexdigest()[:16],
         **{f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()},
         "seed": str(seed),
-        "checkpoint to resume from (digest)": "" if resume is None else _digest(resume),
+        "checkpoint to begin from (digest)": "" if resume is None else _digest(resume),
     }
 
 

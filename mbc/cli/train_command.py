@@ -70,6 +70,7 @@ class _Prepared:
     log: Path | None  # likewise
     tensorboard: Path | None  # likewise
     resume: Path | None
+    weights: Path | None  # to begin with; None where it is resumed
     steps: int  # those before `resume` was written
 
 
@@ -100,8 +101,9 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     for place in (arguments.data, arguments.test):
         if place is not None:
             check_place(place)
+    weights = None if arguments.weights is None or resume is not None else Path(arguments.weights)
     steps = 0 if progress is None else progress.steps_in_all
-    return _Prepared(arguments, schedule, seed, checkpoint, best, log, tensorboard, resume, steps)
+    return _Prepared(arguments, schedule, seed, checkpoint, best, log, tensorboard, resume, weights, steps)
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
@@ -200,10 +202,13 @@ def _open(prepared: _Prepared, group: Group | None) -> Module:
         subject, member = package_for_training(place, planning, device, arguments.output), None
     else:
         device = device_of_ranks(device)
-        group.agree(what_ranks_share(arguments, device, seed, prepared.resume))
+        group.agree(what_ranks_share(arguments, device, seed, prepared.resume or prepared.weights))
         subject, member = subject_for_ranks(place, planning, device, arguments.output, group), Member(group)
     with notes():
-        return Module(subject, seed=seed, device=device, ranks=member)
+        net = Module(subject, seed=seed, device=device, ranks=member)
+    if prepared.weights is not None:
+        net.load(prepared.weights, weights_only=True)
+    return net
 
 
 def _data(arguments: argparse.Namespace, graph: TrainingGraph) -> tuple[Data, Data | None]:

@@ -10,25 +10,34 @@ class Scope:
     """Where paths are claimed: the network, one expansion of a block, or one turn of a loop.
 
     A path is the scope's own path and a component that is unique in the scope: a label, the name that a layer was
-    bound to, or a kind and its count (from 0) in this scope.
+    bound to, or a kind and its count (from 0) in this scope. A label may be several components (`layer1.0`); then none
+    of the scope may lie inside of another one (`layer1`), whose own layers could have the same paths.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._taken: dict[str, Span] = {}
+        self._inside: dict[str, str] = {}  # `layer1`: some component that begins with it
         self._counts: dict[str, int] = {}
 
     def claim(self, component: str, span: Span) -> str:
         """The path of something that has a name of its own."""
-        if component in self._taken:
-            first = self._taken[component]
+        parts = component.split(".")
+        outer = [".".join(parts[:count]) for count in range(1, len(parts))]
+        taken = next((c for c in (component, *outer) if c in self._taken), self._inside.get(component))
+        if taken is not None:
+            first = self._taken[taken]
+            remedy = "give each of the two a label of its own (`conv(64, 3) @name`): parameters are saved under it"
+            if taken != component:
+                remedy = f"neither of `{taken}` and `{component}` may lie inside of the other: give one another label"
             raise MbcError(
                 "MBC013",
-                f"the name `{component}` is taken: it was given at line {first.line}, column {first.column}",
-                "give each of the two a label of its own (`conv(64, 3) @name`): parameters are saved under it",
+                f"the name `{taken}` is taken: it was given at line {first.line}, column {first.column}",
+                remedy,
                 span,
             )
         self._taken[component] = span
+        self._inside.update(dict.fromkeys(outer, component))
         return f"{self._path}.{component}" if self._path else component
 
     def count(self, kind: str, span: Span) -> str:

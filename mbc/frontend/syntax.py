@@ -20,7 +20,7 @@ _VALUES = frozenset({"NAME", "NUMBER", "SIZE", "STRING", "BAD_NUMBER", "LPAR", "
 _STATEMENTS = frozenset({"NAME", "INPUT", "OUTPUT", "LOSS", "METRIC", "RETURN", "FOR", "WHEN"})
 _DECLARATIONS = frozenset({"NETWORK", "BLOCK", "TRAIN", "MEMORY"})
 _CONTINUATIONS = frozenset(
-    {"COMPARE", "TIMES", "POWER", "SIGN", "IF", "AND", "OR", "AT", "DOT", "LSQB", "__ANON_0", "LPAR"}
+    {"COMPARE", "TIMES", "POWER", "SIGN", "IF", "AND", "OR", "LABEL", "DOT", "LSQB", "__ANON_0", "LPAR"}
 )
 _PUNCTUATION = {
     "LBRACE": "`{`",
@@ -60,6 +60,7 @@ _CHARACTER_REMEDIES = {
     "$": "a name consists of letters, digits and `_`",
     "~": "write `not`",
     "^": "a power is written `**`",
+    "@": "a label is letters, digits and `_` behind `@`, as in `conv(64, 3) @stem`; parts of a path are joined by dots",
 }
 
 
@@ -126,7 +127,7 @@ def _expected(accepted: frozenset[str]) -> str:
         rest -= _VALUES
     if "NAME" in rest:
         parts.append("a name")
-    if "AT" in rest:  # an expression that could go on; what else could follow says more
+    if "LABEL" in rest:  # an expression that could go on; what else could follow says more
         rest -= _CONTINUATIONS
     if parts or rest - {"IF"}:
         rest -= {"IF"}

@@ -179,7 +179,10 @@ class TreeReader:
 
     def _labelled(self, tree: Branch) -> ast.Labelled:
         target, label = tree.children
-        return ast.Labelled(self._span(label), self.expression(target), self._text(label))
+        assert isinstance(label, Token)
+        end = label.end_pos or 0
+        name = Token("LABEL", label[1:].lstrip(), start_pos=end - len(label[1:].lstrip()), end_pos=end)
+        return ast.Labelled(self._span(name), self.expression(target), self._text(name))
 
     def _pipe(self, tree: Branch) -> ast.Pipe:
         first, *stages = tree.children
@@ -205,10 +208,11 @@ class TreeReader:
 
     def _text(self, token: Child) -> str:
         text = str(token)
-        if len(text) > LONGEST_NAME:
+        longest = max(map(len, text.split(".")))  # of a label each part
+        if longest > LONGEST_NAME:
             raise MbcError(
                 "MBC004",
-                f"this name has {len(text)} characters; at most {LONGEST_NAME} are allowed",
+                f"this name has {longest} characters; at most {LONGEST_NAME} are allowed",
                 "shorten it",
                 self._span(token),
             )

@@ -36,7 +36,7 @@ INTEGERS: frozenset[str] = frozenset(("I64", "I32", "I16", "I8", "U64", "U32", "
 
 def write_checkpoint(path: Path, tensors: Iterable[tuple[str, Array]], metadata: Mapping[str, str]) -> None:
     """Write named arrays to `path`, replacing what was there only when all is written; MBC162 when that fails."""
-    named = [(name, np.ascontiguousarray(array)) for name, array in tensors]
+    named = [(name, np.asarray(array, order="C")) for name, array in tensors]
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     for name, array in named:

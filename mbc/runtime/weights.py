@@ -16,6 +16,7 @@ from mbc.runtime.arguments import plain_array, shown
 from mbc.runtime.checkpoint import FLOATING, INTEGERS, NAMES, Checkpoint, Tensor
 
 Array = NDArray[Any]
+KEPT = "state_dict."  # begins what an imported file keeps for an export, and no network has
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,9 @@ def fit_weights(given: object, states: Mapping[str, tuple[int, ...]], weights: C
 
 
 def _of_training(name: str, weights: Collection[str]) -> bool:
-    """Whether it is a counter, or state of an optimizer, which is named `first.weight.momentum`."""
-    return name not in weights and (name.startswith("control.") or name.rpartition(".")[0] in weights)
+    """Whether it is a counter, or state of an optimizer, which is named `first.weight.momentum`; or kept for an
+    export."""
+    return name not in weights and (name.startswith(("control.", KEPT)) or name.rpartition(".")[0] in weights)
 
 
 def _compare(

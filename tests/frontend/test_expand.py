@@ -63,6 +63,26 @@ def test_path_of_blocks_and_loops():
     ]
 
 
+def test_a_label_may_be_a_path_with_numbers_and_words_of_the_language():
+    header = "block unit on x { return x |> conv(4, 1) @0 |> bn @1 }"
+    body = "y = image |> conv(4, 1) @features.0.block |> unit @features.0.if |> unit @features.1"
+    assert trained(lower_body(body, header)) == [
+        "features.0.block.weight",
+        "features.0.if.0.weight",
+        "features.0.if.1.weight",
+        "features.0.if.1.bias",
+        "features.1.0.weight",
+        "features.1.1.weight",
+        "features.1.1.bias",
+    ]
+
+
+@pytest.mark.parametrize("first, second", [("a.b", "a"), ("a", "a.b"), ("a.b.c", "a.b"), ("a.b", "a.b")])
+def test_a_label_inside_of_another_is_refused(first: str, second: str):
+    with pytest.raises(MbcError, match=r"MBC013: the name `a\S* is taken"):
+        lower_body(f"y = image |> conv(4, 1) @{first} |> conv(4, 1) @{second}")
+
+
 def test_path_of_labelled_block():
     header = "block one on x { return x |> conv(4, 1) }"
     assert trained(lower_body("y = image |> one @left", header)) == ["left.conv0.weight"]

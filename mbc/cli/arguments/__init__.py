@@ -1,6 +1,7 @@
 """Every command's arguments, help and examples. What a command does is imported when it runs: help is instant.
 
 * `groups`: arguments that several commands share, and the options that they make
+* `interchange`: commands that read and write other frameworks' files
 * `machine`: commands about GPUs and profiles
 * `planning`: commands that make plans and look at them
 * `running`: commands that take steps
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from mbc import __version__
 from mbc.cli.arguments.groups import Raw
+from mbc.cli.arguments.interchange import add_export, add_import
 from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
 from mbc.cli.arguments.parser import Parser
 from mbc.cli.arguments.planning import add_check, add_compile, add_diff, add_fit, add_show, add_verify
@@ -51,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
         add_check,
         add_diff,
         add_train,
+        add_import,
+        add_export,
         add_bench,
         add_profile,
         add_gpus,

@@ -49,6 +49,9 @@ def add_train(commands: Commands) -> None:
         help="keep the best epoch's beside it (w.best.safetensors beside w.safetensors), by METRIC as --plateau-metric",
     )  # fmt: skip
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
+    made.add_argument(
+        "--weights", metavar="FILE", help="begin with these weights (as mbc import writes them) unless it is resumed"
+    )
     made.add_argument("--log", metavar="FILE", help="write the figures of each epoch here, as lines of JSON")
     made.add_argument(
         "--log-every", type=count, metavar="STEPS", help="and after so many steps, too, those of the steps between"

@@ -1,0 +1,147 @@
+"""Which networks of torchvision and timm are imported as they are: exported in training mode, imported, and compared
+with torch in evaluation mode. Needs torch, torchvision and timm, no GPU.
+
+The list leaves out networks with attention and, of one family, sizes that only repeat it. A network is imported where
+its source compiles to what torch computes, within 1e-5 relative to torch.
+
+    python benchmarks/imported.py [--only NAME,NAME] [--size 96]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import attempt, show, start, write
+
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.interchange.importing import ImportedModel, import_model
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import Precision
+from mbc.ops import KINDS
+from mbc.ops.base import Array, Call
+from mbc.source import Source
+
+LARGEST_ERROR = 1e-5
+# Classifiers of 6 x 6 or 7 x 7 pixels, which smaller images would have to be pooled up to.
+WHOLE_SIZE, WHOLE = 224, ("alexnet", "vgg")
+TORCHVISION = (
+    "alexnet", "convnext_tiny", "convnext_small", "densenet121", "densenet201", "efficientnet_b0",
+    "efficientnet_b3", "efficientnet_v2_s", "googlenet", "inception_v3", "mnasnet0_5", "mnasnet1_0",
+    "mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small", "regnet_x_400mf", "regnet_x_1_6gf",
+    "regnet_y_400mf", "regnet_y_1_6gf", "resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d",
+    "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "squeezenet1_0", "squeezenet1_1", "vgg11", "vgg16_bn",
+    "wide_resnet50_2",
+)  # fmt: skip
+SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
+TIMM = (
+    "resnet18", "resnet50", "resnet26d", "resnet50d", "resnetv2_50", "resnetv2_50x1_bit", "resnext50_32x4d",
+    "seresnet50", "ecaresnet50t", "skresnet18", "res2net50_26w_4s", "resnest14d", "resnetrs50", "efficientnet_b0",
+    "efficientnet_lite0", "tf_efficientnet_b0", "tf_efficientnetv2_b0", "efficientnetv2_rw_t", "mobilenetv2_100",
+    "mobilenetv3_small_100", "mobilenetv3_large_100", "mobilenetv4_conv_small", "mnasnet_100", "semnasnet_075",
+    "fbnetc_100", "spnasnet_100", "mixnet_s", "ghostnet_100", "hardcorenas_a", "lcnet_050", "tinynet_e",
+    "rexnet_100", "regnetx_002", "regnety_002", "regnetz_b16", "densenet121", "vgg11_bn", "inception_v3",
+    "inception_v4", "inception_resnet_v2", "xception41", "dpn68", "dla34", "hrnet_w18_small", "cspdarknet53",
+    "cspresnet50", "darknet53", "repvgg_a0", "mobileone_s0", "convnext_atto", "convnext_tiny", "convnextv2_atto",
+    "nf_resnet50", "dm_nfnet_f0", "selecsls42b", "ese_vovnet19b_dw", "gernet_s", "hgnet_tiny",
+    "inception_next_tiny", "repghostnet_050",
+)  # fmt: skip
+
+
+def built(name: str) -> Any:
+    """A network of `family/name`, with random weights."""
+    import timm  # pyright: ignore[reportMissingImports]
+    import torchvision  # pyright: ignore[reportMissingImports]
+
+    family, _, own = name.partition("/")
+    if family == "timm":
+        return timm.create_model(own, pretrained=False)
+    if family == "segmentation":
+        return getattr(torchvision.models.segmentation, own)(weights=None, weights_backbone=None)
+    # Their outputs with auxiliary heads are tuples with names, which torch.export cannot save.
+    more = {"aux_logits": False, "init_weights": False} if own in ("googlenet", "inception_v3") else {}
+    return getattr(torchvision.models, own)(weights=None, **more)
+
+
+def forward(model: ImportedModel, images: Array) -> Array:
+    """The first output of the inference graph, in fp32."""
+    made = lower(parse(Source("imported", model.source)))
+    graph = differentiate(made.network, made.optimizer, Precision.FP32)
+    env: dict[str, Array] = {graph.infer_inputs[0]: images, **model.network.arrays}
+    for op in graph.infer:
+        outputs = tuple(graph.values[v].type for v in op.outputs)
+        evaluate = KINDS[op.kind].evaluate
+        assert evaluate is not None
+        call = Call(outputs, 0, graph.batch, Precision.FP32)
+        env.update(zip(op.outputs, evaluate(op.attributes, [env[v] for v in op.inputs], call), strict=True))
+    return env[graph.infer_outputs[0]]
+
+
+def imported(name: str, size: int) -> dict[str, Any]:
+    """How long the source is and how far its result is from torch's; or what was refused."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    torch.manual_seed(0)
+    model = built(name)
+    for module in model.modules():  # so that statistics matter
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for statistic, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 1.5)):
+                if statistic is not None:
+                    statistic.uniform_(low, high)
+    size = WHOLE_SIZE if name.rpartition("/")[2].startswith(WHOLE) else size
+    images = torch.randn(2, 3, size, size)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt2"
+        torch.export.save(torch.export.export(model.train(), (images,)), file)
+        try:
+            made = import_model(file, name.partition("/")[2])
+        except MbcError as error:
+            return {"imported": False, "refused": str(error)}
+    with torch.no_grad():
+        wanted = model.eval()(images)
+    if isinstance(wanted, dict):
+        wanted = next(iter(wanted.values()))
+    wanted = wanted.numpy()
+    error = float(np.linalg.norm(forward(made, images.numpy()) - wanted) / np.linalg.norm(wanted))
+    lines = made.source.count("\n")
+    return {"imported": error <= LARGEST_ERROR, "error": error, "lines": lines, "operations": len(made.network.steps)}
+
+
+def operations(refused: str) -> list[str]:
+    """The operations that a refusal names."""
+    found = [line.split(": ")[1] for line in refused.splitlines() if line.startswith("  ") and ": aten." in line]
+    return sorted(set(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="names with their family, such as timm/resnet50")
+    parser.add_argument("--size", type=int, default=96, help="of the images (default 96)")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    names = [f"torchvision/{n}" for n in TORCHVISION] + [f"segmentation/{n}" for n in SEGMENTATION]
+    names = arguments.only.split(",") if arguments.only else [*names, *(f"timm/{n}" for n in TIMM)]
+    results: list[dict[str, Any]] = []
+    for name in names:
+        results.append(attempt(lambda name=name: imported(name, arguments.size), name))
+        gc.collect()
+        last = results[-1]
+        said = last.get("failed") or ", ".join(operations(last.get("refused", ""))) or f"{last.get('error', 0):.1e}"
+        print(f"{name:44} {said}", flush=True)
+    missing = Counter(op for r in results for op in operations(r.get("refused", "")))
+    count = sum(bool(r.get("imported")) for r in results)
+    write("imported", results, missing=dict(missing.most_common()), imported=count)
+    show(results, ("name", "imported", "lines", "operations", "error"))
+    print(f"{count} of {len(results)} networks; operations that others lack: {dict(missing.most_common())}")
+
+
+if __name__ == "__main__":
+    start(main)

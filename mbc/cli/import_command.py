@@ -1,0 +1,56 @@
+"""`mbc import`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from mbc.cli.terminal import busy, notes
+from mbc.errors import MbcError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read a model, write its source and weights, say what they are."""
+    source = Path(arguments.output)
+    weights = source.with_suffix(".safetensors") if arguments.weights is None else Path(arguments.weights)
+    for path in (source, weights):
+        check_free(path, arguments.force)
+    from mbc.interchange.importing import import_model
+    from mbc.interchange.weights import write_weights
+    from mbc.runtime.replace import replace_file
+
+    with notes(), busy(f"importing {arguments.model}"):
+        made = import_model(Path(arguments.model), arguments.name or source.stem, arguments.loss, arguments.flat)
+    network = made.network
+    write_weights(weights, network)
+    try:
+        replace_file(source, (made.source.encode(),))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise MbcError("MBC306", f"cannot write '{source}': {reason}", "choose another place") from error
+    lines = made.source.count("\n")
+    parameters = sum(array.size for array in network.arrays.values())
+    if arguments.json:
+        figures = {
+            "source": str(source), "lines": lines, "weights": str(weights), "operations": len(network.steps),
+            "keys": len(network.keys), "states": len(network.arrays), "numbers": parameters,
+            "frozen": list(network.frozen),
+        }  # fmt: skip
+        print(json.dumps(figures, indent=2))
+        return 0
+    print(f"{source}: {_counted(len(network.steps), 'operation')} in {_counted(lines, 'line')}")
+    held = f"{parameters:,} numbers in {_counted(len(network.arrays), 'state')}"
+    print(f"{weights}: {held}, for {_counted(len(network.keys), 'key')} of the state_dict")
+    print(f"train it: mbc train {source} --data DATA --weights {weights}")
+    return 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def check_free(path: Path, force: bool) -> None:
+    """MBC305 where a file would be replaced that nobody asked to."""
+    if path.exists() and not force:
+        raise MbcError("MBC305", f"'{path}' is there already", "name another file, or replace it by --force")

@@ -1,0 +1,15 @@
+"""Files of other frameworks: a model becomes a source and weights, and trained weights go back.
+
+* `program`: an exported program as plain data
+* `pt2`: reads what torch.export wrote, without torch
+* `aten`: what each ATen operation is in the language, a family a file
+* `translate`: a program to steps, every refusal remembered
+* `refusal`: all that cannot be taken, in one message
+* `steps`: layers and operators, before they have blocks and names
+* `modules`: the tree of module calls that the steps were made in
+* `blocks`: repeated groups of steps, with parameters for what differs
+* `names`: names that are not taken
+* `write`: the text of the source
+* `weights`: a `state_dict` as a file to train from, and back
+* `importing`: all of it
+"""

@@ -1,0 +1,30 @@
+"""Rules of ATen operations: what each is in the language.
+
+* `base`: what a rule is given, and how tensors are regarded
+* `convolution`: convolutions and fully connected layers
+* `normalization`: batch, layer and group normalisation
+* `activation`: elementwise layers, dropout and stochastic depth
+* `arithmetic`: sums, products, differences, quotients
+* `pooling`: pooling and resampling
+* `shape`: shapes, concatenation, padding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mbc.interchange.aten import activation, arithmetic, convolution, normalization, pooling, shape
+from mbc.interchange.aten.base import Rule
+
+_FAMILIES = (convolution, normalization, activation, arithmetic, pooling, shape)
+
+RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
+NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
+
+
+def out_of_place(target: str) -> str:
+    """`aten.relu_.default` -> `aten.relu.default`: an operation that works in place computes the same."""
+    name, dot, overload = target.rpartition(".")
+    in_place = target.startswith("aten.") and name.endswith("_") and not name.endswith("__")
+    return f"{name[:-1]}{dot}{overload}" if in_place else target

@@ -1,0 +1,106 @@
+"""Elementwise layers, dropout and stochastic depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from mbc.interchange.aten.base import Call, Noise, Refused, Result, Rule
+
+
+def _plain(op: str, call: Call) -> Result:
+    return call.elementwise(op, call.activation("self"))
+
+
+def _hardtanh(call: Call) -> Result:
+    least, most = call.real("min_val", -1.0), call.real("max_val", 1.0)
+    return _clamped(call, least, most)
+
+
+def _clamp(call: Call) -> Result:
+    least, most = call.real("min", float("-inf")), call.real("max", float("inf"))
+    return _clamped(call, least, most)
+
+
+def _clamped(call: Call, least: float, most: float) -> Result:
+    if (least, most) == (0.0, float("inf")):
+        return call.elementwise("relu", call.activation("self"))
+    if (least, most) != (0.0, 6.0):
+        raise Refused(f"it clamps to {least:g} … {most:g}, and only relu6 does so here", "use nn.ReLU6")
+    return call.elementwise("relu6", call.activation("self"))
+
+
+def _leaky_relu(call: Call) -> Result:
+    return call.elementwise("leaky_relu", call.activation("self"), {"slope": call.real("negative_slope", 0.01)})
+
+
+def _elu(call: Call) -> Result:
+    if (call.real("scale", 1.0), call.real("input_scale", 1.0)) != (1.0, 1.0):
+        raise Refused("it is a scaled elu", "use nn.ELU")
+    return call.elementwise("elu", call.activation("self"), {"alpha": call.real("alpha", 1.0)})
+
+
+def _gelu(call: Call) -> Result:
+    if call.text("approximate", "none") != "none":
+        raise Refused("it is approximated by tanh, and gelu is exact here", "use nn.GELU()")
+    return call.elementwise("gelu", call.activation("self"))
+
+
+def _softplus(call: Call) -> Result:
+    if call.real("beta", 1.0) != 1.0:
+        raise Refused("its beta is not 1", "use nn.Softplus()")
+    return call.elementwise("softplus", call.activation("self"))
+
+
+def _dropout(call: Call) -> Result:
+    x = call.activation("input" if call.is_tensor("input") else "self")  # in place it has the other name
+    p = call.real("p", 0.5)
+    if p == 0.0:
+        return x
+    if not call.flag("train", True):
+        raise Refused("it drops nothing: the module is in eval mode", "export the model after model.train()")
+    return call.elementwise("dropout", x, {"p": p})
+
+
+def _empty(call: Call) -> Result:
+    return Noise(call.result_shape)
+
+
+def _bernoulli(call: Call) -> Result:
+    if not isinstance(call.operand("self"), Noise):
+        raise Refused("it draws random numbers", "use nn.Dropout, or stochastic depth of whole samples")
+    return Noise(call.result_shape, keep=call.real("p", 0.5))
+
+
+RULES: Mapping[str, Rule] = {
+    **{
+        f"aten.{name}.default": partial(_plain, name)
+        for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid", "mish")
+    },
+    "aten.hardtanh.default": _hardtanh,
+    "aten.clamp.default": _clamp,
+    "aten.clamp_min.default": _clamp,
+    "aten.leaky_relu.default": _leaky_relu,
+    "aten.elu.default": _elu,
+    "aten.gelu.default": _gelu,
+    "aten.softplus.default": _softplus,
+    "aten.dropout.default": _dropout,
+    "aten.empty.memory_format": _empty,
+    "aten.new_empty.default": _empty,
+    "aten.bernoulli.float": _bernoulli,
+}
+NOT_TAKEN: Mapping[str, str] = {
+    "aten.prelu.default": "use nn.LeakyReLU",
+    "aten.selu.default": "use nn.ELU",
+    "aten.celu.default": "use nn.ELU",
+    "aten.softmax.int": "let the network give logits: softmax_cross_entropy takes them",
+    "aten.log_softmax.int": "let the network give logits: softmax_cross_entropy takes them",
+    "aten.feature_dropout.default": "use nn.Dropout",
+    "aten.alpha_dropout.default": "use nn.Dropout",
+    "aten.native_dropout.default": "export without decompositions",
+    "aten.exp.default": "use an activation of torch.nn",
+    "aten.log.default": "use an activation of torch.nn",
+    "aten.sqrt.default": "use a normalisation of torch.nn",
+    "aten.rsqrt.default": "use a normalisation of torch.nn",
+    "aten.abs.default": "use an activation of torch.nn",
+}

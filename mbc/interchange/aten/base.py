@@ -1,0 +1,249 @@
+"""What a rule of an ATen operation is given, and what it gives.
+
+A family of rules is a file of this folder with a table `RULES`: the name of an operation, without its trailing `_`
+where it works in place, to a function that takes a `Call` and gives the operation's result. `NOT_TAKEN` names
+operations for which the language has nothing yet, with what would do instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from mbc.interchange.program import Array, Held, Node, Opaque, TensorMeta, TensorName
+from mbc.interchange.steps import Number, Setting
+
+
+class Refused(Exception):
+    """An operation that cannot be taken: why, and what would do instead."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+PLAIN, FLAT, CHANNELS_LAST, PADDED, GATE = "plain", "flat", "channels_last", "padded", "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A tensor of the network, and how the program regards it, which costs nothing until somebody needs its bytes so:
+
+    `flat` [N, C, H, W] as [N, C * H * W]; `channels_last` as [N, H, W, C]; `padded` with zeros around each image
+    (`pad`: top, bottom, left, right); `gate` [N, C] as [N, C, 1, 1].
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    view: str = PLAIN
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape that the program sees."""
+        if self.view == FLAT:
+            return (self.shape[0], math.prod(self.shape[1:]))
+        if self.view == CHANNELS_LAST:
+            return (self.shape[0], *self.shape[2:], self.shape[1])
+        if self.view == PADDED:
+            top, bottom, left, right = self.pad
+            return (*self.shape[:2], self.shape[2] + top + bottom, self.shape[3] + left + right)
+        if self.view == GATE:
+            return (*self.shape, 1, 1)
+        return self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter, buffer or constant, regarded in some shape."""
+
+    held: Held
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Random ones and zeros, one with probability `keep`, times `scale`: a part of stochastic depth."""
+
+    shape: tuple[int, ...]
+    keep: float = 1.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What an operation gave that could not be taken: whatever depends on it is passed over."""
+
+
+UNKNOWN = Unknown()
+Operand = Activation | Weight | Noise | Unknown
+Result = Operand | tuple[Operand, ...]
+
+
+class Builder(Protocol):
+    """What rules write themselves into; `mbc.interchange.translate` implements it."""
+
+    def operand(self, name: str) -> Operand: ...
+
+    def meta(self, name: str) -> TensorMeta: ...
+
+    def array(self, held: Held) -> Array: ...
+
+    def step(
+        self,
+        op: str,
+        inputs: Sequence[int | Number],
+        shape: tuple[int, ...],
+        settings: Mapping[str, Setting],
+        states: Mapping[str, tuple[Weight, tuple[int, ...]]],
+        node: Node,
+    ) -> Activation: ...
+
+
+class Call:
+    """One node of the program, its arguments by their names in ATen's schema."""
+
+    def __init__(self, node: Node, builder: Builder) -> None:
+        self.node = node
+        self._builder = builder
+
+    # ---- arguments ----
+
+    def operand(self, name: str) -> Operand:
+        """A tensor. Raises Refused where a number stands there."""
+        value = self.node.arguments.get(name)
+        if not isinstance(value, TensorName):
+            raise Refused(f"its argument '{name}' is no tensor", "write it with a tensor")
+        return self._builder.operand(value.name)
+
+    def optional(self, name: str) -> Operand | None:
+        return None if self.node.arguments.get(name) is None else self.operand(name)
+
+    def operands(self, name: str) -> tuple[Operand, ...]:
+        """A list of tensors."""
+        value = self.node.arguments.get(name)
+        items = value if isinstance(value, tuple) else ()
+        return tuple(self._builder.operand(item.name) for item in items if isinstance(item, TensorName))
+
+    def is_tensor(self, name: str) -> bool:
+        return isinstance(self.node.arguments.get(name), TensorName)
+
+    def activation(self, name: str) -> Activation:
+        return as_activation(self.operand(name))
+
+    def plain(self, name: str) -> Activation:
+        """A tensor of the network, with the shape that it has there."""
+        return self.settle(self.activation(name))
+
+    def weight(self, name: str) -> Weight:
+        found = self.operand(name)
+        if not isinstance(found, Weight):
+            raise Refused(f"its {name} is computed, not a parameter", "hold it as a parameter of the module")
+        return found
+
+    def optional_weight(self, name: str) -> Weight | None:
+        return None if self.node.arguments.get(name) is None else self.weight(name)
+
+    def integer(self, name: str, default: int) -> int:
+        return int(self._number(name, default))
+
+    def real(self, name: str, default: float) -> float:
+        return float(self._number(name, default))
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self._number(name, default))
+
+    def text(self, name: str, default: str) -> str:
+        value = self.node.arguments.get(name, default)
+        return value if isinstance(value, str) else default
+
+    def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        value = self.node.arguments.get(name, default)
+        if value is None:
+            return default
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value,)
+        if not isinstance(value, tuple) or not all(isinstance(item, int) for item in value):
+            raise Refused(f"its '{name}' is not known before it runs", "export it with fixed sizes")
+        return tuple(item for item in value if isinstance(item, int))
+
+    def pair(self, name: str, default: int) -> tuple[int, int]:
+        found = list(self.ints(name)) or [default]
+        if len(found) > 2:
+            raise Refused(f"its '{name}' has {len(found)} dimensions", "images have two dimensions here")
+        return (found[0], found[1]) if len(found) == 2 else (found[0], found[0])
+
+    def _number(self, name: str, default: float) -> float:
+        value = self.node.arguments.get(name)
+        if value is None:
+            return default
+        if isinstance(value, Opaque) or not isinstance(value, int | float):
+            raise Refused(f"its '{name}' is not known before it runs", "export it with a fixed number")
+        return value
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape that the program says the first output has."""
+        return self._builder.meta(self.node.outputs[0]).sizes
+
+    def array(self, weight: Weight) -> Array:
+        return self._builder.array(weight.held)
+
+    # ---- results ----
+
+    def layer(
+        self,
+        op: str,
+        inputs: Activation | Sequence[Activation],
+        shape: tuple[int, ...],
+        settings: Mapping[str, Setting] | None = None,
+        **states: Weight | tuple[Weight, tuple[int, ...]] | None,
+    ) -> Activation:
+        """A layer of the language that gives `shape`. `states`: its parameters, each with the shape that the network
+        has for it where that is not torch's; None: it has none."""
+        given = {n: (s if isinstance(s, tuple) else (s, s.shape)) for n, s in states.items() if s is not None}
+        values = (inputs,) if isinstance(inputs, Activation) else inputs
+        return self._builder.step(op, [a.value for a in values], shape, settings or {}, given, self.node)
+
+    def elementwise(self, op: str, x: Activation, settings: Mapping[str, Setting] | None = None) -> Activation:
+        """A layer that works on each element by itself, however the tensor is regarded."""
+        if x.view == PADDED:
+            x = self.settle(x)
+        return replace(x, value=self.layer(op, x, x.shape, settings).value)
+
+    def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation:
+        operands = [x.value if isinstance(x, Activation) else Number(float(x)) for x in (a, b)]
+        return self._builder.step(op, operands, shape, {}, {}, self.node)
+
+    def settle(self, x: Activation) -> Activation:
+        """The tensor in the shape that the program sees. Raises Refused where the language cannot say that."""
+        if x.view == FLAT:
+            return self.layer("flatten", x, x.seen)
+        if x.view == CHANNELS_LAST:
+            raise Refused("the channels of its tensor are last", "permute it to [N, C, H, W] before")
+        if x.view == PADDED:
+            raise Refused("zeros stand around its tensor", "pad where a convolution follows, which takes them in")
+        if x.view == GATE:
+            raise Refused("[N, C] is regarded as [N, C, 1, 1]", "pool with keepdim=True, so that it is so by itself")
+        return x
+
+
+Rule = Callable[[Call], Result]
+
+
+def as_activation(operand: Operand) -> Activation:
+    """Raises Refused for parameters and random numbers, which no operation but a few takes."""
+    if isinstance(operand, Activation):
+        return operand
+    if isinstance(operand, Weight):
+        what = "parameter" if operand.held.kind == "parameter" else operand.held.kind
+        raise Refused(f"it takes the {what} '{operand.held.key}' as a tensor", "use it in a layer of torch.nn")
+    raise Refused("it takes random numbers", "use torch.nn.Dropout or stochastic depth of whole samples")
+
+
+def as_setting(values: Sequence[int]) -> int | tuple[int, ...]:
+    """Equal numbers as one."""
+    return values[0] if len(set(values)) == 1 else tuple(values)

@@ -1,0 +1,109 @@
+"""Convolutions and fully connected layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mbc.interchange.aten.base import CHANNELS_LAST, FLAT, PADDED, Activation, Call, Refused, Result, Rule, as_setting
+from mbc.interchange.steps import Setting
+
+_TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]"
+
+
+def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int, int, int]]:
+    """What a convolution reads, and the zeros around it that the convolution takes into its own padding."""
+    x = call.activation(name)
+    pad = x.pad if x.view == PADDED else (0, 0, 0, 0)
+    x = Activation(x.value, x.shape) if x.view == PADDED else call.settle(x)
+    if len(x.shape) != 4:
+        raise Refused(f"its tensor has the shape {list(x.shape)}", _TWO_DIMENSIONS)
+    return x, pad
+
+
+def _pads(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
+    top, bottom, left, right = pad
+    return as_setting((top, left) if (top, left) == (bottom, right) else pad)
+
+
+def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> Result:
+    x, around = _image(call)
+    weight, bias = call.weight("weight"), call.optional_weight("bias")
+    if len(weight.shape) != 4:
+        raise Refused(f"its filters have the shape {list(weight.shape)}", _TWO_DIMENSIONS)
+    groups = call.integer("groups", 1)
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    top, bottom, left, right = (own + outer for own, outer in zip(pads, around, strict=True))
+    settings: dict[str, Setting] = {
+        "channels": channels,
+        "kernel": as_setting(weight.shape[2:]),
+        "stride": as_setting(call.pair("stride", 1)),
+        "pad": _pads((top, bottom, left, right)),
+        "dilation": as_setting(call.pair("dilation", 1)),
+        "groups": groups,
+        "bias": bias is not None,
+    }
+    if transposed:
+        if any(around):
+            raise Refused("zeros stand around the tensor of a transposed convolution", "crop its result instead")
+        settings["output_pad"] = as_setting(call.pair("output_padding", 0))
+    op = "conv_transpose" if transposed else "conv"
+    return call.layer(op, x, call.result_shape, settings, weight=weight, bias=bias)
+
+
+def _conv2d(call: Call) -> Result:
+    vertical, horizontal = call.pair("padding", 0)
+    return _convolve(call, (vertical, vertical, horizontal, horizontal), transposed=False)
+
+
+def _conv2d_padding(call: Call) -> Result:
+    """`padding="same"`: what is odd goes to the end."""
+    if call.text("padding", "valid") != "same":
+        return _convolve(call, (0, 0, 0, 0), transposed=False)
+    kernel, dilation = call.weight("weight").shape[2:], call.pair("dilation", 1)
+    vertical, horizontal = (d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
+    pads = (vertical // 2, vertical - vertical // 2, horizontal // 2, horizontal - horizontal // 2)
+    return _convolve(call, pads, transposed=False)
+
+
+def _conv_transpose2d(call: Call) -> Result:
+    vertical, horizontal = call.pair("padding", 0)
+    return _convolve(call, (vertical, vertical, horizontal, horizontal), transposed=True)
+
+
+def _linear(call: Call) -> Result:
+    """A linear layer; one over the channels of each pixel is a pointwise convolution."""
+    x = call.activation("input")
+    weight, bias = call.weight("weight"), call.optional_weight("bias")
+    features = weight.shape[0]
+    if x.view == CHANNELS_LAST:
+        settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
+        made = call.layer(
+            "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias
+        )
+        return Activation(made.value, made.shape, CHANNELS_LAST)
+    if x.view == FLAT:
+        x = Activation(x.value, x.shape)  # a linear layer flattens by itself
+    else:
+        x = call.settle(x)
+        if len(x.shape) != 2:
+            raise Refused(f"it works on the last dimension of {list(x.shape)}", "flatten to [N, features] before")
+    settings = {"features": features, "bias": bias is not None}
+    return call.layer("linear", x, (x.shape[0], features), settings, weight=weight, bias=bias)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.conv2d.default": _conv2d,
+    "aten.conv2d.padding": _conv2d_padding,
+    "aten.conv_transpose2d.input": _conv_transpose2d,
+    "aten.linear.default": _linear,
+}
+NOT_TAKEN: Mapping[str, str] = {
+    "aten.conv1d.default": "regard the rows as images of height 1, with nn.Conv2d",
+    "aten.conv3d.default": "images have two dimensions here, with nn.Conv2d",
+    "aten.conv_transpose1d.default": "regard the rows as images of height 1, with nn.ConvTranspose2d",
+    "aten.conv_transpose3d.input": "images have two dimensions here, with nn.ConvTranspose2d",
+    "aten.matmul.default": "multiply by parameters only, with nn.Linear",
+    "aten.bmm.default": "multiply by parameters only, with nn.Linear",
+    "aten.einsum.default": "multiply by parameters only, with nn.Linear",
+    "aten.scaled_dot_product_attention.default": "mbc compiles convolutional networks, without attention",
+}

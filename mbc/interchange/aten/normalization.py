@@ -1,0 +1,70 @@
+"""Normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mbc.interchange.aten.base import CHANNELS_LAST, PLAIN, Call, Refused, Result, Rule, Weight
+from mbc.interchange.steps import Setting
+
+
+def _affine(call: Call) -> tuple[Weight | None, Weight | None]:
+    """Scale and offset: both or none of them."""
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
+    if (weight is None) != (bias is None):
+        raise Refused("it has a scale without an offset, or the reverse", "give it both, with affine=True")
+    return weight, bias
+
+
+def _batch_norm(call: Call) -> Result:
+    if not call.flag("training", True):
+        raise Refused(
+            "its statistics are fixed: the module is in eval mode, or frozen",
+            "export the model after model.train(), and freeze parameters by requires_grad=False alone",
+        )
+    mean, variance = call.optional_weight("running_mean"), call.optional_weight("running_var")
+    if mean is None or variance is None:
+        raise Refused("it keeps no running statistics", "build it with track_running_stats=True")
+    x = call.plain("input")
+    weight, bias = _affine(call)
+    settings: Mapping[str, Setting] = {
+        "eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1), "affine": weight is not None,
+    }  # fmt: skip
+    return call.layer("bn", x, x.shape, settings, weight=weight, bias=bias, running_mean=mean, running_var=variance)
+
+
+def _layer_norm(call: Call) -> Result:
+    x = call.activation("input")
+    weight, bias = _affine(call)
+    sizes = call.ints("normalized_shape")
+    pixels = x.view == CHANNELS_LAST or (x.view == PLAIN and len(x.shape) == 2)
+    if not pixels or sizes != (x.shape[1],):
+        raise Refused(
+            f"it normalises the last {len(sizes)} dimensions of {list(x.seen)}, and only channels are normalised here",
+            "normalise the channels of [N, H, W, C] or [N, C], or all of [N, C, H, W] by nn.GroupNorm(1, C)",
+        )
+    if weight is None:
+        raise Refused("it has no scale and offset", "build it with elementwise_affine=True")
+    made = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
+    return replace(made, view=x.view)
+
+
+def _group_norm(call: Call) -> Result:
+    x = call.plain("input")
+    weight, bias = _affine(call)
+    if weight is None:
+        raise Refused("it has no scale and offset", "build it with affine=True")
+    settings: Mapping[str, Setting] = {"groups": call.integer("num_groups", 1), "eps": call.real("eps", 1e-5)}
+    return call.layer("group_norm", x, x.shape, settings, weight=weight, bias=bias)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.batch_norm.default": _batch_norm,
+    "aten.layer_norm.default": _layer_norm,
+    "aten.group_norm.default": _group_norm,
+}
+NOT_TAKEN: Mapping[str, str] = {
+    "aten.instance_norm.default": "use nn.GroupNorm with as many groups as channels",
+    "aten.rms_norm.default": "use nn.LayerNorm",
+}

@@ -1,0 +1,139 @@
+"""Pooling and resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from mbc.interchange.aten.base import (
+    CHANNELS_LAST,
+    FLAT,
+    PADDED,
+    PLAIN,
+    Activation,
+    Call,
+    Refused,
+    Result,
+    Rule,
+    as_setting,
+)
+from mbc.interchange.steps import Setting
+
+
+def _window(call: Call) -> dict[str, Setting]:
+    kernel = call.pair("kernel_size", 1)
+    stride = call.ints("stride") or kernel
+    vertical, horizontal = call.pair("padding", 0)
+    found: dict[str, Setting] = {"kernel": as_setting(kernel), "stride": as_setting((stride[0], stride[-1]))}
+    if found["stride"] == found["kernel"]:
+        del found["stride"]  # the language's default
+    return found | {"pad": as_setting((vertical, horizontal)), "ceil": call.flag("ceil_mode", False)}
+
+
+def _images(call: Call) -> Activation:
+    x = call.plain("self")
+    if len(x.shape) != 4:
+        raise Refused(f"its tensor has the shape {list(x.shape)}", "pool images, [N, C, H, W]")
+    return x
+
+
+def _max_pool2d(call: Call) -> Result:
+    if call.pair("dilation", 1) != (1, 1):
+        raise Refused("its windows are dilated", "use dilation=1")
+    return call.layer("maxpool", _images(call), call.result_shape, _window(call))
+
+
+def _avg_pool2d(call: Call) -> Result:
+    if call.node.arguments.get("divisor_override") is not None:
+        raise Refused("its divisor is given", "leave divisor_override out")
+    counted = call.flag("count_include_pad", True)
+    return call.layer("avgpool", _images(call), call.result_shape, _window(call) | {"count_pad": counted})
+
+
+def _global_average(call: Call, x: Activation) -> Activation:
+    made = call.layer("global_avgpool", x, (*x.shape[:2], 1, 1))
+    return Activation(made.value, made.shape, x.view)
+
+
+def _adaptive_avg_pool2d(call: Call) -> Result:
+    x = _images(call)
+    size = call.pair("output_size", 1)
+    if size == x.shape[2:]:
+        return x
+    if size == (1, 1):
+        return _global_average(call, x)
+    return call.layer("avgpool", x, call.result_shape, {"kernel": _divided(x, size)})
+
+
+def _adaptive_max_pool2d(call: Call) -> Result:
+    x = _images(call)
+    size = call.pair("output_size", 1)
+    made = x if size == x.shape[2:] else call.layer("maxpool", x, call.result_shape, {"kernel": _divided(x, size)})
+    return (made, made)  # the second, positions of the maxima, is of no use to anybody here
+
+
+def _divided(x: Activation, size: tuple[int, int]) -> int | tuple[int, ...]:
+    """The kernel of windows that do not overlap, and cover the image."""
+    if x.shape[2] % size[0] or x.shape[3] % size[1]:
+        raise Refused(
+            f"it pools {list(x.shape[2:])} to {list(size)} by windows of unlike sizes",
+            "pool to a size that divides the image's, or give it images of another size",
+        )
+    return as_setting((x.shape[2] // size[0], x.shape[3] // size[1]))
+
+
+def _mean(call: Call) -> Result:
+    """Of all pixels."""
+    x = call.activation("self")
+    if x.view == PADDED:
+        x = call.settle(x)
+    rank = len(x.seen)
+    dims = sorted(d % rank for d in call.ints("dim") or tuple(range(rank)))
+    pixels = [1, 2] if x.view == CHANNELS_LAST else [2, 3]
+    if rank != 4 or dims != pixels or x.view not in (PLAIN, CHANNELS_LAST):
+        raise Refused(f"it is over the dimensions {dims} of {list(x.seen)}", "take the mean over all pixels")
+    made = _global_average(call, x)
+    return made if call.flag("keepdim", False) else Activation(made.value, made.shape, FLAT)
+
+
+def _upsample(mode: str, call: Call) -> Result:
+    x = call.plain("input") if call.is_tensor("input") else call.plain("self")
+    if call.flag("align_corners", False):
+        raise Refused("its corners are aligned", "use align_corners=False")
+    size = call.result_shape[2:]
+    factors = call.node.arguments.get("scale_factors")
+    if isinstance(factors, tuple):
+        for factor, before, after in zip(factors, x.shape[2:], size, strict=True):
+            if not isinstance(factor, float | int) or before * factor != after:
+                raise Refused(
+                    "its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True"
+                )
+    if size == x.shape[2:]:
+        return x
+    settings: dict[str, Setting] = {"mode": mode}
+    if all(after % before == 0 for before, after in zip(x.shape[2:], size, strict=True)):
+        settings["factor"] = as_setting(tuple(a // b for b, a in zip(x.shape[2:], size, strict=True)))
+    else:
+        settings["size"] = as_setting(size)
+    return call.layer("upsample", x, call.result_shape, settings)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.max_pool2d.default": _max_pool2d,
+    "aten.avg_pool2d.default": _avg_pool2d,
+    "aten.adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
+    "aten.adaptive_max_pool2d.default": _adaptive_max_pool2d,
+    "aten.mean.dim": _mean,
+    "aten.upsample_nearest2d.vec": partial(_upsample, "nearest"),
+    "aten.upsample_nearest2d.default": partial(_upsample, "nearest"),
+    "aten.upsample_bilinear2d.vec": partial(_upsample, "bilinear"),
+    "aten.upsample_bilinear2d.default": partial(_upsample, "bilinear"),
+}
+NOT_TAKEN: Mapping[str, str] = {
+    "aten.upsample_bicubic2d.vec": "use mode='bilinear'",
+    "aten.pixel_shuffle.default": "use nn.ConvTranspose2d or nn.Upsample",
+    "aten.max_pool1d.default": "regard the rows as images of height 1, with nn.MaxPool2d",
+    "aten.avg_pool1d.default": "regard the rows as images of height 1, with nn.AvgPool2d",
+    "aten.lp_pool2d.default": "use nn.AvgPool2d",
+    "aten.grid_sampler.default": "use nn.Upsample",
+}

@@ -1,0 +1,248 @@
+"""Repeated groups of steps -> blocks of the language, with parameters for whatever differs between their uses."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mbc.interchange.modules import Group, below, skeletons
+from mbc.interchange.names import reserved
+from mbc.interchange.steps import OPERATORS, Imported, Number, Setting, Step
+from mbc.ops import LAYERS
+from mbc.ops import base as ops
+
+_CHANNELS = "x.shape[1]"
+_FACTORS = range(2, 9)
+_COUNTS = ("channels", "features", "groups")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A setting that is a layer, such as `act = relu`."""
+
+    text: str
+
+
+Value = Setting | Word
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a body says of its values: an operator (`+`), or a layer or block with its settings and label."""
+
+    text: str
+    inputs: tuple[int | Number, ...]
+    results: tuple[int, ...]
+    label: str = ""
+    module: str = ""  # the outermost one: where a body of many stages may be cut
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    default: Value | None
+
+
+@dataclass
+class Block:
+    """A definition. `body`: of its first use. `arguments`: of each use, by parameter."""
+
+    name: str
+    parameters: tuple[Parameter, ...] = ()
+    uses_channels: bool = False
+    body: tuple[Item, ...] = ()
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    arguments: dict[Group, dict[str, Value]] = field(default_factory=dict[Group, dict[str, Value]])
+
+
+def find_blocks(network: Imported, root: Group, free: Callable[[str], str]) -> tuple[list[Block], Block]:
+    """The blocks, each after those that it uses, and the body of the network. `free`: a name that nothing has yet."""
+    return _Blocks(network, root, free).all()
+
+
+class _Blocks:
+    def __init__(self, network: Imported, root: Group, free: Callable[[str], str]) -> None:
+        self._network = network
+        self._root = root
+        self._free = free
+        self._keys = skeletons(root)
+        self._groups: dict[object, list[Group]] = defaultdict(list)
+        for group in _all_groups(root):
+            if group.closed:
+                self._groups[self._keys[group]].append(group)
+        self._chosen = self._choose()
+        self._blocks: dict[object, Block] = {}
+
+    def all(self) -> tuple[list[Block], Block]:
+        order = sorted(self._chosen, key=lambda key: sum(1 for _ in self._groups[key][0].steps()))
+        for key in order:
+            uses = self._groups[key]
+            self._blocks[key] = self._define(self._free(_block_name(uses[0])), uses)
+        return [self._blocks[key] for key in order], self._define(self._network.name, [self._root])
+
+    def _choose(self) -> list[object]:
+        """Groups that more than one place of the text would repeat."""
+        chosen = [key for key, groups in self._groups.items() if len(groups) > 1]
+        while True:
+            bodies = [self._root, *(self._groups[key][0] for key in chosen)]
+            written = [self._keys[g] for body in bodies for g in self._parts(body, chosen) if isinstance(g, Group)]
+            kept = [key for key in chosen if written.count(key) > 1]
+            if len(kept) == len(chosen):
+                return chosen
+            chosen = kept
+
+    def _parts(self, group: Group, chosen: Sequence[object]) -> Iterator[Step | Group]:
+        """The steps and block uses that a body has."""
+        for item in group.items:
+            if isinstance(item, Group) and self._keys[item] not in chosen:
+                yield from self._parts(item, chosen)
+            else:
+                yield item
+
+    def _define(self, name: str, uses: Sequence[Group]) -> Block:
+        """The definition of a block that has these uses."""
+        parts = [list(self._parts(group, self._chosen)) for group in uses]
+        channels = [self._network.shapes[group.inputs[0]][1:2] for group in uses]
+        solved = _Parameters([c[0] if c else 0 for c in channels] if uses[0].path else [0])
+        items: list[Item] = []
+        for position, part in enumerate(parts[0]):
+            items.append(self._item(part, [p[position] for p in parts], solved, uses[0].path))
+        block = Block(name, solved.parameters(), solved.uses_channels, tuple(items), uses[0].inputs, uses[0].outputs)
+        for number, group in enumerate(uses):
+            block.arguments[group] = solved.of_use(number)
+        return block
+
+    def _item(self, part: Step | Group, all_uses: Sequence[Step | Group], solved: _Parameters, path: str) -> Item:
+        if isinstance(part, Group):
+            block = self._blocks[self._keys[part]]
+            arguments: list[str] = []
+            named = False
+            for parameter in block.parameters:
+                values = [block.arguments[g][parameter.name] for g in all_uses if isinstance(g, Group)]
+                if parameter.default is not None and all(v == parameter.default for v in values):
+                    named = True
+                    continue
+                text = solved.text(values, parameter.name, parameter.default)
+                arguments.append(f"{parameter.name}={text}" if named or parameter.default is not None else text)
+            written = f"{block.name}({', '.join(arguments)})" if arguments else block.name
+            return Item(written, part.inputs, part.outputs, below(part.path, path), part.path.partition(".")[0])
+        steps = [step for step in all_uses if isinstance(step, Step)]
+        text = part.op if part.op in OPERATORS else _layer(part.op, steps, solved)
+        top = part.modules[0].path.partition(".")[0] if part.modules else ""
+        return Item(text, part.inputs, (part.result,), below(part.label, path), top)
+
+
+def _layer(op: str, steps: Sequence[Step], solved: _Parameters) -> str:
+    """One layer of a body, by what it is in all uses of the block."""
+    if len({step.op for step in steps}) > 1:
+        return solved.text([Word(step.op) for step in steps], "act", None)
+    arguments: list[str] = []
+    for parameter in LAYERS[op].parameters:
+        if not any(parameter.name in step.settings for step in steps):
+            continue
+        default = parameter.default
+        values = [_setting(step, parameter) for step in steps]
+        text = solved.text(values, parameter.name, default)
+        arguments.append(text if default is None else f"{parameter.name}={text}")
+    return f"{op}({', '.join(arguments)})" if arguments else op
+
+
+def _setting(step: Step, parameter: ops.Parameter) -> Setting:
+    """What a step has for a setting, which is the language's default where the step does not say it."""
+    found = step.settings.get(parameter.name, parameter.default)
+    assert found is not None
+    return found
+
+
+class _Parameters:
+    """What differs between the uses of a block, each thing once. `channels`: of the first tensor of each use."""
+
+    def __init__(self, channels: Sequence[int]) -> None:
+        self._channels = list(channels)
+        self._names: dict[str, list[Value]] = {}
+        self._defaults: dict[str, Value | None] = {}
+        self.uses_channels = False
+
+    def text(self, values: Sequence[Value], name: str, default: Value | None) -> str:
+        """What the body says for a setting that has these values in its uses."""
+        if all(value == values[0] and type(value) is type(values[0]) for value in values):
+            return literal(values[0])
+        whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+        for known, its_values in self._names.items():
+            if its_values == list(values):
+                return known
+        counted = self._counted(whole, name) if len(whole) == len(values) else None
+        if counted is not None:
+            return counted
+        own = next(n for n in (name, *(f"{name}{i}" for i in range(2, 99))) if n not in self._names)
+        self._names[own] = list(values)
+        if isinstance(values[0], Word):
+            default = max(values, key=values.count)
+        self._defaults[own] = default if default in values else None
+        return own
+
+    def _counted(self, values: Sequence[int], name: str) -> str | None:
+        """Whole numbers by others: the padding that keeps an image's size, channels by those that come in, or by
+        others times a whole number."""
+        kind = name.rstrip("0123456789")
+        if kind == "pad":
+            kernels = (k for k, its in self._names.items() if k.startswith("kernel") and list(values) == _halves(its))
+            return next((f"{kernel} // 2" for kernel in kernels), None)
+        if kind not in _COUNTS:
+            return None
+        if values == self._channels:
+            self.uses_channels = True
+            return _CHANNELS
+        known = [(n, its) for n, its in self._names.items() if n.rstrip("0123456789") in _COUNTS]
+        if self.uses_channels:
+            known.append((_CHANNELS, list(self._channels)))
+        for factor in _FACTORS:
+            for text, its_values in known:
+                if list(values) == [factor * v if isinstance(v, int) else None for v in its_values]:
+                    return f"{factor} * {text}"
+        return None
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those without a default first."""
+        made = [Parameter(name, self._defaults[name]) for name in self._names]
+        return tuple(sorted(made, key=lambda p: p.default is not None))
+
+    def of_use(self, number: int) -> dict[str, Value]:
+        return {name: values[number] for name, values in self._names.items()}
+
+
+def _halves(values: Sequence[Value]) -> list[int | None]:
+    return [value // 2 if isinstance(value, int) else None for value in values]
+
+
+def literal(value: Value) -> str:
+    """A value as a source says it."""
+    if isinstance(value, Word):
+        return value.text
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(value)
+
+
+def _all_groups(group: Group) -> Iterator[Group]:
+    for item in group.items:
+        if isinstance(item, Group):
+            yield from _all_groups(item)
+            yield item
+
+
+def _block_name(group: Group) -> str:
+    """The class as people write names here, or the module's own name where the class says nothing."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", group.name).lower()
+    if words in ("sequential", "module_list"):
+        parts = [part.rstrip("0123456789_") for part in group.path.split(".")]
+        words = next((part for part in reversed(parts) if part), "stage")
+    words = words.strip("_") or "unit"
+    return f"{words}_layers" if words in reserved() else words

@@ -1,0 +1,58 @@
+"""A model of another framework -> a source and weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.interchange.pt2 import printable, read_pt2
+from mbc.interchange.steps import Imported
+from mbc.interchange.translate import translate
+from mbc.interchange.write import write_source
+from mbc.ir.verify import verify_network
+from mbc.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A network that was imported, and the source that says the same."""
+
+    network: Imported
+    source: str
+
+
+def import_model(path: Path, name: str, loss: str = "softmax_cross_entropy", flat: bool = False) -> ImportedModel:
+    """Read a model and write its source.
+
+    `name` is the network's; `loss` one of `mbc.interchange.write.LOSSES`, of every output and a target of its own;
+    `flat`: without blocks. Raises MBC300 to MBC303.
+    """
+    network = translate(read_pt2(path), name)
+    title = f"Imported from {printable(path.name)} ({network.writer})."
+    source = write_source(network, loss, title, flat)
+    check_source(source, network)
+    return ImportedModel(network, source)
+
+
+def check_source(text: str, network: Imported) -> None:
+    """MBC304 where a source is refused (its losses have targets of the outputs' shapes), or has other states than the
+    network that it was written for."""
+    try:
+        made = lower(parse(Source("the written source", text))).network
+        verify_network(made)
+    except MbcError as error:
+        raise _wrong(f"the source that was written is refused: {error.code}: {error.message}") from error
+    states = {s.value: made.values[s.value].type.shape for s in made.states}
+    wanted = {name: array.shape for name, array in network.arrays.items()}
+    wrong = sorted(name for name in states.keys() | wanted.keys() if states.get(name) != wanted.get(name))
+    if wrong:
+        name = wrong[0]
+        raise _wrong(f"'{name}' is {states.get(name)} in the source that was written, and was {wanted.get(name)}")
+
+
+def _wrong(reason: str) -> MbcError:
+    remedy = "where torch wrote the file this is a mistake of mbc: please report it"
+    return MbcError("MBC304", f"this model is not imported as it is: {reason}", remedy)

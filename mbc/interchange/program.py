@@ -1,0 +1,119 @@
+"""An exported program as plain data: what `mbc.interchange.pt2` reads and `mbc.interchange.translate` translates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """A size that is not known before the program runs, and what the program calls it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """What a program says of a tensor. `dtype` as torch names it: `float32`."""
+
+    shape: tuple[int | Dynamic, ...]
+    dtype: str
+    device: str = "cpu"
+    trained: bool = False
+
+    @property
+    def static(self) -> bool:
+        return all(isinstance(size, int) for size in self.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a tensor that is `static`."""
+        return tuple(size for size in self.shape if isinstance(size, int))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorName:
+    """An argument that is a tensor."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An argument that only messages show: a symbolic number, a nested graph, an object of a custom class."""
+
+    what: str
+
+
+Argument = None | bool | int | float | str | TensorName | Opaque | tuple["Argument", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module: `path` as in `named_modules()`, `name` of its class; `key` tells calls of one module
+    apart."""
+
+    key: str
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the model's code."""
+
+    file: str
+    number: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation. `target`: `aten.conv2d.default`; `outputs`: of one that gives several tensors, each of them."""
+
+    target: str
+    arguments: Mapping[str, Argument]
+    outputs: tuple[str, ...]
+    modules: tuple[ModuleCall, ...] = ()
+    line: Line | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter, buffer or constant of the model: `key` as in `state_dict()`. Keys of one tensor share `storage`."""
+
+    key: str
+    kind: str  # parameter | buffer | constant
+    meta: TensorMeta
+    storage: str
+    persistent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`held`: by the name that nodes call it. `outputs`: those that the model returns, in order. `mutated`: keys of
+    buffers and names of inputs that the program says it changes. `arrays`: the numbers, by `storage`."""
+
+    inputs: tuple[str, ...]
+    held: Mapping[str, Held]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, TensorMeta]
+    mutated: tuple[str, ...]
+    arrays: Mapping[str, Array]
+    writer: str = ""
+
+
+FLOATING = frozenset(("float64", "float32", "float16", "bfloat16"))
+NUMPY: Mapping[str, np.dtype[Any]] = {
+    "uint8": np.dtype("u1"), "int8": np.dtype("i1"), "int16": np.dtype("<i2"), "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"), "float16": np.dtype("<f2"), "float32": np.dtype("<f4"), "float64": np.dtype("<f8"),
+    "bool": np.dtype("?"), "bfloat16": np.dtype("<u2"),
+}  # fmt: skip

@@ -1,0 +1,86 @@
+"""A network between torch and the language: what a source will say, step by step, before it has blocks and names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mbc.interchange.program import Array, ModuleCall
+
+Setting = int | float | bool | str | tuple[int | float, ...]
+
+OPERATORS = frozenset("+-*/")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An operand of an operator that is no tensor."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateOf:
+    """A parameter or statistic of a step: `<label>.<suffix>` of the network holds the tensor `key` of the
+    `state_dict`, in the shape that the network has for it."""
+
+    suffix: str
+    key: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One layer or operator. `inputs`: values by number; `settings`: those that differ from the language's defaults;
+    `label`: the path of the layer's parameters, empty where it has none. `modules`: the calls it was made in."""
+
+    op: str
+    inputs: tuple[int | Number, ...]
+    result: int
+    settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
+    label: str = ""
+    states: tuple[StateOf, ...] = ()
+    modules: tuple[ModuleCall, ...] = ()
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The inputs that are tensors."""
+        return tuple(value for value in self.inputs if not isinstance(value, Number))
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the `state_dict`: the state of the network that holds it (empty where none does), and its own shape and
+    type. Where no state does, `kept` is the key under which its numbers are kept."""
+
+    name: str
+    state: str
+    shape: tuple[int, ...]
+    dtype: str
+    kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A network that was imported. `inputs`: name, shape; values 0, 1, … are they. `arrays`: what states begin with, by
+    name; `kept`: tensors of the `state_dict` that the network does not have. `frozen`: states that are not trained."""
+
+    name: str
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+    shapes: Mapping[int, tuple[int, ...]]
+    keys: tuple[Key, ...]
+    arrays: Mapping[str, Array]
+    kept: Mapping[str, Array]
+    frozen: tuple[str, ...]
+    writer: str
+
+
+_NO_NAME = re.compile(r"[^A-Za-z0-9_]")
+
+
+def label_of(path: str) -> str:
+    """A path of modules as a label: parts of letters, digits and `_`."""
+    return ".".join(_NO_NAME.sub("_", part) or "_" for part in path.split("."))

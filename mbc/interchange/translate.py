@@ -1,0 +1,378 @@
+"""Program -> steps: every node by its rule, every refusal remembered, and whatever nobody needs left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mbc.interchange.aten import NOT_TAKEN, RULES, out_of_place
+from mbc.interchange.aten.base import (
+    PLAIN,
+    UNKNOWN,
+    Activation,
+    Call,
+    Noise,
+    Operand,
+    Refused,
+    Result,
+    Unknown,
+    Weight,
+)
+from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
+from mbc.interchange.refusal import Refusal, refused
+from mbc.interchange.steps import Imported, Key, Number, Setting, StateOf, Step, label_of
+from mbc.ops import LAYERS
+from mbc.ops.rounding import from_bf16
+
+_COUNTER = "num_batches_tracked"
+# Operations that check or name sizes, and give nothing that the network computes with.
+_CHECKS = ("aten._assert", "aten.sym_", "aten.record_stream", "_operator.", "aten._check")
+_NOTHING = "there is nothing like it in the language yet"
+
+
+def translate(program: Program, name: str) -> Imported:
+    """The network of a program. Raises MBC303, which lists all that cannot be taken."""
+    made = _Translation(program)
+    outputs = made.run()
+    if made.refusals:
+        raise refused("the model", made.refusals)
+    return made.imported(name, outputs)
+
+
+class _Translation:
+    """The steps so far; what rules write themselves into."""
+
+    def __init__(self, program: Program) -> None:
+        self.refusals: list[Refusal] = []
+        self._program = program
+        self._operands: dict[str, Operand] = {}
+        self._storage: dict[str, str] = {}  # a tensor of the program -> the one whose bytes it shares
+        self._steps: list[Step] = []
+        self._shapes: dict[int, tuple[int, ...]] = {}
+        self._node: Node | None = None
+        self._owner: dict[str, tuple[str, str, Mapping[str, Setting]]] = {}  # storage -> label, op, settings
+        self._aliases: dict[str, list[str]] = defaultdict(list)
+        for held in program.held.values():
+            self._aliases[held.storage].append(held.key)
+        self._last_use = {
+            item.name: number
+            for number, node in enumerate(program.nodes)
+            for argument in node.arguments.values()
+            for item in (argument if isinstance(argument, tuple) else (argument,))
+            if isinstance(item, TensorName)
+        } | dict.fromkeys(program.outputs, len(program.nodes))
+
+    # ---- the program ----
+
+    def run(self) -> tuple[int, ...]:
+        """Translate everything; returns the values of the outputs, as far as there are any."""
+        self._enter_inputs()
+        for held in self._program.held.values():
+            if held.kind == "parameter" and held.meta.dtype != "float32":
+                self._refuse_whole(held.key, f"its parameters are {held.meta.dtype}", "call model.float() first")
+        for number, node in enumerate(self._program.nodes):
+            self._node = node
+            self._take(number, node)
+        outputs: list[int] = []
+        for output in self._program.outputs:
+            value = self._output(output)
+            if value is not None and value not in outputs:
+                outputs.append(value)
+        if not self._program.outputs:
+            self._refuse_whole("", "it returns no tensor", "return what the loss needs")
+        for name in self._program.mutated:
+            if not name.endswith(_COUNTER):
+                self._refuse_whole(name, "it changes this tensor while it runs", "compute it anew in each call")
+        return tuple(outputs)
+
+    def _enter_inputs(self) -> None:
+        for number, name in enumerate(self._program.inputs):
+            meta = self._program.tensors[name]
+            shape = tuple(size if isinstance(size, int) else 1 for size in meta.shape)
+            dynamic = next((size for size in meta.shape if isinstance(size, Dynamic)), None)
+            if dynamic is not None:
+                reason = f"its size {list(meta.shape).index(dynamic)} is dynamic ({dynamic.name})"
+                self._refuse_whole(name, reason, "export it without dynamic_shapes: --set batch=N sets the batch later")
+            if meta.dtype != "float32":
+                self._refuse_whole(name, f"this input is {meta.dtype}", "give float32 numbers to the model")
+            if not shape:
+                self._refuse_whole(name, "this input has no dimensions", "give tensors with rows to the model")
+            self._shapes[number] = shape
+            self._operands[name] = UNKNOWN if dynamic is not None else Activation(number, shape)
+            self._storage[name] = name
+
+    def _take(self, number: int, node: Node) -> None:
+        target = out_of_place(node.target)
+        in_place = target != node.target
+        try:
+            if self._counts_batches(node) or node.target.startswith(_CHECKS):
+                result: Result = UNKNOWN
+            elif self._depends_on_unknown(node):
+                result = UNKNOWN
+            else:
+                if in_place:
+                    self._check_in_place(number, node)
+                result = self._apply(target, node)
+        except Refused as error:
+            self._refuse(node, error.reason, error.remedy)
+            result = tuple(self._placeholder(output) for output in node.outputs)
+        results = result if isinstance(result, tuple) else (result,) * len(node.outputs)
+        first = next((a.name for a in node.arguments.values() if isinstance(a, TensorName)), None)
+        for output, made in zip(node.outputs, results, strict=False):
+            self._operands[output] = made
+            before = None if first is None else self._operands.get(first)
+            same = isinstance(made, Activation) and isinstance(before, Activation) and made.value == before.value
+            self._storage[output] = (
+                self._storage.get(first, first) if first is not None and (in_place or same) else output
+            )
+        if in_place and first is not None:
+            self._operands[first] = results[0]
+
+    def _apply(self, target: str, node: Node) -> Result:
+        rule = RULES.get(target)
+        if rule is None:
+            raise Refused(_NOTHING, NOT_TAKEN.get(target, "compute it by layers that docs/import.md lists"))
+        for output in node.outputs:
+            meta = self._program.tensors.get(output)
+            if meta is not None and not meta.static:
+                raise Refused("its result has a dynamic size", "export it without dynamic_shapes")
+            if meta is not None and meta.dtype in FLOATING and meta.dtype != "float32":
+                raise Refused(
+                    f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which"
+                )
+        return rule(Call(node, self))
+
+    def _placeholder(self, output: str) -> Operand:
+        """What stands for the result of an operation that was refused, so that what follows is looked at, too."""
+        meta = self._program.tensors.get(output)
+        if meta is None or not meta.static or meta.dtype != "float32" or not meta.sizes:
+            return UNKNOWN
+        value = len(self._shapes)
+        self._shapes[value] = meta.sizes
+        return Activation(value, meta.sizes)
+
+    def _counts_batches(self, node: Node) -> bool:
+        argument = node.arguments.get("self")
+        held = self._program.held.get(argument.name) if isinstance(argument, TensorName) else None
+        return node.target == "aten.add_.Tensor" and held is not None and held.key.endswith(_COUNTER)
+
+    def _depends_on_unknown(self, node: Node) -> bool:
+        for argument in node.arguments.values():
+            for item in argument if isinstance(argument, tuple) else (argument,):
+                if isinstance(item, TensorName) and isinstance(self._operands.get(item.name), Unknown):
+                    return True
+        return False
+
+    def _check_in_place(self, number: int, node: Node) -> None:
+        """An operation in place also changes whatever shares its bytes: refused where that is used afterwards."""
+        argument = next((a for a in node.arguments.values() if isinstance(a, TensorName)), None)
+        if argument is None:
+            return
+        if argument.name in self._program.held:
+            key = self._program.held[argument.name].key
+            raise Refused(f"it changes '{key}' while it runs", "compute it anew in each call")
+        changed = self._storage.get(argument.name, argument.name)
+        if changed in self._program.inputs:
+            raise Refused(f"it changes the input '{changed}'", "use the operation that is not in place")
+        for other, storage in self._storage.items():
+            if storage == changed and other != argument.name and self._last_use.get(other, -1) > number:
+                raise Refused(
+                    "it changes a tensor that is used under another shape later", "do not work in place there"
+                )
+
+    def _output(self, name: str) -> int | None:
+        operand = self._operands.get(name)
+        if operand is None and name in self._program.held:
+            self._refuse_whole(name, "it returns a parameter or buffer", "return what a layer gives")
+            return None
+        if isinstance(operand, Weight | Noise):
+            self._refuse_whole(name, "it returns no tensor that the network computes", "return what a layer gives")
+            return None
+        if not isinstance(operand, Activation):
+            return None
+        self._node = None
+        try:
+            settled = Call(Node("output", {}, (name,)), self).settle(operand)
+        except Refused as error:
+            self._refuse_whole(name, f"as an output, {error.reason}", error.remedy)
+            return None
+        if settled.value < len(self._program.inputs):
+            self._refuse_whole(name, "it returns an input as it is", "return what a layer gives")
+            return None
+        return settled.value
+
+    # ---- refusals ----
+
+    def _refuse(self, node: Node, reason: str, remedy: str) -> None:
+        module = node.modules[-1] if node.modules else None
+        where = f"'{module.path}' ({module.name})" if module is not None else "the model itself"
+        self.refusals.append(Refusal(where, node.target, reason, remedy, node.line))
+
+    def _refuse_whole(self, name: str, reason: str, remedy: str) -> None:
+        what = f"'{name}'" if name else "the model"
+        self.refusals.append(Refusal(what, "the program", reason, remedy))
+
+    # ---- what rules use ----
+
+    def operand(self, name: str) -> Operand:
+        held = self._program.held.get(name)
+        if held is not None and name not in self._operands:
+            if not held.meta.static:
+                raise Refused(f"'{held.key}' has a dynamic size", "export it without dynamic_shapes")
+            return Weight(held, held.meta.sizes)
+        return self._operands.get(name, UNKNOWN)
+
+    def meta(self, name: str) -> TensorMeta:
+        meta = self._program.tensors.get(name)
+        if meta is None:
+            raise Refused("the program does not say its result's shape", "export it without dynamic_shapes")
+        return meta
+
+    def array(self, held: Held) -> Array:
+        return self._program.arrays[held.storage]
+
+    def step(
+        self,
+        op: str,
+        inputs: Sequence[int | Number],
+        shape: tuple[int, ...],
+        settings: Mapping[str, Setting],
+        states: Mapping[str, tuple[Weight, tuple[int, ...]]],
+        node: Node,
+    ) -> Activation:
+        """Append a step; its label is the path of the module that holds its parameters."""
+        layer = LAYERS.get(op)
+        defaults = {} if layer is None else {p.name: p.default for p in layer.parameters}
+        given = {name: value for name, value in settings.items() if value != defaults.get(name)}
+        label, held = "", ()
+        if states:
+            label, held = self._states(op, given, states, node)
+        result = len(self._shapes)
+        self._shapes[result] = shape
+        self._steps.append(Step(op, tuple(inputs), result, given, label, held, node.modules))
+        return Activation(result, shape, PLAIN)
+
+    def _states(
+        self, op: str, settings: Mapping[str, Setting], states: Mapping[str, tuple[Weight, tuple[int, ...]]], node: Node
+    ) -> tuple[str, tuple[StateOf, ...]]:
+        module = node.modules[-1].path if node.modules else ""
+        keys = {suffix: self._key(weight.held, f"{module}.{suffix}") for suffix, (weight, _) in states.items()}
+        first, key = next(iter(keys.items()))
+        label = label_of(key[: -len(first) - 1] if key.endswith(f".{first}") else key)
+        owners = [self._owner.get(weight.held.storage) for weight, _ in states.values()]
+        if any(owner is not None for owner in owners):
+            owner = owners[0]
+            if owner is None or any(other != owner for other in owners) or owner[1:] != (op, settings):
+                tied = next(o[0] for o in owners if o is not None)
+                raise Refused(
+                    f"its parameters are tied to those of '{tied}', which is not the same layer in everything",
+                    "give the layers parameters of their own, or call one module twice",
+                )
+            label = owner[0]
+        for weight, _ in states.values():
+            if weight.held.kind == "constant" or not weight.held.persistent:
+                raise Refused(f"'{weight.held.key}' is not in the state_dict", "register it as a persistent buffer")
+            if weight.held.meta.dtype != "float32":
+                raise Refused(f"'{weight.held.key}' is {weight.held.meta.dtype}", "call model.float() first")
+            self._owner[weight.held.storage] = (label, op, settings)
+        return label, tuple(StateOf(suffix, keys[suffix], shape) for suffix, (_, shape) in states.items())
+
+    def _key(self, held: Held, wanted: str) -> str:
+        """Of the keys of one tensor that of the module which runs."""
+        aliases = self._aliases[held.storage]
+        return wanted if wanted in aliases else held.key
+
+    # ---- the result ----
+
+    def imported(self, name: str, outputs: tuple[int, ...]) -> Imported:
+        """The network: steps that the outputs depend on, and what becomes of every key of the `state_dict`."""
+        needed = set(outputs)
+        live: list[Step] = []
+        for step in reversed(self._steps):
+            if step.result in needed:
+                needed.update(step.values)
+                live.append(step)
+        live.reverse()
+        steps = tuple(_outside_of_others(_growing(live)))
+        inputs = tuple((given, self._shapes[n]) for n, given in enumerate(self._program.inputs) if n in needed)
+        numbers = {n: i for i, n in enumerate([n for n in range(len(self._program.inputs)) if n in needed])}
+        numbers |= {step.result: len(inputs) + i for i, step in enumerate(steps)}
+        steps = tuple(_renumbered(step, numbers) for step in steps)
+        keys, arrays, kept, frozen = self._keys(steps)
+        return Imported(
+            name,
+            inputs,
+            steps,
+            tuple(numbers[value] for value in outputs),
+            {number: self._shapes[value] for value, number in numbers.items()},
+            keys,
+            arrays,
+            kept,
+            frozen,
+            self._program.writer,
+        )
+
+    def _keys(
+        self, steps: Sequence[Step]
+    ) -> tuple[tuple[Key, ...], dict[str, Array], dict[str, Array], tuple[str, ...]]:
+        held_by_key = {held.key: held for held in self._program.held.values()}
+        states: dict[str, str] = {}  # storage -> state
+        arrays: dict[str, Array] = {}
+        frozen: list[str] = []
+        for step in steps:
+            for state in step.states:
+                held = held_by_key[state.key]
+                name = f"{step.label}.{state.suffix}"
+                if held.storage in states:
+                    continue
+                states[held.storage] = name
+                arrays[name] = np.ascontiguousarray(self.array(held)).reshape(state.shape)
+                if held.kind == "parameter" and not self._trained(held):
+                    frozen.append(name)
+        keys: list[Key] = []
+        kept: dict[str, Array] = {}
+        kept_as: dict[str, str] = {}
+        for held in self._program.held.values():
+            if held.kind == "constant" or not held.persistent:
+                continue
+            state = states.get(held.storage, "")
+            if not state and held.storage not in kept_as:
+                array = self.array(held)
+                kept[held.key] = from_bf16(array) if held.meta.dtype == "bfloat16" else array
+                kept_as[held.storage] = held.key
+            keys.append(Key(held.key, state, held.meta.sizes, held.meta.dtype, kept_as.get(held.storage, "")))
+        return tuple(keys), arrays, kept, tuple(frozen)
+
+    def _trained(self, held: Held) -> bool:
+        """Whether any of the names of a parameter asks for a gradient."""
+        return any(h.meta.trained for h in self._program.held.values() if h.storage == held.storage)
+
+
+def _growing(steps: Sequence[Step]) -> list[Step]:
+    """A concatenation that begins as an earlier one does (DenseNet's grow) takes that one and what is new."""
+    joined: dict[tuple[int | Number, ...], int] = {}
+    made: list[Step] = []
+    for step in steps:
+        if step.op == "concat":
+            counts = (n for n in range(len(step.inputs) - 1, 1, -1) if step.inputs[:n] in joined)
+            count = next(counts, 0)
+            joined.setdefault(step.inputs, step.result)
+            if count:
+                step = replace(step, inputs=(joined[step.inputs[:count]], *step.inputs[count:]))
+        made.append(step)
+    return made
+
+
+def _outside_of_others(steps: Sequence[Step]) -> list[Step]:
+    """Labels of which none lies inside of another: a module with parameters may have modules with parameters."""
+    labels = {step.label for step in steps if step.label}
+    inner = {".".join(label.split(".")[:n]) for label in labels for n in range(1, label.count(".") + 1)}
+    return [replace(step, label=f"{step.label}.own") if step.label in inner else step for step in steps]
+
+
+def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
+    inputs = tuple(value if isinstance(value, Number) else numbers[value] for value in step.inputs)
+    return replace(step, inputs=inputs, result=numbers[step.result])

@@ -1,0 +1,252 @@
+"""Blocks and body -> the text of a source, as people write one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mbc.interchange.blocks import Block, Item, find_blocks, literal
+from mbc.interchange.modules import Group, build_tree
+from mbc.interchange.names import FRESH, Names
+from mbc.interchange.steps import OPERATORS, Imported, Number
+
+WIDTH = 116
+_CUT = 4  # stages of a pipe that end with their module
+_LOSSES = {
+    "softmax_cross_entropy": "(%s, %s) |> softmax_cross_entropy",
+    "binary_cross_entropy": "(%s, %s) |> binary_cross_entropy",
+    "mse": "(%s, %s) |> mse",
+    "l1": "(%s, %s) |> l1",
+    "smooth_l1": "(%s, %s) |> smooth_l1",
+}
+LOSSES = tuple(_LOSSES)
+
+
+def write_source(network: Imported, loss: str, title: str, flat: bool = False) -> str:
+    """The source. `flat`: without blocks, every label whole. `title`: the comment on top."""
+    names = Names()
+    name = names.free(network.name)
+    root = build_tree(network)
+    if flat:
+        root = Group("", root.name, network.steps, root.inputs, root.outputs, False)
+    blocks, body = find_blocks(network, root, names.of_block)
+    lines = [f"# {title}", ""]
+    for block in blocks:
+        lines += [*_block(block), ""]
+    lines += _network(network, name, body, loss, names)
+    if network.frozen:
+        patterns = ", ".join(f'"{pattern}"' for pattern in _patterns(network))
+        lines += ["", f"train {{ frozen = ({patterns}) }}" if "," in patterns else f"train {{ frozen = {patterns} }}"]
+    return "\n".join([*lines, ""])
+
+
+def _block(block: Block) -> list[str]:
+    given = ", ".join(p.name if p.default is None else f"{p.name} = {literal(p.default)}" for p in block.parameters)
+    tensors = ["x"] if len(block.inputs) == 1 else [f"x{n}" if n else "x" for n in range(len(block.inputs))]
+    body = _Body(block, dict(zip(block.inputs, tensors, strict=True)), {"x"} if block.uses_channels else set())
+    body.run()
+    results = [body.text_of(value) for value in block.outputs]
+    statements = [*body.statements, f"return {_tuple(results)}"]
+    of = _tuple(tensors)
+    head = f"block {block.name}({given}) on {of} {{" if given else f"block {block.name} on {of} {{"
+    return [head, *(line for s in statements for line in _wrapped(s)), "}"]
+
+
+def _tuple(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _network(network: Imported, name: str, body: Block, loss: str, names: Names) -> list[str]:
+    batch = network.inputs[0][1][0]
+    inputs: list[str] = []
+    known: dict[int, str] = {}
+    for number, (given, shape) in enumerate(network.inputs):
+        called = names.free("image" if len(network.inputs) == 1 and len(shape) == 4 else given)
+        known[number] = called
+        inputs.append(f"  input {called}[{', '.join(['batch', *map(str, shape[1:])])}] : float")
+    body_of = _Body(body, known, set(known.values()), cut=True)
+    body_of.run()
+    statements = body_of.statements
+    outputs: list[str] = []
+    for value in network.outputs:
+        outputs.append(body_of.bind(value, names.free("logits" if "entropy" in loss else "prediction")))
+    targets, losses = _losses(network, outputs, loss, names)
+    return [
+        f"network {name}(batch = {batch}) {{",
+        *inputs,
+        *targets,
+        *(line for s in statements for line in _wrapped(s)),
+        f"  output {', '.join(outputs)}",
+        *losses,
+        "}",
+    ]
+
+
+def _losses(network: Imported, outputs: Sequence[str], loss: str, names: Names) -> tuple[list[str], list[str]]:
+    """Targets and losses of the outputs; outputs of one shape have one target."""
+    targets: dict[str, str] = {}
+    lines: list[str] = []
+    for name, value in zip(outputs, network.outputs, strict=True):
+        shape = network.shapes[value]
+        of_classes = loss == "softmax_cross_entropy"
+        sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
+        declared = f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
+        target = targets.get(declared) or targets.setdefault(declared, names.free("target"))
+        lines.append(f"  loss {_LOSSES[loss] % (name, target)}")
+    return [f"  input {target}{declared}" for declared, target in targets.items()], lines
+
+
+def _patterns(network: Imported) -> list[str]:
+    """The parameters that are not trained: all below a path by one pattern."""
+    every = [f"{s.label}.{state.suffix}" for s in network.steps for state in s.states]
+    trained = {name for name in every if not name.endswith((".running_mean", ".running_var"))} - set(network.frozen)
+    found: list[str] = []
+    for name in network.frozen:
+        parts = name.split(".")
+        wholes = (".".join(parts[:n]) + ".*" for n in range(1, len(parts)))
+        pattern = next((w for w in wholes if not any(t.startswith(w[:-1]) for t in trained)), name)
+        if pattern not in found:
+            found.append(pattern)
+    return found
+
+
+@dataclass
+class _Chain:
+    """An expression in the making: where it begins, and the stages of a pipe behind that. `of`: values it reads."""
+
+    head: str
+    of: tuple[int, ...]
+    stages: list[str] = field(default_factory=list[str])
+    operator: str = ""
+    module: str = ""
+
+    def text(self) -> str:
+        return " |> ".join([self.head, *self.stages])
+
+
+class _Body:
+    """Statements of one body. A value that one stage reads, and nothing else, has no name of its own."""
+
+    def __init__(self, block: Block, known: Mapping[int, str], locked: set[str], cut: bool = False) -> None:
+        self.statements: list[str] = []
+        self._block = block
+        self._names = dict(known)
+        self._locked = locked  # names that keep their value
+        self._cut = cut
+        self._chains: dict[int, _Chain] = {}
+        self._uses = Counter(v for item in block.body for v in item.inputs if not isinstance(v, Number))
+        self._uses.update(block.outputs)
+        self._labels = Counter(item.label for item in block.body if item.label)
+        self._operands: set[int] = set()  # of the item that is being taken
+        self._layers: dict[str, str] = {}  # label -> the name of a layer that is applied several times
+
+    def run(self) -> None:
+        for item in self._block.body:
+            self._take(item)
+
+    def _take(self, item: Item) -> None:
+        values = {value for value in item.inputs if not isinstance(value, Number)}
+        self._uses.subtract(v for v in item.inputs if not isinstance(v, Number))
+        self._operands = values
+        chain = self._operator(item) if item.text in OPERATORS else self._layer(item)
+        self._operands = set()
+        chain.module = item.module
+        results = list(item.results)
+        if len(results) > 1:
+            names = [self._fresh(chain, value) for value in item.results]
+            self.statements.append(f"{', '.join(names)} = {chain.text()}")
+            return
+        result = results[0]
+        self._chains[result] = chain
+        if self._uses[result] != 1:
+            self.bind(result)
+
+    def _operator(self, item: Item) -> _Chain:
+        texts: list[str] = []
+        for number, operand in enumerate(item.inputs):
+            if isinstance(operand, Number):
+                shown = literal(operand.value)
+                texts.append(f"({shown})" if shown.startswith("-") and number else shown)
+                continue
+            chain = self._chains.get(operand)
+            sums = chain is not None and not chain.stages and chain.operator == item.text and item.text in "+*"
+            if chain is not None and sums and number == 0:
+                texts.append(chain.text())
+                del self._chains[operand]
+            else:
+                texts.append(self.bind(operand))
+        of = tuple(v for v in item.inputs if not isinstance(v, Number))
+        return _Chain(f"{texts[0]} {item.text} {texts[1]}", of, operator=item.text)
+
+    def _layer(self, item: Item) -> _Chain:
+        text = self._stage(item)
+        values = [v for v in item.inputs if not isinstance(v, Number)]
+        if len(values) > 1:
+            names = [self.bind(value) for value in values]
+            return _Chain(f"({', '.join(names)})", tuple(values), [text])
+        chain = self._chains.pop(values[0], None)
+        if chain is not None and self._cut and len(chain.stages) >= (_CUT if chain.module != item.module else 2 * _CUT):
+            self._chains[values[0]] = chain
+            self.bind(values[0])
+            chain = None
+        if chain is None:
+            return _Chain(self._names[values[0]], (values[0],), [text])
+        chain.stages = [*chain.stages, text]
+        return chain
+
+    def _stage(self, item: Item) -> str:
+        """The layer with its label; one that is applied several times is bound before the first."""
+        text = f"{item.text} @{item.label}" if item.label else item.text
+        if self._labels[item.label] < 2 or not item.label:
+            return text
+        if item.label not in self._layers:
+            name = f"layer_{item.label.replace('.', '_')}"
+            self._layers[item.label] = name
+            self.statements.append(f"{name} = {text}")
+        return self._layers[item.label]
+
+    def text_of(self, value: int) -> str:
+        """The expression of a value, at the end of the body."""
+        chain = self._chains.pop(value, None)
+        return self._names[value] if chain is None else chain.text()
+
+    def bind(self, value: int, wanted: str = "") -> str:
+        """The name of a value, which is given one now where it has none, or another one than it is `wanted` to have."""
+        chain = self._chains.pop(value, None)
+        if chain is None:
+            if wanted and self._names[value] != wanted:
+                self.statements.append(f"{wanted} = {self._names[value]}")
+                self._names[value] = wanted
+            return self._names[value]
+        name = self._fresh(chain, value, wanted)
+        self.statements.append(f"{name} = {chain.text()}")
+        return name
+
+    def _fresh(self, chain: _Chain, value: int, wanted: str = "") -> str:
+        """A name for what a chain gives: that of what it begins with, where nobody needs that any more."""
+        read = {v for other in self._chains.values() if other is not chain for v in other.of}
+        live = {
+            name for v, name in self._names.items() if self._uses[v] > 0 or v in read | self._operands
+        } | self._locked
+        mine = [self._names[v] for v in chain.of if v in self._names]
+        ordered = [wanted] if wanted else [*mine, "x", *FRESH, *(f"y{n}" for n in range(2, 10_000))]
+        name = next(n for n in ordered if n == wanted or n not in live)
+        for v in [v for v, n in self._names.items() if n == name]:
+            del self._names[v]
+        self._names[value] = name
+        return name
+
+
+def _wrapped(statement: str) -> list[str]:
+    """A statement in lines, broken in front of stages of its pipe."""
+    stages = statement.split(" |> ")
+    lines: list[str] = []
+    line = f"  {stages[0]}"
+    for stage in stages[1:]:
+        if len(line) + 4 + len(stage) > WIDTH:
+            lines.append(line)
+            line = f"        |> {stage}"
+        else:
+            line += f" |> {stage}"
+    return [*lines, line]

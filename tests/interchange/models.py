@@ -1,0 +1,83 @@
+"""Models of PyTorch, exported to a file, and what a network that was imported computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import Lowered, lower
+from mbc.frontend.parse import parse
+from mbc.interchange.importing import ImportedModel, import_model
+from mbc.ir.graph import Network
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import Precision
+from mbc.ops.base import Array
+from mbc.source import Source
+from tests.ir.execution import execute, types_of
+
+# As the types of a package that may be missing.
+Tensor = Any
+Model = Any
+torch = pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
+nn = torch.nn
+
+
+def exported(path: Path, model: Model, *inputs: Tensor, train: bool = True, **options: object) -> Path:
+    """The model's program, in training mode, as a file."""
+    file = path / "model.pt2"
+    torch.export.save(torch.export.export(model.train(train), inputs, **options), file)
+    return file
+
+
+def stirred(model: Model) -> Model:
+    """The same with running statistics and scales that are not the ones of a new module."""
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.dtype == torch.float32 and (tensor.ndim == 1 or "gamma" in name):
+            tensor.data = torch.rand(tensor.shape, generator=generator) + 0.5
+    return model
+
+
+def lowered(text: str) -> Lowered:
+    return lower(parse(Source("imported", text)))
+
+
+def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
+    """What the network gives in evaluation mode, in fp32."""
+    made = lowered(model.source)
+    graph = differentiate(made.network, made.optimizer, Precision.FP32)
+    given: dict[str, Array] = dict(model.network.arrays)
+    given |= {name: x.numpy() for name, x in zip(graph.infer_inputs, inputs, strict=True)}
+    env = execute(graph.infer, types_of(graph), given, graph.batch, Precision.FP32)
+    return [env[name] for name in graph.infer_outputs]
+
+
+def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
+    """Import the model, and assert that it computes what torch does, within 1e-5."""
+    imported = import_model(exported(path, stirred(model), *inputs), "net", "mse")
+    with torch.no_grad():
+        wanted = model.eval()(*[x.clone() for x in inputs])
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    found = forward(imported, *inputs)
+    assert len(found) == len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.shape == tuple(theirs.shape)
+        reference = theirs.numpy()
+        assert np.linalg.norm(ours - reference) <= 1e-5 * np.linalg.norm(reference)
+    return imported
+
+
+def signature(network: Network) -> tuple[Sequence[int], Sequence[int]]:
+    """What a network computes, whatever its values and operations are called: a digest of each output, and those of
+    all operations in order of size."""
+    digests: Mapping[str, int] = {v: hash(v) for v in (*network.inputs, *(s.value for s in network.states))}
+    found = dict(digests)
+    for op in network.operations:
+        own = hash((op.kind, repr(op.attributes), tuple(found[v] for v in op.inputs)))
+        found |= {value: hash((own, number)) for number, value in enumerate(op.outputs)}
+    operations = sorted(found[v] for op in network.operations for v in op.outputs)
+    return [found[v] for v in network.outputs], operations

@@ -1,0 +1,226 @@
+"""What cannot be taken: all of it at once, each with its module, operation, line and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.interchange.importing import import_model
+from tests.interchange.models import Model, Tensor, exported, lowered, nn, torch
+
+F = torch.nn.functional
+IMAGE = torch.zeros(2, 3, 8, 8)
+
+
+def refusal(path: Path, model: Model, *inputs: Tensor, **options: object) -> str:
+    with pytest.raises(MbcError) as caught:
+        import_model(exported(path, model, *(inputs or (IMAGE,)), **options), "net")  # pyright: ignore[reportArgumentType]
+    assert caught.value.code == "MBC303"
+    return str(caught.value)
+
+
+class Of(nn.Module):
+    """A function as a model, behind a convolution."""
+
+    def __init__(self, function, **held: Model) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.function = function
+        for name, module in held.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.first(x))
+
+
+def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 1) + torch.cumsum(x, 2)  # the line of Odd
+
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    odd = nn.Sequential(Odd(), nn.Sequential(Odd(), Odd(), Odd(), Odd()))
+    message = refusal(tmp_path, Of(lambda x: odd(norm(x).roll(1, 3)), odd=odd, norm=norm))
+    assert message.startswith("error MBC303: the model has 3 things that mbc cannot take:")
+    assert "'norm' (BatchNorm2d): aten.batch_norm.default: it keeps no running statistics" in message
+    assert "instead: build it with track_running_stats=True" in message
+    # What depends on an operation that was refused is looked at all the same.
+    assert "the model itself: aten.roll.default: there is nothing like it in the language yet" in message
+    assert "'odd.0' (Odd), 'odd.1.0' (Odd), 'odd.1.1' (Odd), 'odd.1.2' (Odd) and 1 more: aten.cumsum.default" in message
+    assert "test_refusals.py" in message and "torch.cumsum(x, 1) + torch.cumsum(x, 2)  # the line of Odd" in message
+
+
+def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
+    class Side(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 1)
+
+    class Sides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 4, 1)
+            self.sides = nn.ModuleList(Side() for _ in range(7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return sum((side(x) for side in self.sides), x)
+
+    message = refusal(tmp_path, Sides())
+    assert "has 1 thing that" in message
+    assert "'sides.0' (Side), 'sides.1' (Side), 'sides.2' (Side), 'sides.3' (Side) and 3 more: aten.cumsum" in message
+
+
+@pytest.mark.parametrize(
+    "layer, words",
+    [
+        (nn.Softmax(1), "aten.softmax.int"),
+        (nn.GELU(approximate="tanh"), "it is approximated by tanh"),
+        (nn.Hardtanh(-2, 2), "it clamps to -2 … 2"),
+        (nn.MaxPool2d(2, dilation=2), "its windows are dilated"),
+        (nn.AvgPool2d(2, divisor_override=3), "its divisor is given"),
+        (nn.AdaptiveAvgPool2d(3), "by windows of unlike sizes"),
+        (nn.AdaptiveMaxPool2d(3), "by windows of unlike sizes"),
+        (nn.LayerNorm((4, 8, 8)), "only channels are normalised here"),
+        (nn.GroupNorm(2, 4, affine=False), "it has no scale and offset"),
+        (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), "its corners are aligned"),
+        (nn.Upsample(scale_factor=1.3), "its factor gives no whole size"),
+        (nn.ReflectionPad2d(1), "it pads by something else than zeros"),
+        (nn.Softplus(beta=2), "its beta is not 1"),
+        (nn.Sequential(nn.ZeroPad2d(1), nn.ReLU()), "zeros stand around its tensor"),
+        (nn.Linear(8, 8), "it works on the last dimension"),
+        (nn.Unflatten(1, (2, 2)), "it makes [2, 2, 2, 8, 8]"),
+        (nn.Dropout2d(), "there is nothing like it in the language yet"),
+    ],
+    ids=lambda value: value.__class__.__name__ if isinstance(value, nn.Module) else "",
+)
+def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, Of(lambda x: layer(x), layer=layer))
+    assert words in message and "instead: " in message
+
+
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        (lambda x: x.permute(0, 3, 1, 2), "it permutes [2, 4, 8, 8] by [0, 3, 1, 2]"),
+        (lambda x: torch.cat((x, x), 2), "it joins along dimension 2"),
+        (lambda x: x / x, "it divides by a tensor"),
+        (lambda x: 1 / x, "aten.reciprocal"),
+        (lambda x: x + x[:, :1], "aten.slice"),
+        (lambda x: x * torch.rand(2, 4, 8, 8), "aten.rand"),
+        (lambda x: x.mean((1, 2, 3)), "it is over the dimensions [1, 2, 3]"),
+        (lambda x: x.permute(0, 2, 3, 1), "as an output, the channels of its tensor are last"),
+        (lambda x: x.permute(0, 2, 3, 1).flatten(1), "it makes [2, 256] of [2, 8, 8, 4]"),
+        (lambda x: x.double(), "aten.to.dtype"),
+        (lambda x: x.detach(), "gradients flow through everything"),
+        (lambda x: x * torch.empty(2, 4, 1, 1).bernoulli_(0.5), "it drops parts of samples"),
+    ],
+)
+def test_a_function_that_is_none_here(function, words: str, tmp_path: Path) -> None:
+    assert words in refusal(tmp_path, Of(function))
+
+
+def test_modules_in_eval_mode_are_named(tmp_path: Path) -> None:
+    norm, drop = nn.BatchNorm2d(4), nn.Dropout()
+    message = refusal(tmp_path, Of(lambda x: drop(norm(x)), norm=norm, drop=drop), train=False)
+    assert "'norm' (BatchNorm2d)" in message and "its statistics are fixed: the module is in eval mode" in message
+    assert "export the model after model.train()" in message
+
+
+def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1))
+    for parameter in (*model[0].parameters(), model[1].bias):
+        parameter.requires_grad = False
+    imported = import_model(exported(tmp_path, model, IMAGE), "net")
+    assert imported.network.frozen == ("0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias", "1.bias")
+    assert 'train { frozen = ("0.*", "1.bias") }' in imported.source
+    assert lowered(imported.source).optimizer.frozen
+
+
+def test_parameters_that_are_tied_between_unlike_layers(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    message = refusal(tmp_path, Tied())
+    assert "its parameters are tied to those of 'first', which is not the same layer" in message
+    tied = Tied()
+    tied.second.bias = tied.first.bias  # now the two are one layer
+    imported = import_model(exported(tmp_path, tied, IMAGE), "net")
+    assert imported.source.count("conv(") == 1
+    assert [(key.name, key.state) for key in imported.network.keys] == [
+        ("first.weight", "first.weight"), ("first.bias", "first.bias"),
+        ("second.weight", "first.weight"), ("second.bias", "first.bias"),
+    ]  # fmt: skip
+
+
+def test_sizes_that_are_dynamic(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=2)
+    message = refusal(tmp_path, Of(torch.relu), dynamic_shapes={"x": {0: batch}})
+    assert "its size 0 is dynamic" in message and "export it without dynamic_shapes" in message
+
+
+def test_types_other_than_fp32(tmp_path: Path) -> None:
+    message = refusal(tmp_path, nn.Conv2d(3, 4, 3).double(), IMAGE.double())
+    assert "'x': the program: this input is float64" in message or "this input is float64" in message
+    assert "its parameters are float64" in message and "call model.float() first" in message
+    assert "this input is int64" in refusal(tmp_path, nn.Embedding(4, 4), torch.zeros(2, 3, dtype=torch.int64))
+
+
+def test_what_changes_its_input_or_a_buffer(tmp_path: Path) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.add_(1)
+            return self.conv(x)
+
+    assert "'count'" in refusal(tmp_path, Counts())
+    assert "it changes the input 'input'" in refusal(tmp_path, nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1)))
+
+    def seen_elsewhere(x: Tensor) -> Tensor:
+        y = x.view(2, -1)
+        x.relu_()
+        return y
+
+    assert "it changes a tensor that is used under another shape later" in refusal(tmp_path, Of(seen_elsewhere))
+
+
+def test_control_flow_and_functions_of_ones_own(tmp_path: Path) -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.sinh()
+
+        @staticmethod
+        def backward(ctx, *dy: Tensor) -> Tensor:
+            return dy[0]
+
+    def branches(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
+
+    assert "nothing like it" in refusal(tmp_path, Of(branches))
+    message = refusal(tmp_path, Of(lambda x: Doubled.apply(x)))
+    assert "nothing like it" in message
+
+
+def test_outputs_that_are_none(tmp_path: Path) -> None:
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return self.conv(x), x, self.conv.weight
+
+    message = refusal(tmp_path, Same())
+    assert "it returns an input as it is" in message and "it returns a parameter or buffer" in message
