@@ -163,6 +163,12 @@ def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
 
 
+def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    rank = max(x.ndim, y.ndim)
+    x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
+    return {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[a.operator](x, y)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: jax.nn.relu(x),
     "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
@@ -185,6 +191,8 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "flatten": lambda a, x: x.reshape(x.shape[0], -1),
     "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
     "cast": lambda a, x: x,
+    "state": lambda a, x: x,
+    "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution": _convolution,
@@ -195,6 +203,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
+    "broadcast": _broadcast,
     "softmax_cross_entropy": _cross_entropy,
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,

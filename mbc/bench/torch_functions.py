@@ -122,6 +122,12 @@ def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
 
+def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    rank = max(x.ndim, y.ndim)
+    x, y = (t.reshape(a.aligned(tuple(t.shape), rank)) for t in (x, y))
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](x, y)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
@@ -145,6 +151,8 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "flatten": lambda a, x: x.flatten(1),
     "unflatten": lambda a, x: x.unflatten(1, a.sample_shape),
     "cast": lambda a, x: x,
+    "state": lambda a, x: x,
+    "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution_backward_data": _transposed,
@@ -153,6 +161,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
+    "broadcast": _broadcast,
     "softmax_cross_entropy": _cross_entropy,
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,

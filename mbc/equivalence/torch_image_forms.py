@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from mbc.equivalence.torch_convolutions import Tensor, torch
+from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
 from mbc.ops.group_norm import Normalisation
+from mbc.ops.reduce import Expand, Reduce
 from mbc.ops.resize import Resize
 
 Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
@@ -72,6 +74,28 @@ def _normalize_reduce(a: Normalisation, inputs: Sequence[Tensor], call: Call) ->
     return tuple(p.sum(dim=axes).reshape(-1) for p in (grouped * normal, grouped))
 
 
+def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
+    rank = max(x.ndim for x in inputs)
+    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](left, right)
+
+
+def _reduce(rows: str) -> Form:
+    def form(a: Reduce, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+        product = inputs[0] if len(inputs) == 1 else inputs[0] * inputs[1]
+        total = product.sum(dim=(0, *a.axes) if rows else a.axes) * a.factor
+        return (total.reshape(call.outputs[0].shape),)
+
+    return form
+
+
+def _expand(a: Expand, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    shape = (dy.shape[0], *a.sample_shape)
+    ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(shape))
+    return ((dy.reshape(ones) * a.factor).expand(shape).contiguous(),)
+
+
 IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "broadcast_mul": lambda a, inputs, call: (inputs[0] * inputs[1],),
@@ -88,6 +112,11 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "resize": _resize,
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),
+        "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
+        **{
+            f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")
+        },
+        "expand": _expand,
         "pixel_dot": lambda a, inputs, call: (_pixel_sum(inputs[0] * inputs[1]),),
     }
 )

@@ -13,7 +13,7 @@ from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_n
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import Scale
 from mbc.ops.base import ShapeError
-from mbc.ops.broadcast import Emit, combine
+from mbc.ops.arithmetic import Emit, combine
 from mbc.source import Span
 
 LARGEST_NUMBER = 2**63
@@ -107,9 +107,7 @@ class Arithmetic:
 
     def _tensors(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Tensor | None:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if symbol == "-":
-                b = self._scale(b, Scale(-1.0), span, scope)
-            kind = {"+": "add", "-": "add", "*": "mul"}.get(symbol)
+            kind = {"+": "add", "-": "sub", "*": "mul", "/": "div"}.get(symbol)
             return None if kind is None else self._combine(kind, a, b, span, scope)
         if isinstance(a, Tensor) and is_number(b):
             if symbol == "/" and b == 0:
@@ -134,7 +132,7 @@ class Arithmetic:
 
     def _combine(self, kind: str, a: Tensor, b: Tensor, span: Span, scope: Scope) -> Tensor:
         def build(emit: Emit) -> str:
-            return combine(kind, a.value, b.value, self._building.type, emit)
+            return combine(kind, a.value, b.value, self._building, emit)
 
         return self._emit(kind, (a, b), span, scope, build)
 
@@ -189,5 +187,5 @@ def _remedy(a: Worth, b: Worth) -> str:
     if isinstance(a, Losses) or isinstance(b, Losses):
         return "losses can be added to each other and multiplied by numbers"
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return "tensors know + - * with tensors and numbers, and / by a number"
+        return "tensors know + - * / with tensors, and with numbers, but for a number divided by a tensor"
     return "operators calculate with numbers and tensors"

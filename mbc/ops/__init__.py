@@ -1,10 +1,11 @@
 """Every kind of operation and every layer of the language, collected from the files of this folder.
 
+* `arithmetic`: sums, differences, products and quotients, broadcast
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
 * `bias`: biases of convolutions and linear layers
-* `broadcast`: sums and products, of images with a number for each channel, too
+* `broadcast`: sums and products of images with a number for each channel
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
@@ -19,9 +20,11 @@
 * `loss`: losses and their weighted sum
 * `matrix`: linear layers and changes of element type
 * `normalization`: batch normalisation in two phases
+* `parameter`: tensors that belong to no other layer
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
 * `random`: dropout and stochastic depth from a counter-based generator
+* `reduce`: sums over axes
 * `relu_mask`: relu's gradient by ReLU bit masks
 * `resize`: upsampling to any size, bilinear, too
 * `response`: local response normalisation
@@ -42,6 +45,7 @@ from types import MappingProxyType
 from mbc.ops import (
     activation,
     activation_variants,
+    arithmetic,
     bias,
     broadcast,
     collective,
@@ -53,8 +57,10 @@ from mbc.ops import (
     loss,
     matrix,
     normalization,
+    parameter,
     pooling,
     random,
+    reduce,
     relu_mask,
     resize,
     response,
@@ -75,6 +81,9 @@ _FAMILIES = (
     activation,
     activation_variants,
     broadcast,
+    arithmetic,
+    reduce,
+    parameter,
     relu_mask,
     random,
     pooling,

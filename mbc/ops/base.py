@@ -75,6 +75,10 @@ class Gradients(Protocol):
 
     def type(self, value: str) -> TensorType: ...
 
+    def has_rows(self, value: str) -> bool:
+        """Whether its first dimension counts samples."""
+        ...
+
     def producer(self, value: str) -> Operation | None:
         """The operation of the forward pass that computes a value; None for inputs and states."""
         ...
@@ -111,6 +115,10 @@ class Expansion(Protocol):
 
     def needs(self, value: str) -> bool:
         """Whether the gradient of this value will be asked for; never in an inference graph."""
+        ...
+
+    def working(self, state: str) -> str:
+        """A state in the working type: a copy, or the state itself."""
         ...
 
     def emit(
@@ -179,7 +187,8 @@ Setting = int | float | bool | str | tuple[int | float, ...]
 class Parameter:
     """One setting of a layer in the language. `kind`: int | float | bool | pair (an int or (h, w)) |
     pads (an int, (h, w) or (top, bottom, left, right)) | index (an int or one of `words`) |
-    numbers (a tuple of any length) | word (one of `words`). `default` None: required."""
+    numbers (a tuple of any length) | sizes, axes (an int or a tuple of any length, given as a tuple) |
+    word (one of `words`). `default` None: required."""
 
     name: str
     kind: str
@@ -192,8 +201,13 @@ class LayerBuilder(Protocol):
 
     def type(self, value: str) -> TensorType: ...
 
+    def has_rows(self, value: str) -> bool:
+        """Whether its first dimension counts samples: parameters and what is made of them alone have none."""
+        ...
+
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
-        """The parameter (or statistic) `<path>.<suffix>` of this layer; made once, shared by later applications."""
+        """The parameter (or statistic) `<path>.<suffix>` of this layer, `<path>` without suffix; made once, shared by
+        later applications."""
         ...
 
     def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = "") -> tuple[str, ...]:
@@ -214,6 +228,7 @@ class Layer:
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts
     metric: bool = False  # gives a scalar that `metric` alone accepts
+    broadcasts: bool = False  # takes tensors without rows together with others
 
     @property
     def scalar(self) -> bool:

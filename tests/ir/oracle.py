@@ -120,6 +120,16 @@ def bias_add(a: Any, y: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
 
 
+def broadcast(a: Any, x: Any, y: Any) -> Any:
+    x, y = (t.reshape(t.shape[0], *(1,) * (o.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, o in ((x, y), (y, x)))
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](x, y)
+
+
+def reduce_sum(a: Any, x: Any) -> Any:
+    mean = a.factor != 1.0
+    return (x.mean(a.axes) if mean else x.sum(a.axes)).reshape(len(x), *a.shape)
+
+
 def group_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
     return torch.native_group_norm(x, weight, bias, len(x), x.shape[1], x[0, 0].numel(), a.groups, a.eps)
 
@@ -150,6 +160,9 @@ MEANING: dict[str, Callable[..., Any]] = {
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
+    "broadcast": broadcast,
+    "state": lambda a, x: x,
+    "reduce_sum": reduce_sum,
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": max_pool,
     "avg_pool": average_pool,

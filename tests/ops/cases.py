@@ -161,6 +161,48 @@ def gated(draw: Draw) -> Network:
     return _finish(w, x)
 
 
+def broadcasting(draw: Draw) -> Network:
+    """Operands of fewer axes, or of one element along some, on either side; vectors along an axis."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    for i, layer in enumerate(("add", "sub", "mul", "div")):
+        shape = w.type(x).shape
+        axis = draw(st.integers(1, len(shape) - 1))
+        small = tuple(size if draw(st.booleans()) else 1 for size in shape)
+        own = draw(st.sampled_from((small, small[1:] or (1,), shape[axis : axis + 1], shape)))
+        y = w.parameter(f"y{i}", *own)
+        y = w("softplus", y) if layer == "div" else y
+        order = (x, y) if layer == "div" else draw(st.permutations((x, y)))
+        x = w(layer, *order, axis=axis)
+    return _finish(w, x)
+
+
+def free_parameter(draw: Draw) -> Network:
+    """Read by rows that it does not have."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.input("image", 3, 2)
+    gamma, shift = w("parameter", path="gamma", shape=(3,), value=0.5), w("constant", path="shift", shape=(1, 3, 2))
+    return _finish(w, w("add", w("mul", x, gamma), shift))
+
+
+def reduced(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
+    rank = len(w.type(x).shape)
+    axes = tuple(draw(st.sets(st.integers(1, rank - 1), min_size=1)))
+    return _finish(w, w(draw(st.sampled_from(("sum", "mean"))), x, axes=axes, keep=draw(st.booleans())))
+
+
+def spatial_gate(draw: Draw) -> Network:
+    """One number for each pixel, and one for each channel, on either side."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = _image(draw, w, draw(st.integers(2, 3)), 2)
+    shape = w.type(x).shape
+    for i, own in enumerate(((shape[0], 1, *shape[2:]), (1, shape[1], 1, 1))):
+        x = w("mul", *draw(st.permutations((x, w.parameter(f"gate{i}", *own)))))
+    return _finish(w, x)
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
@@ -276,7 +318,7 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
-        resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        resize, concat, joined_statistics, gated, broadcasting, spatial_gate, free_parameter, reduced, leaky_relu, elu, scale, dropout, drop_path, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, two_losses, top_k,
     )

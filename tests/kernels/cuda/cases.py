@@ -18,6 +18,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
+from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
@@ -36,6 +37,7 @@ from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
+from mbc.ops.reduce import Expand, Reduce, reduced_shape
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
@@ -201,6 +203,7 @@ def _elementwise(cases: Cases) -> None:
         cases.add("broadcast_add", NONE, w(*shape), gate)
         cases.add("pixel_sum", NONE, w(*shape))
         cases.add("pixel_dot", NONE, w(*shape), w(*shape))
+    _broadcast(cases)
     # Values beyond both ends of the hard ones.
     for kind in VARIANTS[:3]:
         cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
@@ -215,6 +218,45 @@ def _elementwise(cases: Cases) -> None:
         cases.add("relu_mask", NONE, w(*shape))
         cases.add("relu_mask", NONE, w(*shape, make=special), note="special")
         cases.add("relu_backward_masked", NONE, w(*shape), signs)
+
+
+def _broadcast(cases: Cases) -> None:
+    # One operand or both repeated, along any axes, by the vector and not; of one shape; vectors along an axis.
+    for left, right in (
+        ((3, 16, 5, 6), (16,)),
+        ((2, 8, 3, 8), (8, 1, 1)),
+        ((2, 7, 3, 5), (2, 1, 3, 5)),
+        ((2, 16, 4, 8), (1, 16, 4, 8)),
+        ((4, 5, 24), (5, 24)),
+        ((3, 5, 9), (3, 5, 1)),
+        ((2, 3, 2, 5, 4), (3, 1, 5, 1)),
+        ((5, 16), (5, 16)),
+    ):
+        note = "x".join(map(str, right))
+        for operator in ("add", "sub", "mul", "div"):
+            second = w(*right, make=positive) if operator == "div" else w(*right)
+            cases.add("broadcast", Broadcast(operator), w(*left), second, note=f"{operator}{note}")
+    cases.add("broadcast", Broadcast("mul", 2), w(3, 5, 16), w(16), note="last")
+    for shape, axes, keep in (
+        ((3, 16, 5, 6), (1,), True),
+        ((3, 16, 5, 6), (2, 3), False),
+        ((2, 8, 4, 9), (2,), False),
+        ((2, 16, 3, 8), (1, 3), True),
+        ((2, 3, 2, 5, 4), (1, 3), False),
+        ((5, 700), (1,), False),
+        ((2, 3, 90, 91), (1, 2, 3), False),
+    ):
+        x = TensorType(shape, DType.FP32)
+        left = reduced_shape(x, axes, keep)
+        note = "x".join(map(str, axes))
+        cases.add("reduce_sum", Reduce(axes, left, 0.5), w(*shape), note=note)
+        cases.add("reduce_dot", Reduce(axes, left), w(*shape), w(*shape), note=note)
+        cases.add("expand", Expand(axes, shape[1:], 0.5), w(shape[0], *left), note=f"{note}to{shape[-1]}")
+        cases.add("row_reduce_sum", Reduce(axes, left, -1.0), w(*shape), note=note)
+        cases.add("row_reduce_dot", Reduce(axes, left), w(*shape), w(*shape), note=note)
+    for shape in ((3, 16, 5, 6), (40, 8, 20, 21)):
+        cases.add("row_reduce_sum", Reduce((), shape[1:]), w(*shape), note="rows")
+        cases.add("row_reduce_dot", Reduce((2, 3), (1, shape[1], 1, 1)), w(*shape), w(*shape), note="channels")
 
 
 def _channels(cases: Cases) -> None:
