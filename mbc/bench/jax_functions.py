@@ -6,6 +6,8 @@ Shapes are those of mbc, channels second: in which order they lie in memory XLA 
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -163,6 +165,28 @@ def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
 
 
+def _rearrange(a: Any, x: Tensor) -> Tensor:
+    moved = x.reshape(len(x), *a.flat).transpose(0, *(1 + i for i in a.order))
+    return moved.reshape(len(x), *map(math.prod, a.permuted))
+
+
+def _strided_slice(a: Any, x: Tensor) -> Tensor:
+    """Of a forward pass: nothing is spread."""
+    for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
+        stop = start + (count - 1) * step + 1
+        zeros = [(0, 0)] * x.ndim
+        zeros[axis] = (max(0, -start), max(0, stop - x.shape[axis]))
+        x = jnp.pad(x, zeros)
+        first = max(0, start)
+        x = x[(slice(None),) * axis + (slice(first, first + stop - start, step),)]
+    return x
+
+
+def _pad(a: Any, x: Tensor) -> Tensor:
+    sides = ((0, 0), *zip(a.before, a.after, strict=True))
+    return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else "reflect")
+
+
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
@@ -192,6 +216,10 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
     "cast": lambda a, x: x,
     "state": lambda a, x: x,
+    "rearrange": _rearrange,
+    "strided_slice": _strided_slice,
+    "pad": _pad,
+    "split": lambda a, x: jnp.split(x, list(itertools.accumulate(a.sizes))[:-1], 1),
     "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {

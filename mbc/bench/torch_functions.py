@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -122,6 +123,28 @@ def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
 
+def _rearrange(a: Any, x: Tensor) -> Tensor:
+    moved = x.reshape(len(x), *a.flat).permute(0, *(1 + i for i in a.order))
+    return moved.reshape(len(x), *map(math.prod, a.permuted))
+
+
+def _strided_slice(a: Any, x: Tensor) -> Tensor:
+    """Of a forward pass: nothing is spread."""
+    for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
+        stop = start + (count - 1) * step + 1
+        zeros = [0] * (2 * (x.ndim - axis))
+        zeros[-2:] = [max(0, -start), max(0, stop - x.shape[axis])]
+        x = F.pad(x, zeros)
+        first = max(0, start)
+        x = x[(slice(None),) * axis + (slice(first, first + stop - start, step),)]
+    return x
+
+
+def _pad(a: Any, x: Tensor) -> Tensor:
+    (top, left), (bottom, right) = a.before[1:], a.after[1:]  # of images: the language pads no others
+    return F.pad(x, (left, right, top, bottom), mode=a.mode)
+
+
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(tuple(t.shape), rank)) for t in (x, y))
@@ -149,9 +172,13 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "upsample": _upsample,
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "flatten": lambda a, x: x.flatten(1),
-    "unflatten": lambda a, x: x.unflatten(1, a.sample_shape),
+    "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "cast": lambda a, x: x,
     "state": lambda a, x: x,
+    "rearrange": _rearrange,
+    "strided_slice": _strided_slice,
+    "pad": _pad,
+    "split": lambda a, x: torch.split(x, a.sizes, 1),
     "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {

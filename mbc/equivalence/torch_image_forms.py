@@ -10,6 +10,7 @@ from mbc.equivalence.torch_convolutions import Tensor, torch
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
 from mbc.ops.group_norm import Normalisation
+from mbc.ops.rearrange import Pad, Rearrange, StridedSlice
 from mbc.ops.reduce import Expand, Reduce
 from mbc.ops.resize import Resize
 
@@ -96,6 +97,38 @@ def _expand(a: Expand, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ..
     return ((dy.reshape(ones) * a.factor).expand(shape).contiguous(),)
 
 
+def _rearrange(a: Rearrange, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    moved = x.reshape(x.shape[0], *a.flat).permute(0, *(1 + i for i in a.order))
+    return (moved.reshape(call.outputs[0].shape),)
+
+
+def _strided_slice(a: StridedSlice, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    for axis, (start, step, spread, count) in enumerate(zip(a.start, a.step, a.spread, a.count, strict=True), 1):
+        place = start + step * torch.arange(count, device=x.device)
+        at = place.div(spread, rounding_mode="floor")
+        inside = (at * spread == place) & (at >= 0) & (at < x.shape[axis])
+        taken = x.index_select(axis, torch.where(inside, at, 0))
+        x = torch.where(inside.reshape(-1, *(1,) * (x.ndim - 1 - axis)), taken, torch.zeros_like(taken))
+    return (x,)
+
+
+def _pad(a: Pad, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    for axis in range(len(a.size)):
+        x = x.index_select(axis + 1, torch.as_tensor(a.sources(axis), device=x.device))
+    return (x,)
+
+
+def _pad_backward(a: Pad, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    for axis, size in enumerate(a.size):
+        dx = dy.new_zeros((*dy.shape[: axis + 1], size, *dy.shape[axis + 2 :]))
+        dy = dx.index_add(axis + 1, torch.as_tensor(a.sources(axis), device=dy.device), dy)
+    return (dy,)
+
+
 IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "broadcast_mul": lambda a, inputs, call: (inputs[0] * inputs[1],),
@@ -113,10 +146,13 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),
         "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
-        **{
-            f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")
-        },
+        **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
         "expand": _expand,
+        "rearrange": _rearrange,
+        "strided_slice": _strided_slice,
+        "pad": _pad,
+        "pad_backward": _pad_backward,
+        "split": lambda a, inputs, call: torch.split(inputs[0], a.sizes, 1),
         "pixel_dot": lambda a, inputs, call: (_pixel_sum(inputs[0] * inputs[1]),),
     }
 )

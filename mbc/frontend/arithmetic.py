@@ -12,8 +12,8 @@ from mbc.frontend.names import Scope
 from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_number
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import Scale
-from mbc.ops.base import ShapeError
 from mbc.ops.arithmetic import Emit, combine
+from mbc.ops.base import ShapeError
 from mbc.source import Span
 
 LARGEST_NUMBER = 2**63

@@ -96,22 +96,26 @@ class Building:
 
     def apply(
         self, layer: Layer, settings: dict[str, Setting], inputs: Sequence[Tensor], path: str, span: Span
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         """One application of a layer. Raises MbcError MBC011 with the origin of every shape."""
         try:
             if not layer.scalar:
                 _check_elements(layer.name, inputs)
             self._check_rows(layer, inputs)
-            value = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
+            made = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
         except ShapeError as error:
             raise misfit(f"`{layer.name}`", error, inputs, span) from None
-        return Tensor(value, self.type(value), span, path)
+        if isinstance(made, str):
+            return Tensor(made, self.type(made), span, path)
+        return tuple(Tensor(value, self.type(value), span, path) for value in made)
 
     def _check_rows(self, layer: Layer, inputs: Sequence[Tensor]) -> None:
         """What has no rows meets what has only where it is broadcast."""
         without = next((t for t in inputs if not self.has_rows(t.value)), None)
         if without is not None and not layer.broadcasts and any(self.has_rows(t.value) for t in inputs):
-            raise ShapeError(f"{without.type} of `{without.path}` is no batch: it has no rows beside those of the others")
+            raise ShapeError(
+                f"{without.type} of `{without.path}` is no batch: it has no rows beside those of the others"
+            )
 
 
 class _Application:

@@ -232,7 +232,7 @@ class Expansion:
         if isinstance(written.of, ast.Block):
             return self._expand(written.of, written, written.path, tensors, span)
         made = self.building.apply(written.of, written.settings, tensors, written.path, span)
-        return Losses(((made.value, 1.0),)) if written.of.scalar else made
+        return Losses(((made.value, 1.0),)) if written.of.scalar and isinstance(made, Tensor) else made
 
     def _expand(self, block: ast.Block, written: Written, path: str, tensors: tuple[Tensor, ...], span: Span) -> Worth:
         if self._depth >= DEEPEST_BLOCKS:

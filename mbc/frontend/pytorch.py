@@ -39,7 +39,6 @@ _NORM = "normalize by `bn` or `layer_norm`"
 _CHANNELS = "leave it out, what comes in by `|>` has its channels"
 _POOL = "pool by `global_avgpool`, or by `avgpool` or `maxpool` with a kernel of the size that is wanted"
 _ATTENTION = "mbc compiles convolutional networks"
-_SHAPE = "shapes other than `flatten` makes stay as they are"
 _INSIDE = "its gradients flow through everything that a loss depends on"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
 _MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
@@ -82,14 +81,19 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Softmax", "log_softmax"), Answer("", "`softmax_cross_entropy` takes logits, outputs are logits")),
     (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor, or `size`")),
     (_O, ("interpolate", "UpsamplingBilinear2d", "bilinear"), Answer("upsample(2, mode=bilinear)", "or `size`")),
-    (_O, ("PixelShuffle", "Unfold", "Fold", "grid_sample"), Answer("", f"{_MODES}; `conv_transpose` learns how")),
-    (_O, ("cat", "stack", "hstack"), Answer("concat", "pipe in a tuple, `(a, b) |> concat`")),
-    (_O, ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze"), Answer("", _SHAPE)),
+    (_O, ("Unfold", "Fold", "grid_sample"), Answer("", f"{_MODES}; `conv_transpose` learns how")),
+    (_O, ("cat", "hstack"), Answer("concat", "pipe in a tuple, `(a, b) |> concat`")),
+    (_O, ("view", "squeeze", "unsqueeze"), Answer("reshape(-1)", "the sizes of a sample, without the batch")),
+    (_O, ("transpose", "swapaxes"), Answer("permute((0, 2, 3, 1))")),
+    (_O, ("narrow",), Answer("slice(1, 0, 2)", "axis, start, stop")),
+    (_O, ("unbind",), Answer("", "`chunk(2)` gives several tensors, to as many names")),
     (_O, ("Flatten",), Answer("flatten")),
     (_O, ("Identity",), Answer("", "bind the tensor to a name, or leave the stage out")),
     (_O, ("Sequential", "ModuleList"), Answer("", "join stages by `|>`, and name them as a `block`")),
     (_O, ("detach", "no_grad", "stop_gradient"), Answer("", _INSIDE)),
-    (_O, ("ZeroPad2d", "pad", "ReflectionPad2d"), Answer("", "`conv` and pooling take `pad`, which is of zeros")),
+    (_O, ("ZeroPad2d", "pad"), Answer("padding(1)", "`conv` and pooling take `pad`, too")),
+    (_O, ("ReflectionPad2d",), Answer("padding(1, mode=reflect)")),
+    (_O, ("ReplicationPad2d",), Answer("padding(1, mode=replicate)")),
     (_O, ("Embedding", "LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer"), Answer("", _ATTENTION)),
     (_O, ("matmul", "bmm", "einsum"), Answer("", "`linear` multiplies by parameters")),
     (_L, ("CrossEntropyLoss", "nll_loss", "cross_entropy"), Answer("softmax_cross_entropy", "of logits and classes")),

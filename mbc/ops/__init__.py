@@ -24,8 +24,10 @@
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
 * `random`: dropout and stochastic depth from a counter-based generator
+* `rearrange`: permutations, slices, padding, splitting
 * `reduce`: sums over axes
 * `relu_mask`: relu's gradient by ReLU bit masks
+* `reshaping`: layers that change shapes
 * `resize`: upsampling to any size, bilinear, too
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
@@ -60,8 +62,10 @@ from mbc.ops import (
     parameter,
     pooling,
     random,
+    rearrange,
     reduce,
     relu_mask,
+    reshaping,
     resize,
     response,
     shape,
@@ -88,7 +92,9 @@ _FAMILIES = (
     random,
     pooling,
     response,
+    rearrange,
     shape,
+    reshaping,
     resize,
     cross_entropy,
     loss,

@@ -217,13 +217,14 @@ class LayerBuilder(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """What the language calls. `build` gets the settings by name, defaults filled in and kinds checked.
+    """What the language calls: it makes one tensor, or several as a tuple. `build` gets the settings by name, defaults
+    filled in and kinds checked.
 
     `parameters` come in positional order. `inputs`: least and most number of tensors piped in (most None: any)."""
 
     name: str
     parameters: tuple[Parameter, ...]
-    build: Callable[[LayerBuilder, dict[str, Any], tuple[str, ...]], str]
+    build: Callable[[LayerBuilder, dict[str, Any], tuple[str, ...]], str | tuple[str, ...]]
     inputs: tuple[int, int | None] = (1, 1)
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts

@@ -148,6 +148,14 @@ def _layer(name: str, mean: bool, text: str) -> Layer:
 # What every reduction in the language takes.
 AXES = (Parameter("axes", "axes"), Parameter("keep", "bool", False))
 LAYERS = (
-    _layer("sum", False, "Sum over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element."),
-    _layer("mean", True, "Mean over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element."),
+    _layer(
+        "sum",
+        False,
+        "Sum over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element.",
+    ),
+    _layer(
+        "mean",
+        True,
+        "Mean over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element.",
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -125,6 +126,28 @@ def broadcast(a: Any, x: Any, y: Any) -> Any:
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](x, y)
 
 
+def rearrange(a: Any, x: Any) -> Any:
+    moved = x.reshape(len(x), *a.flat).permute(0, *(1 + i for i in a.order))
+    return moved.reshape(len(x), *(math.prod(part) for part in a.permuted))
+
+
+def strided_slice(a: Any, x: Any) -> Any:
+    """Slices with steps, and zero padding: no network of the language spreads."""
+    for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
+        stop = start + (count - 1) * step + 1
+        zeros = [0] * (2 * (x.ndim - axis))
+        zeros[-2:] = [max(0, -start), max(0, stop - x.shape[axis])]
+        x = F.pad(x, zeros)
+        first = max(0, start)
+        x = x.narrow(axis, first, stop - start)[(slice(None),) * axis + (slice(None, None, step),)]
+    return x
+
+
+def pad_outside(a: Any, x: Any) -> Any:
+    pads = (a.before[2], a.after[2], a.before[1], a.after[1])
+    return F.pad(x, pads, mode=a.mode)
+
+
 def reduce_sum(a: Any, x: Any) -> Any:
     mean = a.factor != 1.0
     return (x.mean(a.axes) if mean else x.sum(a.axes)).reshape(len(x), *a.shape)
@@ -161,6 +184,10 @@ MEANING: dict[str, Callable[..., Any]] = {
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
     "broadcast": broadcast,
+    "rearrange": rearrange,
+    "strided_slice": strided_slice,
+    "pad": pad_outside,
+    "split": lambda a, x: torch.split(x, a.sizes, 1),
     "state": lambda a, x: x,
     "reduce_sum": reduce_sum,
     "scale": lambda a, x: a.factor * x + a.offset,

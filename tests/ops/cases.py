@@ -203,6 +203,57 @@ def spatial_gate(draw: Draw) -> Network:
     return _finish(w, x)
 
 
+def permuted(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
+    axes = draw(st.permutations(range(1, len(w.type(x).shape))))
+    x = w("permute", x, axes=(0, *axes))
+    return _finish(w, w("reshape", x, sizes=draw(st.sampled_from(((-1,), (1, -1), (-1, 1, 1))))))
+
+
+def shuffled(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    factor = draw(PAIR)
+    deep = factor[0] * factor[1] * draw(st.integers(1, 2))
+    x = w.parameter("x", w.batch, deep, draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    x = w("channel_shuffle", w("pixel_shuffle", x, factor=factor), groups=1)
+    return _finish(w, w("channel_shuffle", w("pixel_unshuffle", x, factor=factor), groups=factor[0]))
+
+
+def sliced(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(2, 5), min_size=1, max_size=3)))
+    axis = draw(st.integers(1, len(w.type(x).shape) - 1))
+    start = draw(st.integers(-2, 1))
+    return _finish(w, w("slice", x, axis=axis, start=start, step=draw(st.integers(1, 3))))
+
+
+def parted(draw: Draw) -> Network:
+    """Parts along channels or another axis, of which one may be used by nothing."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, 4, 4, 2)
+    axis = draw(st.integers(1, 2))
+    layer, settings = draw(
+        st.sampled_from((("chunk", {"count": 2}), ("split", {"sizes": (1, 2, 1)}), ("split", {"sizes": (2,)})))
+    )
+    parts = [w("tanh", part) for part in w(layer, x, axis=axis, **settings)]
+    used = draw(st.sampled_from((parts, parts[1:], parts[:1], parts[::2])))
+    return _finish(w, w("concat", *used, axis=axis))
+
+
+def stacked(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    parts = [w.parameter(f"x{i}", w.batch, *shape) for i in range(draw(st.integers(1, 3)))]
+    return _finish(w, w("stack", *parts, axis=draw(st.integers(1, len(shape) + 1))))
+
+
+def padded(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    x = _image(draw, w, draw(st.integers(1, 2)), 3)
+    return _finish(w, w("padding", x, pad=draw(PAD), mode=draw(st.sampled_from(("zero", "replicate", "reflect")))))
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
@@ -318,7 +369,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
-        resize, concat, joined_statistics, gated, broadcasting, spatial_gate, free_parameter, reduced, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        resize, concat, joined_statistics, gated, broadcasting, spatial_gate, free_parameter, reduced, permuted,
+        shuffled, sliced, parted, stacked, padded, leaky_relu, elu, scale, dropout, drop_path, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, two_losses, top_k,
     )

@@ -103,10 +103,13 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
         whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout) else whole
     rank = len(types[op.outputs[0]].shape)
-    at_rows = [len(types[v].shape) == rank and types[v].shape[0] == graph.batch for v in op.inputs]
+    with_rows = [
+        len(types[v].shape) == rank and types[v].shape[0] == graph.batch if op.kind == "broadcast" else i < whole
+        for i, v in enumerate(op.inputs)
+    ]
     parts = []
     for start, stop in ((0, cut), (cut, graph.batch)):
-        operands = [env[v][start:stop] if (at_rows[i] if op.kind == "broadcast" else i < whole) else env[v] for i, v in enumerate(op.inputs)]
+        operands = [env[v][start:stop] if with_rows[i] else env[v] for i, v in enumerate(op.inputs)]
         outputs = tuple(types[v] if kind.reduces else types[v].with_rows(stop - start) for v in op.outputs)
         assert kind.evaluate is not None
         parts.append(kind.evaluate(op.attributes, operands, Call(outputs, start, graph.batch, Precision.FP64)))
@@ -129,6 +132,6 @@ def test_the_cases_cover_every_operation() -> None:
         collect(case)
     # batch_norm and weighted_cross_entropy exist in networks only; casts, adamw, guard, signs and what is of several
     # ranks have their own tests.
-    alone = {"batch_norm", "weighted_cross_entropy", "cast", "adamw_update", "relu_mask", "relu_backward_masked", "state"}
-    alone |= {"all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
+    alone = {"batch_norm", "weighted_cross_entropy", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}
+    alone |= {"state", "all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
     assert KINDS.keys() - seen == alone

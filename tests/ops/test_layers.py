@@ -13,6 +13,18 @@ from mbc.ops.base import ShapeError
 from tests.ir.networks import Writer
 
 CALLS = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "concat", "stack"), ("axis",)),
+    **dict.fromkeys(("sum", "mean"), ("axes", "keep")),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), ("factor",)),
+    "parameter": ("shape", "value", "std"),
+    "constant": ("shape", "value"),
+    "split": ("sizes", "axis"),
+    "chunk": ("count", "axis"),
+    "slice": ("axis", "start", "stop", "step"),
+    "permute": ("axes",),
+    "reshape": ("sizes",),
+    "padding": ("pad", "mode"),
+    "channel_shuffle": ("groups",),
     "conv": ("channels", "kernel", "stride", "pad", "dilation", "groups", "bias", "init"),
     "conv_transpose": ("channels", "kernel", "stride", "pad", "output_pad", "dilation", "groups", "bias", "init"),
     "linear": ("features", "bias", "init"),

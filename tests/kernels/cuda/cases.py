@@ -37,6 +37,7 @@ from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
+from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 from mbc.ops.reduce import Expand, Reduce, reduced_shape
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
@@ -204,6 +205,7 @@ def _elementwise(cases: Cases) -> None:
         cases.add("pixel_sum", NONE, w(*shape))
         cases.add("pixel_dot", NONE, w(*shape), w(*shape))
     _broadcast(cases)
+    _gather(cases)
     # Values beyond both ends of the hard ones.
     for kind in VARIANTS[:3]:
         cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
@@ -257,6 +259,49 @@ def _broadcast(cases: Cases) -> None:
     for shape in ((3, 16, 5, 6), (40, 8, 20, 21)):
         cases.add("row_reduce_sum", Reduce((), shape[1:]), w(*shape), note="rows")
         cases.add("row_reduce_dot", Reduce((2, 3), (1, shape[1], 1, 1)), w(*shape), w(*shape), note="channels")
+
+
+def _gather(cases: Cases) -> None:
+    for shape, factors, order, merged in (
+        ((2, 16, 3, 8), ((16,), (3,), (8,)), (1, 2, 0), (1, 1, 1)),
+        ((3, 5, 4, 7), ((5,), (4,), (7,)), (0, 2, 1), (1, 1, 1)),
+        ((2, 24, 3, 5), ((3, 8), (3,), (5,)), (1, 0, 2, 3), (2, 1, 1)),
+        ((2, 12, 3, 5), ((3, 2, 2), (3,), (5,)), (0, 3, 1, 4, 2), (1, 2, 2)),
+        ((2, 3, 6, 10), ((3,), (3, 2), (5, 2)), (0, 2, 4, 1, 3), (3, 1, 1)),
+        ((2, 6, 20), ((6,), (20,)), (1, 0), (1, 1)),
+        ((2, 3, 4, 5, 6), ((3,), (4,), (5,), (6,)), (3, 1, 0, 2), (1, 1, 2)),
+    ):
+        cases.add("rearrange", Rearrange(factors, order, merged), w(*shape), note="".join(map(str, order)))
+    for shape, start, step, spread, count in (
+        ((2, 16, 5, 6), (8, 0, 0), (1, 1, 1), (1, 1, 1), (8, 5, 6)),
+        ((2, 16, 5, 6), (0, 1, 0), (1, 2, 2), (1, 1, 1), (16, 2, 3)),
+        ((2, 16, 2, 3), (0, -1, 0), (1, 1, 1), (1, 2, 2), (16, 5, 6)),
+        ((2, 7, 3, 4), (0, -2, -1), (1, 1, 1), (1, 1, 1), (7, 6, 7)),
+        ((2, 8, 3, 4), (-8, -2, 1), (1, 1, 1), (1, 1, 1), (24, 4, 4)),
+        ((3, 40), (5,), (3,), (1,), (11,)),
+        ((3, 11), (-5,), (1,), (3,), (40,)),
+        ((2, 3, 4, 2, 16), (0, 1, 0, 0), (1, 1, 1, 1), (1, 1, 1, 1), (3, 2, 2, 16)),
+    ):
+        a = StridedSlice(shape[1:], start, step, spread, count)
+        cases.add("strided_slice", a, w(*shape), note=f"{'x'.join(map(str, start))}to{count[-1]}")
+    for shape, before, after in (
+        ((2, 8, 3, 4), (0, 2, 1), (0, 1, 3)),
+        ((2, 3, 5, 4), (1, 0, 3), (2, 4, 0)),
+        ((2, 16, 4, 2), (0, 1, 1), (0, 1, 1)),
+        ((3, 9), (8,), (8,)),
+    ):
+        wide = (shape[0], *map(sum, zip(shape[1:], before, after, strict=True)))
+        for mode in ("replicate", "reflect"):
+            a = Pad(mode, shape[1:], before, after)
+            cases.add("pad", a, w(*shape), note=f"{mode}{wide[-1]}")
+            cases.add("pad_backward", a, w(*wide), note=mode)
+    for shape, sizes in (
+        ((2, 16, 3, 8), (8, 8)),
+        ((3, 7, 4, 5), (1, 4, 2)),
+        ((4, 24), (16, 8)),
+        ((2, 3, 5), (1, 1, 1)),
+    ):
+        cases.add("split", Split(sizes), w(*shape))
 
 
 def _channels(cases: Cases) -> None:
