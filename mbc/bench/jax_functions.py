@@ -187,6 +187,16 @@ def _pad(a: Any, x: Tensor) -> Tensor:
     return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else "reflect")
 
 
+def _adaptive(a: Any, x: Tensor, of: Callable[..., Tensor]) -> Tensor:
+    parts = [of(x[:, :, rows, columns], axis=(2, 3)) for _, (rows, columns) in a.windows()]
+    return jnp.stack(parts, -1).reshape(*x.shape[:2], *a.output_size)
+
+
+def _split(a: Any, x: Tensor) -> Any:
+    ends: list[int] = list(itertools.accumulate(a.sizes))
+    return jnp.split(x, ends[:-1], 1)
+
+
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
@@ -209,6 +219,8 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": lambda a, x: _window(a, x, float("-inf"), lax.max),
     "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda a, x: _adaptive(a, x, jnp.mean),
+    "adaptive_max_pool": lambda a, x: _adaptive(a, x, jnp.max),
     "lrn": _lrn,
     "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
     "resize": _resize,
@@ -219,7 +231,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,
     "pad": _pad,
-    "split": lambda a, x: jnp.split(x, list(itertools.accumulate(a.sizes))[:-1], 1),
+    "split": _split,
     "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {

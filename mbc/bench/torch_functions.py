@@ -168,6 +168,8 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
+    "adaptive_max_pool": lambda a, x: F.adaptive_max_pool2d(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": _upsample,
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),

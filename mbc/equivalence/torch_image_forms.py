@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mbc.equivalence.torch_convolutions import Tensor, torch
+from mbc.equivalence.torch_convolutions import Tensor, functional, torch
+from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
 from mbc.ops.group_norm import Normalisation
@@ -97,6 +98,30 @@ def _expand(a: Expand, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ..
     return ((dy.reshape(ones) * a.factor).expand(shape).contiguous(),)
 
 
+def _adaptive_avg_backward(a: AdaptivePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    dx = dy.new_zeros((*dy.shape[:2], *a.size))
+    for (p, q), (rows, columns) in a.windows():
+        count = (rows.stop - rows.start) * (columns.stop - columns.start)
+        dx[:, :, rows, columns] += dy[:, :, p : p + 1, q : q + 1] / count
+    return (dx,)
+
+
+def _adaptive_max(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    y, index = functional.adaptive_max_pool2d(inputs[0], a.output_size, return_indices=True)
+    return (y, index.to(torch.int32)) if a.index else (y,)
+
+
+def _adaptive_max_backward(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    index, dy = inputs
+    dx = dy.new_zeros((*dy.shape[:2], *a.size))
+    pixels = torch.arange(a.size[0] * a.size[1], device=dy.device).reshape(a.size)
+    for (p, q), (rows, columns) in a.windows():
+        here = index[:, :, p : p + 1, q : q + 1] == pixels[rows, columns]
+        dx[:, :, rows, columns] += here * dy[:, :, p : p + 1, q : q + 1]
+    return (dx,)
+
+
 def _rearrange(a: Rearrange, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (x,) = inputs
     moved = x.reshape(x.shape[0], *a.flat).permute(0, *(1 + i for i in a.order))
@@ -148,6 +173,10 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
         **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
         "expand": _expand,
+        "adaptive_avg_pool": lambda a, inputs, call: (functional.adaptive_avg_pool2d(inputs[0], a.output_size),),
+        "adaptive_avg_pool_backward": _adaptive_avg_backward,
+        "adaptive_max_pool": _adaptive_max,
+        "adaptive_max_pool_backward": _adaptive_max_backward,
         "rearrange": _rearrange,
         "strided_slice": _strided_slice,
         "pad": _pad,

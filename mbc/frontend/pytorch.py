@@ -37,7 +37,6 @@ class Answer:
 _O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
 _NORM = "normalize by `bn` or `layer_norm`"
 _CHANNELS = "leave it out, what comes in by `|>` has its channels"
-_POOL = "pool by `global_avgpool`, or by `avgpool` or `maxpool` with a kernel of the size that is wanted"
 _ATTENTION = "mbc compiles convolutional networks"
 _INSIDE = "its gradients flow through everything that a loss depends on"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
@@ -59,8 +58,8 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("LocalResponseNorm",), Answer("lrn(5)")),
     (_O, ("MaxPool2d", "max_pool2d"), Answer("maxpool(2)")),
     (_O, ("AvgPool2d", "avg_pool2d"), Answer("avgpool(2)")),
-    (_O, ("AdaptiveAvgPool2d",), Answer("global_avgpool", "of other sizes there is none")),
-    (_O, ("AdaptiveMaxPool2d",), Answer("", _POOL)),
+    (_O, ("AdaptiveAvgPool2d",), Answer("adaptive_avgpool(7)", "to one pixel it is `global_avgpool`")),
+    (_O, ("AdaptiveMaxPool2d",), Answer("adaptive_maxpool(7)", "to one pixel it is `global_maxpool`")),
     (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
     (_O, ("Dropout",), Answer("dropout(0.5)")),
     (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),

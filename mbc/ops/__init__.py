@@ -1,5 +1,6 @@
 """Every kind of operation and every layer of the language, collected from the files of this folder.
 
+* `adaptive_pool`: pooling to any size
 * `arithmetic`: sums, differences, products and quotients, broadcast
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
@@ -47,6 +48,7 @@ from types import MappingProxyType
 from mbc.ops import (
     activation,
     activation_variants,
+    adaptive_pool,
     arithmetic,
     bias,
     broadcast,
@@ -91,6 +93,7 @@ _FAMILIES = (
     relu_mask,
     random,
     pooling,
+    adaptive_pool,
     response,
     rearrange,
     shape,

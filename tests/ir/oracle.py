@@ -193,6 +193,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": max_pool,
     "avg_pool": average_pool,
+    "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
+    "adaptive_max_pool": lambda a, x: F.adaptive_max_pool2d(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),

@@ -113,6 +113,25 @@ def global_avgpool(draw: Draw) -> Network:
     return _finish(w, w("global_avgpool", _image(draw, w, 2)))
 
 
+def adaptive_pool(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    size = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+    return _finish(w, w(draw(st.sampled_from(("adaptive_avgpool", "adaptive_maxpool"))), _image(draw, w, 2), size=size))
+
+
+def adaptive_pool_small(draw: Draw) -> Network:
+    """Windows that share pixels, of means and of maxima."""
+    w = Writer(draw(st.integers(1, 2)))
+    x = w.parameter("x", w.batch, 2, 5, 7)
+    return _finish(w, w("add", *(w(f"adaptive_{kind}pool", x, size=(3, 2)) for kind in ("avg", "max"))))
+
+
+def global_maxpool(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    side = draw(st.sampled_from((3, 17)))
+    return _finish(w, w("global_maxpool", w.parameter("x", w.batch, 2, side, side)))
+
+
 def upsample(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
     return _finish(w, w("upsample", _image(draw, w, 2), factor=draw(PAIR)))
@@ -368,8 +387,8 @@ def top_k(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
-        resize, concat, joined_statistics, gated, broadcasting, spatial_gate, free_parameter, reduced, permuted,
+        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, adaptive_pool,
+        adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated, broadcasting, spatial_gate, free_parameter, reduced, permuted,
         shuffled, sliced, parted, stacked, padded, leaky_relu, elu, scale, dropout, drop_path, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, two_losses, top_k,

@@ -16,6 +16,7 @@ CALLS = {
     **dict.fromkeys(("add", "sub", "mul", "div", "concat", "stack"), ("axis",)),
     **dict.fromkeys(("sum", "mean"), ("axes", "keep")),
     **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), ("factor",)),
+    **dict.fromkeys(("adaptive_avgpool", "adaptive_maxpool"), ("size",)),
     "parameter": ("shape", "value", "std"),
     "constant": ("shape", "value"),
     "split": ("sizes", "axis"),

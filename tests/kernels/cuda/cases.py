@@ -18,6 +18,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
+from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
@@ -394,6 +395,27 @@ def _pools(cases: Cases) -> None:
         cases.add("avg_pool_backward", whole, w(rows, channels, 1, 1), note=f"whole{channels}")
 
 
+def _adaptive(cases: Cases) -> None:
+    # Windows that share pixels, more windows than pixels, one window, plain ones.
+    for size, output_size in (
+        ((7, 9), (3, 2)),
+        ((5, 4), (7, 6)),
+        ((6, 5), (1, 1)),
+        ((8, 6), (4, 3)),
+        ((3, 10), (2, 7)),
+    ):
+        for rows, channels in ((2, 16), (3, 5)):
+            x, y = (rows, channels, *size), (rows, channels, *output_size)
+            note = "x".join(map(str, output_size))
+            mean, largest = AdaptivePool(size, output_size), AdaptiveMaxPool(size, output_size, index=True)
+            cases.add("adaptive_avg_pool", mean, w(*x), note=note)
+            cases.add("adaptive_avg_pool_backward", mean, w(*y), note="x".join(map(str, size)))
+            cases.add("adaptive_max_pool", AdaptiveMaxPool(size, output_size), w(*x, make=coarse), note=note)
+            cases.add("adaptive_max_pool", largest, w(*x, make=coarse), note=f"index{note}")
+            index = Operand("int32", y, numbers(size[0] * size[1]))
+            cases.add("adaptive_max_pool_backward", largest, index, w(*y), note="x".join(map(str, size)))
+
+
 def _images(cases: Cases) -> None:
     for size in (5, 4, 1, 3, 80):
         for shape in ((2, 20, 5, 7), (3, 33, 1, 1), (2, 3, 6, 6)):
@@ -718,7 +740,7 @@ def _products(cases: Cases) -> None:
 
 def _all() -> tuple[Case, ...]:
     cases = Cases()
-    for family in (_elementwise, _channels, _groups, _pools, _images, _moves, _losses, _updates, _products):
+    for family in (_elementwise, _channels, _groups, _pools, _adaptive, _images, _moves, _losses, _updates, _products):
         family(cases)
     return tuple(cases.known)
 
