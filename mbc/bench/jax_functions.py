@@ -200,7 +200,9 @@ def _split(a: Any, x: Tensor) -> Any:
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
-    return {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[a.operator](x, y)
+    if a.operator in ("rsub", "rdiv"):
+        x, y = y, x
+    return {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[a.operator.removeprefix("r")](x, y)
 
 
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {

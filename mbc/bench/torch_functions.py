@@ -148,7 +148,9 @@ def _pad(a: Any, x: Tensor) -> Tensor:
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(tuple(t.shape), rank)) for t in (x, y))
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](x, y)
+    if a.operator in ("rsub", "rdiv"):
+        x, y = y, x
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
 
 
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {

@@ -79,7 +79,9 @@ def _normalize_reduce(a: Normalisation, inputs: Sequence[Tensor], call: Call) ->
 def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
     rank = max(x.ndim for x in inputs)
     left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](left, right)
+    if a.operator in ("rsub", "rdiv"):
+        left, right = right, left
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](left, right)
 
 
 def _reduce(rows: str) -> Form:

@@ -24,7 +24,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Attributes):
-    """`operator`: add | sub | mul | div. `axis` of the result along which an operand of one dimension lies."""
+    """`operator`: add | sub | mul | div, or rsub | rdiv: the second operand less the first, or by it. The first
+    operand has all rows that the result has. `axis` of the result along which an operand of one dimension lies."""
 
     operator: str
     axis: int = 1
@@ -41,7 +42,11 @@ _OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
+    "rsub": lambda a, b: b - a,
+    "rdiv": lambda a, b: b / a,
 }
+# What the operands are combined by where they are exchanged.
+_REVERSED = {"sub": "rsub", "div": "rdiv"}
 
 
 def _shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -67,34 +72,39 @@ def _evaluate(a: Broadcast, inputs: Sequence[Array], call: Call) -> tuple[Array,
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     (dy,) = dys
+    a = op.attributes
+    assert isinstance(a, Broadcast)
     if dy is None:
         return None, None
-    return _left(g, op, dy), _right(g, op, dy)
+    first = 1 if a.operator in _REVERSED.values() else 0
+    found: list[str | None] = [None, None]
+    for number, rule in ((first, _of_first), (1 - first, _of_second)):
+        if g.needs(op.inputs[number]):
+            found[number] = rule(g, op, number, dy)
+    return found[0], found[1]
 
 
-def _left(g: Gradients, op: Operation, dy: str) -> str | None:
-    a, other = op.attributes, op.inputs[1]
+def _of_first(g: Gradients, op: Operation, number: int, dy: str) -> str:
+    """Of a in a + b, a - b, a * b, a / b."""
+    a, other = op.attributes, op.inputs[1 - number]
     assert isinstance(a, Broadcast)
-    if not g.needs(op.inputs[0]):
-        return None
-    if a.operator in ("add", "sub"):
-        return _summed(g, op, 0, dy)
     if a.operator == "mul":
-        return _summed(g, op, 0, dy, other)
-    return _summed(g, op, 0, g.emit("broadcast", Broadcast("div", a.axis), (dy, other))[0])
+        return _summed(g, op, number, dy, other)
+    if a.operator in ("div", "rdiv"):
+        (dy,) = g.emit("broadcast", Broadcast("div", a.axis), (dy, other))
+    return _summed(g, op, number, dy)
 
 
-def _right(g: Gradients, op: Operation, dy: str) -> str | None:
-    a, b = op.attributes, op.inputs[1]
+def _of_second(g: Gradients, op: Operation, number: int, dy: str) -> str:
+    """Of b."""
+    a = op.attributes
     assert isinstance(a, Broadcast)
-    if not g.needs(b):
-        return None
-    if a.operator in ("add", "sub"):
-        return _summed(g, op, 1, dy, factor=-1.0 if a.operator == "sub" else 1.0)
     if a.operator == "mul":
-        return _summed(g, op, 1, dy, op.inputs[0])
-    (quotient,) = g.emit("broadcast", Broadcast("div", a.axis), (op.outputs[0], b))
-    return _summed(g, op, 1, dy, quotient, -1.0)
+        return _summed(g, op, number, dy, op.inputs[1 - number])
+    if a.operator in ("div", "rdiv"):
+        (quotient,) = g.emit("broadcast", Broadcast("div", a.axis), (op.outputs[0], op.inputs[number]))
+        return _summed(g, op, number, dy, quotient, -1.0)
+    return _summed(g, op, number, dy, factor=1.0 if a.operator == "add" else -1.0)
 
 
 def _summed(g: Gradients, op: Operation, number: int, dy: str, times: str = "", factor: float = 1.0) -> str:
@@ -127,7 +137,7 @@ OPS = (
         _gradient,
         divisible=True,
         in_place=((0, 0), (0, 1)),
-        working_inputs=(0, 1),
+        broadcasts=True,
     ),
 )
 
@@ -151,9 +161,9 @@ def combine(operator: str, a: str, b: str, known: Operands, emit: Emit, axis: in
     along = axis + rank if axis < 0 else axis
     if not 1 <= along < max(rank, 2):
         raise ShapeError(f"axis is {axis}, but must be from 1 to {rank - 1}, or -1 for the last")
-    if left.shape == right.shape and known.has_rows(a) == known.has_rows(b):
-        if operator in ("add", "mul"):
-            return emit(operator, NONE, (a, b), "")
+    alike = left.shape == right.shape and known.has_rows(a) == known.has_rows(b)
+    if alike and operator in ("add", "mul"):
+        return emit(operator, NONE, (a, b), "")
     for x, gate in ((a, b), (b, a)):
         image, shape = known.type(x), known.type(gate).shape
         gated = len(image.shape) > 2 and shape in (image.shape[:2], gate_shape(image))
@@ -166,6 +176,8 @@ def combine(operator: str, a: str, b: str, known: Operands, emit: Emit, axis: in
                 return emit(f"broadcast_{operator}", NONE, (x, gate), "")
             break
     _check_rows(known, a, b)
+    if (known.has_rows(b), len(right.shape)) > (known.has_rows(a), len(left.shape)):
+        a, b, operator = b, a, _REVERSED.get(operator, operator)
     try:
         return emit("broadcast", Broadcast(operator, along), (a, b), "")
     except ShapeError as error:

@@ -156,6 +156,7 @@ class OpKind:
                (None: what bounds the operation is memory)
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
     signs      inputs of which only the sign is read: a bit an element would do
+    broadcasts inputs of fewer axes than the first one have no rows
     probabilities  inputs that hold probabilities, where random numbers of either sign would mean nothing
     """
 
@@ -177,6 +178,7 @@ class OpKind:
     reads: Callable[[Any, tuple[TensorType, ...]], tuple[float, ...]] | None = None
     signs: tuple[int, ...] = ()
     probabilities: tuple[int, ...] = ()
+    broadcasts: bool = False
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 

@@ -123,7 +123,9 @@ def bias_add(a: Any, y: Any, b: Any) -> Any:
 
 def broadcast(a: Any, x: Any, y: Any) -> Any:
     x, y = (t.reshape(t.shape[0], *(1,) * (o.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, o in ((x, y), (y, x)))
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator](x, y)
+    if a.operator in ("rsub", "rdiv"):
+        x, y = y, x
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
 
 
 def rearrange(a: Any, x: Any) -> Any:

@@ -190,8 +190,9 @@ def broadcasting(draw: Draw) -> Network:
         small = tuple(size if draw(st.booleans()) else 1 for size in shape)
         own = draw(st.sampled_from((small, small[1:] or (1,), shape[axis : axis + 1], shape)))
         y = w.parameter(f"y{i}", *own)
-        y = w("softplus", y) if layer == "div" else y
-        order = (x, y) if layer == "div" else draw(st.permutations((x, y)))
+        order = draw(st.permutations((x, y)))
+        if layer == "div":
+            order[1] = w("softplus", order[1])
         x = w(layer, *order, axis=axis)
     return _finish(w, x)
 
@@ -388,10 +389,10 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, adaptive_pool,
-        adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated, broadcasting, spatial_gate, free_parameter, reduced, permuted,
-        shuffled, sliced, parted, stacked, padded, leaky_relu, elu, scale, dropout, drop_path, flatten,
-        softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
-        binary_cross_entropy, two_losses, top_k,
+        adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated, broadcasting,
+        spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded, leaky_relu, elu,
+        scale, dropout, drop_path, flatten, softmax_cross_entropy, soft_target_cross_entropy, kl_divergence,
+        weighted_cross_entropy, mse, l1, smooth_l1, binary_cross_entropy, two_losses, top_k,
     )
 }  # fmt: skip
 CASES |= {

@@ -34,6 +34,12 @@ struct Over {
   __device__ float operator()(float a, float b) const { return a / b; }
 };
 
+template <typename F>
+struct Reversed {
+  F f;
+  __device__ float operator()(float a, float b) const { return f(b, a); }
+};
+
 // An operand and the result may be the same bytes: what an element is made of is read by the thread that writes it.
 template <typename T, int N, typename F>
 __global__ void map_broadcast(const T* a, const T* b, T* y, int64_t vectors, Strided<2> places, F f) {
@@ -90,6 +96,8 @@ extern "C" const char* mbc_broadcast(const MbcCall& call) {
       case 1: run_broadcast<T>(call, a.elements, places, Minus{}); break;
       case 2: run_broadcast<T>(call, a.elements, places, Times{}); break;
       case 3: run_broadcast<T>(call, a.elements, places, Over{}); break;
+      case 4: run_broadcast<T>(call, a.elements, places, Reversed<Minus>{}); break;
+      case 5: run_broadcast<T>(call, a.elements, places, Reversed<Over>{}); break;
       default: return "there is no such operator";
     }
   });

@@ -236,9 +236,9 @@ def _broadcast(cases: Cases) -> None:
         ((5, 16), (5, 16)),
     ):
         note = "x".join(map(str, right))
-        for operator in ("add", "sub", "mul", "div"):
-            second = w(*right, make=positive) if operator == "div" else w(*right)
-            cases.add("broadcast", Broadcast(operator), w(*left), second, note=f"{operator}{note}")
+        for operator in ("add", "sub", "mul", "div", "rsub", "rdiv"):
+            first, second = (w(*s, make=positive) if "div" in operator else w(*s) for s in (left, right))
+            cases.add("broadcast", Broadcast(operator), first, second, note=f"{operator}{note}")
     cases.add("broadcast", Broadcast("mul", 2), w(3, 5, 16), w(16), note="last")
     for shape, axes, keep in (
         ((3, 16, 5, 6), (1,), True),
