@@ -200,9 +200,13 @@ def _split(a: Any, x: Tensor) -> Any:
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
+    if a.operator == "prelu":
+        return jnp.where(x > 0, x, x * y)
     if a.operator in ("rsub", "rdiv"):
         x, y = y, x
-    return {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[a.operator.removeprefix("r")](x, y)
+    return {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[a.operator.removeprefix("r")](
+        x, y
+    )
 
 
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
@@ -211,6 +215,14 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda a, x: jax.nn.sigmoid(x),
     "tanh": lambda a, x: jnp.tanh(x),
     "silu": lambda a, x: jax.nn.silu(x),
+    "sqrt": lambda a, x: jnp.sqrt(x),
+    "abs": lambda a, x: jnp.abs(x),
+    "exp": lambda a, x: jnp.exp(x),
+    "log": lambda a, x: jnp.log(x),
+    "pow": lambda a, x: x**a.exponent,
+    "gelu_tanh": lambda a, x: jax.nn.gelu(x, approximate=True),
+    "softmax": lambda a, x: jax.nn.softmax(x, axis=a.axis),
+    "amax": lambda a, x: x.max(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
     "relu6": lambda a, x: jax.nn.relu6(x),
     "hardsigmoid": lambda a, x: jax.nn.hard_sigmoid(x),

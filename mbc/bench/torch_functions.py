@@ -148,6 +148,8 @@ def _pad(a: Any, x: Tensor) -> Tensor:
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     rank = max(x.ndim, y.ndim)
     x, y = (t.reshape(a.aligned(tuple(t.shape), rank)) for t in (x, y))
+    if a.operator == "prelu":
+        return torch.where(x > 0, x, x * y)
     if a.operator in ("rsub", "rdiv"):
         x, y = y, x
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
@@ -159,6 +161,14 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda a, x: torch.sigmoid(x),
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
+    "sqrt": lambda a, x: torch.sqrt(x),
+    "abs": lambda a, x: torch.abs(x),
+    "exp": lambda a, x: torch.exp(x),
+    "log": lambda a, x: torch.log(x),
+    "pow": lambda a, x: x**a.exponent,
+    "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
+    "softmax": lambda a, x: x.softmax(a.axis),
+    "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
     # Its gradient divides by 6 in fp32, whatever the type.

@@ -225,6 +225,12 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
 
 
+def _gelu_tanh_backward(x: Tensor, dy: Tensor) -> Tensor:
+    slope, cube = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh(slope * (x + cube * x**3))
+    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * cube * x**2))
+
+
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -268,6 +274,18 @@ FORMS: dict[str, Form] = {
     "hardswish_backward": _binary(lambda a, x, dy: _hardswish_backward(x, dy)),
     "elu": _unary(lambda a, x: torch.where(x > 0, x, a.alpha * torch.expm1(x.clip(max=0)))),
     "elu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * (y + a.alpha))),
+    "sqrt": _unary(lambda a, x: torch.sqrt(x)),
+    "sqrt_backward": _binary(lambda a, y, dy: dy / (2 * y)),
+    "abs": _unary(lambda a, x: torch.abs(x)),
+    "abs_backward": _binary(lambda a, x, dy: dy * torch.sign(x)),
+    "exp": _unary(lambda a, x: torch.exp(x)),
+    "exp_backward": _binary(lambda a, y, dy: dy * y),
+    "log": _unary(lambda a, x: torch.log(x)),
+    "log_backward": _binary(lambda a, x, dy: dy / x),
+    "pow": _unary(lambda a, x: x**a.exponent),
+    "pow_backward": _binary(lambda a, x, dy: dy * a.exponent * x ** (a.exponent - 1)),
+    "gelu_tanh": _unary(lambda a, x: functional.gelu(x, approximate="tanh")),
+    "gelu_tanh_backward": _binary(lambda a, x, dy: _gelu_tanh_backward(x, dy)),
     "mish": _unary(lambda a, x: x * torch.tanh(_softplus(x))),
     "mish_backward": _binary(lambda a, x, dy: _mish_backward(x, dy)),
     "softplus": _unary(lambda a, x: _softplus(x)),

@@ -8,6 +8,7 @@ from typing import Any
 
 from mbc.equivalence.torch_convolutions import Tensor, functional, torch
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
+from mbc.ops.along import Largest
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
 from mbc.ops.group_norm import Normalisation
@@ -79,9 +80,15 @@ def _normalize_reduce(a: Normalisation, inputs: Sequence[Tensor], call: Call) ->
 def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
     rank = max(x.ndim for x in inputs)
     left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
+    if a.operator.startswith("prelu"):
+        return torch.where(
+            left > 0, left if a.operator == "prelu" else 1.0, left * right if a.operator == "prelu" else right
+        )
     if a.operator in ("rsub", "rdiv"):
         left, right = right, left
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](left, right)
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](
+        left, right
+    )
 
 
 def _reduce(rows: str) -> Form:
@@ -122,6 +129,13 @@ def _adaptive_max_backward(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: C
         here = index[:, :, p : p + 1, q : q + 1] == pixels[rows, columns]
         dx[:, :, rows, columns] += here * dy[:, :, p : p + 1, q : q + 1]
     return (dx,)
+
+
+def _amax_backward(a: Largest, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, y, dy = inputs
+    ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(x.shape))
+    here = x == y.reshape(ones)
+    return (here * dy.reshape(ones) / here.sum(dim=a.axes, keepdim=True).clamp(min=1),)
 
 
 def _rearrange(a: Rearrange, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -175,6 +189,12 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
         **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
         "expand": _expand,
+        "softmax": lambda a, inputs, call: (inputs[0].softmax(a.axis),),
+        "softmax_backward": lambda a, inputs, call: (
+            inputs[0] * (inputs[1] - (inputs[0] * inputs[1]).sum(a.axis, keepdim=True)),
+        ),
+        "amax": lambda a, inputs, call: (inputs[0].amax(a.axes).reshape(call.outputs[0].shape),),
+        "amax_backward": _amax_backward,
         "adaptive_avg_pool": lambda a, inputs, call: (functional.adaptive_avg_pool2d(inputs[0], a.output_size),),
         "adaptive_avg_pool_backward": _adaptive_avg_backward,
         "adaptive_max_pool": _adaptive_max,

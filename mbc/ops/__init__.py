@@ -1,6 +1,7 @@
 """Every kind of operation and every layer of the language, collected from the files of this folder.
 
 * `adaptive_pool`: pooling to any size
+* `along`: softmax and the largest element
 * `arithmetic`: sums, differences, products and quotients, broadcast
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
@@ -11,6 +12,7 @@
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies
+* `elementary`: roots, exponentials, logarithms, powers
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
@@ -49,12 +51,14 @@ from mbc.ops import (
     activation,
     activation_variants,
     adaptive_pool,
+    along,
     arithmetic,
     bias,
     broadcast,
     collective,
     convolution,
     cross_entropy,
+    elementary,
     elementwise_loss,
     group_norm,
     kl_divergence,
@@ -86,9 +90,11 @@ _FAMILIES = (
     group_norm,
     activation,
     activation_variants,
+    elementary,
     broadcast,
     arithmetic,
     reduce,
+    along,
     parameter,
     relu_mask,
     random,

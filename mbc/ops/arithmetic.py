@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mbc.ir.graph import Attributes, Operation
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.activation import Scale
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
@@ -24,8 +26,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Attributes):
-    """`operator`: add | sub | mul | div, or rsub | rdiv: the second operand less the first, or by it. The first
-    operand has all rows that the result has. `axis` of the result along which an operand of one dimension lies."""
+    """`operator`: add | sub | mul | div, or rsub | rdiv: the second operand less the first, or by it; prelu: the first
+    where positive, else times the second; prelu_slope: 1 where the first is positive, else the second. The first operand
+    has all rows that the result has. `axis` of the result along which an operand of one dimension lies."""
 
     operator: str
     axis: int = 1
@@ -44,6 +47,8 @@ _OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
     "div": lambda a, b: a / b,
     "rsub": lambda a, b: b - a,
     "rdiv": lambda a, b: b / a,
+    "prelu": lambda a, b: np.where(a > 0, a, a * b),
+    "prelu_slope": lambda a, b: np.where(a > 0, a.dtype.type(1), b),
 }
 # What the operands are combined by where they are exchanged.
 _REVERSED = {"sub": "rsub", "div": "rdiv"}
@@ -85,11 +90,14 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 
 
 def _of_first(g: Gradients, op: Operation, number: int, dy: str) -> str:
-    """Of a in a + b, a - b, a * b, a / b."""
+    """Of a in a + b, a - b, a * b, a / b, prelu(a, b)."""
     a, other = op.attributes, op.inputs[1 - number]
     assert isinstance(a, Broadcast)
     if a.operator == "mul":
         return _summed(g, op, number, dy, other)
+    if a.operator == "prelu":
+        (slope,) = g.emit("broadcast", Broadcast("prelu_slope", a.axis), (op.inputs[number], other))
+        return g.emit("mul", NONE, (dy, slope), op.inputs[number])[0]
     if a.operator in ("div", "rdiv"):
         (dy,) = g.emit("broadcast", Broadcast("div", a.axis), (dy, other))
     return _summed(g, op, number, dy)
@@ -104,6 +112,11 @@ def _of_second(g: Gradients, op: Operation, number: int, dy: str) -> str:
     if a.operator in ("div", "rdiv"):
         (quotient,) = g.emit("broadcast", Broadcast("div", a.axis), (op.outputs[0], op.inputs[number]))
         return _summed(g, op, number, dy, quotient, -1.0)
+    if a.operator == "prelu":
+        x = op.inputs[1 - number]
+        (positive,) = g.emit("relu", NONE, (x,))
+        (negative,) = g.emit("broadcast", Broadcast("sub", a.axis), (x, positive))
+        return _summed(g, op, number, dy, negative)
     return _summed(g, op, number, dy, factor=1.0 if a.operator == "add" else -1.0)
 
 
@@ -213,7 +226,23 @@ def _chain(name: str, text: str, most: int | None) -> Layer:
     return Layer(name, (Parameter("axis", "int", 1),), build, (2, most), text, broadcasts=True)
 
 
+def _build_prelu(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    shape = builder.type(x).shape
+    if len(shape) < 2:
+        raise ShapeError(f"prelu needs a tensor with rows and channels, but got {builder.type(x)}")
+    weight = builder.state("weight", shape[1:2] if settings["channels"] else (1,), Initializer("constant", 0.25))
+    slope = builder.emit("state", NONE, (weight,), "slope")[0]
+    return builder.emit("broadcast", Broadcast("prelu"), (x, slope))[0]
+
+
 LAYERS = (
+    Layer(
+        "prelu",
+        (Parameter("channels", "bool", False),),
+        _build_prelu,
+        help="x where positive, else times a trained slope: one, or one for each channel.",
+    ),
     _chain(
         "add",
         "Sum of tensors, broadcast where shapes differ: aligned at the last axes; [N, C] is added to each pixel of "

@@ -122,6 +122,8 @@ def bias_add(a: Any, y: Any, b: Any) -> Any:
 
 
 def broadcast(a: Any, x: Any, y: Any) -> Any:
+    if a.operator == "prelu":
+        return F.prelu(x, y)
     x, y = (t.reshape(t.shape[0], *(1,) * (o.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, o in ((x, y), (y, x)))
     if a.operator in ("rsub", "rdiv"):
         x, y = y, x
@@ -174,6 +176,14 @@ MEANING: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda a, x: torch.sigmoid(x),
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
+    "sqrt": lambda a, x: torch.sqrt(x),
+    "abs": lambda a, x: torch.abs(x),
+    "exp": lambda a, x: torch.exp(x),
+    "log": lambda a, x: torch.log(x),
+    "pow": lambda a, x: x**a.exponent,
+    "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
+    "softmax": lambda a, x: x.softmax(a.axis),
+    "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
     "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6,  # F.hardsigmoid divides gradients by 6 in fp32

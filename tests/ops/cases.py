@@ -274,6 +274,38 @@ def padded(draw: Draw) -> Network:
     return _finish(w, w("padding", x, pad=draw(PAD), mode=draw(st.sampled_from(("zero", "replicate", "reflect")))))
 
 
+def elementary(draw: Draw) -> Network:
+    """Of numbers that are positive and not near 0."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w("softplus", w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))))
+    for layer in draw(st.permutations(("sqrt", "log", "abs", "exp"))):
+        x = w(layer, w("softplus", x))
+    return _finish(w, w("pow", w("softplus", x), exponent=draw(st.sampled_from((2.0, -1.0, 0.5, 1.7)))))
+
+
+def prelu(draw: Draw) -> Network:
+    return _elementwise(draw, "prelu", 1, channels=draw(st.booleans()))
+
+
+def instance_norm(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, draw(st.integers(1, 3)), 3, draw(st.integers(2, 4)))
+    return _finish(w, w("instance_norm", w("tanh", x), eps=1e-2))
+
+
+def softmax(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    return _finish(w, w("softmax", x, axis=draw(st.integers(1, len(w.type(x).shape) - 1))))
+
+
+def amax(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    axes = tuple(draw(st.sets(st.integers(1, len(w.type(x).shape) - 1), min_size=1)))
+    return _finish(w, w("amax", x, axes=axes, keep=draw(st.booleans())))
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
@@ -388,16 +420,17 @@ def top_k(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, adaptive_pool,
-        adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated, broadcasting,
-        spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded, leaky_relu, elu,
-        scale, dropout, drop_path, flatten, softmax_cross_entropy, soft_target_cross_entropy, kl_divergence,
-        weighted_cross_entropy, mse, l1, smooth_l1, binary_cross_entropy, two_losses, top_k,
+        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
+        adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
+        broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
+        elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
+        binary_cross_entropy, two_losses, top_k,
     )
 }  # fmt: skip
 CASES |= {
     name: lambda draw, name=name: _elementwise(draw, name, 1)
-    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS)
+    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", *VARIANTS)
 }
 CASES |= {
     "add": lambda draw: _elementwise(draw, "add", 3),

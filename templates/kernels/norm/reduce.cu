@@ -1,12 +1,11 @@
 // Sums over any axes of a tensor of any rank, or of the product of two, times a number; added to the result or not.
 //
 // Bytes      the operands once, the results once; of sums in parts these, twice.
-// Threads    256 a block. As many `lanes` share a sum: adjacent threads, where what is added up is adjacent in memory,
-//            otherwise adjacent threads have adjacent sums. Lanes are added up in shared memory, parts by a second
-//            launch, both in a fixed order.
+// Threads    256 a block, of which `lanes` share a sum (lanes.cuh), and blocks of several parts of it; parts are added
+//            up by a second launch, all in a fixed order.
 // Shared     256 floats.
 // Limit      memory bandwidth.
-#include "strided.cuh"
+#include "lanes.cuh"
 
 struct ReduceArguments {
   int64_t type;
@@ -28,15 +27,6 @@ struct DotOf {
   __device__ float operator()(float a, float b, float sum) const { return fmaf(a, b, sum); }
 };
 
-// What is left, with the offsets of operands and result, and what is added up.
-struct Sums {
-  Strided<2> left;
-  Strided<1> summed;
-  int64_t results, terms, parts;
-  int lanes;
-  bool adjacent;
-};
-
 template <typename R>
 struct SumOut {
   R* y;
@@ -49,50 +39,41 @@ struct SumOut {
 };
 
 template <typename T, typename R, typename F>
-__global__ void sum_terms(const T* a, const T* b, Sums sums, SumOut<R> out, float* partial, F f) {
+__global__ void sum_terms(const T* a, const T* b, Reduction sums, int64_t parts, SumOut<R> out, float* partial, F f) {
   __shared__ float shared[THREADS];
-  const int per_block = THREADS / sums.lanes, thread = threadIdx.x;
-  const int lane = sums.adjacent ? thread % sums.lanes : thread / per_block;
-  const int own = sums.adjacent ? thread / sums.lanes : thread % per_block;
-  const int64_t result = static_cast<int64_t>(blockIdx.x) * per_block + own, part = blockIdx.y;
+  const Lane lane(sums);
+  const bool within = lane.result < sums.results;
+  const int64_t part = blockIdx.y;
   int64_t place[2] = {0, 0};
-  float sum = 0.0f;
-  if (result < sums.results) {
-    sums.left.locate(result, place);
-    const int64_t begin = sums.terms / sums.parts * part + min(part, sums.terms % sums.parts);
-    const int64_t end = begin + sums.terms / sums.parts + (part < sums.terms % sums.parts ? 1 : 0);
+  float four[4] = {};
+  if (within) {
+    sums.left.locate(lane.result, place);
+    const int64_t begin = sums.terms / parts * part + min(part, sums.terms % parts);
+    const int64_t end = begin + sums.terms / parts + (part < sums.terms % parts ? 1 : 0);
     // Of four short sums: a chain of additions is long, and its rounding error grows with it.
-    float four[4] = {};
-    for (int64_t term = begin + lane; term < end; term += 4 * sums.lanes) {
+    for (int64_t term = begin + lane.lane; term < end; term += 4 * sums.lanes) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         if (term + k * sums.lanes >= end) break;
         int64_t at[1];
-        sums.summed.locate(term + k * sums.lanes, at);
+        sums.reduced.locate(term + k * sums.lanes, at);
         four[k] = f(to_float(a[place[0] + at[0]]), to_float(b[place[0] + at[0]]), four[k]);
       }
     }
-    sum = (four[0] + four[1]) + (four[2] + four[3]);
   }
-  const int stride = sums.adjacent ? 1 : per_block, first = sums.adjacent ? own * sums.lanes : own;
-  shared[first + lane * stride] = sum;
-  for (int half = sums.lanes / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (lane < half) shared[first + lane * stride] += shared[first + (lane + half) * stride];
-  }
-  if (lane == 0 && result < sums.results) {
-    if (partial != nullptr)
-      partial[part * sums.results + result] = shared[first];
-    else
-      out.put(place[1], shared[first]);
-  }
+  const float sum = lane.combine(shared, (four[0] + four[1]) + (four[2] + four[3]), AddUp{});
+  if (!within || lane.lane != 0) return;
+  if (partial != nullptr)
+    partial[part * sums.results + lane.result] = sum;
+  else
+    out.put(place[1], sum);
 }
 
 template <typename R>
-__global__ void sum_parts_of(const float* partial, Sums sums, SumOut<R> out) {
+__global__ void sum_parts_of(const float* partial, Reduction sums, int64_t parts, SumOut<R> out) {
   for (int64_t result = thread_index(); result < sums.results; result += thread_count()) {
     float sum = 0.0f;
-    for (int64_t part = 0; part < sums.parts; ++part) sum += partial[part * sums.results + result];
+    for (int64_t part = 0; part < parts; ++part) sum += partial[part * sums.results + result];
     int64_t place[2];
     sums.left.locate(result, place);
     out.put(place[1], sum);
@@ -100,14 +81,14 @@ __global__ void sum_parts_of(const float* partial, Sums sums, SumOut<R> out) {
 }
 
 template <typename T, typename R, typename F>
-void launch_sums(const MbcCall& call, int second, const ReduceArguments& a, const Sums& sums, F f) {
+void launch_sums(const MbcCall& call, int second, const ReduceArguments& a, const Reduction& sums, F f) {
   const SumOut<R> out{mbc::out<R>(call, second + 1), real(call, 0), a.accumulate != 0};
   float* partial = a.parts > 1 ? static_cast<float*>(call.pointers[second + 2]) : nullptr;
-  const dim3 grid(static_cast<unsigned>(divide_up(a.results, THREADS / a.lanes)), static_cast<unsigned>(a.parts));
-  MBC_LAUNCH((sum_terms<T, R, F>), grid, THREADS, call.stream, in<T>(call, 0), in<T>(call, second), sums, out, partial,
-             f);
+  const dim3 grid(sums.blocks(), static_cast<unsigned>(a.parts));
+  MBC_LAUNCH((sum_terms<T, R, F>), grid, THREADS, call.stream, in<T>(call, 0), in<T>(call, second), sums, a.parts, out,
+             partial, f);
   if (partial != nullptr)
-    MBC_LAUNCH((sum_parts_of<R>), blocks_for(a.results), THREADS, call.stream, partial, sums, out);
+    MBC_LAUNCH((sum_parts_of<R>), blocks_for(a.results), THREADS, call.stream, partial, sums, a.parts, out);
 }
 
 // f of the operands 0 and `second`, added up.
@@ -117,7 +98,7 @@ const char* run_sums(const MbcCall& call, int second, F f) {
   const int64_t* more = behind<ReduceArguments>(call);
   const Strided<2> left(more);
   const Strided<1> summed(more);
-  const Sums sums{left, summed, a.results, a.terms, a.parts, static_cast<int>(a.lanes), a.adjacent != 0};
+  const Reduction sums{left, summed, a.results, a.terms, static_cast<int>(a.lanes), a.adjacent != 0};
   MBC_FOR_TYPE(a.type, T, {
     if (a.result_type == a.type)
       launch_sums<T, T>(call, second, a, sums, f);

@@ -34,6 +34,12 @@ struct Over {
   __device__ float operator()(float a, float b) const { return a / b; }
 };
 
+struct Prelu {
+  __device__ float operator()(float a, float b) const { return a > 0.0f ? a : a * b; }
+};
+struct PreluSlope {
+  __device__ float operator()(float a, float b) const { return a > 0.0f ? 1.0f : b; }
+};
 template <typename F>
 struct Reversed {
   F f;
@@ -98,6 +104,8 @@ extern "C" const char* mbc_broadcast(const MbcCall& call) {
       case 3: run_broadcast<T>(call, a.elements, places, Over{}); break;
       case 4: run_broadcast<T>(call, a.elements, places, Reversed<Minus>{}); break;
       case 5: run_broadcast<T>(call, a.elements, places, Reversed<Over>{}); break;
+      case 6: run_broadcast<T>(call, a.elements, places, Prelu{}); break;
+      case 7: run_broadcast<T>(call, a.elements, places, PreluSlope{}); break;
       default: return "there is no such operator";
     }
   });

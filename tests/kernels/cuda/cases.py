@@ -19,10 +19,12 @@ from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
+from mbc.ops.along import Largest, Softmax
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.elementary import Power
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
@@ -207,6 +209,36 @@ def _elementwise(cases: Cases) -> None:
         cases.add("pixel_dot", NONE, w(*shape), w(*shape))
     _broadcast(cases)
     _gather(cases)
+    for kind in ("sqrt", "abs", "exp", "log", "gelu_tanh"):
+        make = positive if kind in ("sqrt", "log") else normal
+        cases.add(kind, NONE, w(*SHAPES[1], make=make))
+        cases.add(f"{kind}_backward", NONE, w(*SHAPES[1], make=make), w(*SHAPES[1]))
+    for exponent in (2.0, -1.0, 0.5, 3.0):
+        make = positive if exponent in (0.5, -1.0) else normal
+        cases.add("pow", Power(exponent), w(*SHAPES[1], make=make), note=f"{exponent}")
+        cases.add("pow_backward", Power(exponent), w(*SHAPES[1], make=make), w(*SHAPES[1]), note=f"{exponent}")
+    for shape, axes in (
+        ((3, 16, 5, 6), (1,)),
+        ((3, 7, 5, 6), (3,)),
+        ((2, 8, 4, 9), (2,)),
+        ((5, 700), (1,)),
+        ((2, 3, 2, 5, 4), (2, 4)),
+        ((2, 3, 40, 41), (2, 3)),
+    ):
+        if len(axes) == 1:
+            cases.add("softmax", Softmax(*axes), w(*shape, make=wide), note=f"{axes[0]}")
+            cases.add("softmax_backward", Softmax(*axes), w(*shape, make=positive), w(*shape), note=f"{axes[0]}")
+        left = reduced_shape(TensorType(shape, DType.FP32), axes, axes == (1,))
+        note = "x".join(map(str, axes))
+        cases.add("amax", Largest(axes, left), w(*shape, make=coarse), note=note)
+        cases.add(
+            "amax_backward",
+            Largest(axes, left),
+            w(*shape, make=coarse),
+            w(shape[0], *left, make=coarse),
+            w(shape[0], *left),
+            note=note,
+        )
     # Values beyond both ends of the hard ones.
     for kind in VARIANTS[:3]:
         cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
@@ -236,7 +268,7 @@ def _broadcast(cases: Cases) -> None:
         ((5, 16), (5, 16)),
     ):
         note = "x".join(map(str, right))
-        for operator in ("add", "sub", "mul", "div", "rsub", "rdiv"):
+        for operator in ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"):
             first, second = (w(*s, make=positive) if "div" in operator else w(*s) for s in (left, right))
             cases.add("broadcast", Broadcast(operator), first, second, note=f"{operator}{note}")
     cases.add("broadcast", Broadcast("mul", 2), w(3, 5, 16), w(16), note="last")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mbc.ir.types import Layout
+from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct, type_code
 from mbc.kernels.cuda.strided import MOST_AXES, Axis, memory_order, merged, strides, trailing
@@ -29,19 +30,23 @@ class ReduceArguments(Struct):
     accumulate: int
 
 
-def _axes(request: Request, layout: Layout) -> tuple[list[Axis], list[Axis]]:
-    """Of what is left, with the strides of operands and result; and of what is added up, with those of operands."""
-    x, y, a = request.inputs[0], request.outputs[0], request.attributes
-    assert isinstance(a, Reduce)
-    reduced = (0, *a.axes) if request.kind.startswith("row_") else a.axes
+def axes_of(x: TensorType, y: TensorType, reduced: Collection[int], layout: Layout) -> tuple[list[Axis], list[Axis]]:
+    """Of what is left, with the strides in x and in y; and of what is reduced, with those in x."""
     steps = strides(x, layout)
     own = iter(step for step, size in zip(strides(y, layout), y.shape, strict=True) if size != 1)
-    result = {
-        axis: next(own) for axis, size in enumerate(x.shape) if axis not in reduced and size != 1
-    }  # of y, in the order of the axes
+    left = {axis: next(own) for axis, size in enumerate(x.shape) if axis not in reduced and size != 1}
     order = memory_order(x, layout)
-    left = merged((x.shape[axis], steps[axis], result[axis]) for axis in order if axis in result)
-    return left, merged((x.shape[axis], steps[axis]) for axis in order if axis in reduced)
+    return (
+        merged((x.shape[axis], steps[axis], left[axis]) for axis in order if axis in left),
+        merged((x.shape[axis], steps[axis]) for axis in order if axis in reduced),
+    )
+
+
+def _axes(request: Request, layout: Layout) -> tuple[list[Axis], list[Axis]]:
+    a = request.attributes
+    assert isinstance(a, Reduce)
+    reduced = (0, *a.axes) if request.kind.startswith("row_") else a.axes
+    return axes_of(request.inputs[0], request.outputs[0], reduced, layout)
 
 
 def _few_axes(request: Request) -> bool:
@@ -49,29 +54,31 @@ def _few_axes(request: Request) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """How the threads of a launch share its sums."""
+class Lanes:
+    """How threads share reductions."""
 
     results: int
     terms: int
     lanes: int
     adjacent: bool
-    parts: int
 
     @staticmethod
-    def of(request: Request, layout: Layout) -> _Shape:
-        left, summed = _axes(request, layout)
-        results, terms = (math.prod(axis[0] for axis in axes) for axes in (left, summed))
-        adjacent = bool(summed) and summed[-1][1] == 1
+    def of(left: Sequence[Axis], reduced: Sequence[Axis]) -> Lanes:
+        results, terms = (math.prod(axis[0] for axis in axes) for axes in (left, reduced))
+        adjacent = bool(reduced) and reduced[-1][1] == 1
         if adjacent:
             lanes = min(THREADS, max(WARP, _power_of_two(terms // LEAST_TERMS)))
         else:
-            # Adjacent sums are of adjacent threads, a warp's at least where there are as many.
+            # Adjacent results are of adjacent threads, a warp's at least where there are as many.
             lanes = THREADS // min(THREADS, max(WARP, _power_of_two(results // REDUCTION_BLOCKS)))
             lanes = min(lanes, _power_of_two(max(1, terms)))
-        blocks = -(-results * lanes // THREADS)
-        parts = max(1, min(MOST_PARTS, 2 * REDUCTION_BLOCKS // blocks, terms // (lanes * LEAST_TERMS)))
-        return _Shape(results, terms, lanes, adjacent, parts)
+        return Lanes(results, terms, lanes, adjacent)
+
+    @property
+    def parts(self) -> int:
+        """Into how many a sum is split, so that there are enough blocks."""
+        blocks = -(-self.results * self.lanes // THREADS)
+        return max(1, min(MOST_PARTS, 2 * REDUCTION_BLOCKS // blocks, self.terms // (self.lanes * LEAST_TERMS)))
 
 
 def _power_of_two(number: int) -> int:
@@ -81,7 +88,7 @@ def _power_of_two(number: int) -> int:
 
 def _reduce(at: Slice) -> ReduceArguments:
     x, y = at.request.inputs[0], at.request.outputs[0]
-    shape = _Shape.of(at.request, at.layout)
+    shape = Lanes.of(*_axes(at.request, at.layout))
     return ReduceArguments(
         type_code(x),
         type_code(y),
@@ -106,7 +113,7 @@ def _trailing(at: Slice) -> tuple[int, ...]:
 
 
 def _workspace(request: Request, layout: Layout) -> int:
-    shape = _Shape.of(request, layout)
+    shape = Lanes.of(*_axes(request, layout))
     return shape.parts * shape.results * 4 if shape.parts > 1 else 0
 
 

@@ -12,7 +12,7 @@ from mbc.ops.arithmetic import Broadcast
 from mbc.ops.reduce import Expand
 
 FILE = "pointwise/arithmetic.cu"
-OPERATORS = ("add", "sub", "mul", "div", "rsub", "rdiv")  # as in arithmetic.cu
+OPERATORS = ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope")  # as in arithmetic.cu
 
 
 @dataclass(frozen=True, slots=True)
