@@ -137,6 +137,11 @@ CASES = (
     Case("instance_norm", "y = x |> instance_norm"),
     Case("softmax", "y = (x |> softmax) + (x |> softmax(-1))"),
     Case("amax", "y = x - (x |> amax(1, keep=true))"),
+    Case(
+        "matmul",
+        "a = x |> reshape((2, 4, 144))\n  b = (a, a |> tanh) |> matmul(transpose_b=true)\n"
+        "  y = (b |> softmax(-1), a) |> matmul",
+    ),
     Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
     Case("scale", "y = 0.5 * x"),
     Case("dropout", "y = x |> dropout(0.3)"),

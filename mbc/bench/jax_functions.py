@@ -253,6 +253,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution_backward_data": _transposed,
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))).astype(x.dtype),
     "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
+    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
@@ -271,4 +272,4 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {**_OF_ONE, **_OF_TWO, "concat": _concat, "group_norm": _group_norm, "layer_norm": _group_norm}
 )
-PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear"))  # whose operands are cast
+PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear", "matmul"))  # whose operands are cast

@@ -198,6 +198,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution_backward_data": _transposed,
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))),
+    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,

@@ -247,6 +247,7 @@ FORMS: dict[str, Form] = {
     "linear": _binary(lambda a, x, w: x.flatten(1) @ w.T),
     "linear_backward_data": _binary(lambda a, dy, w: (dy @ w).reshape(dy.shape[0], *a.sample_shape)),
     "linear_backward_filter": _binary(lambda a, x, dy: dy.T @ x.flatten(1)),
+    "matmul": _binary(lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y)),
     "cast": _unary(lambda a, x: x),
     "bias_add": _binary(lambda a, y, b: y + _fused_remat(b, y)),
     "channel_sum": _unary(lambda a, dy: _sums(dy)),

@@ -95,7 +95,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("ReflectionPad2d",), Answer("padding(1, mode=reflect)")),
     (_O, ("ReplicationPad2d",), Answer("padding(1, mode=replicate)")),
     (_O, ("Embedding", "LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer"), Answer("", _ATTENTION)),
-    (_O, ("matmul", "bmm", "einsum"), Answer("", "`linear` multiplies by parameters")),
+    (_O, ("bmm", "einsum"), Answer("", "`matmul` multiplies tensors, `linear` by parameters")),
     (_L, ("CrossEntropyLoss", "nll_loss", "cross_entropy"), Answer("softmax_cross_entropy", "of logits and classes")),
     (_L, ("MSELoss", "mse_loss", "l2_loss"), Answer("mse")),
     (_O, ("topk", "accuracy", "MulticlassAccuracy"), Answer("", "`top_k` of logits and classes is a metric")),

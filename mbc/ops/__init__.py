@@ -21,6 +21,7 @@
 * `initial`: how the language names the start of a weight
 * `kl_divergence`: the divergence of a softmax from probabilities
 * `loss`: losses and their weighted sum
+* `matmul`: products of the matrices that two tensors hold
 * `matrix`: linear layers and changes of element type
 * `normalization`: batch normalisation in two phases
 * `parameter`: tensors that belong to no other layer
@@ -63,6 +64,7 @@ from mbc.ops import (
     group_norm,
     kl_divergence,
     loss,
+    matmul,
     matrix,
     normalization,
     parameter,
@@ -86,6 +88,7 @@ _FAMILIES = (
     convolution,
     bias,
     matrix,
+    matmul,
     normalization,
     group_norm,
     activation,

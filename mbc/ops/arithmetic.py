@@ -27,8 +27,8 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Broadcast(Attributes):
     """`operator`: add | sub | mul | div, or rsub | rdiv: the second operand less the first, or by it; prelu: the first
-    where positive, else times the second; prelu_slope: 1 where the first is positive, else the second. The first operand
-    has all rows that the result has. `axis` of the result along which an operand of one dimension lies."""
+    where positive, else times the second; prelu_slope: 1 where the first is positive, else the second. The first
+    operand has all rows that the result has. `axis` of the result along which an operand of one dimension lies."""
 
     operator: str
     axis: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,10 @@ def _power(x: Array, exponent: float) -> Array:
         return np.power(x, x.dtype.type(exponent))
 
 
-def _quiet(function: Any, x: Array) -> Array:
+def _quiet(function: Callable[..., Array], *operands: Array) -> Array:
     """Outside of its domain a function is NaN or infinite, as on a GPU, and nothing is said."""
     with np.errstate(all="ignore"):
-        return np.asarray(function(x))
+        return np.asarray(function(*operands))
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -50,7 +51,7 @@ OPS = (
         "sqrt",
         NoAttributes,
         lambda a, x: _quiet(np.sqrt, x),
-        lambda a, y, dy: _quiet(lambda root: dy / (2 * root), y),
+        lambda a, y, dy: _quiet(np.divide, dy, 2 * y),
         of_output=True,
     ),
     *activation("abs", NoAttributes, lambda a, x: np.abs(x), lambda a, x, dy: dy * np.sign(x), of_output=False),
@@ -59,7 +60,7 @@ OPS = (
         "log",
         NoAttributes,
         lambda a, x: _quiet(np.log, x),
-        lambda a, x, dy: _quiet(lambda v: dy / v, x),
+        lambda a, x, dy: _quiet(np.divide, dy, x),
         of_output=False,
     ),
     *activation(

@@ -171,6 +171,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "convolution_backward_data": transposed,
     "bias_add": bias_add,
     "linear": lambda a, x, w: F.linear(x.flatten(1), w),
+    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
     "sigmoid": lambda a, x: torch.sigmoid(x),

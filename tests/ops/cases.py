@@ -306,6 +306,16 @@ def amax(draw: Draw) -> Network:
     return _finish(w, w("amax", x, axes=axes, keep=draw(st.booleans())))
 
 
+def matmul(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    outer = draw(st.lists(st.integers(1, 3), max_size=2))
+    m, n, k = (draw(st.integers(1, 4)) for _ in range(3))
+    turned = {name: draw(st.booleans()) for name in ("transpose_a", "transpose_b")}
+    x = w.parameter("x", w.batch, *outer, *((k, m) if turned["transpose_a"] else (m, k)))
+    y = w.parameter("y", w.batch, *outer, *((n, k) if turned["transpose_b"] else (k, n)))
+    return _finish(w, w("matmul", x, y, **turned))
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
@@ -420,7 +430,7 @@ def top_k(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
+        matmul, conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
         adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
         broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
         elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, flatten,

@@ -22,6 +22,7 @@ CALLS = {
     "softmax": ("axis",),
     "amax": ("axes", "keep"),
     "pow": ("exponent",),
+    "matmul": ("transpose_a", "transpose_b"),
     "parameter": ("shape", "value", "std"),
     "constant": ("shape", "value"),
     "split": ("sizes", "axis"),

@@ -62,11 +62,15 @@ const int64_t* behind(const MbcCall& call) { return call.integers + sizeof(Struc
 // N elements from `at` on, or N times that element.
 template <int N, typename T>
 __device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {
-  if (N == 1 || !repeat) return load<N>(at);
-  Vec<T, N> v;
+  if constexpr (N > 1) {
+    if (repeat) {
+      Vec<T, N> v;
 #pragma unroll
-  for (int j = 0; j < N; ++j) v.v[j] = *at;
-  return v;
+      for (int j = 0; j < N; ++j) v.v[j] = *at;
+      return v;
+    }
+  }
+  return load<N>(at);
 }
 
 }  // namespace mbc

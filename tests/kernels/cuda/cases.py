@@ -36,6 +36,7 @@ from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
@@ -770,9 +771,29 @@ def _products(cases: Cases) -> None:
         cases.add("linear_backward_filter", a, w(rows, *shape), w(rows, outputs))
 
 
+def _matmuls(cases: Cases) -> None:
+    for outer, (m, n, k) in (((2, 3), (5, 7, 9)), ((3,), (70, 66, 40)), ((2, 1), (1, 3, 130))):
+        for a in (Matmul(), Matmul(True, False), Matmul(False, True), Matmul(True, True)):
+            left = (*outer, k, m) if a.transpose_a else (*outer, m, k)
+            right = (*outer, n, k) if a.transpose_b else (*outer, k, n)
+            cases.add("matmul", a, w(*left), w(*right), note=f"{m}x{n}x{k}{'ta' * a.transpose_a}{'tb' * a.transpose_b}")
+
+
 def _all() -> tuple[Case, ...]:
     cases = Cases()
-    for family in (_elementwise, _channels, _groups, _pools, _adaptive, _images, _moves, _losses, _updates, _products):
+    for family in (
+        _elementwise,
+        _channels,
+        _groups,
+        _pools,
+        _adaptive,
+        _images,
+        _moves,
+        _losses,
+        _updates,
+        _products,
+        _matmuls,
+    ):
         family(cases)
     return tuple(cases.known)
 
