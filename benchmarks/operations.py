@@ -26,7 +26,7 @@ class Case:
     @property
     def chooses(self) -> bool:
         """Whether rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
-        return "relu" in self.body or "maxpool" in self.body
+        return any(choice in self.body for choice in ("relu", "maxpool", "amax"))
 
     @property
     def block(self) -> str:
