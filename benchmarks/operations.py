@@ -26,7 +26,7 @@ class Case:
     @property
     def chooses(self) -> bool:
         """Whether rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
-        return "relu" in self.body or "maxpool" in self.body
+        return any(choice in self.body for choice in ("relu", "maxpool", "amax"))
 
     @property
     def block(self) -> str:
@@ -111,10 +111,37 @@ CASES = (
     Case("avgpool", "y = x |> avgpool(2, stride=2)"),
     Case("avgpool_pad", "y = x |> avgpool(3, stride=2, pad=1)"),
     Case("global_avgpool", "y = x |> global_avgpool"),
+    Case("adaptive_avgpool", "y = x |> adaptive_avgpool((5, 7))"),
+    Case("adaptive_maxpool", "y = x |> adaptive_maxpool((5, 7))"),
+    Case("global_maxpool", "y = x |> global_maxpool"),
     Case("add", "y = x + (x |> conv(8, 3, pad=1))"),
     Case("mul", "y = x * (x |> conv(8, 3, pad=1))"),
     Case("broadcast_mul", "y = x * (x |> global_avgpool |> conv(8, 1))"),
     Case("broadcast_add", "y = x + (x |> global_avgpool |> linear(8))"),
+    Case("broadcast", "y = x * parameter(8, value=0.5) @gamma + parameter((1, 8, 12, 12), std=0.02) @position"),
+    Case("sub", "y = x - (x |> mean((2, 3), keep=true))"),
+    Case("div", "y = x / ((x * x |> sum(1, keep=true)) + 1)"),
+    Case("permute", "y = x |> permute((0, 2, 3, 1)) |> relu |> permute((0, 3, 1, 2)) |> reshape((16, 6, 12))"),
+    Case("shuffle", "y = x |> channel_shuffle(2) |> pixel_shuffle(2) |> pixel_unshuffle(2)"),
+    Case("split", "a, b = x |> chunk(2)\n  c, d = b |> split((1, 3))\n  y = (c, a |> tanh, d) |> concat"),
+    Case("unused_part", "a, b, c = x |> split((2, 4, 2))\n  y = (c, a |> tanh) |> concat"),
+    Case("slice", "y = x |> slice(2, 1, -1, 2) |> slice(3, step=3)"),
+    Case("stack", "y = (x, x |> tanh) |> stack(2) |> reshape((16, 12, 12))"),
+    Case("padding_zero", "y = x |> padding((1, 2, 0, 3))"),
+    Case("padding_reflect", "y = x |> padding((1, 2, 0, 3), mode=reflect)"),
+    Case("padding_replicate", "y = x |> padding(2, mode=replicate)"),
+    Case("elementary", "y = (x * x + 1 |> sqrt) + (x |> tanh |> exp) - (x * x + 1 |> log) + (x + 5 |> abs)"),
+    Case("pow", "y = (x * x + 1) ** 1.5 / 2 + 1 / (x ** 2 + 1)"),
+    Case("gelu_tanh", "y = x |> gelu_tanh"),
+    Case("prelu", "y = x |> prelu(channels=true) |> tanh |> prelu"),
+    Case("instance_norm", "y = x |> instance_norm"),
+    Case("softmax", "y = (x |> softmax) + (x |> softmax(-1))"),
+    Case("amax", "y = x - (x |> amax(1, keep=true))"),
+    Case(
+        "matmul",
+        "a = x |> reshape((2, 4, 144))\n  b = (a, a |> tanh) |> matmul(transpose_b=true)\n"
+        "  y = (b |> softmax(-1), a) |> matmul",
+    ),
     Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
     Case("scale", "y = 0.5 * x"),
     Case("dropout", "y = x |> dropout(0.3)"),

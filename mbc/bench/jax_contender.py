@@ -156,7 +156,7 @@ def _forward(network: Network, half: Any) -> Callable[..., tuple[Tensor, States]
                 if half is not None and operation.kind in PRODUCTS:
                     operands = [x.astype(half) for x in operands]
                 y = FUNCTIONS[operation.kind](a, *operands)
-            values[call.result] = y
+            values.update(call.named(y))
         loss = sum(weight * values[name].reshape(()) for name, weight in network.losses)
         return loss, statistics
 

@@ -6,6 +6,8 @@ Shapes are those of mbc, channels second: in which order they lie in memory XLA 
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -163,12 +165,64 @@ def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
 
 
+def _rearrange(a: Any, x: Tensor) -> Tensor:
+    moved = x.reshape(len(x), *a.flat).transpose(0, *(1 + i for i in a.order))
+    return moved.reshape(len(x), *map(math.prod, a.permuted))
+
+
+def _strided_slice(a: Any, x: Tensor) -> Tensor:
+    """Of a forward pass: nothing is spread."""
+    for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
+        stop = start + (count - 1) * step + 1
+        zeros = [(0, 0)] * x.ndim
+        zeros[axis] = (max(0, -start), max(0, stop - x.shape[axis]))
+        x = jnp.pad(x, zeros)
+        first = max(0, start)
+        x = x[(slice(None),) * axis + (slice(first, first + stop - start, step),)]
+    return x
+
+
+def _pad(a: Any, x: Tensor) -> Tensor:
+    sides = ((0, 0), *zip(a.before, a.after, strict=True))
+    return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else "reflect")
+
+
+def _adaptive(a: Any, x: Tensor, of: Callable[..., Tensor]) -> Tensor:
+    parts = [of(x[:, :, rows, columns], axis=(2, 3)) for _, (rows, columns) in a.windows()]
+    return jnp.stack(parts, -1).reshape(*x.shape[:2], *a.output_size)
+
+
+def _split(a: Any, x: Tensor) -> Any:
+    ends: list[int] = list(itertools.accumulate(a.sizes))
+    return jnp.split(x, ends[:-1], 1)
+
+
+def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    rank = max(x.ndim, y.ndim)
+    x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
+    if a.operator == "prelu":
+        return jnp.where(x > 0, x, x * y)
+    if a.operator in ("rsub", "rdiv"):
+        x, y = y, x
+    return {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[a.operator.removeprefix("r")](
+        x, y
+    )
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: jax.nn.relu(x),
     "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
     "sigmoid": lambda a, x: jax.nn.sigmoid(x),
     "tanh": lambda a, x: jnp.tanh(x),
     "silu": lambda a, x: jax.nn.silu(x),
+    "sqrt": lambda a, x: jnp.sqrt(x),
+    "abs": lambda a, x: jnp.abs(x),
+    "exp": lambda a, x: jnp.exp(x),
+    "log": lambda a, x: jnp.log(x),
+    "pow": lambda a, x: x**a.exponent,
+    "gelu_tanh": lambda a, x: jax.nn.gelu(x, approximate=True),
+    "softmax": lambda a, x: jax.nn.softmax(x, axis=a.axis),
+    "amax": lambda a, x: x.max(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
     "relu6": lambda a, x: jax.nn.relu6(x),
     "hardsigmoid": lambda a, x: jax.nn.hard_sigmoid(x),
@@ -179,22 +233,32 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": lambda a, x: _window(a, x, float("-inf"), lax.max),
     "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda a, x: _adaptive(a, x, jnp.mean),
+    "adaptive_max_pool": lambda a, x: _adaptive(a, x, jnp.max),
     "lrn": _lrn,
     "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
     "resize": _resize,
     "flatten": lambda a, x: x.reshape(x.shape[0], -1),
     "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
     "cast": lambda a, x: x,
+    "state": lambda a, x: x,
+    "rearrange": _rearrange,
+    "strided_slice": _strided_slice,
+    "pad": _pad,
+    "split": _split,
+    "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution": _convolution,
     "convolution_backward_data": _transposed,
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))).astype(x.dtype),
     "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
+    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
+    "broadcast": _broadcast,
     "softmax_cross_entropy": _cross_entropy,
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,
@@ -208,4 +272,4 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {**_OF_ONE, **_OF_TWO, "concat": _concat, "group_norm": _group_norm, "layer_norm": _group_norm}
 )
-PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear"))  # whose operands are cast
+PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear", "matmul"))  # whose operands are cast

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,12 @@ class Call:
     operands: tuple[str, ...]
     result: str
     dead: tuple[str, ...]
+
+    def named(self, made: Any) -> dict[str, Any]:
+        """What the call made by name: one tensor, or those of all parts of one that was split."""
+        if isinstance(made, tuple | list):
+            return dict(zip(self.operation.outputs, cast("Sequence[Any]", made), strict=True))
+        return {self.result: made}
 
 
 def recipe(network: Network, takes_bias: Collection[str]) -> tuple[Call, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -122,12 +123,52 @@ def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
 
+def _rearrange(a: Any, x: Tensor) -> Tensor:
+    moved = x.reshape(len(x), *a.flat).permute(0, *(1 + i for i in a.order))
+    return moved.reshape(len(x), *map(math.prod, a.permuted))
+
+
+def _strided_slice(a: Any, x: Tensor) -> Tensor:
+    """Of a forward pass: nothing is spread."""
+    for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
+        stop = start + (count - 1) * step + 1
+        zeros = [0] * (2 * (x.ndim - axis))
+        zeros[-2:] = [max(0, -start), max(0, stop - x.shape[axis])]
+        x = F.pad(x, zeros)
+        first = max(0, start)
+        x = x[(slice(None),) * axis + (slice(first, first + stop - start, step),)]
+    return x
+
+
+def _pad(a: Any, x: Tensor) -> Tensor:
+    (top, left), (bottom, right) = a.before[1:], a.after[1:]  # of images: the language pads no others
+    return F.pad(x, (left, right, top, bottom), mode=a.mode)
+
+
+def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    rank = max(x.ndim, y.ndim)
+    x, y = (t.reshape(a.aligned(tuple(t.shape), rank)) for t in (x, y))
+    if a.operator == "prelu":
+        return torch.where(x > 0, x, x * y)
+    if a.operator in ("rsub", "rdiv"):
+        x, y = y, x
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
     "sigmoid": lambda a, x: torch.sigmoid(x),
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
+    "sqrt": lambda a, x: torch.sqrt(x),
+    "abs": lambda a, x: torch.abs(x),
+    "exp": lambda a, x: torch.exp(x),
+    "log": lambda a, x: torch.log(x),
+    "pow": lambda a, x: x**a.exponent,
+    "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
+    "softmax": lambda a, x: x.softmax(a.axis),
+    "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
     # Its gradient divides by 6 in fp32, whatever the type.
@@ -139,20 +180,30 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
+    "adaptive_max_pool": lambda a, x: F.adaptive_max_pool2d(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": _upsample,
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "flatten": lambda a, x: x.flatten(1),
-    "unflatten": lambda a, x: x.unflatten(1, a.sample_shape),
+    "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "cast": lambda a, x: x,
+    "state": lambda a, x: x,
+    "rearrange": _rearrange,
+    "strided_slice": _strided_slice,
+    "pad": _pad,
+    "split": lambda a, x: torch.split(x, a.sizes, 1),
+    "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution_backward_data": _transposed,
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))),
+    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
+    "broadcast": _broadcast,
     "softmax_cross_entropy": _cross_entropy,
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,

@@ -44,7 +44,7 @@ class TorchNetwork(Base):
         values: dict[str, Tensor] = {state: getattr(self, name) for state, name in self._attribute.items()}
         values.update(zip(self._inputs, inputs, strict=True))
         for call in self._calls:
-            values[call.result] = self._run(call, [values[name] for name in call.operands], masks)
+            values.update(call.named(self._run(call, [values[name] for name in call.operands], masks)))
             for name in call.dead:
                 del values[name]
         loss = sum(weight * values[name].reshape(()) for name, weight in self._losses)

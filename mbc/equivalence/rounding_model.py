@@ -44,7 +44,7 @@ SURE = 16.0
 MOVES = frozenset(
     (
         "relu", "relu_backward", "relu_mask", "relu_backward_masked", "relu6", "relu6_backward",
-        "concat", "channel_slice", "upsample", "max_pool",
+        "concat", "channel_slice", "split", "rearrange", "strided_slice", "pad", "upsample", "max_pool",
         "flatten", "unflatten", "cast", "concat_statistics", "guard",
     )
 )  # fmt: skip

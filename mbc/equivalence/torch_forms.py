@@ -225,6 +225,12 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
 
 
+def _gelu_tanh_backward(x: Tensor, dy: Tensor) -> Tensor:
+    slope, cube = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh(slope * (x + cube * x**3))
+    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * cube * x**2))
+
+
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -241,6 +247,7 @@ FORMS: dict[str, Form] = {
     "linear": _binary(lambda a, x, w: x.flatten(1) @ w.T),
     "linear_backward_data": _binary(lambda a, dy, w: (dy @ w).reshape(dy.shape[0], *a.sample_shape)),
     "linear_backward_filter": _binary(lambda a, x, dy: dy.T @ x.flatten(1)),
+    "matmul": _binary(lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y)),
     "cast": _unary(lambda a, x: x),
     "bias_add": _binary(lambda a, y, b: y + _fused_remat(b, y)),
     "channel_sum": _unary(lambda a, dy: _sums(dy)),
@@ -268,6 +275,18 @@ FORMS: dict[str, Form] = {
     "hardswish_backward": _binary(lambda a, x, dy: _hardswish_backward(x, dy)),
     "elu": _unary(lambda a, x: torch.where(x > 0, x, a.alpha * torch.expm1(x.clip(max=0)))),
     "elu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * (y + a.alpha))),
+    "sqrt": _unary(lambda a, x: torch.sqrt(x)),
+    "sqrt_backward": _binary(lambda a, y, dy: dy / (2 * y)),
+    "abs": _unary(lambda a, x: torch.abs(x)),
+    "abs_backward": _binary(lambda a, x, dy: dy * torch.sign(x)),
+    "exp": _unary(lambda a, x: torch.exp(x)),
+    "exp_backward": _binary(lambda a, y, dy: dy * y),
+    "log": _unary(lambda a, x: torch.log(x)),
+    "log_backward": _binary(lambda a, x, dy: dy / x),
+    "pow": _unary(lambda a, x: x**a.exponent),
+    "pow_backward": _binary(lambda a, x, dy: dy * a.exponent * x ** (a.exponent - 1)),
+    "gelu_tanh": _unary(lambda a, x: functional.gelu(x, approximate="tanh")),
+    "gelu_tanh_backward": _binary(lambda a, x, dy: _gelu_tanh_backward(x, dy)),
     "mish": _unary(lambda a, x: x * torch.tanh(_softplus(x))),
     "mish_backward": _binary(lambda a, x, dy: _mish_backward(x, dy)),
     "softplus": _unary(lambda a, x: _softplus(x)),

@@ -6,9 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mbc.equivalence.torch_convolutions import Tensor, torch
+from mbc.equivalence.torch_convolutions import Tensor, functional, torch
+from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
+from mbc.ops.along import Largest
+from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
 from mbc.ops.group_norm import Normalisation
+from mbc.ops.rearrange import Pad, Rearrange, StridedSlice
+from mbc.ops.reduce import Expand, Reduce
 from mbc.ops.resize import Resize
 
 Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
@@ -72,6 +77,99 @@ def _normalize_reduce(a: Normalisation, inputs: Sequence[Tensor], call: Call) ->
     return tuple(p.sum(dim=axes).reshape(-1) for p in (grouped * normal, grouped))
 
 
+def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
+    rank = max(x.ndim for x in inputs)
+    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
+    if a.operator.startswith("prelu"):
+        return torch.where(
+            left > 0, left if a.operator == "prelu" else 1.0, left * right if a.operator == "prelu" else right
+        )
+    if a.operator in ("rsub", "rdiv"):
+        left, right = right, left
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](
+        left, right
+    )
+
+
+def _reduce(rows: str) -> Form:
+    def form(a: Reduce, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+        product = inputs[0] if len(inputs) == 1 else inputs[0] * inputs[1]
+        total = product.sum(dim=(0, *a.axes) if rows else a.axes) * a.factor
+        return (total.reshape(call.outputs[0].shape),)
+
+    return form
+
+
+def _expand(a: Expand, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    shape = (dy.shape[0], *a.sample_shape)
+    ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(shape))
+    return ((dy.reshape(ones) * a.factor).expand(shape).contiguous(),)
+
+
+def _adaptive_avg_backward(a: AdaptivePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    dx = dy.new_zeros((*dy.shape[:2], *a.size))
+    for (p, q), (rows, columns) in a.windows():
+        count = (rows.stop - rows.start) * (columns.stop - columns.start)
+        dx[:, :, rows, columns] += dy[:, :, p : p + 1, q : q + 1] / count
+    return (dx,)
+
+
+def _adaptive_max(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    y, index = functional.adaptive_max_pool2d(inputs[0], a.output_size, return_indices=True)
+    return (y, index.to(torch.int32)) if a.index else (y,)
+
+
+def _adaptive_max_backward(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    index, dy = inputs
+    dx = dy.new_zeros((*dy.shape[:2], *a.size))
+    pixels = torch.arange(a.size[0] * a.size[1], device=dy.device).reshape(a.size)
+    for (p, q), (rows, columns) in a.windows():
+        here = index[:, :, p : p + 1, q : q + 1] == pixels[rows, columns]
+        dx[:, :, rows, columns] += here * dy[:, :, p : p + 1, q : q + 1]
+    return (dx,)
+
+
+def _amax_backward(a: Largest, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, y, dy = inputs
+    ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(x.shape))
+    here = x == y.reshape(ones)
+    return (here * dy.reshape(ones) / here.sum(dim=a.axes, keepdim=True).clamp(min=1),)
+
+
+def _rearrange(a: Rearrange, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    moved = x.reshape(x.shape[0], *a.flat).permute(0, *(1 + i for i in a.order))
+    return (moved.reshape(call.outputs[0].shape),)
+
+
+def _strided_slice(a: StridedSlice, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    for axis, (start, step, spread, count) in enumerate(zip(a.start, a.step, a.spread, a.count, strict=True), 1):
+        place = start + step * torch.arange(count, device=x.device)
+        at = place.div(spread, rounding_mode="floor")
+        inside = (at * spread == place) & (at >= 0) & (at < x.shape[axis])
+        taken = x.index_select(axis, torch.where(inside, at, 0))
+        x = torch.where(inside.reshape(-1, *(1,) * (x.ndim - 1 - axis)), taken, torch.zeros_like(taken))
+    return (x,)
+
+
+def _pad(a: Pad, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (x,) = inputs
+    for axis in range(len(a.size)):
+        x = x.index_select(axis + 1, torch.as_tensor(a.sources(axis), device=x.device))
+    return (x,)
+
+
+def _pad_backward(a: Pad, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    for axis, size in enumerate(a.size):
+        dx = dy.new_zeros((*dy.shape[: axis + 1], size, *dy.shape[axis + 2 :]))
+        dy = dx.index_add(axis + 1, torch.as_tensor(a.sources(axis), device=dy.device), dy)
+    return (dy,)
+
+
 IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "broadcast_mul": lambda a, inputs, call: (inputs[0] * inputs[1],),
@@ -88,6 +186,24 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "resize": _resize,
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),
+        "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
+        **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
+        "expand": _expand,
+        "softmax": lambda a, inputs, call: (inputs[0].softmax(a.axis),),
+        "softmax_backward": lambda a, inputs, call: (
+            inputs[0] * (inputs[1] - (inputs[0] * inputs[1]).sum(a.axis, keepdim=True)),
+        ),
+        "amax": lambda a, inputs, call: (inputs[0].amax(a.axes).reshape(call.outputs[0].shape),),
+        "amax_backward": _amax_backward,
+        "adaptive_avg_pool": lambda a, inputs, call: (functional.adaptive_avg_pool2d(inputs[0], a.output_size),),
+        "adaptive_avg_pool_backward": _adaptive_avg_backward,
+        "adaptive_max_pool": _adaptive_max,
+        "adaptive_max_pool_backward": _adaptive_max_backward,
+        "rearrange": _rearrange,
+        "strided_slice": _strided_slice,
+        "pad": _pad,
+        "pad_backward": _pad_backward,
+        "split": lambda a, inputs, call: torch.split(inputs[0], a.sizes, 1),
         "pixel_dot": lambda a, inputs, call: (_pixel_sum(inputs[0] * inputs[1]),),
     }
 )

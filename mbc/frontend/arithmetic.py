@@ -12,8 +12,9 @@ from mbc.frontend.names import Scope
 from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_number
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import Scale
+from mbc.ops.arithmetic import Emit, combine
 from mbc.ops.base import ShapeError
-from mbc.ops.broadcast import Emit, combine
+from mbc.ops.elementary import Power
 from mbc.source import Span
 
 LARGEST_NUMBER = 2**63
@@ -107,34 +108,37 @@ class Arithmetic:
 
     def _tensors(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Tensor | None:
         if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if symbol == "-":
-                b = self._scale(b, Scale(-1.0), span, scope)
-            kind = {"+": "add", "-": "add", "*": "mul"}.get(symbol)
+            kind = {"+": "add", "-": "sub", "*": "mul", "/": "div"}.get(symbol)
             return None if kind is None else self._combine(kind, a, b, span, scope)
         if isinstance(a, Tensor) and is_number(b):
             if symbol == "/" and b == 0:
                 raise MbcError("MBC016", "a tensor is divided by zero", "make the divisor nonzero", span)
+            if symbol == "**":
+                return self._map("pow", a, Power(float(b)), span, scope) if b != 0 else None
             scale = {
                 "+": lambda: Scale(1.0, float(b)),
                 "-": lambda: Scale(1.0, -float(b)),
                 "*": lambda: Scale(float(b)),
                 "/": lambda: Scale(1.0 / b),
             }.get(symbol)
-            return None if scale is None else self._scale(a, scale(), span, scope)
+            return None if scale is None else self._map("scale", a, scale(), span, scope)
         if isinstance(b, Tensor) and is_number(a):
+            if symbol == "/":
+                inverse = self._map("pow", b, Power(-1.0), span, scope)
+                return inverse if a == 1 else self._map("scale", inverse, Scale(float(a)), span, scope)
             forms = {"+": Scale(1.0, float(a)), "-": Scale(-1.0, float(a)), "*": Scale(float(a))}
-            return self._scale(b, forms[symbol], span, scope) if symbol in forms else None
+            return self._map("scale", b, forms[symbol], span, scope) if symbol in forms else None
         return None
 
-    def _scale(self, x: Tensor, attributes: Scale, span: Span, scope: Scope) -> Tensor:
+    def _map(self, kind: str, x: Tensor, attributes: Attributes, span: Span, scope: Scope) -> Tensor:
         def build(emit: Emit) -> str:
-            return emit("scale", attributes, (x.value,), "")
+            return emit(kind, attributes, (x.value,), "")
 
-        return self._emit("scale", (x,), span, scope, build)
+        return self._emit(kind, (x,), span, scope, build)
 
     def _combine(self, kind: str, a: Tensor, b: Tensor, span: Span, scope: Scope) -> Tensor:
         def build(emit: Emit) -> str:
-            return combine(kind, a.value, b.value, self._building.type, emit)
+            return combine(kind, a.value, b.value, self._building, emit)
 
         return self._emit(kind, (a, b), span, scope, build)
 
@@ -189,5 +193,5 @@ def _remedy(a: Worth, b: Worth) -> str:
     if isinstance(a, Losses) or isinstance(b, Losses):
         return "losses can be added to each other and multiplied by numbers"
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return "tensors know + - * with tensors and numbers, and / by a number"
+        return "tensors know + - * / with tensors and with numbers, and ** with a number but 0"
     return "operators calculate with numbers and tensors"

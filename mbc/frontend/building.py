@@ -41,6 +41,10 @@ class Building:
     def type(self, value: str) -> TensorType:
         return self._graph.type(value)
 
+    def has_rows(self, value: str) -> bool:
+        """Whether its first dimension counts samples."""
+        return self._graph.values[value].per_sample
+
     def kind_of(self, value: str) -> str:
         """The kind of the operation that makes a value."""
         return self._kinds[value]
@@ -92,15 +96,26 @@ class Building:
 
     def apply(
         self, layer: Layer, settings: dict[str, Setting], inputs: Sequence[Tensor], path: str, span: Span
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, ...]:
         """One application of a layer. Raises MbcError MBC011 with the origin of every shape."""
         try:
             if not layer.scalar:
                 _check_elements(layer.name, inputs)
-            value = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
+            self._check_rows(layer, inputs)
+            made = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
         except ShapeError as error:
             raise misfit(f"`{layer.name}`", error, inputs, span) from None
-        return Tensor(value, self.type(value), span, path)
+        if isinstance(made, str):
+            return Tensor(made, self.type(made), span, path)
+        return tuple(Tensor(value, self.type(value), span, path) for value in made)
+
+    def _check_rows(self, layer: Layer, inputs: Sequence[Tensor]) -> None:
+        """What has no rows meets what has only where it is broadcast."""
+        without = next((t for t in inputs if not self.has_rows(t.value)), None)
+        if without is not None and not layer.broadcasts and any(self.has_rows(t.value) for t in inputs):
+            raise ShapeError(
+                f"{without.type} of `{without.path}` is no batch: it has no rows beside those of the others"
+            )
 
 
 class _Application:
@@ -114,8 +129,12 @@ class _Application:
     def type(self, value: str) -> TensorType:
         return self._building.type(value)
 
+    def has_rows(self, value: str) -> bool:
+        return self._building.has_rows(value)
+
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
-        return self._building.state(f"{self._path}.{suffix}", shape, initializer, trained, self._span)
+        name = f"{self._path}.{suffix}" if suffix else self._path
+        return self._building.state(name, shape, initializer, trained, self._span)
 
     def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = "") -> tuple[str, ...]:
         name = f"{self._path}.{suffix}" if suffix else self._path

@@ -21,7 +21,7 @@ from mbc.frontend.unknown import (
 )
 from mbc.frontend.values import Bytes, Tensor, Text, WordValue, Worth, Written, describe, is_number
 from mbc.ops import LAYERS
-from mbc.ops.base import Parameter
+from mbc.ops.base import Layer, Parameter
 from mbc.source import Span
 
 MOST_EXPRESSIONS = 1_000_000
@@ -106,6 +106,18 @@ class Evaluator:
             message = f"{what} must be a whole number, but is {describe(worth)}"
             raise MbcError("MBC029", message, "give a whole number", expression.span)
         return number
+
+    def _tensor(self, expression: ast.Expression, frame: Frame) -> Worth:
+        """The value of an operand: a layer that takes no tensors, such as `parameter(64)`, is the tensor that it
+        makes."""
+        return self._made(self.worth(expression, frame))
+
+    def _made(self, worth: Worth) -> Worth:
+        if isinstance(worth, tuple):
+            return tuple(map(self._made, worth))
+        if isinstance(worth, Written) and isinstance(worth.of, Layer) and worth.of.inputs == (0, 0):
+            return self._apply(worth, (), worth.span)
+        return worth
 
     # ---- names ----
 
@@ -198,7 +210,7 @@ class Evaluator:
         foreign = of_framework(attribute, frame)
         if foreign is not None:
             raise foreign
-        worth = self.worth(attribute.target, frame)
+        worth = self._tensor(attribute.target, frame)
         if attribute.name != "shape":
             message = f"there is no `.{attribute.name}`"
             raise MbcError("MBC027", message, "a tensor has `.shape`, and nothing else", attribute.span)
@@ -221,7 +233,7 @@ class Evaluator:
     def _unary(self, unary: ast.Unary, frame: Frame) -> Worth:
         if unary.operator == "not":
             return not self.condition(unary.operand, frame)
-        worth = self.worth(unary.operand, frame)
+        worth = self._tensor(unary.operand, frame)
         if unary.operator == "-":
             return self._arithmetic.negate(worth, unary.span, frame.scope)
         if is_number(worth) or isinstance(worth, Tensor):
@@ -234,9 +246,9 @@ class Evaluator:
             stop = first_operator == "or"
             operands = (chain.first, *(operand for _, operand, _ in chain.rest))
             return stop if any(self.condition(o, frame) is stop for o in operands) else not stop
-        total = self.worth(chain.first, frame)
+        total = self._tensor(chain.first, frame)
         for symbol, operand, span in chain.rest:
-            other = self.worth(operand, frame)
+            other = self._tensor(operand, frame)
             if symbol in ("==", "!=", "<", "<=", ">", ">="):
                 total = compare(symbol, total, other, span)
             elif symbol == "**" and is_number(total) and is_number(other):
@@ -252,7 +264,7 @@ class Evaluator:
         return self.worth(expression, frame)
 
     def _pipe(self, pipe: ast.Pipe, frame: Frame, loss: bool = False) -> Worth:
-        worth = self.worth(pipe.first, frame)
+        worth = self._tensor(pipe.first, frame)
         for stage in pipe.stages:
             bare = stage.target if isinstance(stage, ast.Labelled) else stage
             span = bare.span

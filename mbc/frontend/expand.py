@@ -211,17 +211,19 @@ class Expansion:
         items = worth if isinstance(worth, tuple) else (worth,)
         tensors = tuple(item for item in items if isinstance(item, Tensor))
         name = written.of.name
-        if len(tensors) != len(items) or not tensors:
+        block = isinstance(written.of, ast.Block)
+        least, most = (len(written.of.tensors),) * 2 if isinstance(written.of, ast.Block) else written.of.inputs
+        if len(tensors) != len(items) or (not tensors and least):
             wrong = next((item for item in items if not isinstance(item, Tensor)), worth)
             message = f"tensors are piped into `{name}`, but this is {describe(wrong)}"
             raise MbcError("MBC027", message, "put a tensor, or tensors in parentheses, in front of `|>`", span)
-        block = isinstance(written.of, ast.Block)
-        least, most = (len(written.of.tensors),) * 2 if isinstance(written.of, ast.Block) else written.of.inputs
         if len(tensors) < least or (most is not None and len(tensors) > most):
             wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
             plural = "s" if wanted != "1" else ""
             message = f"{'block ' if block else ''}`{name}` takes {wanted} tensor{plural}, but got {len(tensors)}"
             remedy = f"pipe in as many, several of them as `(a, b) |> {name}`"
+            if most == 0:
+                remedy = f"write it where a tensor is, as in `x * {name}(64)`"
             raise MbcError("MBC028", message, remedy, span)
         if written.path is None:
             own = written.label or written.bound
@@ -230,7 +232,7 @@ class Expansion:
         if isinstance(written.of, ast.Block):
             return self._expand(written.of, written, written.path, tensors, span)
         made = self.building.apply(written.of, written.settings, tensors, written.path, span)
-        return Losses(((made.value, 1.0),)) if written.of.scalar else made
+        return Losses(((made.value, 1.0),)) if written.of.scalar and isinstance(made, Tensor) else made
 
     def _expand(self, block: ast.Block, written: Written, path: str, tensors: tuple[Tensor, ...], span: Span) -> Worth:
         if self._depth >= DEEPEST_BLOCKS:

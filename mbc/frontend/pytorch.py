@@ -37,9 +37,7 @@ class Answer:
 _O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
 _NORM = "normalize by `bn` or `layer_norm`"
 _CHANNELS = "leave it out, what comes in by `|>` has its channels"
-_POOL = "pool by `global_avgpool`, or by `avgpool` or `maxpool` with a kernel of the size that is wanted"
 _ATTENTION = "mbc compiles convolutional networks"
-_SHAPE = "shapes other than `flatten` makes stay as they are"
 _INSIDE = "its gradients flow through everything that a loss depends on"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
 _MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
@@ -55,13 +53,13 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("SyncBatchNorm",), Answer("bn(sync=true)", "sync_batch_norm of the train section is for all")),
     (_O, ("LayerNorm", "LayerNorm2d"), Answer("layer_norm", "over channels, each pixel by itself")),
     (_O, ("GroupNorm",), Answer("group_norm(2)", "groups")),
-    (_O, ("InstanceNorm2d",), Answer("group_norm(10)", "with as many groups as there are channels")),
+    (_O, ("InstanceNorm2d",), Answer("instance_norm", "with affine=True")),
     (_O, ("RMSNorm",), Answer("", _NORM)),
     (_O, ("LocalResponseNorm",), Answer("lrn(5)")),
     (_O, ("MaxPool2d", "max_pool2d"), Answer("maxpool(2)")),
     (_O, ("AvgPool2d", "avg_pool2d"), Answer("avgpool(2)")),
-    (_O, ("AdaptiveAvgPool2d", "mean"), Answer("global_avgpool", "of other sizes there is none")),
-    (_O, ("AdaptiveMaxPool2d",), Answer("", _POOL)),
+    (_O, ("AdaptiveAvgPool2d",), Answer("adaptive_avgpool(7)", "to one pixel it is `global_avgpool`")),
+    (_O, ("AdaptiveMaxPool2d",), Answer("adaptive_maxpool(7)", "to one pixel it is `global_maxpool`")),
     (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
     (_O, ("Dropout",), Answer("dropout(0.5)")),
     (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),
@@ -69,7 +67,8 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("ReLU6", "Hardtanh", "clamp"), Answer("relu6", "of other limits there is none")),
     (_O, ("LeakyReLU",), Answer("leaky_relu(0.01)")),
     (_O, ("ELU",), Answer("elu(1.0)")),
-    (_O, ("SELU", "CELU", "PReLU"), Answer("", "write `elu`, `leaky_relu(0.01)` or `silu`")),
+    (_O, ("SELU", "CELU"), Answer("", "write `elu`, `leaky_relu(0.01)` or `silu`")),
+    (_O, ("square",), Answer("pow(2)")),
     (_O, ("Softplus",), Answer("softplus")),
     (_O, ("Mish",), Answer("mish")),
     (_O, ("SiLU", "swish"), Answer("silu")),
@@ -78,19 +77,25 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Sigmoid",), Answer("sigmoid")),
     (_O, ("Hardsigmoid", "hard_sigmoid"), Answer("hardsigmoid")),
     (_O, ("Tanh",), Answer("tanh")),
-    (_O, ("Softmax", "log_softmax"), Answer("", "`softmax_cross_entropy` takes logits, outputs are logits")),
+    (_O, ("Parameter",), Answer("", "write `parameter(64)` where a tensor is: it is one")),
+    (_O, ("log_softmax",), Answer("", "`softmax_cross_entropy` takes logits, outputs are logits")),
     (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor, or `size`")),
     (_O, ("interpolate", "UpsamplingBilinear2d", "bilinear"), Answer("upsample(2, mode=bilinear)", "or `size`")),
-    (_O, ("PixelShuffle", "Unfold", "Fold", "grid_sample"), Answer("", f"{_MODES}; `conv_transpose` learns how")),
-    (_O, ("cat", "stack", "hstack"), Answer("concat", "pipe in a tuple, `(a, b) |> concat`")),
-    (_O, ("view", "reshape", "permute", "transpose", "squeeze", "unsqueeze"), Answer("", _SHAPE)),
+    (_O, ("Unfold", "Fold", "grid_sample"), Answer("", f"{_MODES}; `conv_transpose` learns how")),
+    (_O, ("cat", "hstack"), Answer("concat", "pipe in a tuple, `(a, b) |> concat`")),
+    (_O, ("view", "squeeze", "unsqueeze"), Answer("reshape(-1)", "the sizes of a sample, without the batch")),
+    (_O, ("transpose", "swapaxes"), Answer("permute((0, 2, 3, 1))")),
+    (_O, ("narrow",), Answer("slice(1, 0, 2)", "axis, start, stop")),
+    (_O, ("unbind",), Answer("", "`chunk(2)` gives several tensors, to as many names")),
     (_O, ("Flatten",), Answer("flatten")),
     (_O, ("Identity",), Answer("", "bind the tensor to a name, or leave the stage out")),
     (_O, ("Sequential", "ModuleList"), Answer("", "join stages by `|>`, and name them as a `block`")),
     (_O, ("detach", "no_grad", "stop_gradient"), Answer("", _INSIDE)),
-    (_O, ("ZeroPad2d", "pad", "ReflectionPad2d"), Answer("", "`conv` and pooling take `pad`, which is of zeros")),
+    (_O, ("ZeroPad2d", "pad"), Answer("padding(1)", "`conv` and pooling take `pad`, too")),
+    (_O, ("ReflectionPad2d",), Answer("padding(1, mode=reflect)")),
+    (_O, ("ReplicationPad2d",), Answer("padding(1, mode=replicate)")),
     (_O, ("Embedding", "LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer"), Answer("", _ATTENTION)),
-    (_O, ("matmul", "bmm", "einsum"), Answer("", "`linear` multiplies by parameters")),
+    (_O, ("bmm", "einsum"), Answer("", "`matmul` multiplies tensors, `linear` by parameters")),
     (_L, ("CrossEntropyLoss", "nll_loss", "cross_entropy"), Answer("softmax_cross_entropy", "of logits and classes")),
     (_L, ("MSELoss", "mse_loss", "l2_loss"), Answer("mse")),
     (_O, ("topk", "accuracy", "MulticlassAccuracy"), Answer("", "`top_k` of logits and classes is a metric")),

@@ -91,6 +91,8 @@ _FORMS = {
     "pair": "a whole number or a pair (vertical, horizontal)",
     "pads": "a whole number, (vertical, horizontal) or (top, bottom, left, right)",
     "index": "a whole number or none",
+    "sizes": "a whole number or a tuple of whole numbers",
+    "axes": "a whole number or a tuple of whole numbers",
     "numbers": "a tuple of numbers, such as (1, 2.5)",
 }
 
@@ -121,6 +123,10 @@ def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
         return worth if isinstance(worth, bool) else None
     if parameter.kind == "float":
         return float(worth) if is_number(worth) else None
+    if parameter.kind in ("sizes", "axes"):
+        items = tuple(whole(item) for item in (worth if isinstance(worth, tuple) else (worth,)))
+        sizes = tuple(i for i in items if i is not None)
+        return sizes if len(sizes) == len(items) > 0 else None
     if isinstance(worth, tuple):
         lengths = {"pair": (2,), "pads": (2, 4)}.get(parameter.kind, ())
         items = tuple(whole(item) for item in worth)

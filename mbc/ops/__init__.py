@@ -1,14 +1,18 @@
 """Every kind of operation and every layer of the language, collected from the files of this folder.
 
+* `adaptive_pool`: pooling to any size
+* `along`: softmax and the largest element
+* `arithmetic`: sums, differences, products and quotients, broadcast
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
 * `bias`: biases of convolutions and linear layers
-* `broadcast`: sums and products, of images with a number for each channel, too
+* `broadcast`: sums and products of images with a number for each channel
 * `collective`: sums over ranks
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies
+* `elementary`: roots, exponentials, logarithms, powers
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
@@ -17,12 +21,17 @@
 * `initial`: how the language names the start of a weight
 * `kl_divergence`: the divergence of a softmax from probabilities
 * `loss`: losses and their weighted sum
+* `matmul`: products of the matrices that two tensors hold
 * `matrix`: linear layers and changes of element type
 * `normalization`: batch normalisation in two phases
+* `parameter`: tensors that belong to no other layer
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
 * `random`: dropout and stochastic depth from a counter-based generator
+* `rearrange`: permutations, slices, padding, splitting
+* `reduce`: sums over axes
 * `relu_mask`: relu's gradient by ReLU bit masks
+* `reshaping`: layers that change shapes
 * `resize`: upsampling to any size, bilinear, too
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
@@ -42,20 +51,29 @@ from types import MappingProxyType
 from mbc.ops import (
     activation,
     activation_variants,
+    adaptive_pool,
+    along,
+    arithmetic,
     bias,
     broadcast,
     collective,
     convolution,
     cross_entropy,
+    elementary,
     elementwise_loss,
     group_norm,
     kl_divergence,
     loss,
+    matmul,
     matrix,
     normalization,
+    parameter,
     pooling,
     random,
+    rearrange,
+    reduce,
     relu_mask,
+    reshaping,
     resize,
     response,
     shape,
@@ -70,16 +88,25 @@ _FAMILIES = (
     convolution,
     bias,
     matrix,
+    matmul,
     normalization,
     group_norm,
     activation,
     activation_variants,
+    elementary,
     broadcast,
+    arithmetic,
+    reduce,
+    along,
+    parameter,
     relu_mask,
     random,
     pooling,
+    adaptive_pool,
     response,
+    rearrange,
     shape,
+    reshaping,
     resize,
     cross_entropy,
     loss,

@@ -75,6 +75,10 @@ class Gradients(Protocol):
 
     def type(self, value: str) -> TensorType: ...
 
+    def has_rows(self, value: str) -> bool:
+        """Whether its first dimension counts samples."""
+        ...
+
     def producer(self, value: str) -> Operation | None:
         """The operation of the forward pass that computes a value; None for inputs and states."""
         ...
@@ -113,6 +117,10 @@ class Expansion(Protocol):
         """Whether the gradient of this value will be asked for; never in an inference graph."""
         ...
 
+    def working(self, state: str) -> str:
+        """A state in the working type: a copy, or the state itself."""
+        ...
+
     def emit(
         self, kind: str, attributes: Attributes, inputs: Sequence[str], outputs: Sequence[str], name: str
     ) -> tuple[str, ...]:
@@ -148,6 +156,7 @@ class OpKind:
                (None: what bounds the operation is memory)
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
     signs      inputs of which only the sign is read: a bit an element would do
+    broadcasts inputs of fewer axes than the first one have no rows
     probabilities  inputs that hold probabilities, where random numbers of either sign would mean nothing
     """
 
@@ -169,6 +178,7 @@ class OpKind:
     reads: Callable[[Any, tuple[TensorType, ...]], tuple[float, ...]] | None = None
     signs: tuple[int, ...] = ()
     probabilities: tuple[int, ...] = ()
+    broadcasts: bool = False
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 
@@ -179,7 +189,8 @@ Setting = int | float | bool | str | tuple[int | float, ...]
 class Parameter:
     """One setting of a layer in the language. `kind`: int | float | bool | pair (an int or (h, w)) |
     pads (an int, (h, w) or (top, bottom, left, right)) | index (an int or one of `words`) |
-    numbers (a tuple of any length) | word (one of `words`). `default` None: required."""
+    numbers (a tuple of any length) | sizes, axes (an int or a tuple of any length, given as a tuple) |
+    word (one of `words`). `default` None: required."""
 
     name: str
     kind: str
@@ -192,8 +203,13 @@ class LayerBuilder(Protocol):
 
     def type(self, value: str) -> TensorType: ...
 
+    def has_rows(self, value: str) -> bool:
+        """Whether its first dimension counts samples: parameters and what is made of them alone have none."""
+        ...
+
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
-        """The parameter (or statistic) `<path>.<suffix>` of this layer; made once, shared by later applications."""
+        """The parameter (or statistic) `<path>.<suffix>` of this layer, `<path>` without suffix; made once, shared by
+        later applications."""
         ...
 
     def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = "") -> tuple[str, ...]:
@@ -203,17 +219,19 @@ class LayerBuilder(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """What the language calls. `build` gets the settings by name, defaults filled in and kinds checked.
+    """What the language calls: it makes one tensor, or several as a tuple. `build` gets the settings by name, defaults
+    filled in and kinds checked.
 
     `parameters` come in positional order. `inputs`: least and most number of tensors piped in (most None: any)."""
 
     name: str
     parameters: tuple[Parameter, ...]
-    build: Callable[[LayerBuilder, dict[str, Any], tuple[str, ...]], str]
+    build: Callable[[LayerBuilder, dict[str, Any], tuple[str, ...]], str | tuple[str, ...]]
     inputs: tuple[int, int | None] = (1, 1)
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts
     metric: bool = False  # gives a scalar that `metric` alone accepts
+    broadcasts: bool = False  # takes tensors without rows together with others
 
     @property
     def scalar(self) -> bool:

@@ -179,6 +179,11 @@ def _build_group_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: t
     return _apply(builder, "group_norm", GroupNorm(settings["eps"], settings["groups"]), inputs[0])
 
 
+def _build_instance_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    shape = builder.type(inputs[0]).shape
+    return _apply(builder, "group_norm", GroupNorm(settings["eps"], shape[1] if len(shape) > 1 else 1), inputs[0])
+
+
 def _build_layer_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     return _apply(builder, "layer_norm", LayerNorm(settings["eps"]), inputs[0])
 
@@ -189,6 +194,12 @@ LAYERS = (
         (Parameter("groups", "int"), Parameter("eps", "float", 1e-5)),
         _build_group_norm,
         help="Group normalisation: of each image the channels of a group, and all pixels, together.",
+    ),
+    Layer(
+        "instance_norm",
+        (Parameter("eps", "float", 1e-5),),
+        _build_instance_norm,
+        help="Each channel of each image by itself, with a trained scale and shift: group_norm of as many groups.",
     ),
     Layer(
         "layer_norm",

@@ -79,7 +79,7 @@ def _flatten_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[Ten
 
 def _unflatten_shape(a: Unflatten, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (x,) = inputs
-    if len(x.shape) != 2 or x.shape[1] != math.prod(a.sample_shape):
+    if math.prod(x.shape[1:]) != math.prod(a.sample_shape):
         raise ShapeError(f"{x} cannot take the shape {a.sample_shape} per row")
     return (TensorType((x.shape[0], *a.sample_shape), x.dtype),)
 
@@ -144,7 +144,9 @@ def _unflatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]
     (x,) = op.inputs
     if dy is None or not g.needs(x):
         return (None,)
-    return (g.emit("flatten", NoAttributes(), (dy,), x)[0],)
+    if len(g.type(x).shape) == 2:
+        return (g.emit("flatten", NoAttributes(), (dy,), x)[0],)
+    return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
 
 
 OPS = (
@@ -164,15 +166,8 @@ OPS = (
 )
 
 
-def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return builder.emit("concat", NoAttributes(), inputs)[0]
-
-
 def _build_flatten(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     return builder.emit("flatten", NoAttributes(), inputs)[0]
 
 
-LAYERS = (
-    Layer("concat", (), _build_concat, (1, None), "Tensors one after another along their channels."),
-    Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),
-)
+LAYERS = (Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),)

@@ -104,7 +104,8 @@ def with_rows(request: Request, rows: int) -> Request:
     here = rows_of(request)
 
     def sized(type_: TensorType) -> TensorType:
-        return type_.with_rows(rows) if len(type_.shape) > 1 and type_.shape[0] == here else type_
+        least = len(request.inputs[0].shape) if kind.broadcasts else 2
+        return type_.with_rows(rows) if len(type_.shape) >= least and type_.shape[0] == here else type_
 
     return replace(
         request,

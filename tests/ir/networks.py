@@ -47,8 +47,11 @@ class Writer:
     def type(self, value: str) -> TensorType:
         return self.graph.type(value)
 
+    def has_rows(self, value: str) -> bool:
+        return self.graph.values[value].per_sample
+
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
-        name = f"{self._path}.{suffix}"
+        name = f"{self._path}.{suffix}" if suffix else self._path
         if name not in self._known:
             self._known.add(name)
             self.states.append(State(name, initializer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -120,6 +121,42 @@ def bias_add(a: Any, y: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
 
 
+def broadcast(a: Any, x: Any, y: Any) -> Any:
+    if a.operator == "prelu":
+        return F.prelu(x, y)
+    x, y = (t.reshape(t.shape[0], *(1,) * (o.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, o in ((x, y), (y, x)))
+    if a.operator in ("rsub", "rdiv"):
+        x, y = y, x
+    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
+
+
+def rearrange(a: Any, x: Any) -> Any:
+    moved = x.reshape(len(x), *a.flat).permute(0, *(1 + i for i in a.order))
+    return moved.reshape(len(x), *(math.prod(part) for part in a.permuted))
+
+
+def strided_slice(a: Any, x: Any) -> Any:
+    """Slices with steps, and zero padding: no network of the language spreads."""
+    for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
+        stop = start + (count - 1) * step + 1
+        zeros = [0] * (2 * (x.ndim - axis))
+        zeros[-2:] = [max(0, -start), max(0, stop - x.shape[axis])]
+        x = F.pad(x, zeros)
+        first = max(0, start)
+        x = x.narrow(axis, first, stop - start)[(slice(None),) * axis + (slice(None, None, step),)]
+    return x
+
+
+def pad_outside(a: Any, x: Any) -> Any:
+    pads = (a.before[2], a.after[2], a.before[1], a.after[1])
+    return F.pad(x, pads, mode=a.mode)
+
+
+def reduce_sum(a: Any, x: Any) -> Any:
+    mean = a.factor != 1.0
+    return (x.mean(a.axes) if mean else x.sum(a.axes)).reshape(len(x), *a.shape)
+
+
 def group_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
     return torch.native_group_norm(x, weight, bias, len(x), x.shape[1], x[0, 0].numel(), a.groups, a.eps)
 
@@ -134,11 +171,20 @@ MEANING: dict[str, Callable[..., Any]] = {
     "convolution_backward_data": transposed,
     "bias_add": bias_add,
     "linear": lambda a, x, w: F.linear(x.flatten(1), w),
+    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
     "sigmoid": lambda a, x: torch.sigmoid(x),
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
+    "sqrt": lambda a, x: torch.sqrt(x),
+    "abs": lambda a, x: torch.abs(x),
+    "exp": lambda a, x: torch.exp(x),
+    "log": lambda a, x: torch.log(x),
+    "pow": lambda a, x: x**a.exponent,
+    "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
+    "softmax": lambda a, x: x.softmax(a.axis),
+    "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
     "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6,  # F.hardsigmoid divides gradients by 6 in fp32
@@ -150,9 +196,18 @@ MEANING: dict[str, Callable[..., Any]] = {
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
+    "broadcast": broadcast,
+    "rearrange": rearrange,
+    "strided_slice": strided_slice,
+    "pad": pad_outside,
+    "split": lambda a, x: torch.split(x, a.sizes, 1),
+    "state": lambda a, x: x,
+    "reduce_sum": reduce_sum,
     "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": max_pool,
     "avg_pool": average_pool,
+    "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
+    "adaptive_max_pool": lambda a, x: F.adaptive_max_pool2d(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),

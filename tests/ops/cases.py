@@ -113,6 +113,25 @@ def global_avgpool(draw: Draw) -> Network:
     return _finish(w, w("global_avgpool", _image(draw, w, 2)))
 
 
+def adaptive_pool(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    size = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
+    return _finish(w, w(draw(st.sampled_from(("adaptive_avgpool", "adaptive_maxpool"))), _image(draw, w, 2), size=size))
+
+
+def adaptive_pool_small(draw: Draw) -> Network:
+    """Windows that share pixels, of means and of maxima."""
+    w = Writer(draw(st.integers(1, 2)))
+    x = w.parameter("x", w.batch, 2, 5, 7)
+    return _finish(w, w("add", *(w(f"adaptive_{kind}pool", x, size=(3, 2)) for kind in ("avg", "max"))))
+
+
+def global_maxpool(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    side = draw(st.sampled_from((3, 17)))
+    return _finish(w, w("global_maxpool", w.parameter("x", w.batch, 2, side, side)))
+
+
 def upsample(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
     return _finish(w, w("upsample", _image(draw, w, 2), factor=draw(PAIR)))
@@ -159,6 +178,142 @@ def gated(draw: Draw) -> Network:
         gate = w.parameter(f"gate{i}", w.batch, channels, *draw(st.sampled_from(((), (1, 1)))))
         x = w(draw(st.sampled_from(("add", "mul"))), *draw(st.permutations((x, gate))))
     return _finish(w, x)
+
+
+def broadcasting(draw: Draw) -> Network:
+    """Operands of fewer axes, or of one element along some, on either side; vectors along an axis."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    for i, layer in enumerate(("add", "sub", "mul", "div")):
+        shape = w.type(x).shape
+        axis = draw(st.integers(1, len(shape) - 1))
+        small = tuple(size if draw(st.booleans()) else 1 for size in shape)
+        own = draw(st.sampled_from((small, small[1:] or (1,), shape[axis : axis + 1], shape)))
+        y = w.parameter(f"y{i}", *own)
+        order = draw(st.permutations((x, y)))
+        if layer == "div":
+            order[1] = w("softplus", order[1])
+        x = w(layer, *order, axis=axis)
+    return _finish(w, x)
+
+
+def free_parameter(draw: Draw) -> Network:
+    """Read by rows that it does not have."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.input("image", 3, 2)
+    gamma, shift = w("parameter", path="gamma", shape=(3,), value=0.5), w("constant", path="shift", shape=(1, 3, 2))
+    return _finish(w, w("add", w("mul", x, gamma), shift))
+
+
+def reduced(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
+    rank = len(w.type(x).shape)
+    axes = tuple(draw(st.sets(st.integers(1, rank - 1), min_size=1)))
+    return _finish(w, w(draw(st.sampled_from(("sum", "mean"))), x, axes=axes, keep=draw(st.booleans())))
+
+
+def spatial_gate(draw: Draw) -> Network:
+    """One number for each pixel, and one for each channel, on either side."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = _image(draw, w, draw(st.integers(2, 3)), 2)
+    shape = w.type(x).shape
+    for i, own in enumerate(((shape[0], 1, *shape[2:]), (1, shape[1], 1, 1))):
+        x = w("mul", *draw(st.permutations((x, w.parameter(f"gate{i}", *own)))))
+    return _finish(w, x)
+
+
+def permuted(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
+    axes = draw(st.permutations(range(1, len(w.type(x).shape))))
+    x = w("permute", x, axes=(0, *axes))
+    return _finish(w, w("reshape", x, sizes=draw(st.sampled_from(((-1,), (1, -1), (-1, 1, 1))))))
+
+
+def shuffled(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    factor = draw(PAIR)
+    deep = factor[0] * factor[1] * draw(st.integers(1, 2))
+    x = w.parameter("x", w.batch, deep, draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    x = w("channel_shuffle", w("pixel_shuffle", x, factor=factor), groups=1)
+    return _finish(w, w("channel_shuffle", w("pixel_unshuffle", x, factor=factor), groups=factor[0]))
+
+
+def sliced(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(2, 5), min_size=1, max_size=3)))
+    axis = draw(st.integers(1, len(w.type(x).shape) - 1))
+    start = draw(st.integers(-2, 1))
+    return _finish(w, w("slice", x, axis=axis, start=start, step=draw(st.integers(1, 3))))
+
+
+def parted(draw: Draw) -> Network:
+    """Parts along channels or another axis, of which one may be used by nothing."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, 4, 4, 2)
+    axis = draw(st.integers(1, 2))
+    layer, settings = draw(
+        st.sampled_from((("chunk", {"count": 2}), ("split", {"sizes": (1, 2, 1)}), ("split", {"sizes": (2,)})))
+    )
+    parts = [w("tanh", part) for part in w(layer, x, axis=axis, **settings)]
+    used = draw(st.sampled_from((parts, parts[1:], parts[:1], parts[::2])))
+    return _finish(w, w("concat", *used, axis=axis))
+
+
+def stacked(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    parts = [w.parameter(f"x{i}", w.batch, *shape) for i in range(draw(st.integers(1, 3)))]
+    return _finish(w, w("stack", *parts, axis=draw(st.integers(1, len(shape) + 1))))
+
+
+def padded(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    x = _image(draw, w, draw(st.integers(1, 2)), 3)
+    return _finish(w, w("padding", x, pad=draw(PAD), mode=draw(st.sampled_from(("zero", "replicate", "reflect")))))
+
+
+def elementary(draw: Draw) -> Network:
+    """Of numbers that are positive and not near 0."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w("softplus", w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))))
+    for layer in draw(st.permutations(("sqrt", "log", "abs", "exp"))):
+        x = w(layer, w("softplus", x))
+    return _finish(w, w("pow", w("softplus", x), exponent=draw(st.sampled_from((2.0, -1.0, 0.5, 1.7)))))
+
+
+def prelu(draw: Draw) -> Network:
+    return _elementwise(draw, "prelu", 1, channels=draw(st.booleans()))
+
+
+def instance_norm(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, draw(st.integers(1, 3)), 3, draw(st.integers(2, 4)))
+    return _finish(w, w("instance_norm", w("tanh", x), eps=1e-2))
+
+
+def softmax(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    return _finish(w, w("softmax", x, axis=draw(st.integers(1, len(w.type(x).shape) - 1))))
+
+
+def amax(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    axes = tuple(draw(st.sets(st.integers(1, len(w.type(x).shape) - 1), min_size=1)))
+    return _finish(w, w("amax", x, axes=axes, keep=draw(st.booleans())))
+
+
+def matmul(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    outer = draw(st.lists(st.integers(1, 3), max_size=2))
+    m, n, k = (draw(st.integers(1, 4)) for _ in range(3))
+    turned = {name: draw(st.booleans()) for name in ("transpose_a", "transpose_b")}
+    x = w.parameter("x", w.batch, *outer, *((k, m) if turned["transpose_a"] else (m, k)))
+    y = w.parameter("y", w.batch, *outer, *((n, k) if turned["transpose_b"] else (k, n)))
+    return _finish(w, w("matmul", x, y, **turned))
 
 
 def leaky_relu(draw: Draw) -> Network:
@@ -275,15 +430,17 @@ def top_k(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
-        resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        matmul, conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
+        adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
+        broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
+        elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, two_losses, top_k,
     )
 }  # fmt: skip
 CASES |= {
     name: lambda draw, name=name: _elementwise(draw, name, 1)
-    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS)
+    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", *VARIANTS)
 }
 CASES |= {
     "add": lambda draw: _elementwise(draw, "add", 3),

@@ -88,7 +88,8 @@ def test_divisible_operations_may_be_divided(case: str, data: st.DataObject) -> 
     graph = _graph(CASES[case](data.draw))
     env = _run(graph, draw(graph, np.random.default_rng(3)))
     for op in graph.train:
-        if KINDS[op.kind].divisible and graph.batch > 1:
+        with_rows = op.outputs[0] if op.kind == "broadcast" else op.inputs[0]
+        if KINDS[op.kind].divisible and graph.batch > 1 and types_of(graph)[with_rows].shape[0] == graph.batch:
             cut = data.draw(st.integers(1, graph.batch - 1))
             _check_division(graph, op, env, cut)
 
@@ -101,9 +102,14 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
         whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout) else whole
+    rank = len(types[op.outputs[0]].shape)
+    with_rows = [
+        len(types[v].shape) == rank and types[v].shape[0] == graph.batch if op.kind == "broadcast" else i < whole
+        for i, v in enumerate(op.inputs)
+    ]
     parts = []
     for start, stop in ((0, cut), (cut, graph.batch)):
-        operands = [env[v][start:stop] if i < whole else env[v] for i, v in enumerate(op.inputs)]
+        operands = [env[v][start:stop] if with_rows[i] else env[v] for i, v in enumerate(op.inputs)]
         outputs = tuple(types[v] if kind.reduces else types[v].with_rows(stop - start) for v in op.outputs)
         assert kind.evaluate is not None
         parts.append(kind.evaluate(op.attributes, operands, Call(outputs, start, graph.batch, Precision.FP64)))
@@ -127,5 +133,5 @@ def test_the_cases_cover_every_operation() -> None:
     # batch_norm and weighted_cross_entropy exist in networks only; casts, adamw, guard, signs and what is of several
     # ranks have their own tests.
     alone = {"batch_norm", "weighted_cross_entropy", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}
-    alone |= {"all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
+    alone |= {"state", "all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
     assert KINDS.keys() - seen == alone

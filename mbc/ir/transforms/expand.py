@@ -66,6 +66,9 @@ class Expander:
     def needs(self, value: str) -> bool:
         return self._training and self._needs(self._source.get(value, value))
 
+    def working(self, state: str) -> str:
+        return self._working_copy(state)
+
     def write(self, op: Operation) -> None:
         """Write one operation of the Network."""
         self._span = op.span

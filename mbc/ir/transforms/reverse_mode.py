@@ -11,6 +11,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
+from mbc.ops.matrix import Cast
 
 
 class Backward:
@@ -53,6 +54,9 @@ class Backward:
 
     def type(self, value: str) -> TensorType:
         return self._builder.type(value)
+
+    def has_rows(self, value: str) -> bool:
+        return self._builder.values[value].per_sample
 
     def producer(self, value: str) -> Operation | None:
         return self._producers.get(value)
@@ -115,6 +119,7 @@ class Backward:
         self._arrived[value] += 1
         if gradient is None:
             return
+        gradient = self._in_type_of(value, gradient)
         # Taken out and put back: a gradient stands where it became complete.
         total = self._gradients.pop(value, None)
         if total is not None:
@@ -123,3 +128,13 @@ class Backward:
             span = self._current.span if self._current else None
             (gradient,) = self._builder.emit("add", NoAttributes(), (total, gradient), f"{name}.add", (name,), span)
         self._gradients[value] = gradient
+
+    def _in_type_of(self, value: str, gradient: str) -> str:
+        """A gradient in the type of what it belongs to: of a parameter that is read like any tensor it comes in the
+        working type, and of a working copy that was reshaped in that of parameters."""
+        wanted = self._builder.type(value).dtype
+        if self._builder.type(gradient).dtype is wanted:
+            return gradient
+        span = self._current.span if self._current else None
+        name = f"{wanted}.{gradient}"
+        return self._builder.emit("cast", Cast(wanted.value), (gradient,), name, (name,), span)[0]

@@ -1,6 +1,7 @@
 """The provider `mbc`: the project's own CUDA kernels, whose sources are templates/kernels.
 
 * `base`: what a kernel of this provider declares
+* `strided`: extents and strides of operands of any rank
 * `pointwise`: elementwise operations, losses, conversions
 * `norm`: batch normalisation and channelwise reductions
 * `pool`: pooling

@@ -18,9 +18,13 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
+from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
+from mbc.ops.along import Largest, Softmax
+from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.elementary import Power
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
@@ -32,10 +36,13 @@ from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
+from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
+from mbc.ops.reduce import Expand, Reduce, reduced_shape
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
@@ -201,6 +208,38 @@ def _elementwise(cases: Cases) -> None:
         cases.add("broadcast_add", NONE, w(*shape), gate)
         cases.add("pixel_sum", NONE, w(*shape))
         cases.add("pixel_dot", NONE, w(*shape), w(*shape))
+    _broadcast(cases)
+    _gather(cases)
+    for kind in ("sqrt", "abs", "exp", "log", "gelu_tanh"):
+        make = positive if kind in ("sqrt", "log") else normal
+        cases.add(kind, NONE, w(*SHAPES[1], make=make))
+        cases.add(f"{kind}_backward", NONE, w(*SHAPES[1], make=make), w(*SHAPES[1]))
+    for exponent in (2.0, -1.0, 0.5, 3.0):
+        make = positive if exponent in (0.5, -1.0) else normal
+        cases.add("pow", Power(exponent), w(*SHAPES[1], make=make), note=f"{exponent}")
+        cases.add("pow_backward", Power(exponent), w(*SHAPES[1], make=make), w(*SHAPES[1]), note=f"{exponent}")
+    for shape, axes in (
+        ((3, 16, 5, 6), (1,)),
+        ((3, 7, 5, 6), (3,)),
+        ((2, 8, 4, 9), (2,)),
+        ((5, 700), (1,)),
+        ((2, 3, 2, 5, 4), (2, 4)),
+        ((2, 3, 40, 41), (2, 3)),
+    ):
+        if len(axes) == 1:
+            cases.add("softmax", Softmax(*axes), w(*shape, make=wide), note=f"{axes[0]}")
+            cases.add("softmax_backward", Softmax(*axes), w(*shape, make=positive), w(*shape), note=f"{axes[0]}")
+        left = reduced_shape(TensorType(shape, DType.FP32), axes, axes == (1,))
+        note = "x".join(map(str, axes))
+        cases.add("amax", Largest(axes, left), w(*shape, make=coarse), note=note)
+        cases.add(
+            "amax_backward",
+            Largest(axes, left),
+            w(*shape, make=coarse),
+            w(shape[0], *left, make=coarse),
+            w(shape[0], *left),
+            note=note,
+        )
     # Values beyond both ends of the hard ones.
     for kind in VARIANTS[:3]:
         cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
@@ -215,6 +254,88 @@ def _elementwise(cases: Cases) -> None:
         cases.add("relu_mask", NONE, w(*shape))
         cases.add("relu_mask", NONE, w(*shape, make=special), note="special")
         cases.add("relu_backward_masked", NONE, w(*shape), signs)
+
+
+def _broadcast(cases: Cases) -> None:
+    # One operand or both repeated, along any axes, by the vector and not; of one shape; vectors along an axis.
+    for left, right in (
+        ((3, 16, 5, 6), (16,)),
+        ((2, 8, 3, 8), (8, 1, 1)),
+        ((2, 7, 3, 5), (2, 1, 3, 5)),
+        ((2, 16, 4, 8), (1, 16, 4, 8)),
+        ((4, 5, 24), (5, 24)),
+        ((3, 5, 9), (3, 5, 1)),
+        ((2, 3, 2, 5, 4), (3, 1, 5, 1)),
+        ((5, 16), (5, 16)),
+    ):
+        note = "x".join(map(str, right))
+        for operator in ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"):
+            first, second = (w(*s, make=positive) if "div" in operator else w(*s) for s in (left, right))
+            cases.add("broadcast", Broadcast(operator), first, second, note=f"{operator}{note}")
+    cases.add("broadcast", Broadcast("mul", 2), w(3, 5, 16), w(16), note="last")
+    for shape, axes, keep in (
+        ((3, 16, 5, 6), (1,), True),
+        ((3, 16, 5, 6), (2, 3), False),
+        ((2, 8, 4, 9), (2,), False),
+        ((2, 16, 3, 8), (1, 3), True),
+        ((2, 3, 2, 5, 4), (1, 3), False),
+        ((5, 700), (1,), False),
+        ((2, 3, 90, 91), (1, 2, 3), False),
+    ):
+        x = TensorType(shape, DType.FP32)
+        left = reduced_shape(x, axes, keep)
+        note = "x".join(map(str, axes))
+        cases.add("reduce_sum", Reduce(axes, left, 0.5), w(*shape), note=note)
+        cases.add("reduce_dot", Reduce(axes, left), w(*shape), w(*shape), note=note)
+        cases.add("expand", Expand(axes, shape[1:], 0.5), w(shape[0], *left), note=f"{note}to{shape[-1]}")
+        cases.add("row_reduce_sum", Reduce(axes, left, -1.0), w(*shape), note=note)
+        cases.add("row_reduce_dot", Reduce(axes, left), w(*shape), w(*shape), note=note)
+    for shape in ((3, 16, 5, 6), (40, 8, 20, 21)):
+        cases.add("row_reduce_sum", Reduce((), shape[1:]), w(*shape), note="rows")
+        cases.add("row_reduce_dot", Reduce((2, 3), (1, shape[1], 1, 1)), w(*shape), w(*shape), note="channels")
+
+
+def _gather(cases: Cases) -> None:
+    for shape, factors, order, merged in (
+        ((2, 16, 3, 8), ((16,), (3,), (8,)), (1, 2, 0), (1, 1, 1)),
+        ((3, 5, 4, 7), ((5,), (4,), (7,)), (0, 2, 1), (1, 1, 1)),
+        ((2, 24, 3, 5), ((3, 8), (3,), (5,)), (1, 0, 2, 3), (2, 1, 1)),
+        ((2, 12, 3, 5), ((3, 2, 2), (3,), (5,)), (0, 3, 1, 4, 2), (1, 2, 2)),
+        ((2, 3, 6, 10), ((3,), (3, 2), (5, 2)), (0, 2, 4, 1, 3), (3, 1, 1)),
+        ((2, 6, 20), ((6,), (20,)), (1, 0), (1, 1)),
+        ((2, 3, 4, 5, 6), ((3,), (4,), (5,), (6,)), (3, 1, 0, 2), (1, 1, 2)),
+    ):
+        cases.add("rearrange", Rearrange(factors, order, merged), w(*shape), note="".join(map(str, order)))
+    for shape, start, step, spread, count in (
+        ((2, 16, 5, 6), (8, 0, 0), (1, 1, 1), (1, 1, 1), (8, 5, 6)),
+        ((2, 16, 5, 6), (0, 1, 0), (1, 2, 2), (1, 1, 1), (16, 2, 3)),
+        ((2, 16, 2, 3), (0, -1, 0), (1, 1, 1), (1, 2, 2), (16, 5, 6)),
+        ((2, 7, 3, 4), (0, -2, -1), (1, 1, 1), (1, 1, 1), (7, 6, 7)),
+        ((2, 8, 3, 4), (-8, -2, 1), (1, 1, 1), (1, 1, 1), (24, 4, 4)),
+        ((3, 40), (5,), (3,), (1,), (11,)),
+        ((3, 11), (-5,), (1,), (3,), (40,)),
+        ((2, 3, 4, 2, 16), (0, 1, 0, 0), (1, 1, 1, 1), (1, 1, 1, 1), (3, 2, 2, 16)),
+    ):
+        a = StridedSlice(shape[1:], start, step, spread, count)
+        cases.add("strided_slice", a, w(*shape), note=f"{'x'.join(map(str, start))}to{count[-1]}")
+    for shape, before, after in (
+        ((2, 8, 3, 4), (0, 2, 1), (0, 1, 3)),
+        ((2, 3, 5, 4), (1, 0, 3), (2, 4, 0)),
+        ((2, 16, 4, 2), (0, 1, 1), (0, 1, 1)),
+        ((3, 9), (8,), (8,)),
+    ):
+        wide = (shape[0], *map(sum, zip(shape[1:], before, after, strict=True)))
+        for mode in ("replicate", "reflect"):
+            a = Pad(mode, shape[1:], before, after)
+            cases.add("pad", a, w(*shape), note=f"{mode}{wide[-1]}")
+            cases.add("pad_backward", a, w(*wide), note=mode)
+    for shape, sizes in (
+        ((2, 16, 3, 8), (8, 8)),
+        ((3, 7, 4, 5), (1, 4, 2)),
+        ((4, 24), (16, 8)),
+        ((2, 3, 5), (1, 1, 1)),
+    ):
+        cases.add("split", Split(sizes), w(*shape))
 
 
 def _channels(cases: Cases) -> None:
@@ -305,6 +426,27 @@ def _pools(cases: Cases) -> None:
         whole = AveragePool((size[0], size[1]), (size[0], size[1]), (1, 1))
         cases.add("avg_pool", whole, w(rows, channels, *size), note="whole")
         cases.add("avg_pool_backward", whole, w(rows, channels, 1, 1), note=f"whole{channels}")
+
+
+def _adaptive(cases: Cases) -> None:
+    # Windows that share pixels, more windows than pixels, one window, plain ones.
+    for size, output_size in (
+        ((7, 9), (3, 2)),
+        ((5, 4), (7, 6)),
+        ((6, 5), (1, 1)),
+        ((8, 6), (4, 3)),
+        ((3, 10), (2, 7)),
+    ):
+        for rows, channels in ((2, 16), (3, 5)):
+            x, y = (rows, channels, *size), (rows, channels, *output_size)
+            note = "x".join(map(str, output_size))
+            mean, largest = AdaptivePool(size, output_size), AdaptiveMaxPool(size, output_size, index=True)
+            cases.add("adaptive_avg_pool", mean, w(*x), note=note)
+            cases.add("adaptive_avg_pool_backward", mean, w(*y), note="x".join(map(str, size)))
+            cases.add("adaptive_max_pool", AdaptiveMaxPool(size, output_size), w(*x, make=coarse), note=note)
+            cases.add("adaptive_max_pool", largest, w(*x, make=coarse), note=f"index{note}")
+            index = Operand("int32", y, numbers(size[0] * size[1]))
+            cases.add("adaptive_max_pool_backward", largest, index, w(*y), note="x".join(map(str, size)))
 
 
 def _images(cases: Cases) -> None:
@@ -629,9 +771,29 @@ def _products(cases: Cases) -> None:
         cases.add("linear_backward_filter", a, w(rows, *shape), w(rows, outputs))
 
 
+def _matmuls(cases: Cases) -> None:
+    for outer, (m, n, k) in (((2, 3), (5, 7, 9)), ((3,), (70, 66, 40)), ((2, 1), (1, 3, 130))):
+        for a in (Matmul(), Matmul(True, False), Matmul(False, True), Matmul(True, True)):
+            left = (*outer, k, m) if a.transpose_a else (*outer, m, k)
+            right = (*outer, n, k) if a.transpose_b else (*outer, k, n)
+            cases.add("matmul", a, w(*left), w(*right), note=f"{m}x{n}x{k}{'ta' * a.transpose_a}{'tb' * a.transpose_b}")
+
+
 def _all() -> tuple[Case, ...]:
     cases = Cases()
-    for family in (_elementwise, _channels, _groups, _pools, _images, _moves, _losses, _updates, _products):
+    for family in (
+        _elementwise,
+        _channels,
+        _groups,
+        _pools,
+        _adaptive,
+        _images,
+        _moves,
+        _losses,
+        _updates,
+        _products,
+        _matmuls,
+    ):
         family(cases)
     return tuple(cases.known)
 

@@ -9,6 +9,7 @@
 * `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size
 * `depthwise`: depthwise 3x3 convolutions
 * `direct`: any convolution or linear layer that libraries refuse
+* `matmul`: batched products of matrices
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue
 * `stem_conv`: stem convolutions, of images with at most seven channels
 * `tf32_filter_gradient`: filter gradients of 3x3 convolutions in tf32

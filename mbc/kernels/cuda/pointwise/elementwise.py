@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, no_reals, type_code
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
+from mbc.ops.elementary import Power
 
 FILE = "pointwise/elementwise.cu"
 VARIANTS_FILE = "pointwise/activation_variants.cu"
+ELEMENTARY_FILE = "pointwise/elementary.cu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,12 @@ def _scale(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
     assert isinstance(a, Scale)
     return a.factor, a.offset
+
+
+def _exponent(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Power)
+    return (a.exponent,)
 
 
 _REALS: dict[str, Callable[[Slice], tuple[float, ...]]] = {
@@ -75,9 +83,15 @@ _VARIANTS: dict[str, Callable[[Slice], tuple[float, ...]]] = {
     "softplus_backward": no_reals,
 }
 
-# A file of their own for the variants: what networks without them compile stays as small as it was.
+_ELEMENTARY: dict[str, Callable[[Slice], tuple[float, ...]]] = {
+    f"{kind}{suffix}": _exponent if kind == "pow" else no_reals
+    for kind in ("sqrt", "abs", "exp", "log", "pow", "gelu_tanh")
+    for suffix in ("", "_backward")
+}
+
+# Files of their own for these: what networks without them compile stays as small as it was.
 KERNELS = tuple(
     OwnKernel(kind, file, MapArguments, _arguments, reals)
-    for file, kinds in ((FILE, _REALS), (VARIANTS_FILE, _VARIANTS))
+    for file, kinds in ((FILE, _REALS), (VARIANTS_FILE, _VARIANTS), (ELEMENTARY_FILE, _ELEMENTARY))
     for kind, reals in kinds.items()
 )

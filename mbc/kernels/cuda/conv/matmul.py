@@ -1,0 +1,60 @@
+"""Products of matrices in the last two axes, by FMA."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, gemm_us, type_code
+from mbc.kernels.cuda.conv.direct import TILED_SHARE
+from mbc.ops.matmul import Matmul, sizes
+
+MOST_GROUPS = 65535  # blocks along z
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulArguments(Struct):
+    type: int
+    groups: int
+    rows: int
+    columns: int
+    depth: int
+    transpose_a: int
+    transpose_b: int
+
+
+def _groups(request: Request) -> int:
+    return math.prod(request.inputs[0].shape[:-2])
+
+
+def _arguments(at: Slice) -> MatmulArguments:
+    request, a = at.request, at.request.attributes
+    assert isinstance(a, Matmul)
+    x, y = request.inputs
+    return MatmulArguments(type_code(x), _groups(request), *sizes(a, x, y), int(a.transpose_a), int(a.transpose_b))
+
+
+def _takes(request: Request) -> bool:
+    return _groups(request) <= MOST_GROUPS
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    a = request.attributes
+    assert isinstance(a, Matmul)
+    operations = 2 * request.outputs[0].elements * sizes(a, *request.inputs)[2]
+    return gemm_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
+
+
+KERNELS = (
+    OwnKernel(
+        "matmul",
+        "conv/matmul.cu",
+        MatmulArguments,
+        _arguments,
+        layouts=channels_first,
+        takes=_takes,
+        time_us=_time_us,
+    ),
+)

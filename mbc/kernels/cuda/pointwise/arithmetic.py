@@ -1,0 +1,78 @@
+"""Operators between tensors that are broadcast, and the gradients of sums, which are repeated: in any layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.strided import MOST_AXES, Axis, memory_order, merged, strides, trailing
+from mbc.ops.arithmetic import Broadcast
+from mbc.ops.reduce import Expand
+
+FILE = "pointwise/arithmetic.cu"
+OPERATORS = ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope")  # as in arithmetic.cu
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticArguments(Struct):
+    type: int
+    operation: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandArguments(Struct):
+    type: int
+    elements: int
+
+
+def _repeated(x: TensorType, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Strides of an operand along the axes of the result, 0 where it is repeated. `shape`: the operand's, with as many
+    axes as the result has: its elements lie as the same axes of `x` do."""
+    own = iter(step for step, size in zip(strides(x, layout), x.shape, strict=True) if size != 1)
+    return tuple(0 if size == 1 else next(own) for size in shape)
+
+
+def _axes(request: Request, layout: Layout) -> list[Axis]:
+    y = request.outputs[0]
+    a = request.attributes
+    if isinstance(a, Broadcast):
+        shapes = [a.aligned(x.shape, len(y.shape)) for x in request.inputs]
+    else:
+        assert isinstance(a, Expand)
+        shapes = [tuple(1 if axis in a.axes else size for axis, size in enumerate(y.shape))]
+    steps = [_repeated(x, s, layout) for x, s in zip(request.inputs, shapes, strict=True)]
+    return merged((y.shape[axis], *(s[axis] for s in steps)) for axis in memory_order(y, layout))
+
+
+def _few_axes(request: Request) -> bool:
+    return all(len(_axes(request, layout)) <= MOST_AXES for layout in Layout)
+
+
+def _broadcast(at: Slice) -> ArithmeticArguments:
+    a, y = at.request.attributes, at.request.outputs[0]
+    assert isinstance(a, Broadcast)
+    return ArithmeticArguments(type_code(y), OPERATORS.index(a.operator), y.elements)
+
+
+def _expand(at: Slice) -> ExpandArguments:
+    y = at.request.outputs[0]
+    return ExpandArguments(type_code(y), y.elements)
+
+
+def _factor(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Expand)
+    return (a.factor,)
+
+
+def _trailing(at: Slice) -> tuple[int, ...]:
+    return trailing(_axes(at.request, at.layout), len(at.request.inputs))
+
+
+KERNELS = (
+    OwnKernel("broadcast", FILE, ArithmeticArguments, _broadcast, trailing=_trailing, takes=_few_axes),
+    OwnKernel("expand", FILE, ExpandArguments, _expand, _factor, trailing=_trailing, takes=_few_axes),
+)

@@ -1,0 +1,185 @@
+"""Elements of tensors of any rank in other places, in any layout: permutations, slices, padding, splitting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, touched_us, type_code
+from mbc.kernels.cuda.strided import MOST_AXES, Axis, memory_order, merged, strides, trailing
+from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
+
+FILE = "pointwise/gather.cu"
+MODES = ("zero", "replicate", "reflect")  # as in gather.cu
+
+
+@dataclass(frozen=True, slots=True)
+class RearrangeArguments(Struct):
+    type: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatherArguments(Struct):
+    """`plain`: the innermost axis is read as it is, and may be read by vectors."""
+
+    type: int
+    elements: int
+    mode: int
+    plain: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitArguments(Struct):
+    type: int
+    parts: int
+
+
+def _rearranged(request: Request, layout: Layout) -> list[Axis]:
+    """Of the result, with the strides of the input: every factor of an axis has its own."""
+    (x,), (y,), a = request.inputs, request.outputs, request.attributes
+    assert isinstance(a, Rearrange)
+    own: list[int] = []
+    for step, factors in zip(strides(x, layout)[1:], a.factors, strict=True):
+        own += [step * math.prod(factors[i + 1 :]) for i in range(len(factors))]
+    moved = iter((a.flat[i], own[i]) for i in a.order)
+    axes = [tuple(itertools.islice(moved, count)) for count in a.merged]
+    places = {0: ((x.shape[0], strides(x, layout)[0]),), **dict(enumerate(axes, 1))}
+    return merged(axis for number in memory_order(y, layout) for axis in places[number])
+
+
+def _rearrange(at: Slice) -> RearrangeArguments:
+    y = at.request.outputs[0]
+    return RearrangeArguments(type_code(y), y.elements)
+
+
+def _rearrange_trailing(at: Slice) -> tuple[int, ...]:
+    return trailing(_rearranged(at.request, at.layout), 1)
+
+
+# Of an axis of the result: its extent, the stride in the input and the input's extent, and where each element is read:
+# at (start + step * o) / spread. A row has (extent, stride, extent, 0, 1, 1).
+_PLAIN = (0, 1, 1)
+
+
+def _gathered(request: Request, layout: Layout) -> list[Axis]:
+    """What is not cut or padded is merged with its neighbours."""
+    (x,), (y,), a = request.inputs, request.outputs, request.attributes
+    steps = strides(x, layout)
+    maps = {0: _PLAIN, **dict(enumerate(_maps(a), 1))}
+    found: list[Axis] = []
+    for axis in memory_order(y, layout):
+        size, (start, step, spread) = x.shape[axis], maps[axis]
+        plain = (start, step, spread) == _PLAIN and size == y.shape[axis]
+        if plain and size == 1:
+            continue
+        if plain and found and found[-1][3:] == _PLAIN and found[-1][0] == found[-1][2]:
+            extent, outer, _, *_ = found[-1]
+            if outer == size * steps[axis]:
+                found[-1] = (extent * size, steps[axis], extent * size, *_PLAIN)
+                continue
+        found.append((y.shape[axis], steps[axis], size, start, step, spread))
+    return found
+
+
+def _maps(a: object) -> list[tuple[int, int, int]]:
+    if isinstance(a, Pad):
+        return [(-before, 1, 1) for before in a.before]
+    assert isinstance(a, StridedSlice)
+    return list(zip(a.start, a.step, a.spread, strict=True))
+
+
+def _gather(at: Slice) -> GatherArguments:
+    y, a = at.request.outputs[0], at.request.attributes
+    axes = _gathered(at.request, at.layout)
+    plain = not axes or (axes[-1][3:] == _PLAIN and axes[-1][0] == axes[-1][2] and axes[-1][1] == 1)
+    mode = a.mode if isinstance(a, Pad) else "zero"
+    return GatherArguments(type_code(y), y.elements, MODES.index(mode), int(plain))
+
+
+def _gather_trailing(at: Slice) -> tuple[int, ...]:
+    return trailing(_gathered(at.request, at.layout), 5)
+
+
+def _spread(request: Request, layout: Layout) -> list[Axis]:
+    """Of the input's gradient: extent, stride in dy, elements before and after; those that are not padded merged."""
+    (dy,), (dx,), a = request.inputs, request.outputs, request.attributes
+    assert isinstance(a, Pad)
+    steps = strides(dy, layout)
+    before, after = (0, *a.before), (0, *a.after)
+    found: list[Axis] = []
+    for axis in memory_order(dx, layout):
+        size, pads = dx.shape[axis], (before[axis], after[axis])
+        if pads == (0, 0) and size == 1:
+            continue
+        if pads == (0, 0) and found and found[-1][2:] == (0, 0) and found[-1][1] == size * steps[axis]:
+            found[-1] = (found[-1][0] * size, steps[axis], 0, 0)
+            continue
+        found.append((size, steps[axis], *pads))
+    return found
+
+
+def _pad_backward(at: Slice) -> GatherArguments:
+    dx, a = at.request.outputs[0], at.request.attributes
+    assert isinstance(a, Pad)
+    axes = _spread(at.request, at.layout)
+    plain = not axes or axes[-1][1:] == (1, 0, 0)
+    return GatherArguments(type_code(dx), dx.elements, MODES.index(a.mode), int(plain))
+
+
+def _pad_backward_trailing(at: Slice) -> tuple[int, ...]:
+    return trailing(_spread(at.request, at.layout), 3)
+
+
+def _part(x: TensorType, y: TensorType, layout: Layout) -> list[Axis]:
+    """Strides in the whole, along the axes of a part: of one channel they lie as the other axes of the whole do."""
+    steps = strides(x, layout)
+    return merged((y.shape[axis], steps[axis]) for axis in memory_order(y, layout))
+
+
+def _split(at: Slice) -> SplitArguments:
+    return SplitArguments(type_code(at.request.inputs[0]), len(at.request.outputs))
+
+
+def _split_trailing(at: Slice) -> tuple[int, ...]:
+    """Of each part: elements, its first element in the whole, axes."""
+    (x,), a = at.request.inputs, at.request.attributes
+    assert isinstance(a, Split)
+    step, first = strides(x, at.layout)[1], 0
+    found: list[int] = []
+    for y in at.request.outputs:
+        found += [y.elements, first * step, *trailing(_part(x, y, at.layout), 1)]
+        first += y.shape[1]
+    return tuple(found)
+
+
+def _few(axes_of: Callable[[Request, Layout], list[Axis]]) -> Callable[[Request], bool]:
+    return lambda request: all(len(axes_of(request, layout)) <= MOST_AXES for layout in Layout)
+
+
+def _few_of_parts(request: Request) -> bool:
+    (x,) = request.inputs
+    return all(len(_part(x, y, layout)) <= MOST_AXES for y in request.outputs for layout in Layout)
+
+
+KERNELS = (
+    OwnKernel("rearrange", FILE, RearrangeArguments, _rearrange, trailing=_rearrange_trailing, takes=_few(_rearranged)),
+    OwnKernel(
+        "strided_slice",
+        FILE,
+        GatherArguments,
+        _gather,
+        trailing=_gather_trailing,
+        takes=_few(_gathered),
+        time_us=touched_us,
+    ),
+    OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing, takes=_few(_gathered)),
+    OwnKernel(
+        "pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing, takes=_few(_spread)
+    ),
+    OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing, takes=_few_of_parts),
+)

@@ -1,0 +1,37 @@
+"""Pooling to any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
+
+FILE = "pool/adaptive_pool.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptivePoolArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+    index: int
+
+
+def _arguments(at: Slice) -> AdaptivePoolArguments:
+    y, a = at.request.outputs[0], at.request.attributes
+    assert isinstance(a, AdaptivePool)
+    index = int(isinstance(a, AdaptiveMaxPool) and a.index)
+    rows, channels = y.shape[:2]
+    return AdaptivePoolArguments(type_code(y), layout_code(at.layout), rows, channels, *a.size, *a.output_size, index)
+
+
+KERNELS = tuple(
+    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments)
+    for kind in ("avg_pool", "avg_pool_backward", "max_pool", "max_pool_backward")
+)

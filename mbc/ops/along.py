@@ -1,0 +1,126 @@
+"""Operations along axes: softmax, and the largest element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.reduce import AXES, Shape, checked_axes, kept, reduced_shape, wide
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax(Attributes):
+    """Over one axis, which does not name the rows."""
+
+    axis: int
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return (self.axis,)
+
+
+@dataclass(frozen=True, slots=True)
+class Largest(Attributes):
+    """The largest over `axes`. `shape` of what is left of a row."""
+
+    axes: tuple[int, ...]
+    shape: Shape
+
+
+def _same(a: Softmax, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x = inputs[0]
+    if any(other != x for other in inputs) or checked_axes(x, a.axes, "softmax") != a.axes:
+        raise ShapeError(f"{' and '.join(map(str, inputs))} have no softmax over axis {a.axis}")
+    return (x,)
+
+
+def _left(a: Largest, x: TensorType) -> TensorType:
+    if checked_axes(x, a.axes, "amax") != a.axes or wide(kept(x.shape, a.axes)[1:]) != wide(a.shape):
+        raise ShapeError(f"the largest of {x} over axes {a.axes} have not the shape {a.shape} per row")
+    return TensorType((x.shape[0], *a.shape), x.dtype)
+
+
+def _largest_shape(a: Largest, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    return (_left(a, inputs[0]),)
+
+
+def _largest_backward_shape(a: Largest, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x, y, dy = inputs
+    if not y == dy == _left(a, x):
+        raise ShapeError(f"{y} and gradient {dy} are not of the largest of {x} over axes {a.axes}")
+    return (x,)
+
+
+def _softmax(a: Softmax, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (x,) = inputs
+    powers = np.exp((x - x.max(axis=a.axis, keepdims=True)).astype(np.float64))
+    return ((powers / powers.sum(axis=a.axis, keepdims=True)).astype(x.dtype),)
+
+
+def _softmax_backward(a: Softmax, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    y, dy = inputs
+    dot = np.sum(y * dy, axis=a.axis, keepdims=True, dtype=np.float64).astype(dy.dtype)
+    return (y * (dy - dot),)
+
+
+def _largest(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (x,) = inputs
+    return (x.max(axis=a.axes).reshape(call.outputs[0].shape),)
+
+
+def _largest_backward(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """Equal ones share the gradient, as with torch.amax."""
+    x, y, dy = inputs
+    ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(x.shape))
+    here = x == y.reshape(ones)
+    count = np.maximum(here.sum(axis=a.axes, keepdims=True), 1).astype(x.dtype)
+    return (np.where(here, dy.reshape(ones) / count, 0).astype(x.dtype),)
+
+
+def _softmax_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    if dys[0] is None or not g.needs(op.inputs[0]):
+        return (None,)
+    return g.emit("softmax_backward", op.attributes, (op.outputs[0], dys[0]), *op.inputs)
+
+
+def _largest_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (x,) = op.inputs
+    if dys[0] is None or not g.needs(x):
+        return (None,)
+    return g.emit("amax_backward", op.attributes, (x, op.outputs[0], dys[0]), x)
+
+
+OPS = (
+    OpKind("softmax", Softmax, _same, _softmax, _softmax_gradient, divisible=True, in_place=((0, 0),)),
+    OpKind("softmax_backward", Softmax, _same, _softmax_backward, divisible=True, in_place=((0, 1),)),
+    OpKind("amax", Largest, _largest_shape, _largest, _largest_gradient, divisible=True),
+    OpKind("amax_backward", Largest, _largest_backward_shape, _largest_backward, divisible=True, in_place=((0, 0),)),
+)
+
+
+def _build_softmax(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (axis,) = checked_axes(builder.type(inputs[0]), (settings["axis"],), "softmax")
+    return builder.emit("softmax", Softmax(axis), inputs)[0]
+
+
+def _build_largest(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x = builder.type(inputs[0])
+    axes = checked_axes(x, settings["axes"], "amax")
+    return builder.emit("amax", Largest(axes, reduced_shape(x, axes, settings["keep"])), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "softmax",
+        (Parameter("axis", "int", 1),),
+        _build_softmax,
+        help="exp(x) over its sum along an axis. `softmax_cross_entropy` takes logits, without it.",
+    ),
+    Layer("amax", AXES, _build_largest, help="Largest over axes, as `sum` takes them; equal ones share the gradient."),
+)

@@ -1,0 +1,99 @@
+"""Elementary functions of each element: roots, absolute values, exponentials, logarithms, powers; and gelu by tanh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes
+from mbc.ops.activation import activation, plain
+from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, Parameter, ShapeError
+
+_SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+@dataclass(frozen=True, slots=True)
+class Power(Attributes):
+    """x to the power of `exponent`."""
+
+    exponent: float
+
+
+def _power(x: Array, exponent: float) -> Array:
+    with np.errstate(all="ignore"):
+        return np.power(x, x.dtype.type(exponent))
+
+
+def _quiet(function: Callable[..., Array], *operands: Array) -> Array:
+    """Outside of its domain a function is NaN or infinite, as on a GPU, and nothing is said."""
+    with np.errstate(all="ignore"):
+        return np.asarray(function(*operands))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return (0.5 * wide * (1 + np.tanh(_SLOPE * (wide + _CUBE * wide**3)))).astype(x.dtype)
+
+
+def _gelu_tanh_backward(x: Array, dy: Array) -> Array:
+    wide = x.astype(np.float64)
+    t = np.tanh(_SLOPE * (wide + _CUBE * wide**3))
+    slope = 0.5 * (1 + t) + 0.5 * wide * (1 - t * t) * _SLOPE * (1 + 3 * _CUBE * wide**2)
+    return (dy * slope).astype(x.dtype)
+
+
+OPS = (
+    *activation(
+        "sqrt",
+        NoAttributes,
+        lambda a, x: _quiet(np.sqrt, x),
+        lambda a, y, dy: _quiet(np.divide, dy, 2 * y),
+        of_output=True,
+    ),
+    *activation("abs", NoAttributes, lambda a, x: np.abs(x), lambda a, x, dy: dy * np.sign(x), of_output=False),
+    *activation("exp", NoAttributes, lambda a, x: _quiet(np.exp, x), lambda a, y, dy: dy * y, of_output=True),
+    *activation(
+        "log",
+        NoAttributes,
+        lambda a, x: _quiet(np.log, x),
+        lambda a, x, dy: _quiet(np.divide, dy, x),
+        of_output=False,
+    ),
+    *activation(
+        "pow",
+        Power,
+        lambda a, x: _power(x, a.exponent),
+        lambda a, x, dy: dy * dy.dtype.type(a.exponent) * _power(x, a.exponent - 1),
+        of_output=False,
+    ),
+    *activation(
+        "gelu_tanh",
+        NoAttributes,
+        lambda a, x: _gelu_tanh(x),
+        lambda a, x, dy: _gelu_tanh_backward(x, dy),
+        of_output=False,
+    ),
+)
+
+
+def _build_pow(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    exponent = settings["exponent"]
+    if exponent == 0:
+        raise ShapeError("exponent is 0, which makes every element 1")
+    return builder.emit("pow", Power(exponent), inputs)[0]
+
+
+LAYERS = (
+    plain("sqrt", "Square root; NaN of negative elements."),
+    plain("abs", "Absolute value; its gradient at 0 is 0."),
+    plain("exp", "Exponential."),
+    plain("log", "Natural logarithm; NaN of negative elements."),
+    Layer("pow", (Parameter("exponent", "float"),), _build_pow, help="x to a constant power, as x ** 2."),
+    plain(
+        "gelu_tanh", "gelu in its approximation by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."
+    ),
+)

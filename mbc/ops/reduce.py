@@ -1,0 +1,161 @@
+"""Sums over axes: of a tensor, or of the product of two. The gradients of everything that is broadcast, and means.
+
+`reduce_*` keep the rows; `row_reduce_*` add these up, too, in the type of parameter gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce(Attributes):
+    """`factor` times the sum over `axes`, which do not name the rows. `shape` of what is left, without rows: the other
+    axes in their order, and any axes of one element."""
+
+    axes: tuple[int, ...]
+    shape: Shape
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Expand(Attributes):
+    """`factor` times each element, repeated along `axes`, to rows of `sample_shape`: the gradient of a sum."""
+
+    axes: tuple[int, ...]
+    sample_shape: Shape
+    factor: float = 1.0
+
+
+def wide(shape: Shape) -> Shape:
+    """Without axes of one element: where elements lie does not depend on these."""
+    return tuple(size for size in shape if size != 1)
+
+
+def kept(shape: Shape, axes: Sequence[int]) -> Shape:
+    """The other axes' sizes."""
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def checked_axes(x: TensorType, axes: Sequence[int], what: str) -> tuple[int, ...]:
+    """Axes in ascending order, negative ones counted from the last; ShapeError for the rows, twice one, or none."""
+    rank = len(x.shape)
+    found = sorted(axis + rank if axis < 0 else axis for axis in axes)
+    if not found or len(set(found)) < len(found) or not 0 < found[0] <= found[-1] < rank:
+        raise ShapeError(
+            f"{what} takes different axes from 1 to {rank - 1} of {x}, or -1 for the last, but got "
+            f"{', '.join(map(str, axes)) or 'none'}; axis 0 counts samples, which do not meet"
+        )
+    return tuple(found)
+
+
+def _operands(inputs: tuple[TensorType, ...]) -> TensorType:
+    if any(x != inputs[0] for x in inputs):
+        raise ShapeError(f"sums of products need tensors of one type, but got {' and '.join(map(str, inputs))}")
+    return inputs[0]
+
+
+def _shape(a: Reduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x = _operands(inputs)
+    if checked_axes(x, a.axes, "a sum") != a.axes or wide(kept(x.shape, a.axes)[1:]) != wide(a.shape):
+        raise ShapeError(f"the sum of {x} over axes {a.axes} has not the shape {a.shape} per row")
+    return (TensorType((x.shape[0], *a.shape), x.dtype),)
+
+
+def _row_shape(a: Reduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    x = _operands(inputs)
+    if (a.axes and checked_axes(x, a.axes, "a sum") != a.axes) or wide(kept(x.shape, (0, *a.axes))) != wide(a.shape):
+        raise ShapeError(f"the sum of {x} over rows and axes {a.axes} has not the shape {a.shape}")
+    return (TensorType(a.shape, master(x.dtype)),)
+
+
+def _evaluate(a: Reduce, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return _sum(a, a.axes, inputs, call)
+
+
+def _row_evaluate(a: Reduce, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return _sum(a, (0, *a.axes), inputs, call)
+
+
+def _sum(a: Reduce, axes: tuple[int, ...], inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    product = inputs[0] if len(inputs) == 1 else inputs[0] * inputs[1]
+    total = np.sum(product, axis=axes, dtype=np.float64) * a.factor
+    return (np.asarray(total).reshape(call.outputs[0].shape).astype(inputs[0].dtype),)
+
+
+def _expand_shape(a: Expand, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (dy,) = inputs
+    x = TensorType((dy.shape[0], *a.sample_shape), dy.dtype)
+    if checked_axes(x, a.axes, "an expansion") != a.axes or wide(kept(x.shape, a.axes)[1:]) != wide(dy.shape[1:]):
+        raise ShapeError(f"{dy} is no sum of {x} over axes {a.axes}")
+    return (x,)
+
+
+def _expand(a: Expand, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (dy,) = inputs
+    shape = (dy.shape[0], *a.sample_shape)
+    ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(shape))
+    return (np.broadcast_to(dy.reshape(ones) * dy.dtype.type(a.factor), shape).copy(),)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    (x,) = op.inputs
+    a = op.attributes
+    assert isinstance(a, Reduce)
+    if dy is None or not g.needs(x):
+        return (None,)
+    return (g.emit("expand", Expand(a.axes, g.type(x).shape[1:], a.factor), (dy,), x)[0],)
+
+
+OPS = (
+    OpKind("reduce_sum", Reduce, _shape, _evaluate, _gradient, divisible=True),
+    OpKind("reduce_dot", Reduce, _shape, _evaluate, divisible=True),
+    *(
+        OpKind(kind, Reduce, _row_shape, _row_evaluate, divisible=True, accumulates=True, reduces=True)
+        for kind in ("row_reduce_sum", "row_reduce_dot")
+    ),
+    OpKind("expand", Expand, _expand_shape, _expand, divisible=True),
+)
+
+
+def reduced_shape(x: TensorType, axes: tuple[int, ...], keep: bool) -> Shape:
+    """Of one row, after a reduction over `axes`; `keep`: these stay, with one element."""
+    return tuple(1 if axis in axes else x.shape[axis] for axis in range(1, len(x.shape)) if keep or axis not in axes)
+
+
+def _layer(name: str, mean: bool, text: str) -> Layer:
+    def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+        x = builder.type(inputs[0])
+        axes = checked_axes(x, settings["axes"], name)
+        factor = 1 / math.prod(x.shape[axis] for axis in axes) if mean else 1.0
+        return builder.emit("reduce_sum", Reduce(axes, reduced_shape(x, axes, settings["keep"]), factor), inputs)[0]
+
+    return Layer(name, AXES, build, help=text)
+
+
+# What every reduction in the language takes.
+AXES = (Parameter("axes", "axes"), Parameter("keep", "bool", False))
+LAYERS = (
+    _layer(
+        "sum",
+        False,
+        "Sum over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element.",
+    ),
+    _layer(
+        "mean",
+        True,
+        "Mean over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element.",
+    ),
+)

@@ -1,0 +1,234 @@
+"""Layers of the language that change shapes: reshape, permute, slice, split, stack, padding, shuffles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mbc.ir.types import TensorType
+from mbc.ops.base import Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.rearrange import PAD_MODES, Pad, Rearrange, Split, StridedSlice, channels
+from mbc.ops.shape import Unflatten
+from mbc.ops.window import as_pads, as_pair, image, positive
+
+TO_THE_END = 2**31 - 1
+OPS: tuple[OpKind, ...] = ()
+
+
+def axis_of(x: TensorType, axis: int, what: str, more: int = 0) -> int:
+    """An axis that is not that of rows, counted from the first; `more`: axes that the result has besides."""
+    rank = len(x.shape) + more
+    found = axis + rank if axis < 0 else axis
+    if not 1 <= found < rank:
+        raise ShapeError(f"axis of {what} is {axis}, but must be from 1 to {rank - 1} for {x}, or -1 for the last")
+    return found
+
+
+def permuted(x: TensorType, order: tuple[int, ...]) -> Rearrange:
+    """Of whole axes. `order`: axes of x, rows included, which stay first."""
+    if len(order) != len(x.shape) or sorted(order) != list(range(len(order))) or order[0] != 0:
+        raise ShapeError(
+            f"{order} is no order of the axes 0 to {len(x.shape) - 1} of {x} that leaves axis 0, the samples, first"
+        )
+    return Rearrange(tuple((n,) for n in x.shape[1:]), tuple(axis - 1 for axis in order[1:]), (1,) * (len(order) - 1))
+
+
+def _to_channels(builder: LayerBuilder, x: str, axis: int, suffix: str) -> str:
+    """Axis 1 and another one exchanged."""
+    order = list(range(len(builder.type(x).shape)))
+    order[1], order[axis] = axis, 1
+    return builder.emit("rearrange", permuted(builder.type(x), tuple(order)), (x,), suffix)[0]
+
+
+def _build_permute(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("rearrange", permuted(builder.type(inputs[0]), settings["axes"]), inputs)[0]
+
+
+def _build_reshape(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, sizes = builder.type(inputs[0]), settings["sizes"]
+    elements, known = math.prod(x.shape[1:]), math.prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and known > 0 and elements % known == 0:
+        sizes = tuple(elements // known if n == -1 else n for n in sizes)
+    if min(sizes) < 1 or math.prod(sizes) != elements:
+        raise ShapeError(
+            f"a sample of {x} has {elements} elements, which do not fill {sizes}; -1 can stand for one size"
+        )
+    return builder.emit("unflatten", Unflatten(sizes), inputs)[0]
+
+
+def _build_slice(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x = builder.type(inputs[0])
+    axis, step = axis_of(x, settings["axis"], "slice"), settings["step"]
+    positive("step", (step,))
+    size = x.shape[axis]
+    start, stop = (max(0, v + size) if v < 0 else min(v, size) for v in (settings["start"], settings["stop"]))
+    if start >= stop:
+        raise ShapeError(
+            f"from {settings['start']} to {settings['stop']} there is nothing of the {size} elements of {x}"
+        )
+    count = -(-(stop - start) // step)
+    return builder.emit("strided_slice", channels(x.shape[1:], start, count, axis - 1, step), inputs)[0]
+
+
+def _parts(builder: LayerBuilder, x: str, sizes: tuple[int, ...], axis: int) -> tuple[str, ...]:
+    if axis == 1:
+        return builder.emit("split", Split(sizes), (x,))
+    shape = builder.type(x).shape
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return tuple(
+        builder.emit("strided_slice", channels(shape[1:], start, size, axis - 1), (x,), f"part{number}")[0]
+        for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    )
+
+
+def _build_split(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> tuple[str, ...]:
+    x, sizes = builder.type(inputs[0]), settings["sizes"]
+    axis = axis_of(x, settings["axis"], "split")
+    positive("sizes", sizes)
+    if len(sizes) == 1:  # of each part but the last
+        whole, rest = divmod(x.shape[axis], sizes[0])
+        sizes = (*sizes * whole, *(rest,) * (rest > 0))
+    if sum(sizes) != x.shape[axis]:
+        raise ShapeError(
+            f"parts of {', '.join(map(str, sizes))} are {sum(sizes)}, but axis {axis} of {x} has {x.shape[axis]}"
+        )
+    return _parts(builder, inputs[0], sizes, axis)
+
+
+def _build_chunk(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> tuple[str, ...]:
+    x, count = builder.type(inputs[0]), settings["count"]
+    axis = axis_of(x, settings["axis"], "chunk")
+    if count < 1 or x.shape[axis] % count:
+        raise ShapeError(f"count is {count}, which must divide the {x.shape[axis]} elements along axis {axis} of {x}")
+    return _parts(builder, inputs[0], (x.shape[axis] // count,) * count, axis)
+
+
+def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    axis = axis_of(builder.type(inputs[0]), settings["axis"], "concat")
+    if axis == 1:
+        return builder.emit("concat", NoAttributes(), inputs)[0]
+    if any(len(builder.type(x).shape) != len(builder.type(inputs[0]).shape) for x in inputs):
+        raise ShapeError(f"{' and '.join(str(builder.type(x)) for x in inputs)} have not as many axes")
+    moved = tuple(_to_channels(builder, x, axis, f"part{number}") for number, x in enumerate(inputs))
+    return _to_channels(builder, builder.emit("concat", NoAttributes(), moved, "joined")[0], axis, "")
+
+
+def _build_stack(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x = builder.type(inputs[0])
+    if any(builder.type(other) != x for other in inputs):
+        raise ShapeError(f"{' and '.join(str(builder.type(v)) for v in inputs)} are not of one shape")
+    axis = axis_of(x, settings["axis"], "stack", more=1)
+    parts = tuple(
+        builder.emit("unflatten", Unflatten((1, *x.shape[1:])), (value,), f"part{number}")[0]
+        for number, value in enumerate(inputs)
+    )
+    if axis == 1:
+        return builder.emit("concat", NoAttributes(), parts)[0]
+    joined = builder.emit("concat", NoAttributes(), parts, "joined")[0]
+    return builder.emit("rearrange", permuted(builder.type(joined), _first_to(len(x.shape) + 1, axis)), (joined,))[0]
+
+
+def _first_to(rank: int, axis: int) -> tuple[int, ...]:
+    """The order of axes that brings axis 1 to the place `axis`."""
+    order = [0, *range(2, rank)]
+    order.insert(axis, 1)
+    return tuple(order)
+
+
+def _build_padding(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    _, deep, height, width = image(builder.type(x), "padding")
+    top, bottom, left, right = as_pads(settings["pad"])
+    size, mode = (deep, height, width), settings["mode"]
+    if mode == "zero":
+        count = (deep, height + top + bottom, width + left + right)
+        if min(count) < 1:
+            raise ShapeError(f"padding by ({top}, {bottom}, {left}, {right}) leaves nothing of {builder.type(x)}")
+        ones = (1, 1, 1)
+        return builder.emit("strided_slice", StridedSlice(size, (0, -top, -left), ones, ones, count), inputs)[0]
+    positive("pad", (top, bottom, left, right), 0)
+    return builder.emit("pad", Pad(mode, size, (0, top, left), (0, bottom, right)), inputs)[0]
+
+
+def _build_channel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, groups = builder.type(inputs[0]), settings["groups"]
+    if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
+        raise ShapeError(f"groups is {groups}, which must divide the channels of {x}")
+    others = x.shape[2:]
+    factors = ((groups, x.shape[1] // groups), *((n,) for n in others))
+    order = (1, 0, *range(2, 2 + len(others)))
+    return builder.emit("rearrange", Rearrange(factors, order, (2, *(1,) * len(others))), inputs)[0]
+
+
+def _build_pixel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, (r, s) = builder.type(inputs[0]), as_pair(settings["factor"])
+    _, deep, height, width = image(x, "pixel_shuffle")
+    positive("factor", (r, s))
+    if deep % (r * s):
+        raise ShapeError(f"factor is ({r}, {s}), of which the product must divide the {deep} channels of {x}")
+    return builder.emit("rearrange", _shuffle(deep // (r * s), r, s, height, width), inputs)[0]
+
+
+def _build_pixel_unshuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, (r, s) = builder.type(inputs[0]), as_pair(settings["factor"])
+    _, deep, height, width = image(x, "pixel_unshuffle")
+    positive("factor", (r, s))
+    if height % r or width % s:
+        raise ShapeError(f"factor is ({r}, {s}), which must divide height and width of {x}")
+    return builder.emit("rearrange", _shuffle(deep, r, s, height // r, width // s).inverse, inputs)[0]
+
+
+def _shuffle(deep: int, r: int, s: int, height: int, width: int) -> Rearrange:
+    return Rearrange(((deep, r, s), (height,), (width,)), (0, 3, 1, 4, 2), (1, 2, 2))
+
+
+_AXIS = Parameter("axis", "int", 1)
+_FACTOR = (Parameter("factor", "pair"),)
+LAYERS = (
+    Layer("concat", (_AXIS,), _build_concat, (1, None), "Tensors one after another along their channels, or `axis`."),
+    Layer("stack", (_AXIS,), _build_stack, (1, None), "Tensors of one shape along a new axis."),
+    Layer(
+        "split",
+        (Parameter("sizes", "sizes"), _AXIS),
+        _build_split,
+        help="Several tensors: the channels (or `axis`) in parts of these sizes, or all of one size.",
+    ),
+    Layer("chunk", (Parameter("count", "int"), _AXIS), _build_chunk, help="As many tensors of equal size as `count`."),
+    Layer(
+        "slice",
+        (_AXIS, Parameter("start", "int", 0), Parameter("stop", "int", TO_THE_END), Parameter("step", "int", 1)),
+        _build_slice,
+        help="From `start` up to before `stop` along an axis, every `step`-th; negative ones count from the end.",
+    ),
+    Layer(
+        "permute",
+        (Parameter("axes", "axes"),),
+        _build_permute,
+        help="The axes in another order, such as permute((0, 2, 3, 1)); axis 0 stays the first.",
+    ),
+    Layer(
+        "reshape",
+        (Parameter("sizes", "sizes"),),
+        _build_reshape,
+        help="Each sample in another shape, of which one size may be -1: [N, 6, 4] |> reshape((3, -1)) is [N, 3, 8].",
+    ),
+    Layer(
+        "padding",
+        (Parameter("pad", "pads"), Parameter("mode", "word", "zero", ("zero", *PAD_MODES))),
+        _build_padding,
+        help="Images with pixels around them: zeros, the outermost ones again, or mirrored. Negative zeros cut off.",
+    ),
+    Layer(
+        "channel_shuffle",
+        (Parameter("groups", "int"),),
+        _build_channel_shuffle,
+        help="Channel i of group g becomes channel i * groups + g, as ShuffleNet does.",
+    ),
+    Layer(
+        "pixel_shuffle",
+        _FACTOR,
+        _build_pixel_shuffle,
+        help="[N, C r s, H, W] becomes [N, C, H r, W s]: channels are the pixels of a block.",
+    ),
+    Layer("pixel_unshuffle", _FACTOR, _build_pixel_unshuffle, help="The inverse of pixel_shuffle."),
+)

@@ -1,0 +1,56 @@
+// Products of matrices that two tensors hold in their last two axes, either of which may be transposed.
+//
+// GEMM       `groups` of M = rows, N = columns, K = depth.
+// Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each (tiled_gemm.cuh); 8,704 bytes of shared
+//            memory.
+// Limit      FMA: it is there to be always possible, not to be fast.
+#include "tiled_gemm.cuh"
+
+struct MatmulArguments {
+  int64_t type;
+  int64_t groups;
+  int64_t rows;
+  int64_t columns;
+  int64_t depth;
+  int64_t transpose_a;
+  int64_t transpose_b;
+};
+
+namespace mbc {
+
+// Element (index, k) of the matrix of a group, or of its transpose.
+template <typename T>
+struct GroupMatrix {
+  const T* data;
+  int64_t group_stride, row_stride, k_stride;
+
+  using Row = const T*;
+  __device__ Row row(int64_t group, int64_t index) const { return data + group * group_stride + index * row_stride; }
+  __device__ float at(Row row, int64_t k) const { return to_float(row[k * k_stride]); }
+};
+
+template <typename T>
+struct GroupMatrixOut {
+  T* data;
+  int64_t rows, columns;
+
+  __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
+    data[(group * rows + m) * columns + n] = from_float<T>(value);
+  }
+};
+
+}  // namespace mbc
+
+extern "C" const char* mbc_matmul(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<MatmulArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const GroupMatrix<T> left{in<T>(call, 0), a.rows * a.depth, a.transpose_a != 0 ? 1 : a.depth,
+                              a.transpose_a != 0 ? a.rows : 1};
+    const GroupMatrix<T> right{in<T>(call, 1), a.columns * a.depth, a.transpose_b != 0 ? a.depth : 1,
+                               a.transpose_b != 0 ? 1 : a.columns};
+    run_tiled_gemm(call.stream, left, right, GroupMatrixOut<T>{out<T>(call, 2), a.rows, a.columns}, a.rows, a.columns,
+                   a.depth, a.groups, 1);
+  });
+  return launched();
+}

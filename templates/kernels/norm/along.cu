@@ -1,0 +1,137 @@
+// Along axes of a tensor of any rank: softmax, the largest element, and their gradients. What is reduced together is a
+// set; in place or not.
+//
+// Bytes      the operands and the result once; a set is read again (softmax twice, gradients once) from the cache.
+// Threads    256 a block, of which `lanes` share a set (lanes.cuh). Sums have a fixed order.
+// Shared     256 floats.
+// Limit      memory bandwidth; of few large sets the number of blocks.
+#include "lanes.cuh"
+
+struct AlongArguments {
+  int64_t type;
+  int64_t results;
+  int64_t terms;
+  int64_t lanes;
+  int64_t adjacent;
+};
+
+namespace mbc {
+
+// One set, by a lane: `each(f)` calls f(offset) for every element of it.
+template <typename F>
+__global__ void each_axis_set(Reduction sets, F f) {
+  __shared__ float shared[THREADS];
+  const Lane lane(sets);
+  const bool within = lane.result < sets.results;
+  int64_t place[2] = {0, 0};
+  if (within) sets.left.locate(lane.result, place);
+  f(lane, shared, place[1], within && lane.lane == 0, [&](auto&& of) {
+    for (int64_t term = lane.lane; within && term < sets.terms; term += sets.lanes) {
+      int64_t at[1];
+      sets.reduced.locate(term, at);
+      of(place[0] + at[0]);
+    }
+  });
+}
+
+template <typename T>
+struct SoftmaxOf {
+  const T* x;
+  T* y;
+
+  template <typename Each>
+  __device__ void operator()(const Lane& lane, float* shared, int64_t, bool, Each each) const {
+    float most = -INFINITY, sum = 0.0f;
+    each([&](int64_t at) { most = LargerOf{}(to_float(x[at]), most); });
+    most = lane.combine(shared, most, LargerOf{});
+    each([&](int64_t at) { sum += expf(to_float(x[at]) - most); });
+    sum = lane.combine(shared, sum, AddUp{});
+    each([&](int64_t at) { y[at] = from_float<T>(expf(to_float(x[at]) - most) / sum); });
+  }
+};
+
+template <typename T>
+struct SoftmaxBackward {
+  const T *y, *dy;
+  T* dx;
+
+  template <typename Each>
+  __device__ void operator()(const Lane& lane, float* shared, int64_t, bool, Each each) const {
+    float dot = 0.0f;
+    each([&](int64_t at) { dot = fmaf(to_float(y[at]), to_float(dy[at]), dot); });
+    dot = lane.combine(shared, dot, AddUp{});
+    each([&](int64_t at) { dx[at] = from_float<T>(to_float(y[at]) * (to_float(dy[at]) - dot)); });
+  }
+};
+
+template <typename T>
+struct LargestOf {
+  const T* x;
+  T* y;
+
+  template <typename Each>
+  __device__ void operator()(const Lane& lane, float* shared, int64_t left, bool writes, Each each) const {
+    float most = -INFINITY;
+    each([&](int64_t at) { most = LargerOf{}(to_float(x[at]), most); });
+    most = lane.combine(shared, most, LargerOf{});
+    if (writes) y[left] = from_float<T>(most);
+  }
+};
+
+template <typename T>
+struct LargestBackward {
+  const T *x, *y, *dy;
+  T* dx;
+
+  template <typename Each>
+  __device__ void operator()(const Lane& lane, float* shared, int64_t left, bool, Each each) const {
+    const float most = to_float(y[left]);
+    float count = 0.0f;
+    each([&](int64_t at) { count += to_float(x[at]) == most ? 1.0f : 0.0f; });
+    count = lane.combine(shared, count, AddUp{});
+    const float share = count > 0.0f ? to_float(dy[left]) / count : 0.0f;
+    each([&](int64_t at) { dx[at] = from_float<T>(to_float(x[at]) == most ? share : 0.0f); });
+  }
+};
+
+// `make` makes the functor of a type.
+template <typename Make>
+const char* run_along(const MbcCall& call, Make make) {
+  const auto& a = arguments<AlongArguments>(call);
+  const int64_t* more = behind<AlongArguments>(call);
+  const Strided<2> left(more);
+  const Strided<1> reduced(more);
+  const Reduction sets{left, reduced, a.results, a.terms, static_cast<int>(a.lanes), a.adjacent != 0};
+  MBC_FOR_TYPE(a.type, T, {
+    const auto f = make(T{});
+    MBC_LAUNCH((each_axis_set<decltype(make(T{}))>), sets.blocks(), THREADS, call.stream, sets, f);
+  });
+  return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_softmax(const MbcCall& call) {
+  return mbc::run_along(call, [&](auto t) {
+    using T = decltype(t);
+    return mbc::SoftmaxOf<T>{mbc::in<T>(call, 0), mbc::out<T>(call, 1)};
+  });
+}
+extern "C" const char* mbc_softmax_backward(const MbcCall& call) {
+  return mbc::run_along(call, [&](auto t) {
+    using T = decltype(t);
+    return mbc::SoftmaxBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::out<T>(call, 2)};
+  });
+}
+extern "C" const char* mbc_amax(const MbcCall& call) {
+  return mbc::run_along(call, [&](auto t) {
+    using T = decltype(t);
+    return mbc::LargestOf<T>{mbc::in<T>(call, 0), mbc::out<T>(call, 1)};
+  });
+}
+extern "C" const char* mbc_amax_backward(const MbcCall& call) {
+  return mbc::run_along(call, [&](auto t) {
+    using T = decltype(t);
+    return mbc::LargestBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::in<T>(call, 2), mbc::out<T>(call, 3)};
+  });
+}

@@ -1,0 +1,131 @@
+// Sums, differences, products and quotients of two tensors of any rank, either of which may be repeated along axes of
+// the result (broadcasting), in place or not; and a tensor that is repeated along axes, times a number: the gradient of
+// a sum or mean.
+//
+// Bytes      the operands and the result once; what is repeated is read from the cache.
+// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis allows it; the place
+//            in each operand is found by one division an axis (strided.cuh).
+// Limit      memory bandwidth; with many axes and no vectors index arithmetic.
+#include "strided.cuh"
+
+struct ArithmeticArguments {
+  int64_t type;
+  int64_t operation;
+  int64_t elements;
+};
+
+struct ExpandArguments {
+  int64_t type;
+  int64_t elements;
+};
+
+namespace mbc {
+
+struct Plus {
+  __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct Minus {
+  __device__ float operator()(float a, float b) const { return a - b; }
+};
+struct Times {
+  __device__ float operator()(float a, float b) const { return a * b; }
+};
+struct Over {
+  __device__ float operator()(float a, float b) const { return a / b; }
+};
+
+struct Prelu {
+  __device__ float operator()(float a, float b) const { return a > 0.0f ? a : a * b; }
+};
+struct PreluSlope {
+  __device__ float operator()(float a, float b) const { return a > 0.0f ? 1.0f : b; }
+};
+template <typename F>
+struct Reversed {
+  F f;
+  __device__ float operator()(float a, float b) const { return f(b, a); }
+};
+
+// An operand and the result may be the same bytes: what an element is made of is read by the thread that writes it.
+template <typename T, int N, typename F>
+__global__ void map_broadcast(const T* a, const T* b, T* y, int64_t vectors, Strided<2> places, F f) {
+  const bool repeat_a = places.repeats(0), repeat_b = places.repeats(1);
+  for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
+    int64_t at[2];
+    places.locate(i * N, at);
+    Vec<T, N> u = load_or_repeat<N>(a + at[0], repeat_a);
+    const Vec<T, N> v = load_or_repeat<N>(b + at[1], repeat_b);
+#pragma unroll
+    for (int j = 0; j < N; ++j) u.v[j] = from_float<T>(f(to_float(u.v[j]), to_float(v.v[j])));
+    store(y + i * N, u);
+  }
+}
+
+template <typename T, int N, typename F>
+void launch_broadcast(const MbcCall& call, int64_t elements, const Strided<2>& places, F f) {
+  const int64_t vectors = elements / N;
+  MBC_LAUNCH((map_broadcast<T, N, F>), blocks_for(vectors), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1),
+             out<T>(call, 2), vectors, places, f);
+}
+
+template <typename T, typename F>
+void run_broadcast(const MbcCall& call, int64_t elements, const Strided<2>& places, F f) {
+  if (places.vectorizable(WIDTH<T>) && unaligned(call) == nullptr)
+    launch_broadcast<T, WIDTH<T>>(call, elements, places, f);
+  else
+    launch_broadcast<T, 1>(call, elements, places, f);
+}
+
+template <typename T, int N>
+__global__ void map_expand(const T* x, T* y, int64_t vectors, Strided<1> places, float factor) {
+  const bool repeat = places.repeats(0);
+  for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
+    int64_t at[1];
+    places.locate(i * N, at);
+    Vec<T, N> v = load_or_repeat<N>(x + at[0], repeat);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(factor * to_float(v.v[j]));
+    store(y + i * N, v);
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_broadcast(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ArithmeticArguments>(call);
+  const int64_t* more = behind<ArithmeticArguments>(call);
+  const Strided<2> places(more);
+  MBC_FOR_TYPE(a.type, T, {
+    switch (a.operation) {
+      case 0: run_broadcast<T>(call, a.elements, places, Plus{}); break;
+      case 1: run_broadcast<T>(call, a.elements, places, Minus{}); break;
+      case 2: run_broadcast<T>(call, a.elements, places, Times{}); break;
+      case 3: run_broadcast<T>(call, a.elements, places, Over{}); break;
+      case 4: run_broadcast<T>(call, a.elements, places, Reversed<Minus>{}); break;
+      case 5: run_broadcast<T>(call, a.elements, places, Reversed<Over>{}); break;
+      case 6: run_broadcast<T>(call, a.elements, places, Prelu{}); break;
+      case 7: run_broadcast<T>(call, a.elements, places, PreluSlope{}); break;
+      default: return "there is no such operator";
+    }
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_expand(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ExpandArguments>(call);
+  const int64_t* more = behind<ExpandArguments>(call);
+  const Strided<1> places(more);
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = in<T>(call, 0);
+    T* y = out<T>(call, 1);
+    if (places.vectorizable(WIDTH<T>) && unaligned(call) == nullptr)
+      MBC_LAUNCH((map_expand<T, WIDTH<T>>), blocks_for(a.elements / WIDTH<T>), THREADS, call.stream, x, y,
+                 a.elements / WIDTH<T>, places, real(call, 0));
+    else
+      MBC_LAUNCH((map_expand<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, places,
+                 real(call, 0));
+  });
+  return launched();
+}

@@ -1,0 +1,227 @@
+// Elements of tensors of any rank in other places: permutations of axes and of their factors, slices, padding by zeros,
+// by the outermost elements or mirrored, and its gradient, splitting. Every thread writes what it gathers, so that no
+// two write one element and the order of additions is fixed.
+//
+// Bytes      what is read once, the result once. Where neither innermost axis is kept (a transposition) elements are
+//            read far apart, and a line of the cache by several warps.
+// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis is read as it lies;
+//            one division an axis finds an element.
+// Limit      memory bandwidth; with many axes and no vectors index arithmetic.
+#include "strided.cuh"
+
+struct RearrangeArguments {
+  int64_t type;
+  int64_t elements;
+};
+
+struct GatherArguments {
+  int64_t type;
+  int64_t elements;
+  int64_t mode;
+  int64_t plain;
+};
+
+struct SplitArguments {
+  int64_t type;
+  int64_t parts;
+};
+
+namespace mbc {
+
+enum Outside : int64_t { ZERO = 0, REPLICATE = 1, REFLECT = 2 };
+
+template <typename T, int N>
+__global__ void copy_places(const T* x, T* y, int64_t vectors, Strided<1> places) {
+  for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
+    int64_t at[1];
+    places.locate(i * N, at);
+    store(y + i * N, load<N>(x + at[0]));
+  }
+}
+
+template <typename T>
+void run_copy(cudaStream_t stream, const T* x, T* y, int64_t elements, const Strided<1>& places) {
+  constexpr int N = WIDTH<T>;
+  const bool adjacent = places.axes > 0 && places.stride[0][places.axes - 1] == 1;
+  if (adjacent && places.vectorizable(N) && aligned(x, 16) && aligned(y, 16))
+    MBC_LAUNCH((copy_places<T, N>), blocks_for(elements / N), THREADS, stream, x, y, elements / N, places);
+  else
+    MBC_LAUNCH((copy_places<T, 1>), blocks_for(elements), THREADS, stream, x, y, elements, places);
+}
+
+// Where the elements of the result are read: along each axis at (start + step * o) / spread.
+struct Window {
+  int axes;
+  int64_t mode;
+  int64_t extent[MOST_AXES], stride[MOST_AXES], size[MOST_AXES], start[MOST_AXES], step[MOST_AXES], spread[MOST_AXES];
+
+  Window(const int64_t* integers, int64_t outside) : axes(static_cast<int>(*integers++)), mode(outside) {
+    for (int64_t* column : {extent, stride, size, start, step, spread})
+      for (int axis = 0; axis < axes; ++axis) column[axis] = *integers++;
+  }
+  // Whether vectors of an innermost axis that is read as it lies begin at multiples of n.
+  bool vectorizable(int n) const {
+    if (axes == 0 || extent[axes - 1] % n != 0) return false;
+    for (int axis = 0; axis < axes - 1; ++axis)
+      if (stride[axis] % n != 0) return false;
+    return true;
+  }
+  // The place of element i, or less than 0 for a zero.
+  __device__ int64_t locate(int64_t i) const {
+    int64_t at = 0;
+    bool inside = true;
+    for (int axis = axes - 1; axis >= 0; --axis) {
+      const int64_t outer = axis == 0 ? 0 : quotient(i, extent[axis]), n = size[axis];
+      int64_t index = start[axis] + step[axis] * (i - outer * extent[axis]);
+      if (mode == ZERO) {
+        // Spread elements lie at multiples: a negative index is no place, whatever it is a multiple of.
+        inside &= index >= 0;
+        const int64_t whole = index < 0 || spread[axis] == 1 ? index : quotient(index, spread[axis]);
+        inside &= whole * spread[axis] == index || spread[axis] == 1;
+        inside &= whole < n;
+        index = whole;
+      } else if (mode == REPLICATE) {
+        index = min(max(index, int64_t{0}), n - 1);
+      } else {
+        index = index < 0 ? -index : index >= n ? 2 * (n - 1) - index : index;
+      }
+      at += index * stride[axis];
+      i = outer;
+    }
+    return inside ? at : -1;
+  }
+};
+
+template <typename T, int N>
+__global__ void gather_window(const T* x, T* y, int64_t vectors, Window window) {
+  for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
+    const int64_t at = window.locate(i * N);
+    Vec<T, N> v;
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(0.0f);
+    if (at >= 0) v = load<N>(x + at);
+    store(y + i * N, v);
+  }
+}
+
+const char* run_window(const MbcCall& call) {
+  const auto& a = arguments<GatherArguments>(call);
+  const Window window(behind<GatherArguments>(call), a.mode);
+  MBC_FOR_TYPE(a.type, T, {
+    constexpr int N = WIDTH<T>;
+    const T* x = in<T>(call, 0);
+    T* y = out<T>(call, 1);
+    if (a.plain != 0 && window.vectorizable(N) && unaligned(call) == nullptr)
+      MBC_LAUNCH((gather_window<T, N>), blocks_for(a.elements / N), THREADS, call.stream, x, y, a.elements / N, window);
+    else
+      MBC_LAUNCH((gather_window<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, window);
+  });
+  return launched();
+}
+
+// The elements of the padded tensor that are read from one: along each axis a few, of which all combinations count.
+struct Readers {
+  int axes;
+  bool mirrored;
+  int64_t extent[MOST_AXES], stride[MOST_AXES], before[MOST_AXES], after[MOST_AXES];
+
+  Readers(const int64_t* integers, int64_t mode) : axes(static_cast<int>(*integers++)), mirrored(mode == REFLECT) {
+    for (int64_t* column : {extent, stride, before, after})
+      for (int axis = 0; axis < axes; ++axis) column[axis] = *integers++;
+  }
+  bool vectorizable(int n) const {
+    if (axes == 0 || extent[axes - 1] % n != 0) return false;
+    for (int axis = 0; axis < axes - 1; ++axis)
+      if (stride[axis] % n != 0) return false;
+    return true;
+  }
+  __device__ bool reflects_before(int axis, int64_t i) const { return i >= 1 && i <= before[axis]; }
+  __device__ bool reflects_after(int axis, int64_t i) const {
+    return i <= extent[axis] - 2 && i >= extent[axis] - 1 - after[axis];
+  }
+  __device__ int64_t count(int axis, int64_t i) const {
+    if (mirrored) return 1 + reflects_before(axis, i) + reflects_after(axis, i);
+    return 1 + (i == 0 ? before[axis] : 0) + (i == extent[axis] - 1 ? after[axis] : 0);
+  }
+  // The k-th of them.
+  __device__ int64_t reader(int axis, int64_t i, int64_t k) const {
+    if (!mirrored) return (i == 0 ? 0 : before[axis] + i) + k;
+    if (k == 0) return before[axis] + i;
+    if (k == 1 && reflects_before(axis, i)) return before[axis] - i;
+    return before[axis] + 2 * (extent[axis] - 1) - i;
+  }
+};
+
+template <typename T, int N>
+__global__ void gather_readers(const T* dy, T* dx, int64_t vectors, Readers readers) {
+  for (int64_t v = thread_index(); v < vectors; v += thread_count()) {
+    int64_t index[MOST_AXES], i = v * N, combinations = 1;
+    for (int axis = readers.axes - 1; axis >= 0; --axis) {
+      const int64_t outer = axis == 0 ? 0 : quotient(i, readers.extent[axis]);
+      index[axis] = i - outer * readers.extent[axis];
+      combinations *= readers.count(axis, index[axis]);
+      i = outer;
+    }
+    float sum[N] = {};
+    for (int64_t c = 0; c < combinations; ++c) {
+      int64_t at = 0, rest = c;
+      for (int axis = readers.axes - 1; axis >= 0; --axis) {
+        const int64_t count = readers.count(axis, index[axis]), more = count == 1 ? rest : quotient(rest, count);
+        at += readers.reader(axis, index[axis], rest - more * count) * readers.stride[axis];
+        rest = more;
+      }
+      const Vec<T, N> u = load<N>(dy + at);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum[j] += to_float(u.v[j]);
+    }
+    Vec<T, N> result;
+#pragma unroll
+    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
+    store(dx + v * N, result);
+  }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_rearrange(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<RearrangeArguments>(call);
+  const int64_t* more = behind<RearrangeArguments>(call);
+  const Strided<1> places(more);
+  MBC_FOR_TYPE(a.type, T, { run_copy(call.stream, in<T>(call, 0), out<T>(call, 1), a.elements, places); });
+  return launched();
+}
+
+extern "C" const char* mbc_strided_slice(const MbcCall& call) { return mbc::run_window(call); }
+extern "C" const char* mbc_pad(const MbcCall& call) { return mbc::run_window(call); }
+
+extern "C" const char* mbc_pad_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GatherArguments>(call);
+  const Readers readers(behind<GatherArguments>(call), a.mode);
+  MBC_FOR_TYPE(a.type, T, {
+    constexpr int N = WIDTH<T>;
+    const T* dy = in<T>(call, 0);
+    T* dx = out<T>(call, 1);
+    if (a.plain != 0 && readers.vectorizable(N) && unaligned(call) == nullptr)
+      MBC_LAUNCH((gather_readers<T, N>), blocks_for(a.elements / N), THREADS, call.stream, dy, dx, a.elements / N,
+                 readers);
+    else
+      MBC_LAUNCH((gather_readers<T, 1>), blocks_for(a.elements), THREADS, call.stream, dy, dx, a.elements, readers);
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_split(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<SplitArguments>(call);
+  const int64_t* more = behind<SplitArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    for (int64_t part = 0; part < a.parts; ++part) {
+      const int64_t elements = *more++, first = *more++;
+      const Strided<1> places(more);
+      run_copy(call.stream, in<T>(call, 0) + first, out<T>(call, static_cast<int>(part) + 1), elements, places);
+    }
+  });
+  return launched();
+}

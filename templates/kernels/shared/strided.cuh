@@ -1,0 +1,76 @@
+// Tensors of any rank, by extents and strides: what operands that are broadcast, reduced, permuted or cut out of others
+// share. Axes that lie behind each other in all operands were merged by the planner (mbc/kernels/cuda/strided.py), so
+// that most launches have one to three.
+#pragma once
+
+#include "images.cuh"
+
+namespace mbc {
+
+constexpr int MOST_AXES = 8;
+
+// The outermost axis first. An operand that is repeated along an axis has the stride 0 there.
+template <int OPERANDS>
+struct Strided {
+  int axes = 0;
+  int64_t extent[MOST_AXES], stride[OPERANDS][MOST_AXES];
+
+  Strided() = default;
+  // From the integers of a launch; moves them on to what follows.
+  explicit Strided(const int64_t*& integers) : axes(static_cast<int>(*integers++)) {
+    for (int axis = 0; axis < axes; ++axis) extent[axis] = *integers++;
+    for (int k = 0; k < OPERANDS; ++k)
+      for (int axis = 0; axis < axes; ++axis) stride[k][axis] = *integers++;
+  }
+
+  int64_t elements() const {
+    int64_t count = 1;
+    for (int axis = 0; axis < axes; ++axis) count *= extent[axis];
+    return count;
+  }
+  // Whether n elements that are adjacent in the order of the axes can be read at once: of every operand they are
+  // adjacent, or all one, and aligned if the operand is.
+  bool vectorizable(int n) const {
+    if (axes == 0 || extent[axes - 1] % n != 0) return false;
+    for (int k = 0; k < OPERANDS; ++k) {
+      const int64_t last = stride[k][axes - 1];
+      if (last != 0 && last != 1) return false;
+      for (int axis = 0; last == 1 && axis < axes - 1; ++axis)
+        if (stride[k][axis] % n != 0) return false;
+    }
+    return true;
+  }
+
+  // Of every operand the offset of element i.
+  __device__ void locate(int64_t i, int64_t (&at)[OPERANDS]) const {
+#pragma unroll
+    for (int k = 0; k < OPERANDS; ++k) at[k] = 0;
+    for (int axis = axes - 1; axis >= 0; --axis) {
+      const int64_t outer = axis == 0 ? 0 : quotient(i, extent[axis]), index = i - outer * extent[axis];
+#pragma unroll
+      for (int k = 0; k < OPERANDS; ++k) at[k] += index * stride[k][axis];
+      i = outer;
+    }
+  }
+  __device__ bool repeats(int k) const { return axes == 0 || stride[k][axes - 1] == 0; }
+};
+
+// The integers behind the structure of a launch.
+template <typename Struct>
+const int64_t* behind(const MbcCall& call) { return call.integers + sizeof(Struct) / sizeof(int64_t); }
+
+// N elements from `at` on, or N times that element.
+template <int N, typename T>
+__device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {
+  if constexpr (N > 1) {
+    if (repeat) {
+      Vec<T, N> v;
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.v[j] = *at;
+      return v;
+    }
+  }
+  return load<N>(at);
+}
+
+}  // namespace mbc
