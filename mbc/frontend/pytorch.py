@@ -94,6 +94,8 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_L, ("CrossEntropyLoss", "nll_loss", "cross_entropy"), Answer("softmax_cross_entropy", "of logits and classes")),
     (_L, ("MSELoss", "mse_loss", "l2_loss"), Answer("mse")),
     (_O, ("topk", "accuracy", "MulticlassAccuracy"), Answer("", "`top_k` of logits and classes is a metric")),
+    (_O, ("JaccardIndex", "MeanIoU", "jaccard_index"), Answer("", "`mean_iou` of logits and classes is a metric")),
+    (_L, ("DiceLoss", "dice_loss"), Answer("dice", "of logits and classes, mean over images and classes")),
     (_L, ("l1_loss", "mae_loss"), Answer("l1")),
     (_L, ("SmoothL1Loss",), Answer("smooth_l1(1.0)", "the setting is beta")),
     (_L, ("HuberLoss",), Answer("smooth_l1(1.0)", "with beta = delta and times delta it is the Huber loss")),

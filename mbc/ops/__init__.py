@@ -9,6 +9,7 @@
 * `control`: the control block as the interpreter sees it
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies
+* `dice`: the Dice loss
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
@@ -18,6 +19,7 @@
 * `kl_divergence`: the divergence of a softmax from probabilities
 * `loss`: losses and their weighted sum
 * `matrix`: linear layers and changes of element type
+* `mean_iou`: mean intersection over union
 * `normalization`: batch normalisation in two phases
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
@@ -47,11 +49,13 @@ from mbc.ops import (
     collective,
     convolution,
     cross_entropy,
+    dice,
     elementwise_loss,
     group_norm,
     kl_divergence,
     loss,
     matrix,
+    mean_iou,
     normalization,
     pooling,
     random,
@@ -87,7 +91,9 @@ _FAMILIES = (
     weighted_cross_entropy,
     elementwise_loss,
     kl_divergence,
+    dice,
     top_k,
+    mean_iou,
     collective,
     update,
 )

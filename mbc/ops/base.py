@@ -144,6 +144,7 @@ class OpKind:
     loss       the first output is a scalar that can be minimised; the other outputs are metrics
     classifies input 0 holds logits (classes on axis 1), input 1 the class numbers, or the probabilities of all classes;
                output 1 is the number of positions whose largest logit is that of the target
+    labelled   input 0 holds logits (classes on axis 1), input 1 the class numbers, and nothing is counted
     flops      multiplications and additions of a matrix product, from the types of the inputs and of the outputs
                (None: what bounds the operation is memory)
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
@@ -165,6 +166,7 @@ class OpKind:
     reduces: bool = False
     loss: bool = False
     classifies: bool = False
+    labelled: bool = False
     flops: Callable[[Any, tuple[TensorType, ...], tuple[TensorType, ...]], int] | None = None
     reads: Callable[[Any, tuple[TensorType, ...]], tuple[float, ...]] | None = None
     signs: tuple[int, ...] = ()

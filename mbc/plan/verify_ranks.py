@@ -23,11 +23,13 @@ from mbc.kernels.nccl import (
 )
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.dice import DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
+from mbc.ops.top_k import TopKMean
 from mbc.ops.weighted_cross_entropy import WeightedMean, WeightedMeanBackward
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
@@ -36,7 +38,13 @@ _ROUNDING = 1e-12
 # The one kind that may read the rows of all ranks: it adds over rows alone, and so over ranks.
 OF_ROWS = "linear_backward_filter"
 _LossGradient = (
-    CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | KlBackward | MseBackward | ElementwiseBackward
+    CrossEntropyBackward
+    | SoftTargetBackward
+    | WeightedMeanBackward
+    | KlBackward
+    | MseBackward
+    | ElementwiseBackward
+    | DiceMeanBackward
 )
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
@@ -183,19 +191,20 @@ def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
 
 
 def _check_class_weights(graph: TrainingGraph, ranks: Ranks) -> None:
-    """A mean that is weighted by classes is over the weights of all ranks, of which this one counts its share."""
+    """What is over weights or counts of classes is over those of all ranks, of which this one counts its share."""
     made = {output: op for op in graph.train for output in op.outputs}
     for op in graph.train:
-        if not isinstance(op.attributes, WeightedMean | WeightedMeanBackward):
+        weighted = isinstance(op.attributes, WeightedMean | WeightedMeanBackward | TopKMean)
+        if not weighted and op.kind != "mean_iou_of_overlap":
             continue
         found: list[str] = []
-        value = op.inputs[2]
+        value = op.inputs[2 if weighted else 0]
         while len(found) < 3 and value in made:
             found.append(made[value].kind)
             value = made[value].inputs[0]
-        if found != ["sum_gathered", ALL_GATHER, "class_weight_sum"]:
+        if found != ["sum_gathered", ALL_GATHER, "class_weight_sum" if weighted else "class_overlap"]:
             _fail(f"'{op.name}' is no mean over the weights of all ranks")
-        if not math.isclose(op.attributes.share, ranks.share, rel_tol=_ROUNDING):
+        if weighted and not math.isclose(op.attributes.share, ranks.share, rel_tol=_ROUNDING):
             _fail(f"'{op.name}' counts {op.attributes.share} of the mini-batch, and this rank has {ranks.share}")
 
 

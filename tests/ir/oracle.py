@@ -116,6 +116,31 @@ def top_k(a: Any, logits: Any, target: Any) -> Any:
     return found.any(1).to(logits.dtype).mean().reshape(1)
 
 
+def counted_top_k(a: Any, logits: Any, target: Any) -> Any:
+    right = (logits.topk(a.k, 1).indices == target.unsqueeze(1)).any(1)
+    return right[target != a.ignored[0]].to(logits.dtype).mean().reshape(1)
+
+
+def dice(a: Any, logits: Any, target: Any) -> Any:
+    """As MONAI's DiceLoss with softmax, of which ignored positions have no part."""
+    counts = torch.ones_like(target) if not a.ignored else (target != a.ignored[0]).to(target.dtype)
+    hot = F.one_hot(target * counts, logits.shape[1]).movedim(-1, 1) * counts.unsqueeze(1)
+    p = logits.softmax(1) * counts.unsqueeze(1)
+    both, sizes = ((x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)).sum(2) for x in (p * hot, p + hot))
+    return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean().reshape(1)
+
+
+def mean_iou(a: Any, logits: Any, target: Any) -> Any:
+    counts = torch.ones_like(target, dtype=torch.bool) if not a.ignored else target != a.ignored[0]
+    found, wanted = logits.argmax(1)[counts], target[counts]
+    shares = [
+        ((found == c) & (wanted == c)).sum().to(logits.dtype) / ((found == c) | (wanted == c)).sum()
+        for c in range(logits.shape[1])
+        if ((found == c) | (wanted == c)).any()
+    ]
+    return torch.stack(shares).to(logits.dtype).mean().reshape(1)
+
+
 def bias_add(a: Any, y: Any, b: Any) -> Any:
     return y + b.reshape(1, -1, *(1,) * (y.ndim - 2))
 
@@ -165,6 +190,9 @@ MEANING: dict[str, Callable[..., Any]] = {
     "soft_target_cross_entropy": soft_cross_entropy,
     "weighted_cross_entropy": weighted_cross_entropy,
     "top_k": top_k,
+    "counted_top_k": counted_top_k,
+    "dice": dice,
+    "mean_iou": mean_iou,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
     "kl_divergence": kl_divergence,
     "l1": lambda a, x, y: F.l1_loss(x, y).reshape(1),

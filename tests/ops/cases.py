@@ -230,6 +230,17 @@ def weighted_cross_entropy(draw: Draw) -> Network:
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
 
 
+def dice(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
+    settings = {
+        "smooth": draw(st.sampled_from((1.0, 0.01))),
+        "ignore_index": draw(st.sampled_from(("none", 1, 255))),
+    }
+    return w.finish((x,), ((w("dice", x, target, **settings), draw(st.sampled_from((1.0, 0.3)))),))
+
+
 def mse(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
     shape = draw(st.lists(st.integers(1, 3), max_size=3))
@@ -272,13 +283,26 @@ def top_k(draw: Draw) -> Network:
     return replace(network, metrics=(("top", ((share, 1.0),)), ("both", ((loss, 0.5), (share, 2.0)))))
 
 
+def counted(draw: Draw) -> Network:
+    """Metrics over the positions that count."""
+    w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)
+    ignored = draw(st.sampled_from(("none", 1, 255)))
+    loss = w("softmax_cross_entropy", x, target)
+    share = w("top_k", x, target, k=draw(st.integers(1, 4)), ignore_index=ignored)
+    iou = w("mean_iou", x, target, ignore_index=ignored)
+    network = w.finish((x,), ((loss, 1.0),))
+    return replace(network, metrics=(("top", ((share, 1.0),)), ("iou", ((iou, 1.0), (loss, -0.5)))))
+
+
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
         resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
-        binary_cross_entropy, two_losses, top_k,
+        binary_cross_entropy, dice, two_losses, top_k, counted,
     )
 }  # fmt: skip
 CASES |= {

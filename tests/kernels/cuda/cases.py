@@ -21,6 +21,7 @@ from mbc.ops.activation_variants import Elu
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
@@ -33,6 +34,7 @@ from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
+from mbc.ops.mean_iou import MeanIou
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
@@ -40,7 +42,7 @@ from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
-from mbc.ops.top_k import TopK
+from mbc.ops.top_k import TopK, TopKMean
 from mbc.ops.update import AdamW, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
@@ -451,9 +453,21 @@ def _target_losses(cases: Cases) -> None:
                     "soft_target_cross_entropy_backward", backward, logits, target, scale, note=f"{note}-side{side}"
                 )
         numbers_below = Operand("int32", (rows, *rest), numbers(classes))
+        equal, counted = w(rows, classes, *rest, make=coarse), m(2, make=lambda rng, shape: np.array((33.0, 33.0)))
         for k in (1, 3):
-            equal = w(rows, classes, *rest, make=coarse)
             cases.add("top_k", TopK(k), equal, numbers_below, note=f"{k}")
+            cases.add("top_k_mean", TopKMean(k, (1,), 0.25), equal, numbers_below, counted, note=f"{k}")
+        for ignored in ((), (1,)):
+            note = "ignored" if ignored else ""
+            cases.add("dice_sums", DiceSums(ignored), logits, numbers_below, note=note)
+            slopes = m(rows, 2 * classes, *(1,) * len(rest))
+            cases.add("dice_sums_backward", DiceSums(ignored), logits, numbers_below, slopes, note=note)
+            cases.add("class_overlap", MeanIou(ignored), equal, numbers_below, note=note)
+        overlap = m(rows, 2 * classes, make=lambda rng, shape: np.sort(rng.uniform(0, 40, shape), axis=1))
+        cases.add("dice_mean", DiceMean(0.5), overlap, note=f"{classes}")
+        cases.add("dice_mean_backward", DiceMeanBackward(0.5, 0.7), overlap, scale, note=f"{classes}")
+        counts = m(2, classes, make=lambda rng, shape: np.sort(rng.integers(0, 9, shape), axis=0))
+        cases.add("mean_iou_of_overlap", NONE, counts, note=f"{rows}x{len(rest)}")
         sums = m(2, make=lambda rng, shape: np.array((29.5, 33.0)))
         for note, weights, ignored, smoothing in (
             ("weights", tuple(0.5 + c % 3 for c in range(classes)), (), 0.1),

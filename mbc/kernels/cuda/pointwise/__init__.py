@@ -7,5 +7,6 @@
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout
 * `relu_mask`: ReLU bit masks, and relu's gradient by them
+* `segmentation`: the Dice loss, its gradient, and counts of intersection over union
 * `top_k`: top-k accuracy
 """
