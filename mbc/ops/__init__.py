@@ -3,6 +3,7 @@
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
+* `augment`: images of bytes, cropped, mirrored, recoloured and normalised
 * `bias`: biases of convolutions and linear layers
 * `broadcast`: sums and products, of images with a number for each channel, too
 * `collective`: sums over ranks
@@ -44,6 +45,7 @@ from types import MappingProxyType
 from mbc.ops import (
     activation,
     activation_variants,
+    augment,
     bias,
     broadcast,
     collective,
@@ -81,6 +83,7 @@ _FAMILIES = (
     broadcast,
     relu_mask,
     random,
+    augment,
     pooling,
     response,
     shape,

@@ -107,6 +107,11 @@ class Expansion(Protocol):
         """Those that share the mini-batch; None for one GPU."""
         ...
 
+    @property
+    def working(self) -> DType:
+        """The element type of activations."""
+        ...
+
     def type(self, value: str) -> TensorType: ...
 
     def needs(self, value: str) -> bool:
@@ -216,6 +221,7 @@ class Layer:
     help: str = ""
     loss: bool = False  # gives a scalar that `loss` accepts
     metric: bool = False  # gives a scalar that `metric` alone accepts
+    takes_bytes: bool = False  # of an input that is declared `: uint8`
 
     @property
     def scalar(self) -> bool:

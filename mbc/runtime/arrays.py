@@ -177,8 +177,14 @@ def _checked_host(wanted: Wanted, array: Array) -> Array:
         if array.dtype.kind not in "iu":
             raise _wrong_type(wanted, str(array.dtype), "integers", "convert it with astype('int32')")
         _check_labels(wanted, array)
+    elif wanted.type.dtype is DType.UINT8:
+        if array.dtype != np.uint8:
+            remedy = "pass pixels from 0 to 255 as uint8 (what augment expects), or declare the input `: float`"
+            raise _wrong_type(wanted, str(array.dtype), "bytes", remedy)
     elif array.dtype.kind != "f":
         remedy = "convert it with astype('float32'), scaled as the network expects"
+        if array.dtype == np.uint8:
+            remedy += ", or declare the input `: uint8` and pipe it into augment"
         raise _wrong_type(wanted, str(array.dtype), "floating-point numbers", remedy)
     return array.astype(target, copy=False)
 
@@ -201,7 +207,7 @@ def _check_labels(wanted: Wanted, array: Array) -> None:
 
 
 def _checked_device(wanted: Wanted, array: DeviceArray) -> DeviceArray:
-    exact = {DType.FP32: "f4", DType.FP64: "f8", DType.INT32: "i4"}[wanted.type.dtype]
+    exact = {DType.FP32: "f4", DType.FP64: "f8", DType.INT32: "i4", DType.UINT8: "u1"}[wanted.type.dtype]
     # Labels of 64 bits are what PyTorch has; the copy takes their low halves.
     if array.dtype != exact and not (exact == "i4" and array.dtype == "i8"):
         name = np.dtype(exact).name

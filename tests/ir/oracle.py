@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Network, Role
+from mbc.ops.augment import Augment, View, centre, views
 from mbc.ops.random import Dropout, dropout_keep
 
 torch = pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
@@ -25,7 +26,8 @@ def run(
     for name, value in network.values.items():
         if value.role is not Role.INTERMEDIATE:
             array = start[name]
-            tensor = torch.tensor(array, dtype=torch.int64 if array.dtype.kind == "i" else torch.float64)
+            dtype = {"i": torch.int64, "u": torch.uint8}.get(array.dtype.kind, torch.float64)
+            tensor = torch.tensor(array, dtype=dtype)
             env[name] = tensor.requires_grad_(value.role is Role.PARAMETER)
     for op in network.operations:
         inputs = [env[v] for v in op.inputs]
@@ -35,6 +37,11 @@ def run(
                 keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
                 keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
             made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
+        elif isinstance(op.attributes, Augment):
+            keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
+            drawn = training and keyed.draws
+            seen = views(keyed, network.batch, 0, seed, step) if drawn else [centre(keyed)] * network.batch
+            made = torch.stack([augmented(keyed, image, view) for image, view in zip(inputs[0], seen, strict=True)])
         elif op.kind == "batch_norm":
             made = batch_norm(op.attributes, training, *inputs)
         else:
@@ -46,6 +53,24 @@ def run(
     gradients = torch.autograd.grad(total, [env[n] for n in names], allow_unused=True)
     found = {n: g.numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
     return {n: v.detach().numpy() for n, v in env.items()}, found
+
+
+def augmented(a: Augment, image: Any, view: View) -> Any:
+    """Of one image, for what was drawn; by PyTorch's functions for images."""
+    pixels = (image.permute(2, 0, 1) if a.channels_last else image).double() / 255
+    wide = F.pad(pixels, (8, 8, 8, 8))
+    box = wide[:, 8 + view.top : 8 + view.top + view.height, 8 + view.left : 8 + view.left + view.width]
+    if a.scale:
+        box = F.interpolate(box[None], a.crop, mode="bilinear", align_corners=False)[0]
+    box = box.flip(2) if view.mirrored else box
+    if a.jitters:
+        box = 0.5 + (box * view.brightness - 0.5) * view.contrast
+        if len(box) == 3:
+            luma = torch.einsum("c,chw->hw", torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64), box)
+            box = torch.lerp(luma.expand_as(box), box, view.saturation)
+        box = box.clamp(0, 1)
+    mean, std = (torch.tensor(x, dtype=torch.float64)[:, None, None] for x in (a.mean, a.std))
+    return (box - mean) / std
 
 
 def batch_norm(a: Any, training: bool, x: Any, *states: Any) -> Any:

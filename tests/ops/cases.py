@@ -187,6 +187,36 @@ def drop_path(draw: Draw) -> Network:
     return _finish(w, w("drop_path", x, p=draw(st.sampled_from((0.2, 0.5)))))
 
 
+def augment(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    channels, height, width = draw(st.sampled_from((1, 3, 4))), draw(st.integers(3, 7)), draw(st.integers(3, 7))
+    last = draw(st.booleans())
+    photo = w.input("photo", *((height, width, channels) if last else (channels, height, width)), pixels=True)
+    scale = draw(st.sampled_from(((), (0.3, 0.9))))
+    jitter = draw(st.sampled_from((0.0, 0.4)))
+    settings = {
+        "crop": (draw(st.integers(1, height)), draw(st.integers(1, width))),
+        "pad": 0 if scale else draw(st.integers(0, 2)),
+        "flip": draw(st.booleans()),
+        "scale": scale,
+        "brightness": jitter,
+        "contrast": jitter,
+        "saturation": jitter if channels == 3 else 0.0,
+        "mean": (0.4,) if draw(st.booleans()) else tuple(0.1 * c for c in range(channels)),
+        "std": (0.25,),
+        "order": "hwc" if last else "chw",
+    }
+    x = w("augment", photo, **settings)
+    return _finish(w, w("conv", x, channels=2, kernel=1))
+
+
+def centre_crop(draw: Draw) -> Network:
+    """Nothing is drawn where there is nothing to choose."""
+    w = Writer(draw(st.integers(1, 3)))
+    photo = w.input("photo", 3, 4, 5, pixels=True)
+    return _finish(w, w("conv", w("augment", photo, mean=(0.5,), std=(0.2,)), channels=2, kernel=1))
+
+
 def flatten(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), max_size=3)))
@@ -300,7 +330,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool, upsample,
-        resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        resize, concat, joined_statistics, gated, leaky_relu, elu, scale, dropout, drop_path, augment,
+        centre_crop, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
         binary_cross_entropy, dice, two_losses, top_k, counted,
     )

@@ -13,6 +13,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops import KINDS
+from mbc.ops.augment import Augment
 from mbc.ops.base import Array, Call
 from mbc.ops.random import Dropout
 from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
@@ -104,7 +105,7 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     whole = {"group_norm": 1, "layer_norm": 1, "group_norm_backward": 4, "layer_norm_backward": 4}.get(op.kind, whole)
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
-        whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout) else whole
+        whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout | Augment) else whole
     parts = []
     for start, stop in ((0, cut), (cut, graph.batch)):
         operands = [env[v][start:stop] if i < whole else env[v] for i, v in enumerate(op.inputs)]

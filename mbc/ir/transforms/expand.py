@@ -60,6 +60,10 @@ class Expander:
     def ranks(self) -> Ranks | None:
         return self._ranks
 
+    @property
+    def working(self) -> DType:
+        return self._working
+
     def type(self, value: str) -> TensorType:
         return self._builder.type(value)
 

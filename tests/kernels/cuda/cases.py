@@ -7,7 +7,7 @@ sums long enough to be split into parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
+from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
@@ -159,6 +160,8 @@ def control(**fields: float) -> Operand:
         start = {
             "step": 3,
             "seed": 0x123456789ABC,
+            "global_seed": 0xCBA987654321,
+            "first_row": 40,
             "learning_rate": 0.1,
             "loss_scale": 4.0,
             "gradient_scale": 8.0,
@@ -363,6 +366,30 @@ def _moves(cases: Cases) -> None:
         attributes = DropPath(0.3, 0x9ABCDEF0)
         cases.add("drop_path", attributes, w(*shape), control(), first_row=3)
         cases.add("drop_path_backward", attributes, w(*shape), control(), first_row=3)
+
+
+def _augment(cases: Cases) -> None:
+    plain = Augment((9, 7), (6, 5), 0, (), (), False, 0.0, 0.0, 0.0, (0.4,), (0.25,), False, "")
+    colours = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    three = replace(plain, mean=colours[0], std=colours[1])
+    jitter = {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5}
+    for note, a in (
+        ("flip", replace(plain, flip=True)),
+        ("pad", replace(three, pad=2, crop=(9, 7), flip=True)),
+        ("jitter", replace(three, channels_last=True, **jitter)),
+        ("scale", replace(three, scale=(0.2, 0.9), ratio=(0.75, 4 / 3), flip=True, **jitter)),
+        ("upsized", replace(three, channels_last=True, scale=(0.1, 0.3), ratio=(0.5, 2.0), crop=(9, 7))),
+        ("many", replace(three, size=(70, 60), crop=(64, 50), flip=True, brightness=0.1)),
+    ):
+        channels = len(a.mean)
+        shape = (5, *a.size, channels) if a.channels_last else (5, channels, *a.size)
+        photo = Operand("uint8", shape, bytes_below(256))
+        for precision in PRECISIONS:
+            typed = replace(a, key=0x9ABCDEF0, dtype=precision.working.value)
+            name = f"{note}-{precision}"
+            first = 3 if note == "flip" else 0
+            cases.add("augment", typed, photo, control(), note=name, precisions=(precision,), first_row=first)
+            cases.add("centre_crop", typed, photo, note=name, precisions=(precision,))
 
 
 def _losses(cases: Cases) -> None:
@@ -645,7 +672,7 @@ def _products(cases: Cases) -> None:
 
 def _all() -> tuple[Case, ...]:
     cases = Cases()
-    for family in (_elementwise, _channels, _groups, _pools, _images, _moves, _losses, _updates, _products):
+    for family in (_elementwise, _channels, _groups, _pools, _images, _moves, _augment, _losses, _updates, _products):
         family(cases)
     return tuple(cases.known)
 

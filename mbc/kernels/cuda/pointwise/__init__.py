@@ -1,5 +1,6 @@
 """Elementwise operations, losses and data movement.
 
+* `augment`: images of bytes, cropped, mirrored, recoloured and normalised
 * `broadcast`: images and a number for each of their channels
 * `cross_entropy_targets`: cross entropies of probabilities and of weighted classes
 * `elementwise`: activations, their gradients, sums and products
