@@ -30,7 +30,7 @@ def on_gpu(epoch: int, rank: int = 0, ranks: int = 1, device: int = 0) -> Iterat
 
     Look at the loss of a step before the batch after the next one is asked for: DALI uses its memory again.
     """
-    made = photos(rank=rank, ranks=ranks, epoch=epoch, device_id=device)
+    made = photos(rank=rank, ranks=ranks, epoch=epoch, device_id=device)  # pyright: ignore[reportCallIssue]
     made.build()
     rows = made.reader_meta("files")["epoch_size_padded"] // ranks
     for _ in range(rows // BATCH):

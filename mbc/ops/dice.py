@@ -73,7 +73,7 @@ def _sums_backward_shape(a: DiceSums, inputs: tuple[TensorType, ...]) -> tuple[T
 
 def _mean_shape(_: DiceMean, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (sums,) = inputs
-    rows, twice, *_ = (*sums.shape, 1, 1)
+    rows, twice = (*sums.shape, 1, 1)[:2]
     if twice % 2 or sums.elements != rows * twice or sums.dtype is not master(sums.dtype):
         raise ShapeError(f"two sums a class and image are wanted, but they are {sums}")
     return (TensorType((1,), sums.dtype),)

@@ -27,6 +27,7 @@ from mbc.ops.dice import DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
+from mbc.ops.mean_iou import OVERLAP_MEAN
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopKMean
@@ -194,18 +195,20 @@ def _check_class_weights(graph: TrainingGraph, ranks: Ranks) -> None:
     """What is over weights or counts of classes is over those of all ranks, of which this one counts its share."""
     made = {output: op for op in graph.train for output in op.outputs}
     for op in graph.train:
-        weighted = isinstance(op.attributes, WeightedMean | WeightedMeanBackward | TopKMean)
-        if not weighted and op.kind != "mean_iou_of_overlap":
+        a, overlap = op.attributes, op.kind == OVERLAP_MEAN
+        if not isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean) and not overlap:
             continue
         found: list[str] = []
-        value = op.inputs[2 if weighted else 0]
+        value = op.inputs[0 if overlap else 2]
         while len(found) < 3 and value in made:
             found.append(made[value].kind)
             value = made[value].inputs[0]
-        if found != ["sum_gathered", ALL_GATHER, "class_weight_sum" if weighted else "class_overlap"]:
+        if found != ["sum_gathered", ALL_GATHER, "class_overlap" if overlap else "class_weight_sum"]:
             _fail(f"'{op.name}' is no mean over the weights of all ranks")
-        if weighted and not math.isclose(op.attributes.share, ranks.share, rel_tol=_ROUNDING):
-            _fail(f"'{op.name}' counts {op.attributes.share} of the mini-batch, and this rank has {ranks.share}")
+        if isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean) and not math.isclose(
+            a.share, ranks.share, rel_tol=_ROUNDING
+        ):
+            _fail(f"'{op.name}' counts {a.share} of the mini-batch, and this rank has {ranks.share}")
 
 
 @dataclass(frozen=True)

@@ -174,10 +174,10 @@ def expected(logits: np.ndarray, t: np.ndarray) -> dict[str, float]:
         share = p[:, c] * counts
         dice.append(1 - (2 * (share * wanted).sum((1, 2)) + 1) / (share.sum((1, 2)) + wanted.sum((1, 2)) + 1))
     return {
-        "top2": (ranked[:, :2] == t[:, None]).any(1)[counts].mean(),
-        "iou": np.mean(iou),
-        "dice": np.mean(dice),
-        "entropy": -(np.log(own) * weights).sum() / weights.sum(),
+        "top2": float((ranked[:, :2] == t[:, None]).any(1)[counts].mean()),
+        "iou": float(np.mean(iou)),
+        "dice": float(np.mean(dice)),
+        "entropy": float(-(np.log(own) * weights).sum() / weights.sum()),
     }
 
 

@@ -42,9 +42,10 @@ def _settings(request: Request) -> Augment:
 
 def _arguments(at: Slice) -> AugmentArguments:
     a, y = _settings(at.request), at.request.outputs[0]
+    rows, channels = y.shape[:2]
     parts = -(-math.prod(a.crop) // (THREADS * PIXELS_PER_THREAD))
     return AugmentArguments(
-        type_code(y), layout_code(at.layout), *y.shape[:2], *a.size, *a.crop, a.channels_last, a.pad, a.flip,
+        type_code(y), layout_code(at.layout), rows, channels, *a.size, *a.crop, a.channels_last, a.pad, a.flip,
         bool(a.scale), a.jitters, at.first_row, a.key, parts,
     )  # fmt: skip
 
