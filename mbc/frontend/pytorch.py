@@ -95,6 +95,8 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_L, ("MSELoss", "mse_loss", "l2_loss"), Answer("mse")),
     (_O, ("topk", "accuracy", "MulticlassAccuracy"), Answer("", "`top_k` of logits and classes is a metric")),
     (_O, ("JaccardIndex", "MeanIoU", "jaccard_index"), Answer("", "`mean_iou` of logits and classes is a metric")),
+    (_O, ("RandomCrop", "RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "CenterCrop", "Normalize"),
+     Answer("", "`augment` crops, mirrors, recolours and normalises an input of bytes")),
     (_L, ("DiceLoss", "dice_loss"), Answer("dice", "of logits and classes, mean over images and classes")),
     (_L, ("l1_loss", "mae_loss"), Answer("l1")),
     (_L, ("SmoothL1Loss",), Answer("smooth_l1(1.0)", "the setting is beta")),
