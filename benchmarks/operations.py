@@ -158,6 +158,7 @@ CASES = (
         "y = x |> relu",
         losses=(ENTROPY + "(smoothing=0.1, ignore_index=2, class_weights=(1, 0.5, 2, 1, 3))",),
     ),
+    Case("dice", "y = x |> relu", losses=("(logits, target) |> dice(ignore_index=2)",)),
     Case(
         "mse",
         "y = x |> tanh",

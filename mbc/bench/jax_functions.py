@@ -96,6 +96,17 @@ def _kl_divergence(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return terms.sum(1).mean()
 
 
+def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    p = jax.nn.softmax(_wide(logits), 1)
+    counts = target >= 0
+    for ignored in a.ignored:
+        counts &= target != ignored
+    hot = jnp.moveaxis(jax.nn.one_hot(target, p.shape[1], dtype=p.dtype), -1, 1)
+    pixels = tuple(range(2, p.ndim))
+    both, sizes = ((x * jnp.expand_dims(counts, 1)).sum(pixels) for x in (p * hot, p + hot))
+    return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean()
+
+
 def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     classes = logits.shape[1]
     logs = jnp.moveaxis(jax.nn.log_softmax(_wide(logits), 1), 1, -1)
@@ -264,6 +275,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": _mse,
     "kl_divergence": _kl_divergence,
+    "dice": _dice,
     "l1": lambda a, x, y: jnp.mean(jnp.abs(_wide(x) - _wide(y))),
     "smooth_l1": _smooth_l1,
     "binary_cross_entropy": _binary_cross_entropy,

@@ -95,6 +95,19 @@ def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(wide, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
 
 
+def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    p = _wide(logits).softmax(1)
+    counts = torch.ones_like(target, dtype=torch.bool)
+    for ignored in a.ignored:
+        counts &= target != ignored
+    classes = torch.arange(p.shape[1], device=p.device).reshape(1, -1, *(1,) * (p.ndim - 2))
+    hot = (target.unsqueeze(1) == classes) & counts.unsqueeze(1)
+    both, sizes = (x.flatten(1 if x.ndim < 3 else 2) for x in (p * hot, (p + hot.to(p.dtype)) * counts.unsqueeze(1)))
+    if p.ndim > 2:
+        both, sizes = both.sum(2), sizes.sum(2)
+    return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean()
+
+
 def _kl_divergence(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     divergence = F.kl_div(F.log_softmax(_wide(logits), 1), _wide(target), reduction="sum")
     return divergence / (logits.numel() // logits.shape[1])
@@ -209,6 +222,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "weighted_cross_entropy": _weighted_cross_entropy,
     "mse": lambda a, x, y: F.mse_loss(x, y),
     "kl_divergence": _kl_divergence,
+    "dice": _dice,
     "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),
     "binary_cross_entropy": _binary_cross_entropy,

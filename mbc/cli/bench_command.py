@@ -19,7 +19,7 @@ from mbc.cli.places import Planned, build_package, plan_source, read_source
 from mbc.cli.terminal import busy, notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu, local_gpus
-from mbc.ir.types import Precision
+from mbc.ir.types import DType, Precision
 from mbc.options import SEVERAL_GPUS, Options
 from mbc.provenance import digests
 
@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = measuring_options(arguments)
     one = None if asked.gpus == 1 else _of_one(source, asked)
     planned = plan_source(source, asked)
+    _check_inputs(planned)
     on_gpu = _on_gpu(arguments.device, planned)
     with tempfile.TemporaryDirectory(prefix="mbc-bench-") as folder:
         alone = "" if one is None else str(_package(plan_source(source, one), Path(folder) / "one", on_gpu))
@@ -161,6 +162,17 @@ def _check_device(device: str) -> None:
     if device == "cuda":
         raise MbcError("MBC221", "there is no GPU here to time on", "use --device cpu; mbc doctor says more")
     print("note: there is no GPU here: everybody is timed on the CPU, where large networks take long", file=sys.stderr)
+
+
+def _check_inputs(planned: Planned) -> None:
+    """MBC243 where peers have no such input: what `augment` draws is drawn by nobody else."""
+    graph = planned.plan.graph
+    for value in (graph.values[name] for name in graph.inputs):
+        if value.type.dtype is DType.UINT8:
+            message = f"input '{value.name}' is of bytes, of which `augment` draws what no peer would"
+            raise MbcError(
+                "MBC243", message, "race the network with an input of floats: `: float`, without augment", value.span
+            )
 
 
 def _on_gpu(device: str, planned: Planned) -> bool:

@@ -103,8 +103,8 @@ def _perturb(net: Module, noise: float, seed: int) -> None:
 
 
 def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array]:
-    """Inputs of a step by name: standard normal, from 0 to 1 where a loss takes probabilities, and class numbers that
-    all outputs know."""
+    """Inputs of a step by name: standard normal, from 0 to 1 where a loss takes probabilities, bytes, and class numbers
+    that all outputs know."""
     random = np.random.default_rng((seed, draw))
     made: dict[str, Array] = {}
     copied = {op.outputs[0]: op.inputs[0] for op in graph.train if op.kind == "cast"}
@@ -114,6 +114,8 @@ def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array
         tensor = graph.values[name].type
         if tensor.dtype is DType.INT32:
             made[name] = random.integers(0, _classes(graph, name), tensor.shape, np.int32)
+        elif tensor.dtype is DType.UINT8:
+            made[name] = random.integers(0, 256, tensor.shape, np.uint8)
         elif name in probable:
             made[name] = random.random(tensor.shape, np.float32)
         else:

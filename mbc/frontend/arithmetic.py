@@ -155,6 +155,9 @@ class Arithmetic:
             if x.type.dtype.value == "int32":
                 message = f"there is no arithmetic on class numbers ({x.type}, input `{x.path}`)"
                 raise MbcError("MBC029", message, "declare the input as float to calculate with it", span)
+            if x.type.dtype.value == "uint8":
+                message = f"there is no arithmetic on bytes ({x.type}, input `{x.path}`)"
+                raise MbcError("MBC029", message, "pipe it into `augment` first, which makes numbers of it", span)
         try:
             value = build(emit)
         except ShapeError as error:

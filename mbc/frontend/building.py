@@ -99,8 +99,7 @@ class Building:
     ) -> Tensor | tuple[Tensor, ...]:
         """One application of a layer. Raises MbcError MBC011 with the origin of every shape."""
         try:
-            if not layer.scalar:
-                _check_elements(layer.name, inputs)
+            _check_elements(layer, inputs)
             self._check_rows(layer, inputs)
             made = layer.build(_Application(self, path, span), dict(settings), tuple(t.value for t in inputs))
         except ShapeError as error:
@@ -152,10 +151,14 @@ def misfit(what: str, error: ShapeError, inputs: Sequence[Tensor], span: Span) -
     return MbcError("MBC011", "\n".join(lines), remedy, span)
 
 
-def _check_elements(name: str, inputs: Sequence[Tensor]) -> None:
+def _check_elements(layer: Layer, inputs: Sequence[Tensor]) -> None:
     for tensor in inputs:
-        if tensor.type.dtype is DType.INT32:
-            raise ShapeError(f"{tensor.type} holds class numbers, and only a loss can take them ({name} needs float)")
+        if tensor.type.dtype is DType.INT32 and not layer.scalar:
+            message = f"{tensor.type} holds class numbers, and only a loss can take them ({layer.name} needs float)"
+            raise ShapeError(message)
+        if tensor.type.dtype is DType.UINT8 and not layer.takes_bytes:
+            message = f"{tensor.type} holds bytes, and `augment` makes numbers of them ({layer.name} needs float)"
+            raise ShapeError(message)
 
 
 def _check_size(what: str, kind: TensorType, span: Span) -> None:

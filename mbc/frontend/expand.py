@@ -22,7 +22,7 @@ from mbc.source import Span
 
 DEEPEST_BLOCKS = 24
 MOST_STATEMENTS = 300_000
-INPUT_TYPES = {"float": DType.FP32, "class": DType.INT32}
+INPUT_TYPES = {"float": DType.FP32, "class": DType.INT32, "uint8": DType.UINT8}
 
 
 @dataclass(frozen=True, slots=True)

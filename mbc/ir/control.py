@@ -22,6 +22,9 @@ CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("skipped", "<u4", 44),  # steps whose updates were not
     ("since_growth", "<u4", 48),  # applied steps since the loss scale last changed
     ("gradient_scale", "<f4", 52),  # the scale that this step's gradients carry; written by `guard`
+    # Set once by the host, so that all ranks together draw what one would for the same rows.
+    ("global_seed", "<u8", 56),  # the same on all ranks
+    ("first_row", "<u8", 64),  # of this rank's rows, in the global mini-batch
 )
 
 INITIAL_LOSS_SCALE = 65536.0

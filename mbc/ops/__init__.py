@@ -6,6 +6,7 @@
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
+* `augment`: images of bytes, cropped, mirrored, recoloured and normalised
 * `bias`: biases of convolutions and linear layers
 * `broadcast`: sums and products of images with a number for each channel
 * `collective`: sums over ranks
@@ -13,6 +14,7 @@
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies
 * `elementary`: roots, exponentials, logarithms, powers
+* `dice`: the Dice loss
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
@@ -23,6 +25,7 @@
 * `loss`: losses and their weighted sum
 * `matmul`: products of the matrices that two tensors hold
 * `matrix`: linear layers and changes of element type
+* `mean_iou`: mean intersection over union
 * `normalization`: batch normalisation in two phases
 * `parameter`: tensors that belong to no other layer
 * `pooling`: max and average pooling
@@ -54,11 +57,13 @@ from mbc.ops import (
     adaptive_pool,
     along,
     arithmetic,
+    augment,
     bias,
     broadcast,
     collective,
     convolution,
     cross_entropy,
+    dice,
     elementary,
     elementwise_loss,
     group_norm,
@@ -66,6 +71,7 @@ from mbc.ops import (
     loss,
     matmul,
     matrix,
+    mean_iou,
     normalization,
     parameter,
     pooling,
@@ -101,6 +107,7 @@ _FAMILIES = (
     parameter,
     relu_mask,
     random,
+    augment,
     pooling,
     adaptive_pool,
     response,
@@ -114,7 +121,9 @@ _FAMILIES = (
     weighted_cross_entropy,
     elementwise_loss,
     kl_divergence,
+    dice,
     top_k,
+    mean_iou,
     collective,
     update,
 )

@@ -111,13 +111,18 @@ class Expansion(Protocol):
         """Those that share the mini-batch; None for one GPU."""
         ...
 
+    @property
+    def working(self) -> DType:
+        """The element type of activations."""
+        ...
+
     def type(self, value: str) -> TensorType: ...
 
     def needs(self, value: str) -> bool:
         """Whether the gradient of this value will be asked for; never in an inference graph."""
         ...
 
-    def working(self, state: str) -> str:
+    def working_copy(self, state: str) -> str:
         """A state in the working type: a copy, or the state itself."""
         ...
 
@@ -152,6 +157,7 @@ class OpKind:
     loss       the first output is a scalar that can be minimised; the other outputs are metrics
     classifies input 0 holds logits (classes on axis 1), input 1 the class numbers, or the probabilities of all classes;
                output 1 is the number of positions whose largest logit is that of the target
+    labelled   input 0 holds logits (classes on axis 1), input 1 the class numbers, and nothing is counted
     flops      multiplications and additions of a matrix product, from the types of the inputs and of the outputs
                (None: what bounds the operation is memory)
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
@@ -174,6 +180,7 @@ class OpKind:
     reduces: bool = False
     loss: bool = False
     classifies: bool = False
+    labelled: bool = False
     flops: Callable[[Any, tuple[TensorType, ...], tuple[TensorType, ...]], int] | None = None
     reads: Callable[[Any, tuple[TensorType, ...]], tuple[float, ...]] | None = None
     signs: tuple[int, ...] = ()
@@ -232,6 +239,7 @@ class Layer:
     loss: bool = False  # gives a scalar that `loss` accepts
     metric: bool = False  # gives a scalar that `metric` alone accepts
     broadcasts: bool = False  # takes tensors without rows together with others
+    takes_bytes: bool = False  # of an input that is declared `: uint8`
 
     @property
     def scalar(self) -> bool:

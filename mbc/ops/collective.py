@@ -10,7 +10,7 @@ import numpy as np
 
 from mbc.ir.graph import Attributes
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError, master
+from mbc.ops.base import Array, Call, Expansion, NoAttributes, OpKind, ShapeError, master
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,15 @@ def _sum_gathered_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tupl
 
 def _sum_gathered(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return tuple(operand.sum(axis=0, dtype=np.float64).astype(operand.dtype) for operand in inputs)
+
+
+def over_all_ranks(e: Expansion, kind: str, attributes: Attributes, inputs: Sequence[str], name: str) -> str:
+    """The value `name`, the one output of an operation that sums over rows: of several ranks over those of all."""
+    if e.ranks is None:
+        return e.emit(kind, attributes, inputs, (name,), name)[0]
+    own = e.emit(kind, attributes, inputs, (f"{name}.own",), name)
+    gathered = e.emit("all_gather", AllGather(e.ranks.size), own, (f"{name}.ranks",), f"{name}.all_gather")
+    return e.emit("sum_gathered", NoAttributes(), gathered, (name,), f"{name}.sum")[0]
 
 
 OPS = (

@@ -7,13 +7,11 @@ from typing import Any
 from mbc.ir.types import DType
 from mbc.ops.base import Layer, LayerBuilder, OpKind, Parameter, ShapeError
 from mbc.ops.loss import CrossEntropy
-from mbc.ops.weighted_cross_entropy import WeightedCrossEntropy
-
-NONE = "none"
+from mbc.ops.weighted_cross_entropy import IGNORE_INDEX, WeightedCrossEntropy, ignored_by
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    smoothing, weights, ignored = settings["smoothing"], settings["class_weights"], settings["ignore_index"]
+    smoothing, weights, ignored = settings["smoothing"], settings["class_weights"], ignored_by(settings)
     if not 0 <= smoothing < 1:
         raise ShapeError(f"smoothing is {smoothing}, but must be at least 0 and less than 1")
     logits, target = (builder.type(value) for value in inputs)
@@ -23,13 +21,12 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
                 f"the target holds class numbers (int32), or probabilities in the shape of the logits {logits}, "
                 f"but is {target}"
             )
-        if weights or ignored != NONE:
+        if weights or ignored:
             given = "class_weights" if weights else "ignore_index"
             raise ShapeError(f"{given} is for targets that are class numbers, but the target is {target}")
         return builder.emit("soft_target_cross_entropy", CrossEntropy(smoothing), inputs)[0]
-    if weights or ignored != NONE:
-        left_out = () if ignored == NONE else (ignored,)
-        attributes = WeightedCrossEntropy(smoothing, weights, left_out)
+    if weights or ignored:
+        attributes = WeightedCrossEntropy(smoothing, weights, ignored)
         return builder.emit("weighted_cross_entropy", attributes, inputs)[0]
     return builder.emit("softmax_cross_entropy", CrossEntropy(smoothing), inputs)[0]
 
@@ -41,7 +38,7 @@ LAYERS = (
         "softmax_cross_entropy",
         (
             Parameter("smoothing", "float", 0.0),
-            Parameter("ignore_index", "index", NONE, (NONE,)),
+            IGNORE_INDEX,
             Parameter("class_weights", "numbers", ()),
         ),
         _build,

@@ -18,7 +18,7 @@ def _same(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     """The state itself, or its working copy: what reads it reads a tensor like any other."""
-    return (e.working(op.inputs[0]),)
+    return (e.working_copy(op.inputs[0]),)
 
 
 OPS = (OpKind("state", NoAttributes, _same, expand=_expand),)

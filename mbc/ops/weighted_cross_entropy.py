@@ -8,19 +8,22 @@ that of the whole mini-batch, so that N GPUs compute what one would. Where no po
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
-from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
-from mbc.ops.collective import AllGather
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, OpKind, Parameter, ShapeError, master
+from mbc.ops.collective import over_all_ranks
 from mbc.ops.control import control_record, control_shape
 from mbc.ops.loss import check_classes, log_softmax, positions
 from mbc.ops.soft_cross_entropy import cross_entropies
 
+NONE = "none"
+IGNORE_INDEX = Parameter("ignore_index", "index", NONE, (NONE,))  # of layers that take class numbers
 MOST_WEIGHTS = 256  # that a kernel's arguments hold, as in cross_entropy_targets.cu
 
 
@@ -62,6 +65,11 @@ class WeightedMeanBackward(Attributes):
     ignored: tuple[int, ...]
     share: float
     weight: float
+
+
+def ignored_by(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """What the setting `ignore_index` leaves out: one class number at most."""
+    return () if settings["ignore_index"] == NONE else (settings["ignore_index"],)
 
 
 Weighted = WeightedCrossEntropy | ClassWeights | WeightedMean | WeightedMeanBackward
@@ -168,15 +176,9 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     loss, kind = op.outputs[0], e.type(logits)
     name, share = f"{loss}.class_weights", 1.0 if e.ranks is None else e.ranks.share
     weights = ClassWeights(kind.shape[1], a.class_weights, a.ignored, master(kind.dtype).value)
-    if e.ranks is None:
-        sums = e.emit("class_weight_sum", weights, (target,), (name,), name)
-    else:
-        own = e.emit("class_weight_sum", weights, (target,), (f"{name}.own",), name)
-        gather = AllGather(e.ranks.size)
-        ranks = e.emit("all_gather", gather, own, (f"{name}.ranks",), f"{name}.all_gather")
-        sums = e.emit("sum_gathered", NoAttributes(), ranks, (name,), f"{name}.sum")
+    sums = over_all_ranks(e, "class_weight_sum", weights, (target,), name)
     mean = WeightedMean(a.smoothing, a.class_weights, a.ignored, share)
-    return e.emit("weighted_cross_entropy_mean", mean, (logits, target, *sums), op.outputs, op.name)
+    return e.emit("weighted_cross_entropy_mean", mean, (logits, target, sums), op.outputs, op.name)
 
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:

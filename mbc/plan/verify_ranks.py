@@ -23,11 +23,14 @@ from mbc.kernels.nccl import (
 )
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.dice import DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
+from mbc.ops.mean_iou import OVERLAP_MEAN
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
+from mbc.ops.top_k import TopKMean
 from mbc.ops.weighted_cross_entropy import WeightedMean, WeightedMeanBackward
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan, Stream
@@ -36,7 +39,13 @@ _ROUNDING = 1e-12
 # The one kind that may read the rows of all ranks: it adds over rows alone, and so over ranks.
 OF_ROWS = "linear_backward_filter"
 _LossGradient = (
-    CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | KlBackward | MseBackward | ElementwiseBackward
+    CrossEntropyBackward
+    | SoftTargetBackward
+    | WeightedMeanBackward
+    | KlBackward
+    | MseBackward
+    | ElementwiseBackward
+    | DiceMeanBackward
 )
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
@@ -183,20 +192,23 @@ def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
 
 
 def _check_class_weights(graph: TrainingGraph, ranks: Ranks) -> None:
-    """A mean that is weighted by classes is over the weights of all ranks, of which this one counts its share."""
+    """What is over weights or counts of classes is over those of all ranks, of which this one counts its share."""
     made = {output: op for op in graph.train for output in op.outputs}
     for op in graph.train:
-        if not isinstance(op.attributes, WeightedMean | WeightedMeanBackward):
+        a, overlap = op.attributes, op.kind == OVERLAP_MEAN
+        if not isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean) and not overlap:
             continue
         found: list[str] = []
-        value = op.inputs[2]
+        value = op.inputs[0 if overlap else 2]
         while len(found) < 3 and value in made:
             found.append(made[value].kind)
             value = made[value].inputs[0]
-        if found != ["sum_gathered", ALL_GATHER, "class_weight_sum"]:
+        if found != ["sum_gathered", ALL_GATHER, "class_overlap" if overlap else "class_weight_sum"]:
             _fail(f"'{op.name}' is no mean over the weights of all ranks")
-        if not math.isclose(op.attributes.share, ranks.share, rel_tol=_ROUNDING):
-            _fail(f"'{op.name}' counts {op.attributes.share} of the mini-batch, and this rank has {ranks.share}")
+        if isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean) and not math.isclose(
+            a.share, ranks.share, rel_tol=_ROUNDING
+        ):
+            _fail(f"'{op.name}' counts {a.share} of the mini-batch, and this rank has {ranks.share}")
 
 
 @dataclass(frozen=True)

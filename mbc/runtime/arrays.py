@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.ir.graph import TrainingGraph
+from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS as OPERATIONS
+from mbc.ops.dice import DiceSums
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.runtime.dlpack import KINDS, tensor_of
 from mbc.runtime.formats import canonical_dtype
@@ -72,16 +73,21 @@ def received(wanted: Wanted, given: object, stream: int | None) -> Array | Devic
 def classes_of(graph: TrainingGraph, name: str) -> int | None:
     """How many classes the labels of an input are of; None where it is no label of a loss that classifies."""
     values = graph.values
-    targets = (o.inputs for o in graph.train if OPERATIONS[o.kind].classifies and o.inputs[1] == name)
-    counts = [values[logits].type.shape[1] for logits, *_ in targets]
+    counts = [values[o.inputs[0]].type.shape[1] for o in _labelled(graph, name)]
     return min(counts) if counts and values[name].type.dtype is DType.INT32 else None
 
 
 def ignored_of(graph: TrainingGraph, name: str) -> tuple[int, ...]:
     """The class numbers that every loss of these labels leaves out."""
-    attributes = [o.attributes for o in graph.train if OPERATIONS[o.kind].classifies and o.inputs[1] == name]
-    ignored = {a.ignored if isinstance(a, WeightedMean) else () for a in attributes}
+    attributes = [o.attributes for o in _labelled(graph, name)]
+    ignored = {a.ignored if isinstance(a, WeightedMean | DiceSums) else () for a in attributes}
     return ignored.pop() if len(ignored) == 1 else ()
+
+
+def _labelled(graph: TrainingGraph, name: str) -> list[Operation]:
+    """The operations by which an input of class numbers makes a loss."""
+    kinds = ((o, OPERATIONS[o.kind]) for o in graph.train)
+    return [o for o, kind in kinds if (kind.classifies or kind.labelled) and o.inputs[1] == name]
 
 
 def wanted_inputs(graph: TrainingGraph, names: Sequence[str]) -> tuple[Wanted, ...]:
@@ -171,8 +177,14 @@ def _checked_host(wanted: Wanted, array: Array) -> Array:
         if array.dtype.kind not in "iu":
             raise _wrong_type(wanted, str(array.dtype), "integers", "convert it with astype('int32')")
         _check_labels(wanted, array)
+    elif wanted.type.dtype is DType.UINT8:
+        if array.dtype != np.uint8:
+            remedy = "pass pixels from 0 to 255 as uint8 (what augment expects), or declare the input `: float`"
+            raise _wrong_type(wanted, str(array.dtype), "bytes", remedy)
     elif array.dtype.kind != "f":
         remedy = "convert it with astype('float32'), scaled as the network expects"
+        if array.dtype == np.uint8:
+            remedy += ", or declare the input `: uint8` and pipe it into augment"
         raise _wrong_type(wanted, str(array.dtype), "floating-point numbers", remedy)
     return array.astype(target, copy=False)
 
@@ -195,7 +207,7 @@ def _check_labels(wanted: Wanted, array: Array) -> None:
 
 
 def _checked_device(wanted: Wanted, array: DeviceArray) -> DeviceArray:
-    exact = {DType.FP32: "f4", DType.FP64: "f8", DType.INT32: "i4"}[wanted.type.dtype]
+    exact = {DType.FP32: "f4", DType.FP64: "f8", DType.INT32: "i4", DType.UINT8: "u1"}[wanted.type.dtype]
     # Labels of 64 bits are what PyTorch has; the copy takes their low halves.
     if array.dtype != exact and not (exact == "i4" and array.dtype == "i8"):
         name = np.dtype(exact).name

@@ -381,7 +381,10 @@ class Module:
         record = machine.read(self._places.control).view(RECORD).reshape(()) if known else np.zeros((), RECORD)
         for name, number in fields.items():
             record[name] = number
-        machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
         if "seed" in fields:
             self._seed = int(fields["seed"])
+        ranks = self._plan.graph.ranks
+        record["global_seed"] = self._seed
+        record["first_row"] = 0 if ranks is None else ranks.first_row(self.rank)
+        machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
         self._steps = int(record["step"])

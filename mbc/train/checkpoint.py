@@ -15,7 +15,6 @@ from mbc.errors import MbcError
 from mbc.runtime.checkpoint import Checkpoint, why
 from mbc.runtime.replace import try_replacing
 from mbc.train.epoch import Tally
-from mbc.train.metrics import rises
 from mbc.train.schedule import Plateau
 
 _KEY = "mbc.training"
@@ -32,16 +31,16 @@ class Saves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The epoch whose weights are kept, by one of `mbc.train.metrics`."""
+    """The epoch whose weights are kept, by a `mbc.train.metrics.Criterion` of the name `metric`."""
 
     metric: str
     value: float
 
-    def is_better_than(self, other: Best | None) -> bool:
+    def is_better_than(self, other: Best | None, rises: bool) -> bool:
         """Also where they cannot be compared."""
         if other is None or other.metric != self.metric:
             return True
-        return self.value > other.value if rises(self.metric) else self.value < other.value
+        return self.value > other.value if rises else self.value < other.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,6 +15,9 @@ from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.loss import WeightedSum
+from mbc.ops.mean_iou import OVERLAP_MEAN
+from mbc.ops.top_k import TopKMean
+from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.train.accuracy import inputs_of, judged, source_of
 from mbc.train.data import Data
 from mbc.train.inputs import converted
@@ -40,29 +42,87 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A metric of the source: operations on outputs and inputs, each with its weight. All are means over rows."""
+    """A metric of the source: operations on outputs and inputs, each with its weight."""
 
     name: str
     terms: tuple[tuple[Operation, float], ...]
 
 
-def measures(graph: TrainingGraph) -> tuple[Measure, ...]:
-    """The metrics that are known from outputs and inputs alone: others exist within a training step only."""
+def named_terms(graph: TrainingGraph) -> dict[str, tuple[tuple[Operation, float], ...]]:
+    """The metrics of the source by name: the operations that each is a sum of, and what they are multiplied by."""
     made = {output: op for op in graph.train for output in op.outputs}
-    known = {*graph.outputs, *graph.inputs}
     share = 1.0 if graph.ranks is None else graph.ranks.share
-    found: list[Measure] = []
+    found: dict[str, tuple[tuple[Operation, float], ...]] = {}
     for value in graph.metrics:
         name = name_of(value)
         if name is None:
             continue
         total = made[value] if graph.ranks is None else made[made[value].inputs[0]]
         assert isinstance(total.attributes, WeightedSum)
-        operations = [made[operand] for operand in total.inputs]
-        if all(source_of(graph, operand) in known for op in operations for operand in op.inputs):
-            weights = (weight / share for weight in total.attributes.weights)
-            found.append(Measure(name, tuple(zip(operations, weights, strict=True))))
-    return tuple(found)
+        weights = (weight / share for weight in total.attributes.weights)
+        found[name] = tuple(zip((made[operand] for operand in total.inputs), weights, strict=True))
+    return found
+
+
+def measures(graph: TrainingGraph) -> tuple[Measure, ...]:
+    """The metrics that are known from outputs and inputs alone: others exist within a training step only."""
+    told = _Told(graph)
+    known = (Measure(name, terms) for name, terms in named_terms(graph).items())
+    return tuple(measure for measure in known if all(told.is_known(op) for op, _ in measure.terms))
+
+
+class _Told:
+    """What operations on outputs and inputs say of rows, as numbers that can be added up over parts of them: a mean
+    times its weight, and that weight; of an intersection over union its counts."""
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self._graph = graph
+        self._known = {*graph.outputs, *graph.inputs}
+        self._made = {output: op for op in graph.train for output in op.outputs}
+
+    def is_known(self, op: Operation) -> bool:
+        return all(self._source(v) in self._known or self._counts(v) is not None for v in op.inputs)
+
+    def of(self, op: Operation, values: Mapping[str, Array]) -> Array:
+        counts = {v: self._counts(v) for v in op.inputs}
+        given = {v: self._run(made, values, {}) for v, made in counts.items() if made is not None}
+        if op.kind == OVERLAP_MEAN:
+            return np.ravel(given[op.inputs[0]])
+        weighted = isinstance(op.attributes, WeightedMean | TopKMean)
+        weight = float(given[op.inputs[2]][0]) if weighted else len(values[self._graph.outputs[0]])
+        # Where no position counts the value is NaN, and counts nothing.
+        value = float(self._run(op, values, given)[0]) if weight else 0.0
+        return np.array([value * weight, weight])
+
+    def value(self, op: Operation, told: Array) -> float:
+        """Of all rows, which `told` is the sum of."""
+        if op.kind == OVERLAP_MEAN:
+            return float(self._run(op, {}, {op.inputs[0]: told.reshape(2, -1)})[0])
+        return float(told[0] / told[1]) if told[1] else np.nan
+
+    def width(self, op: Operation) -> int:
+        return self._graph.values[op.inputs[0]].type.elements if op.kind == OVERLAP_MEAN else 2
+
+    def _source(self, value: str) -> str:
+        return source_of(self._graph, value)
+
+    def _counts(self, value: str) -> Operation | None:
+        """The operation that counts positions of these rows, if `value` is such a count, of all ranks or of one."""
+        op = self._made.get(value)
+        while op is not None and op.kind in ("sum_gathered", "all_gather"):
+            op = self._made.get(op.inputs[0])
+        if op is None or op.kind not in ("class_weight_sum", "class_overlap", "dice_sums"):
+            return None
+        return op if all(self._source(v) in self._known for v in op.inputs) else None
+
+    def _run(self, op: Operation, values: Mapping[str, Array], given: Mapping[str, Array]) -> Array:
+        """Its first output. These rows are all that there are: no other rank has a share."""
+        kind, a = KINDS[op.kind], op.attributes
+        assert kind.evaluate is not None
+        a = replace(a, share=1.0) if isinstance(a, WeightedMean | TopKMean) else a
+        operands = [given[v] if v in given else values[self._source(v)] for v in op.inputs]
+        types = tuple(self._graph.values[output].type for output in op.outputs)
+        return kind.evaluate(a, operands, Call(types, 0, len(operands[0]), Precision.FP32))[0]
 
 
 def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | None = None) -> Evaluation:
@@ -74,7 +134,9 @@ def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | 
     fed = [graph.inputs.index(name) for name in graph.infer_inputs]
     inputs = inputs_of(graph)
     right = total = rows = 0
-    sums = np.zeros(len(measured))
+    told = _Told(graph)
+    terms = [op for measure in measured for op, _ in measure.terms]
+    sums = [np.zeros(told.width(op)) for op in terms]
     for part in data.in_order(share_of(graph, 0 if group is None else group.rank)):
         batch = converted(part, inputs)
         made = net.forward(*(batch[i] for i in fed))
@@ -83,7 +145,7 @@ def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | 
             zip(graph.inputs, batch, strict=True)
         )
         rows += len(batch[0])
-        sums += [len(batch[0]) * _value(graph, measure, values) for measure in measured]
+        sums = [total + told.of(op, values) for total, op in zip(sums, terms, strict=True)]
         if which is not None:
             logits, target = values[graph.outputs[which.output]], batch[which.target]
             classes = np.argmax(target, axis=1) if target.ndim == logits.ndim else target
@@ -91,20 +153,13 @@ def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | 
             right += int(np.count_nonzero((np.argmax(logits, axis=1) == classes) & counts))
             total += int(np.count_nonzero(counts))
     if group is not None:
-        form = struct.Struct(f"<qqq{len(measured)}d")
-        told = [form.unpack(one) for one in group.gather(form.pack(right, total, rows, *sums))]
-        right, total, rows, *sums = (sum(column) for column in zip(*told, strict=True))
-    means = {measure.name: float(s) / rows for measure, s in zip(measured, sums, strict=True)} if rows else {}
+        flat = np.concatenate([np.array([right, total, rows]), *sums]).astype("<f8")
+        gathered = [np.frombuffer(one, "<f8") for one in group.gather(flat.tobytes())]
+        (right, total, rows), *sums = np.split(
+            np.sum(gathered, axis=0), np.cumsum([3, *(len(one) for one in sums)])[:-1]
+        )
+    if not rows:
+        return Evaluation(None, {})
+    found = iter(told.value(op, total) for op, total in zip(terms, sums, strict=True))
+    means = {measure.name: sum(weight * next(found) for _, weight in measure.terms) for measure in measured}
     return Evaluation(right / total if total else None, means)
-
-
-def _value(graph: TrainingGraph, measure: Measure, values: Mapping[str, Array]) -> float:
-    found = 0.0
-    for op, weight in measure.terms:
-        kind = KINDS[op.kind]
-        assert kind.evaluate is not None
-        operands = [values[source_of(graph, operand)] for operand in op.inputs]
-        types = tuple(graph.values[output].type for output in op.outputs)
-        result, *_ = kind.evaluate(op.attributes, operands, Call(types, 0, len(operands[0]), Precision.FP32))
-        found += weight * float(result[0])
-    return found

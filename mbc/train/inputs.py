@@ -18,7 +18,7 @@ Batch = tuple[Array, ...]  # one array per input of the network, in the network'
 # What people call the two arrays of a labelled data set. Used only where a network has one input of each sort.
 _FLOAT_NAMES = ("x", "images", "image", "data", "inputs", "input")
 _CLASS_NAMES = ("y", "labels", "label", "targets", "target", "classes")
-_NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.int32}
+_NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.int32, DType.UINT8: np.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +76,23 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
     array = arrays[found]
     sample = i.type.shape[1:]
     if array.ndim < 1 or _without_ones(array.shape[1:]) != _without_ones(sample):
-        channels_last = len(sample) == 3 and array.shape[1:] == (*sample[1:], sample[0])
         raise MbcError(
             "MBC175",
             f"array '{found}' of '{place}' has the shape {array.shape}, "
             f"input '{i.name}' needs rows of the shape {tuple(sample)}",
-            "put the channels first: numpy.moveaxis(array, -1, 1)" if channels_last
-            else "reshape the array, or change the network's input",
-        )  # fmt: skip
+            _remedy_of_shape(i, array.shape[1:]),
+        )
     if i.is_class and array.dtype.kind not in "iu":
         raise MbcError(
             "MBC176",
             f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs class numbers",
             "give integers that count the classes from 0",
+        )
+    if i.type.dtype is DType.UINT8 and array.dtype != np.uint8:
+        raise MbcError(
+            "MBC176",
+            f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs bytes",
+            "give pixels from 0 to 255 as uint8, or declare the input `: float`",
         )
     if not i.is_class and array.dtype.kind not in "fiu":
         raise MbcError("MBC176", f"array '{found}' of '{place}' holds {array.dtype}, not numbers", "give floats")
@@ -113,6 +117,19 @@ def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: s
         f"{classes} classes, 0 to {classes - 1}",
         "count rows and classes from 0, and correct the data, or give the network more classes",
     )
+
+
+def _remedy_of_shape(i: Input, given: tuple[int, ...]) -> str:
+    """Where an image's channels come last, or the network says that they do."""
+    sample = i.type.shape[1:]
+    last = len(sample) == 3 and given == (*sample[1:], sample[0])
+    first = len(sample) == 3 and given == (sample[2], *sample[:2])
+    if i.type.dtype is DType.UINT8 and (last or first):
+        shape, order = ", ".join(map(str, given)), "hwc" if last else "chw"
+        return f"declare it as input {i.name}[batch, {shape}] : uint8, and write augment(order={order}, …)"
+    return "put the channels first: numpy.moveaxis(array, -1, 1)" if last else (
+        "reshape the array, or change the network's input"
+    )  # fmt: skip
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from mbc.ir.graph import TrainingGraph
-from mbc.train.accuracy import judged
 from mbc.train.checkpoint import Saves
 from mbc.train.data import Data
 from mbc.train.divergence import Holds
 from mbc.train.evaluation import Predicts
-from mbc.train.metrics import metric_for
+from mbc.train.metrics import Criterion, criterion_for
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Share, share_of
 
@@ -58,9 +57,9 @@ class Trainable(Saves, Predicts, Holds, HoldsStates, Protocol):
 class Job:
     """What to train. `resume` is read before the first epoch. `checkpoint` is written after every epoch, and within
     epochs after every `checkpoint_every` steps (0: not); `best` when an epoch was better than all before it, by
-    `best_metric` (`mbc.train.metrics`). `group`: the ranks that share each mini-batch, all of which run the same job;
-    the first one writes. Figures are told after every `interval` steps (0: not). `stop` is asked before every step, and
-    after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C."""
+    `best_metric` (the name of a `Criterion`). `group`: the ranks that share each mini-batch, all of which run the same
+    job; the first one writes. Figures are told after every `interval` steps (0: not). `stop` is asked before every
+    step, and after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C."""
 
     graph: TrainingGraph
     data: Data
@@ -85,6 +84,6 @@ class Job:
         """None where only reading tells."""
         return None if self.data.rows is None else self.data.rows // self.share.batch
 
-    def metric(self, wanted: str | None) -> str:
+    def criterion(self, wanted: str | None) -> Criterion:
         """MBC237 where it is not known."""
-        return metric_for(wanted, judged(self.graph) is not None, self.test is not None)
+        return criterion_for(wanted, self.graph, self.test is not None)

@@ -79,7 +79,10 @@ class IterableData:
             rows += int(waiting[-1][0].shape[0])
             if waiting_rows < batch:
                 continue
-            joined = tuple(np.concatenate(parts) for parts in zip(*waiting, strict=True))
+            # A batch that is as large as the network's is handed on as it came.
+            joined = waiting[0] if len(waiting) == 1 else tuple(
+                np.concatenate(parts) for parts in zip(*waiting, strict=True)
+            )  # fmt: skip
             whole = waiting_rows - waiting_rows % batch
             for start in range(0, whole, batch):
                 yield tuple(part[start : start + batch] for part in joined)

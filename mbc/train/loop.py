@@ -11,7 +11,6 @@ from mbc.train.divergence import diverged, divergence, not_finite
 from mbc.train.epoch import Epoch, Interval, Running
 from mbc.train.epoch_run import EpochRun, write
 from mbc.train.job import Job, Trainable
-from mbc.train.metrics import value_of
 
 
 def train(
@@ -36,11 +35,11 @@ def train(
     for file in (job.checkpoint, job.best):
         if file is not None:
             check_writable(file)
-    plateau_metric, best_metric = job.metric(job.schedule.metric), job.metric(job.best_metric)
+    plateau, by = job.criterion(job.schedule.metric), job.criterion(job.best_metric)
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=job.share.batch)
     if job.resume is not None:
         done = load_checkpoint(net, job.resume)
-        _check_resumable(done, job, plateau_metric)
+        _check_resumable(done, job, plateau.name)
     history: list[Epoch] = []
     kept = job.resume
     for number in range(done.epochs, job.schedule.epochs):
@@ -54,12 +53,11 @@ def train(
             raise diverged(why, number, epoch.kept, epoch.kept_at)
         done = replace(done, epochs=number + 1, steps=finished.total_steps, running=None, interval=None)
         if job.schedule.kind == "plateau":
-            value = value_of(plateau_metric, finished)
-            done = replace(done, plateau=done.plateau.after(value, plateau_metric, job.schedule))
+            done = replace(done, plateau=done.plateau.after(plateau.of(finished), plateau, job.schedule))
         # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
         on_epoch(finished)
-        best = Best(best_metric, value_of(best_metric, finished))
-        if job.best is not None and (not job.best.exists() or best.is_better_than(done.best)):
+        best = Best(by.name, by.of(finished))
+        if job.best is not None and (not job.best.exists() or best.is_better_than(done.best, by.rises)):
             done = replace(done, best=best)
             # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
             write(net, job, job.best, done)

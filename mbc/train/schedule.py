@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
-from mbc.train.metrics import METRICS, rises
+from mbc.train.metrics import Criterion
 
 KINDS = ("constant", "cosine", "step", "multi-step", "poly", "one-cycle", "plateau")
 USUAL_RATES = {"sgd": 0.1, "adamw": 0.001}  # by the kind of optimizer
@@ -89,11 +89,6 @@ class Schedule:
                 "give a --power above 0: 1 falls along a line, 0.9 is usual",
             ),
             (self.patience < 0, f"a patience of {self.patience} epochs is below 0", "give a --patience of 0 or more"),
-            (
-                self.metric is not None and self.metric not in METRICS,
-                f"there is no metric '{self.metric}'",
-                f"choose one of {', '.join(METRICS)}",
-            ),
         ):
             if wrong:
                 raise MbcError("MBC170", problem, remedy)
@@ -134,17 +129,17 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Plateau:
     """What the schedule `plateau` knows of the epochs so far: torch.optim.lr_scheduler.ReduceLROnPlateau. `metric` is
-    that of `best`, one of `mbc.train.metrics`: None before the first epoch, and in checkpoints of earlier versions."""
+    that of `best`, the name of a `Criterion`: None before the first epoch, and in checkpoints of earlier versions."""
 
     best: float | None = None
     bad_epochs: int = 0  # since the best, or since the rate was lowered
     scale: float = 1.0  # of the rate
     metric: str | None = None
 
-    def after(self, value: float, metric: str, schedule: Schedule) -> Plateau:
-        """After another epoch, in which `metric` was `value`."""
-        best = self.best
-        if best is None or (value > best * (1 + 1e-4) if rises(metric) else value < best * (1 - 1e-4)):
+    def after(self, value: float, by: Criterion, schedule: Schedule) -> Plateau:
+        """After another epoch, in which the metric that it goes by was `value`."""
+        best, metric = self.best, by.name
+        if best is None or (value > best * (1 + 1e-4) if by.rises else value < best * (1 - 1e-4)):
             return Plateau(value, 0, self.scale, metric)
         if self.bad_epochs < schedule.patience:
             return Plateau(best, self.bad_epochs + 1, self.scale, metric)

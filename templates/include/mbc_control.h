@@ -17,6 +17,9 @@ struct MbcControl {
   uint32_t skipped;
   uint32_t since_growth;
   float gradient_scale;  // loss_scale as it was before `guard`: what the updates divide by
+  // Written by the host once.
+  uint64_t global_seed;
+  uint64_t first_row;
 };
 
 constexpr float MBC_SCALE_GROWTH = 2.0f;

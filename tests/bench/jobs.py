@@ -23,6 +23,7 @@ network mixed(batch = 4, classes = 5) {
   logits = (z, x |> upsample(2)) |> concat |> global_avgpool |> linear(classes)
   output logits
   loss (logits, target) |> softmax_cross_entropy(smoothing=0.1)
+  loss 0.5 * ((logits, target) |> dice)
 }
 train { optimizer = adamw(weight_decay=0.01) }
 """
@@ -34,7 +35,7 @@ network dense(batch = 4) {
   input wanted[batch, 6, 8, 8] : float
   x = image |> conv(6, 3, pad=1) |> bn(affine=false) |> relu
   output x
-  loss ((x, target) |> softmax_cross_entropy) + 0.3 * ((x, wanted) |> mse)
+  loss ((x, target) |> softmax_cross_entropy) + 0.3 * ((x, wanted) |> mse) + ((x, target) |> dice(ignore_index=1))
 }
 train { optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=0.01) }
 """

@@ -123,6 +123,13 @@ def test_refusals(mbc, results):
             mbc("bench", "tiny.mbc", *wrong)
 
 
+def test_peers_take_no_images_of_bytes(mbc, results):
+    text = CONVOLUTION.replace("image[batch, 4, 8, 8] : float", "photo[batch, 4, 8, 8] : uint8")
+    Path("bytes.mbc").write_text(text.replace("y = image |>", "y = photo |> augment(flip=true) |>"))
+    done = mbc("bench", "bytes.mbc", *QUICK)
+    assert done.code == 1 and "error MBC243: input 'photo' is of bytes, of which `augment` draws what no" in done.err
+
+
 def test_our_own_failure(mbc, results):
     results[MBC] = Result(problem="died with 1: out of memory")
     done = mbc("bench", "tiny.mbc", "--against", "torch", *QUICK)

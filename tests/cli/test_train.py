@@ -343,3 +343,29 @@ def test_logs_that_cannot_be_written_are_refused_before_planning(mbc, data, monk
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, *options)
     assert done.code == 1 and message in done.err
+
+
+PHOTOS = """network photos(batch = 8) {
+  input photo[batch, 3, 10, 10] : uint8
+  input label[batch] : class
+  image = photo |> augment(crop=8, pad=1, flip=true, mean=(0.5,), std=(0.5,))
+  logits = image |> conv(4, 3) |> relu |> flatten |> linear(3)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+"""
+
+
+def test_images_of_bytes_from_files(mbc):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 40)
+    images = (generator.integers(0, 80, (40, 3, 10, 10)) + 80 * labels[:, None, None, None]).astype(np.uint8)
+    Path("photos.mbc").write_text(PHOTOS)
+    np.savez("photos.npz", images=images, labels=labels)
+    common = ("train", "photos.mbc", "--data", "photos.npz", "--test", "photos.npz", *CPU, "--lr", "0.05")
+    done = mbc(*common, "--epochs", "12", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["epochs"][-1]["test_accuracy"] > 0.9
+    np.savez("floats.npz", images=images / 255, labels=labels)
+    done = mbc("train", "photos.mbc", "--data", "floats.npz", *CPU)
+    assert done.code == 1 and "error MBC176: array 'images' of 'floats.npz' holds float64" in done.err

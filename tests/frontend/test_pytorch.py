@@ -95,7 +95,9 @@ def test_what_an_answer_names_exists(place: Place, name: str, found: Answer):
         case Place.OPERATION:
             compiled(stage=found.equivalent)
         case Place.LOSS:
-            compiled(loss=found.equivalent, target="class" if "soft" in found.equivalent else "float")
+            compiled(
+                loss=found.equivalent, target="class" if found.equivalent.startswith(("soft", "dice")) else "float"
+            )
         case Place.SETTING:
             assert found.equivalent in SETTINGS
         case Place.OPTIMIZER:
@@ -135,7 +137,7 @@ def test_settings_of_blocks_are_their_own():
         ({"stage": "conv(3, 3, init=xavir)"}, "did you mean `xavier`?"),
         ({"stage": "conv(3, 3, bias=flase)"}, "did you mean `false`?"),
         ({"stage": "conv(btach, 3)"}, "did you mean `batch`?"),
-        ({"loss": "meen_square"}, "the losses are: binary_cross_entropy, kl_divergence, l1, mse,"),
+        ({"loss": "meen_square"}, "the losses are: binary_cross_entropy, dice, kl_divergence, l1, mse,"),
         ({"loss": "softmax_entropy"}, "did you mean `softmax_cross_entropy`?"),
         ({"train": "optimizer = sdg"}, "did you mean `sgd`?"),
         ({"train": "optimizer = sgd(momentm=1)"}, "did you mean `momentum`?"),

@@ -23,7 +23,7 @@ def numpy_type(dtype: DType) -> type:
 def new_control(step: int = 0, seed: int = 0, learning_rate: float = 0.1, loss_scale: float = 1.0) -> Array:
     block = np.zeros(CONTROL_BYTES, np.uint8)
     record = control_record(block)
-    record["step"], record["seed"] = step, seed
+    record["step"], record["seed"], record["global_seed"] = step, seed, seed
     record["learning_rate"], record["loss_scale"] = learning_rate, loss_scale
     return block
 
@@ -37,6 +37,8 @@ def draw(graph: TrainingGraph, rng: np.random.Generator, classes: int = 3) -> di
         shape, count = value.type.shape, value.type.elements
         if value.type.dtype is DType.INT32:
             found[value.name] = rng.integers(0, classes, shape, np.int32)
+        elif value.type.dtype is DType.UINT8:
+            found[value.name] = rng.integers(0, 256, shape, np.uint8)
         elif value.role in (Role.STATISTIC, Role.OPTIMIZER):
             found[value.name] = rng.uniform(0.5, 1.5, shape)
         else:

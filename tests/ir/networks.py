@@ -24,8 +24,9 @@ class Writer:
         self._known: set[str] = set()
         self._count = 0
 
-    def input(self, name: str, *sample_shape: int, classes: bool = False) -> str:
-        kind = TensorType((self.batch, *sample_shape), DType.INT32 if classes else DType.FP32)
+    def input(self, name: str, *sample_shape: int, classes: bool = False, pixels: bool = False) -> str:
+        dtype = DType.INT32 if classes else DType.UINT8 if pixels else DType.FP32
+        kind = TensorType((self.batch, *sample_shape), dtype)
         self.inputs.append(self.graph.declare(name, kind, Role.INPUT, per_sample=True))
         return name
 

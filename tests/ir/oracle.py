@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Network, Role
+from mbc.ops.augment import Augment, View, centre, views
 from mbc.ops.random import Dropout, dropout_keep
 
 torch = pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
@@ -26,7 +27,8 @@ def run(
     for name, value in network.values.items():
         if value.role is not Role.INTERMEDIATE:
             array = start[name]
-            tensor = torch.tensor(array, dtype=torch.int64 if array.dtype.kind == "i" else torch.float64)
+            dtype = {"i": torch.int64, "u": torch.uint8}.get(array.dtype.kind, torch.float64)
+            tensor = torch.tensor(array, dtype=dtype)
             env[name] = tensor.requires_grad_(value.role is Role.PARAMETER)
     for op in network.operations:
         inputs = [env[v] for v in op.inputs]
@@ -36,6 +38,11 @@ def run(
                 keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
                 keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
             made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
+        elif isinstance(op.attributes, Augment):
+            keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
+            drawn = training and keyed.draws
+            seen = views(keyed, network.batch, 0, seed, step) if drawn else [centre(keyed)] * network.batch
+            made = torch.stack([augmented(keyed, image, view) for image, view in zip(inputs[0], seen, strict=True)])
         elif op.kind == "batch_norm":
             made = batch_norm(op.attributes, training, *inputs)
         else:
@@ -47,6 +54,24 @@ def run(
     gradients = torch.autograd.grad(total, [env[n] for n in names], allow_unused=True)
     found = {n: g.numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
     return {n: v.detach().numpy() for n, v in env.items()}, found
+
+
+def augmented(a: Augment, image: Any, view: View) -> Any:
+    """Of one image, for what was drawn; by PyTorch's functions for images."""
+    pixels = (image.permute(2, 0, 1) if a.channels_last else image).double() / 255
+    wide = F.pad(pixels, (8, 8, 8, 8))
+    box = wide[:, 8 + view.top : 8 + view.top + view.height, 8 + view.left : 8 + view.left + view.width]
+    if a.scale:
+        box = F.interpolate(box[None], a.crop, mode="bilinear", align_corners=False)[0]
+    box = box.flip(2) if view.mirrored else box
+    if a.jitters:
+        box = 0.5 + (box * view.brightness - 0.5) * view.contrast
+        if len(box) == 3:
+            luma = torch.einsum("c,chw->hw", torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64), box)
+            box = torch.lerp(luma.expand_as(box), box, view.saturation)
+        box = box.clamp(0, 1)
+    mean, std = (torch.tensor(x, dtype=torch.float64)[:, None, None] for x in (a.mean, a.std))
+    return (box - mean) / std
 
 
 def batch_norm(a: Any, training: bool, x: Any, *states: Any) -> Any:
@@ -115,6 +140,31 @@ def kl_divergence(a: Any, logits: Any, target: Any) -> Any:
 def top_k(a: Any, logits: Any, target: Any) -> Any:
     found = logits.topk(a.k, 1).indices == target.unsqueeze(1)
     return found.any(1).to(logits.dtype).mean().reshape(1)
+
+
+def counted_top_k(a: Any, logits: Any, target: Any) -> Any:
+    right = (logits.topk(a.k, 1).indices == target.unsqueeze(1)).any(1)
+    return right[target != a.ignored[0]].to(logits.dtype).mean().reshape(1)
+
+
+def dice(a: Any, logits: Any, target: Any) -> Any:
+    """As MONAI's DiceLoss with softmax, of which ignored positions have no part."""
+    counts = torch.ones_like(target) if not a.ignored else (target != a.ignored[0]).to(target.dtype)
+    hot = F.one_hot(target * counts, logits.shape[1]).movedim(-1, 1) * counts.unsqueeze(1)
+    p = logits.softmax(1) * counts.unsqueeze(1)
+    both, sizes = ((x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)).sum(2) for x in (p * hot, p + hot))
+    return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean().reshape(1)
+
+
+def mean_iou(a: Any, logits: Any, target: Any) -> Any:
+    counts = torch.ones_like(target, dtype=torch.bool) if not a.ignored else target != a.ignored[0]
+    found, wanted = logits.argmax(1)[counts], target[counts]
+    shares = [
+        ((found == c) & (wanted == c)).sum().to(logits.dtype) / ((found == c) | (wanted == c)).sum()
+        for c in range(logits.shape[1])
+        if ((found == c) | (wanted == c)).any()
+    ]
+    return torch.stack(shares).to(logits.dtype).mean().reshape(1)
 
 
 def bias_add(a: Any, y: Any, b: Any) -> Any:
@@ -220,6 +270,9 @@ MEANING: dict[str, Callable[..., Any]] = {
     "soft_target_cross_entropy": soft_cross_entropy,
     "weighted_cross_entropy": weighted_cross_entropy,
     "top_k": top_k,
+    "counted_top_k": counted_top_k,
+    "dice": dice,
+    "mean_iou": mean_iou,
     "mse": lambda a, x, y: F.mse_loss(x, y).reshape(1),
     "kl_divergence": kl_divergence,
     "l1": lambda a, x, y: F.l1_loss(x, y).reshape(1),

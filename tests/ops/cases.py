@@ -342,6 +342,36 @@ def drop_path(draw: Draw) -> Network:
     return _finish(w, w("drop_path", x, p=draw(st.sampled_from((0.2, 0.5)))))
 
 
+def augment(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    channels, height, width = draw(st.sampled_from((1, 3, 4))), draw(st.integers(3, 7)), draw(st.integers(3, 7))
+    last = draw(st.booleans())
+    photo = w.input("photo", *((height, width, channels) if last else (channels, height, width)), pixels=True)
+    scale = draw(st.sampled_from(((), (0.3, 0.9))))
+    jitter = draw(st.sampled_from((0.0, 0.4)))
+    settings = {
+        "crop": (draw(st.integers(1, height)), draw(st.integers(1, width))),
+        "pad": 0 if scale else draw(st.integers(0, 2)),
+        "flip": draw(st.booleans()),
+        "scale": scale,
+        "brightness": jitter,
+        "contrast": jitter,
+        "saturation": jitter if channels == 3 else 0.0,
+        "mean": (0.4,) if draw(st.booleans()) else tuple(0.1 * c for c in range(channels)),
+        "std": (0.25,),
+        "order": "hwc" if last else "chw",
+    }
+    x = w("augment", photo, **settings)
+    return _finish(w, w("conv", x, channels=2, kernel=1))
+
+
+def centre_crop(draw: Draw) -> Network:
+    """Nothing is drawn where there is nothing to choose."""
+    w = Writer(draw(st.integers(1, 3)))
+    photo = w.input("photo", 3, 4, 5, pixels=True)
+    return _finish(w, w("conv", w("augment", photo, mean=(0.5,), std=(0.2,)), channels=2, kernel=1))
+
+
 def flatten(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), max_size=3)))
@@ -383,6 +413,17 @@ def weighted_cross_entropy(draw: Draw) -> Network:
     }
     loss = w("softmax_cross_entropy", x, target, **settings)
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
+
+
+def dice(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
+    settings = {
+        "smooth": draw(st.sampled_from((1.0, 0.01))),
+        "ignore_index": draw(st.sampled_from(("none", 1, 255))),
+    }
+    return w.finish((x,), ((w("dice", x, target, **settings), draw(st.sampled_from((1.0, 0.3)))),))
 
 
 def mse(draw: Draw) -> Network:
@@ -427,15 +468,29 @@ def top_k(draw: Draw) -> Network:
     return replace(network, metrics=(("top", ((share, 1.0),)), ("both", ((loss, 0.5), (share, 2.0)))))
 
 
+def counted(draw: Draw) -> Network:
+    """Metrics over the positions that count."""
+    w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)
+    ignored = draw(st.sampled_from(("none", 1, 255)))
+    loss = w("softmax_cross_entropy", x, target)
+    share = w("top_k", x, target, k=draw(st.integers(1, 4)), ignore_index=ignored)
+    iou = w("mean_iou", x, target, ignore_index=ignored)
+    network = w.finish((x,), ((loss, 1.0),))
+    return replace(network, metrics=(("top", ((share, 1.0),)), ("iou", ((iou, 1.0), (loss, -0.5)))))
+
+
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         matmul, conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
         adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
         broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
-        elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, flatten,
+        elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, augment,
+        centre_crop, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
-        binary_cross_entropy, two_losses, top_k,
+        binary_cross_entropy, dice, two_losses, top_k, counted,
     )
 }  # fmt: skip
 CASES |= {

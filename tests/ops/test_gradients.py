@@ -8,10 +8,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mbc.ir.graph import Network, Operation, Optimizer, TrainingGraph
+from mbc.ir.metrics import name_of
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ir.verify import verify_network, verify_training
 from mbc.ops import KINDS
+from mbc.ops.augment import Augment
 from mbc.ops.base import Array, Call
 from mbc.ops.random import Dropout
 from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
@@ -70,6 +72,9 @@ def test_values_and_gradients_are_those_of_pytorch(case: str, data: st.DataObjec
     theirs, gradients = oracle.run(network, start, seed=(7 << 32) + 11, step=5)
     for ours, name in zip(graph.outputs, network.outputs, strict=True):
         assert normalised(env[ours], theirs[name]) <= 1e-10
+    named = (value for value in graph.metrics if name_of(value) is not None)
+    for ours, (_, terms) in zip(named, network.metrics, strict=True):
+        assert abs(env[ours][0] - sum(weight * theirs[value].item() for value, weight in terms)) <= 1e-10
     found = parameter_gradients(graph, env)
     assert found.keys() == gradients.keys()
     for name, gradient in found.items():
@@ -101,7 +106,7 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     whole = {"group_norm": 1, "layer_norm": 1, "group_norm_backward": 4, "layer_norm_backward": 4}.get(op.kind, whole)
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
-        whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout) else whole
+        whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout | Augment) else whole
     rank = len(types[op.outputs[0]].shape)
     with_rows = [
         len(types[v].shape) == rank and types[v].shape[0] == graph.batch if op.kind == "broadcast" else i < whole
@@ -130,8 +135,8 @@ def test_the_cases_cover_every_operation() -> None:
 
     for case in CASES:
         collect(case)
-    # batch_norm and weighted_cross_entropy exist in networks only; casts, adamw, guard, signs and what is of several
-    # ranks have their own tests.
-    alone = {"batch_norm", "weighted_cross_entropy", "cast", "adamw_update", "relu_mask", "relu_backward_masked"}
+    # Some exist in networks only; casts, adamw, guard, signs and what is of several ranks have their own tests.
+    alone = {"batch_norm", "weighted_cross_entropy", "dice", "counted_top_k", "mean_iou"}
+    alone |= {"cast", "adamw_update", "relu_mask", "relu_backward_masked"}
     alone |= {"state", "all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
     assert KINDS.keys() - seen == alone

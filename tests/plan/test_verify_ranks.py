@@ -540,3 +540,33 @@ def test_class_weights_are_those_of_all_ranks() -> None:
         return (replace(op, attributes=replace(mean.attributes, share=1.0)) if op is mean else op,)
 
     refused(verify_rank, with_operations(plan, all_of_it), "counts 1.0 of the mini-batch, and this rank has 0.5")
+
+
+MEASURED = Source(
+    "measured.mbc",
+    """network measured(batch = 6) {
+  input x[batch, 3] : float
+  input t[batch] : class
+  y = x |> linear(4)
+  output y
+  loss (y, t) |> softmax_cross_entropy
+  metric iou = (y, t) |> mean_iou
+  metric top2 = (y, t) |> top_k(2, ignore_index=3)
+}""",
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operand", "counts"), [("mean_iou_of_overlap", 0, "class_overlap"), ("top_k_mean", 2, "class_weight_sum")]
+)
+def test_metrics_over_counts_have_those_of_all_ranks(kind: str, operand: int, counts: str) -> None:
+    (plan,) = compile_plans(MEASURED, Options(gpu="h200", gpus=2))
+    verify_plan(plan)
+    verify_ranks((plan,))
+    metric, own = of_kind(plan, kind), of_kind(plan, counts).outputs[0]
+
+    def alone(op: Operation) -> tuple[Operation, ...]:
+        inputs = (*op.inputs[:operand], own, *op.inputs[operand + 1 :])
+        return (replace(op, inputs=inputs) if op is metric else op,)
+
+    refused(verify_rank, with_operations(plan, alone), f"'{metric.name}' is no mean over the weights of all ranks")

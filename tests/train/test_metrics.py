@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mbc.compiler import compile_plan, compile_plans
+from mbc.errors import MbcError
 from mbc.options import Options
 from mbc.plan.model import Plan
 from mbc.plan.verify_ranks import verify_ranks
@@ -38,11 +39,25 @@ SOURCE = """network measured(batch = 6) {
   metric hidden = 0.5 * ((h, 0 * h) |> l1) + ((logits, t) |> top_k(1))
 }
 """
+PIXELS = """network pixels(batch = 6) {
+  input x[batch, 3, 4, 4] : float
+  input t[batch, 4, 4] : class
+  logits = x |> conv(8, 3, pad=1) |> relu |> conv(4, 1)
+  output logits
+  loss (logits, t) |> softmax_cross_entropy(ignore_index=255, class_weights=(1, 2, 1, 0.5))
+  loss (logits, t) |> dice(ignore_index=255)
+  metric top2 = (logits, t) |> top_k(2, ignore_index=255)
+  metric iou = (logits, t) |> mean_iou(ignore_index=255)
+  metric dice = (logits, t) |> dice(ignore_index=255)
+  metric entropy = (logits, t) |> softmax_cross_entropy(ignore_index=255, class_weights=(1, 2, 1, 0.5))
+  metric good = 2 * ((logits, t) |> mean_iou(ignore_index=255)) - ((logits, t) |> dice(ignore_index=255))
+}
+"""
 
 
 @functools.cache
-def plans(gpus: int = 1, precision: str = "fp64") -> tuple[Plan, ...]:
-    source, settings = Source("net.mbc", SOURCE), (("train.precision", precision),)
+def plans(gpus: int = 1, precision: str = "fp64", text: str = SOURCE) -> tuple[Plan, ...]:
+    source, settings = Source("net.mbc", text), (("train.precision", precision),)
     if gpus == 1:
         return (compile_plan(source, Options(gpu="h200", settings=settings)),)
     return compile_plans(source, Options(gpu="h200", gpus=gpus, settings=settings))
@@ -135,3 +150,101 @@ def test_ranks_report_those_of_the_whole_mini_batch() -> None:
         assert metrics == pytest.approx(alone, rel=1e-12)
         assert on_test.accuracy == tested.accuracy
         assert on_test.metrics == pytest.approx(tested.metrics, rel=1e-6)
+
+
+def pixels(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The last image has nothing that counts, so that ranks count different numbers of positions."""
+    random = np.random.default_rng(1)
+    target = random.choice([0, 1, 2, 3, 255], (count, 4, 4)).astype(np.int32)
+    target[-1] = 255
+    return random.normal(size=(count, 3, 4, 4)), target
+
+
+def expected(logits: np.ndarray, t: np.ndarray) -> dict[str, float]:
+    """Of all positions at once."""
+    counts, best = t != 255, logits.argmax(1)
+    ranked = np.argsort(-logits, 1)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    weights = np.array((1, 2, 1, 0.5))[np.where(counts, t, 0)] * counts
+    own = np.take_along_axis(p, np.where(counts, t, 0)[:, None], 1)[:, 0]
+    iou, dice = [], []
+    for c in range(4):
+        found, wanted = (best == c) & counts, t == c
+        iou.append((found & wanted).sum() / (found | wanted).sum())
+        share = p[:, c] * counts
+        dice.append(1 - (2 * (share * wanted).sum((1, 2)) + 1) / (share.sum((1, 2)) + wanted.sum((1, 2)) + 1))
+    return {
+        "top2": float((ranked[:, :2] == t[:, None]).any(1)[counts].mean()),
+        "iou": float(np.mean(iou)),
+        "dice": float(np.mean(dice)),
+        "entropy": float(-(np.log(own) * weights).sum() / weights.sum()),
+    }
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_those_over_positions_that_count_are_of_the_whole_mini_batch_and_of_all_test_data(gpus: int) -> None:
+    together, batch = plans(gpus, text=PIXELS), pixels(6)
+    tested = ArrayData(pixels(20))
+    if gpus > 1:
+        verify_ranks(together)
+    with Module(plans(text=PIXELS)[0], seed=1, device="cpu") as net:
+        before = expected(np.asarray(net.forward(batch[0])), batch[1])
+        net.step(*batch, lr=0.1)
+        x, t = pixels(20)
+        test = expected(np.concatenate([np.asarray(net.forward(x[i : i + 5])) for i in range(0, 20, 5)]), t)
+
+    def body(member=None):
+        with Module(together[0], seed=1, device="cpu", ranks=member) as net:
+            first, rows = (0, 6) if member is None else (2 * member.rank, 2)
+            net.step(*(array[first : first + rows] for array in batch), lr=0.1)
+            return net.metrics, evaluate_on(net, together[0].graph, tested, member).metrics
+
+    for metrics, on_test in [body()] if gpus == 1 else run_ranks(3, body):
+        for name, value in before.items():
+            assert metrics[name] == pytest.approx(value, rel=1e-12), name
+        assert {name: on_test[name] for name in test} == pytest.approx(test, rel=1e-5)
+
+
+def test_the_best_epoch_and_a_plateau_go_by_them(tmp_path: Path) -> None:
+    plan, file = plans(text=PIXELS)[0], tmp_path / "w.safetensors"
+    data = ArrayData(pixels(12))
+    job = Job(plan.graph, data, Schedule(0.1, 3), data, checkpoint=file, best=tmp_path / "best")
+    for name, rises in (("iou", True), ("test-iou", True), ("dice", False), ("test-entropy", False), ("good", True)):
+        by = job.criterion(name)
+        assert by.name == name and by.rises is rises
+    with Module(plan, seed=1, device="cpu") as net:
+        history = train(net, replace(job, best_metric="test-iou"))
+    best = max(history, key=lambda epoch: epoch.test_metrics["iou"])
+    kept = read_progress(tmp_path / "best")
+    assert kept.best is not None and (kept.best.metric, kept.epochs) == ("test-iou", best.epoch)
+    assert kept.best.value == best.test_metrics["iou"]
+    schedule = Schedule(0.1, 4, "plateau", metric="dice", patience=0, factor=0.5)
+    with Module(plan, seed=1, device="cpu") as net:
+        history = train(net, replace(job, schedule=schedule, checkpoint=file))
+    lowest, rates, rate = np.inf, [], 0.1
+    for epoch in history:
+        rates.append(rate)
+        if epoch.metrics["dice"] >= lowest * (1 - 1e-4):
+            rate *= 0.5
+        lowest = min(lowest, epoch.metrics["dice"])
+    assert [epoch.learning_rate for epoch in history] == pytest.approx(rates)
+    assert read_progress(file).plateau.metric == "dice"
+
+
+def test_a_metric_that_epochs_cannot_be_compared_by() -> None:
+    plan = plans()[0]
+    job = Job(plan.graph, ArrayData(rows(6)), Schedule(0.1, 1), ArrayData(rows(6)))
+    for name, message in (
+        ("hidden", "'hidden' is a sum of which one part should rise and another fall"),
+        ("test-hidden", "'test-hidden' is not known: 'hidden' is of more than outputs and inputs"),
+        (
+            "top3",
+            "'top3' is not known\nhelp: go by one of loss, accuracy, test-accuracy, top2, entropy, hidden, test-to",
+        ),
+    ):
+        with pytest.raises(MbcError, match=message) as no:
+            job.criterion(name)
+        assert no.value.code == "MBC237"
+    with pytest.raises(MbcError, match="'test-top2' is not known: there are no test data") as no:
+        replace(job, test=None).criterion("test-top2")
+    assert no.value.code == "MBC237"

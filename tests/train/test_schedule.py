@@ -15,6 +15,7 @@ from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
 from mbc.train.job import Job
 from mbc.train.loop import train
+from mbc.train.metrics import Criterion
 from mbc.train.schedule import Plateau, Schedule
 
 EPOCHS, STEPS = 10, 7  # steps of an epoch
@@ -52,7 +53,7 @@ def test_plateau():
     plateau = Plateau()
     scales = []
     for loss in (2.0, 1.0, 1.0, 0.99995, 0.9, 0.9, 0.9):  # 0.99995 is no more than a rounding better
-        plateau = plateau.after(loss, "loss", schedule)
+        plateau = plateau.after(loss, Criterion("loss", rises=False), schedule)
         scales.append(plateau.scale)
     assert scales == [1, 1, 1, 0.5, 0.5, 0.5, 0.25] and plateau == Plateau(0.9, 0, 0.25, "loss")
 
@@ -94,7 +95,7 @@ def test_plateaus_are_those_of_pytorch(rises, patience):
     schedule, plateau = Schedule(0.3, 60, "plateau", factor=0.02, patience=patience), Plateau()
     for value in np.random.default_rng(patience).uniform(0.5, 1, 60):
         scheduler.step(value)
-        plateau = plateau.after(value, "accuracy" if rises else "loss", schedule)
+        plateau = plateau.after(value, Criterion("some", rises), schedule)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(schedule.rate * plateau.scale, rel=1e-12)
     assert plateau.scale < 1e-6
 
@@ -151,6 +152,9 @@ def test_a_plateau_of_a_metric_that_is_not_known(regression, graph, rows):
     with pytest.raises(MbcError, match="'accuracy' is not known: the network does not classify") as no:
         train(regression, job)
     assert no.value.code == "MBC237" and regression.rates == []
+    with pytest.raises(MbcError, match="'speed' is not known\nhelp: go by one of loss, accuracy, test-accuracy") as no:
+        train(regression, dataclasses.replace(job, graph=graph, best_metric="speed"))
+    assert no.value.code == "MBC237" and regression.rates == []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,6 @@ def test_a_plateau_of_a_metric_that_is_not_known(regression, graph, rows):
         ({"milestones": (0.0,)}, "the milestones 0 do not rise from above 0"),
         ({"power": 0.0}, "a power of 0.0 is not a number above 0"),
         ({"patience": -1}, "a patience of -1 epochs is below 0"),
-        ({"metric": "speed"}, "there is no metric 'speed'\nhelp: choose one of loss, accuracy, test-accuracy"),
     ],
 )
 def test_schedules_that_make_no_sense(settings, message):

@@ -7,7 +7,6 @@ import argparse
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
 from mbc.cli.arguments.types import blocks, count, duration, modes, numbers, peers, seed
 from mbc.options import MODES, PEERS
-from mbc.train.metrics import METRICS
 from mbc.train.schedule import KINDS, USUAL_RATES
 
 
@@ -45,7 +44,7 @@ def add_train(commands: Commands) -> None:
     )
     made.add_argument("--checkpoint-every", type=count, metavar="STEPS", help="and within epochs after so many steps")
     made.add_argument(
-        "--keep-best", nargs="?", const=True, choices=METRICS, metavar="METRIC",
+        "--keep-best", nargs="?", const=True, metavar="METRIC",
         help="keep the best epoch's beside it (w.best.safetensors beside w.safetensors), by METRIC as --plateau-metric",
     )  # fmt: skip
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
@@ -89,8 +88,9 @@ def _add_schedule(made: argparse.ArgumentParser) -> None:
         help="schedule plateau: epochs in a row that may pass without a better metric (default 10)",
     )  # fmt: skip
     made.add_argument(
-        "--plateau-metric", choices=METRICS, metavar="METRIC",
-        help=f"schedule plateau: one of {', '.join(METRICS)} (default test-accuracy where there is one, else loss)",
+        "--plateau-metric", metavar="METRIC",
+        help="schedule plateau: loss, accuracy, test-accuracy, the name of a metric of the source, or test- and that "
+        "name (default test-accuracy where there is one, else loss)",
     )  # fmt: skip
 
 

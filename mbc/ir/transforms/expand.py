@@ -60,13 +60,17 @@ class Expander:
     def ranks(self) -> Ranks | None:
         return self._ranks
 
+    @property
+    def working(self) -> DType:
+        return self._working
+
     def type(self, value: str) -> TensorType:
         return self._builder.type(value)
 
     def needs(self, value: str) -> bool:
         return self._training and self._needs(self._source.get(value, value))
 
-    def working(self, state: str) -> str:
+    def working_copy(self, state: str) -> str:
         return self._working_copy(state)
 
     def write(self, op: Operation) -> None:

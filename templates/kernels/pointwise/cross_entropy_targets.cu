@@ -188,30 +188,6 @@ __global__ void target_cross_entropy(const T* logits, const Targets targets, Sco
   if (threadIdx.x == 0 && threadIdx.y == 0) partial[blockIdx.x] = score;
 }
 
-// Over what a mean is taken: `sums` holds the weights of all positions that count, and their number, of all ranks, of
-// which this one has the part `share`; nullptr: every position counts 1.
-struct Mean {
-  const float* sums;
-  double share, positions;
-
-  __device__ double divisor() const { return sums == nullptr ? positions : share * static_cast<double>(sums[0]); }
-  __device__ double correct(double count) const {
-    return sums == nullptr ? count : count * positions / (share * static_cast<double>(sums[1]));
-  }
-};
-
-__global__ void add_target_scores(const Score* partial, int64_t parts, float* loss, float* correct, Mean mean) {
-  Score score{0.0, 0.0};
-  for (int64_t i = threadIdx.x; i < parts; i += THREADS) {
-    score.loss += partial[i].loss;
-    score.correct += partial[i].correct;
-  }
-  score = sum_block(score);
-  if (threadIdx.x != 0) return;
-  loss[0] = static_cast<float>(score.loss / mean.divisor());
-  if (correct != nullptr) correct[0] = static_cast<float>(mean.correct(score.correct));
-}
-
 // OF_TARGET: the gradient of probabilities that are the target, else of the logits.
 template <typename T, bool ADJACENT, bool OF_TARGET, typename Targets>
 __global__ void target_cross_entropy_backward(const T* logits, const Targets targets, const MbcControl* control, T* gradient,

@@ -1,5 +1,4 @@
-// Dropout, stochastic depth and their gradients, with random numbers from Philox 4x32-10 (Salmon et al., "Parallel
-// random numbers: as easy as 1, 2, 3", 2011).
+// Dropout, stochastic depth and their gradients, with random numbers from Philox 4x32-10 (philox.cuh).
 //
 // Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i /
 // 4. So a mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
@@ -10,7 +9,7 @@
 //            Stochastic depth: a row of blocks a sample, which has one number.
 // Limit      memory bandwidth; channels last also the second Philox block.
 #include "mbc_control.h"
-#include "device.cuh"
+#include "philox.cuh"
 
 struct DropoutArguments {
   int64_t type;
@@ -24,26 +23,6 @@ struct DropoutArguments {
 };
 
 namespace mbc {
-
-struct Words {
-  uint32_t v[4];
-};
-
-__device__ inline Words philox(uint64_t seed, uint64_t block, uint32_t step, uint32_t key) {
-  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32), c2 = step, c3 = key;
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t left = static_cast<uint64_t>(c0) * 0xD2511F53u, right = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
-    c0 = static_cast<uint32_t>(right >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(right);
-    c2 = static_cast<uint32_t>(left >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(left);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return {{c0, c1, c2, c3}};
-}
 
 struct Mask {
   const MbcControl* control;

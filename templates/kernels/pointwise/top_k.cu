@@ -1,4 +1,5 @@
-// Top-k accuracy: the share of positions whose target is among the k largest logits.
+// Top-k accuracy: the share of positions whose target is among the k largest logits, of all of them, or of those that
+// count.
 //
 // Bytes      logits and target in, once: how many logits come before the target's is counted, nothing is sorted.
 // Threads    256: a warp a position where classes are adjacent, else a thread a position.
@@ -13,21 +14,24 @@ struct TopKArguments {
   int64_t classes;
   int64_t inner;
   int64_t k;
+  int64_t ignores;
+  int64_t ignored;
   int64_t parts;
 };
 
 namespace mbc {
 
+// `share` nullptr: what the sums are divided by is on the device, and another kernel does it.
 template <typename T, bool ADJACENT>
 __global__ void top_k(const T* logits, const int32_t* target, Score* partial, float* share, int64_t positions,
-                      int64_t classes, int64_t inner, int64_t k) {
+                      int64_t classes, int64_t inner, int64_t k, bool ignores, int64_t ignored) {
   constexpr int LANES = ADJACENT ? 32 : 1;
   const int lane = static_cast<int>(threadIdx.x % LANES);
   Score score{0.0, 0.0};
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
   for (int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; p < positions; p += step) {
     const int64_t t = target[p];
-    if (t < 0 || t >= classes) continue;
+    if (t < 0 || t >= classes || (ignores && t == ignored)) continue;
     const T* row = logits + start_of<ADJACENT>(p, classes, inner);
     const int64_t stride = ADJACENT ? 1 : inner;
     const float own = to_float(row[t * stride]);
@@ -40,7 +44,24 @@ __global__ void top_k(const T* logits, const int32_t* target, Score* partial, fl
     for (int s = LANES / 2; s > 0; s /= 2) before += __shfl_xor_sync(0xffffffffu, before, s);
     if (lane == 0 && before < k && own == own) score.loss += 1.0;
   }
-  store_score(score, partial, share, nullptr, static_cast<double>(positions));
+  if (share != nullptr) return store_score(score, partial, share, nullptr, static_cast<double>(positions));
+  score = sum_block(score);
+  if (threadIdx.x == 0 && threadIdx.y == 0) partial[blockIdx.x] = score;
+}
+
+template <typename T>
+void run_top_k(const MbcCall& call, Score* partial, float* share) {
+  const auto& a = arguments<TopKArguments>(call);
+  const T* logits = in<T>(call, 0);
+  const auto* target = in<int32_t>(call, 1);
+  const unsigned parts = static_cast<unsigned>(a.parts);
+  const int64_t positions = a.rows * a.inner;
+  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+    MBC_LAUNCH((top_k<T, true>), parts, dim3(32, 8), call.stream, logits, target, partial, share, positions, a.classes,
+               a.inner, a.k, a.ignores != 0, a.ignored);
+  else
+    MBC_LAUNCH((top_k<T, false>), parts, dim3(1, THREADS), call.stream, logits, target, partial, share, positions,
+               a.classes, a.inner, a.k, a.ignores != 0, a.ignored);
 }
 
 }  // namespace mbc
@@ -48,19 +69,20 @@ __global__ void top_k(const T* logits, const int32_t* target, Score* partial, fl
 extern "C" const char* mbc_top_k(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<TopKArguments>(call);
-  const int64_t positions = a.rows * a.inner;
-  const auto* target = in<int32_t>(call, 1);
   float* share = out<float>(call, 2);
   Score* partial = a.parts > 1 ? out<Score>(call, 3) : nullptr;
-  const unsigned parts = static_cast<unsigned>(a.parts);
-  MBC_FOR_TYPE(a.type, T, {
-    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
-      MBC_LAUNCH((top_k<T, true>), parts, dim3(32, 8), call.stream, in<T>(call, 0), target, partial, share, positions,
-                 a.classes, a.inner, a.k);
-    else
-      MBC_LAUNCH((top_k<T, false>), parts, dim3(1, THREADS), call.stream, in<T>(call, 0), target, partial, share,
-                 positions, a.classes, a.inner, a.k);
-  });
-  merge(partial, a.parts, share, nullptr, positions, call.stream);
+  MBC_FOR_TYPE(a.type, T, { run_top_k<T>(call, partial, share); });
+  merge(partial, a.parts, share, nullptr, a.rows * a.inner, call.stream);
+  return launched();
+}
+
+extern "C" const char* mbc_top_k_mean(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<TopKArguments>(call);
+  Score* partial = out<Score>(call, 4);
+  MBC_FOR_TYPE(a.type, T, { run_top_k<T>(call, partial, nullptr); });
+  const Mean mean{in<float>(call, 2), call.reals[0], static_cast<double>(a.rows * a.inner)};
+  MBC_LAUNCH(add_target_scores, 1, THREADS, call.stream, partial, a.parts, out<float>(call, 3),
+             static_cast<float*>(nullptr), mean);
   return launched();
 }

@@ -7,7 +7,7 @@ sums long enough to be split into parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from mbc.ops.activation_variants import Elu
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest, Softmax
 from mbc.ops.arithmetic import Broadcast
+from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
+from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
 from mbc.ops.elementary import Power
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
@@ -38,6 +40,7 @@ from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
+from mbc.ops.mean_iou import MeanIou
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
@@ -47,7 +50,7 @@ from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
-from mbc.ops.top_k import TopK
+from mbc.ops.top_k import TopK, TopKMean
 from mbc.ops.update import AdamW, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
@@ -164,6 +167,8 @@ def control(**fields: float) -> Operand:
         start = {
             "step": 3,
             "seed": 0x123456789ABC,
+            "global_seed": 0xCBA987654321,
+            "first_row": 40,
             "learning_rate": 0.1,
             "loss_scale": 4.0,
             "gradient_scale": 8.0,
@@ -505,6 +510,30 @@ def _moves(cases: Cases) -> None:
         cases.add("drop_path_backward", attributes, w(*shape), control(), first_row=3)
 
 
+def _augment(cases: Cases) -> None:
+    plain = Augment((9, 7), (6, 5), 0, (), (), False, 0.0, 0.0, 0.0, (0.4,), (0.25,), False, "")
+    colours = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    three = replace(plain, mean=colours[0], std=colours[1])
+    jitter = {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5}
+    for note, a in (
+        ("flip", replace(plain, flip=True)),
+        ("pad", replace(three, pad=2, crop=(9, 7), flip=True)),
+        ("jitter", replace(three, channels_last=True, **jitter)),
+        ("scale", replace(three, scale=(0.2, 0.9), ratio=(0.75, 4 / 3), flip=True, **jitter)),
+        ("upsized", replace(three, channels_last=True, scale=(0.1, 0.3), ratio=(0.5, 2.0), crop=(9, 7))),
+        ("many", replace(three, size=(70, 60), crop=(64, 50), flip=True, brightness=0.1)),
+    ):
+        channels = len(a.mean)
+        shape = (5, *a.size, channels) if a.channels_last else (5, channels, *a.size)
+        photo = Operand("uint8", shape, bytes_below(256))
+        for precision in PRECISIONS:
+            typed = replace(a, key=0x9ABCDEF0, dtype=precision.working.value)
+            name = f"{note}-{precision}"
+            first = 3 if note == "flip" else 0
+            cases.add("augment", typed, photo, control(), note=name, precisions=(precision,), first_row=first)
+            cases.add("centre_crop", typed, photo, note=name, precisions=(precision,))
+
+
 def _losses(cases: Cases) -> None:
     for rows, classes, *rest in (
         (37, 10),
@@ -593,9 +622,21 @@ def _target_losses(cases: Cases) -> None:
                     "soft_target_cross_entropy_backward", backward, logits, target, scale, note=f"{note}-side{side}"
                 )
         numbers_below = Operand("int32", (rows, *rest), numbers(classes))
+        equal, counted = w(rows, classes, *rest, make=coarse), m(2, make=lambda rng, shape: np.array((33.0, 33.0)))
         for k in (1, 3):
-            equal = w(rows, classes, *rest, make=coarse)
             cases.add("top_k", TopK(k), equal, numbers_below, note=f"{k}")
+            cases.add("top_k_mean", TopKMean(k, (1,), 0.25), equal, numbers_below, counted, note=f"{k}")
+        for ignored in ((), (1,)):
+            note = "ignored" if ignored else ""
+            cases.add("dice_sums", DiceSums(ignored), logits, numbers_below, note=note)
+            slopes = m(rows, 2 * classes, *(1,) * len(rest))
+            cases.add("dice_sums_backward", DiceSums(ignored), logits, numbers_below, slopes, note=note)
+            cases.add("class_overlap", MeanIou(ignored), equal, numbers_below, note=note)
+        overlap = m(rows, 2 * classes, make=lambda rng, shape: np.sort(rng.uniform(0, 40, shape), axis=1))
+        cases.add("dice_mean", DiceMean(0.5), overlap, note=f"{classes}")
+        cases.add("dice_mean_backward", DiceMeanBackward(0.5, 0.7), overlap, scale, note=f"{classes}")
+        counts = m(2, classes, make=lambda rng, shape: np.sort(rng.integers(0, 9, shape), axis=0))
+        cases.add("mean_iou_of_overlap", NONE, counts, note=f"{rows}x{len(rest)}")
         sums = m(2, make=lambda rng, shape: np.array((29.5, 33.0)))
         for note, weights, ignored, smoothing in (
             ("weights", tuple(0.5 + c % 3 for c in range(classes)), (), 0.1),
@@ -789,6 +830,7 @@ def _all() -> tuple[Case, ...]:
         _adaptive,
         _images,
         _moves,
+        _augment,
         _losses,
         _updates,
         _products,

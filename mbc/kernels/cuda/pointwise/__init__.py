@@ -1,6 +1,7 @@
 """Elementwise operations, losses and data movement.
 
 * `arithmetic`: operators between tensors of any rank that are broadcast
+* `augment`: images of bytes, cropped, mirrored, recoloured and normalised
 * `broadcast`: images and a number for each of their channels
 * `cross_entropy_targets`: cross entropies of probabilities and of weighted classes
 * `elementwise`: activations, their gradients, sums and products
@@ -9,5 +10,6 @@
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout
 * `relu_mask`: ReLU bit masks, and relu's gradient by them
+* `segmentation`: the Dice loss, its gradient, and counts of intersection over union
 * `top_k`: top-k accuracy
 """
