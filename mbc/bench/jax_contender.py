@@ -92,6 +92,7 @@ def first_state(network: Network, rule: Optimizer, states: States, scaled: bool)
         "trained": trained,
         "untrained": {name: array for name, array in states.items() if name not in trained},
         "memories": tuple({name: jnp.zeros_like(a) for name, a in trained.items()} for _ in range(memories)),
+        "averages": dict(states) if rule.ema else {},
         "updates": jnp.zeros((), jnp.int32),
         "key": jax.random.key(0),
         "scale": jnp.asarray(LOSS_SCALE if scaled else 1.0, jnp.float32),
@@ -129,7 +130,10 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
 
         if scaled:
             updated = jax.tree.map(chosen, updated, {name: state[name] for name in updated})
-        return {**made, **updated, "untrained": {**state["untrained"], **statistics}}, loss
+        made |= {**updated, "untrained": {**state["untrained"], **statistics}}
+        weights = {**made["trained"], **made["untrained"]}
+        made["averages"] = {name: a + (1 - rule.ema) * (weights[name] - a) for name, a in state["averages"].items()}
+        return made, loss
 
     return step
 

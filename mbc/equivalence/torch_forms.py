@@ -25,7 +25,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
 from mbc.ops.relu_mask import CHANNELS
 from mbc.ops.response import Lrn
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Ema, Sgd
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -213,6 +213,14 @@ def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     return (parameter - float(record["learning_rate"]) * a.rate * step, *state)
 
 
+def _ema(a: Ema, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    average, value, control = inputs
+    record = control_record(control.cpu().numpy())
+    if not record["proceed"]:
+        return (average,)
+    return (value if record["updates"] <= 1 else a.decay * average + (1 - a.decay) * value,)
+
+
 def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     parameter, gradient, control, m, v = inputs
     record = control_record(control.cpu().numpy())
@@ -289,5 +297,6 @@ FORMS: dict[str, Form] = {
     "channel_slice": _unary(lambda a, x: x[:, a.start : a.start + a.count].clone()),
     "guard": _guard,
     "sgd_update": _sgd,
+    "ema_update": _ema,
     "adamw_update": _adamw,
 }

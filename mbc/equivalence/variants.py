@@ -17,6 +17,7 @@ _SHOWN = (
     ("train.groups", "none"),
     ("train.clip_norm", "none"),
     ("train.clip_value", "none"),
+    ("train.ema", "none"),
 )
 _ANY_MEMORY = ("memory.device", "auto")
 

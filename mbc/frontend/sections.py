@@ -52,12 +52,13 @@ class Sections:
     frozen: tuple[Pattern, ...] = ()
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    ema: float = 0.0
     device_bytes: int | None = None
     host_bytes: int | None = None
 
     @property
     def rule(self) -> Optimizer:
-        """The optimizer with what is different for some parameters, and how gradients are clipped."""
+        """The optimizer with what is different for some parameters, and what is done with gradients and weights."""
         return replace(
             self.optimizer,
             no_decay=self.no_decay,
@@ -65,6 +66,7 @@ class Sections:
             frozen=tuple(pattern.text for pattern in self.frozen),
             clip_norm=self.clip_norm,
             clip_value=self.clip_value,
+            ema=self.ema,
         )
 
     @property
@@ -147,6 +149,14 @@ def _clip_value(sections: Sections, value: ast.Expression, evaluator: Evaluator,
     return replace(sections, clip_value=_limit("clip_value", value, evaluator, frame))
 
 
+def _ema(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    decay = _limit("ema", value, evaluator, frame)
+    if decay >= 1:
+        message = f"`ema` is {decay:g}, but must be less than 1: it is the share of the average that stays in a step"
+        raise MbcError("MBC025", message, f"write a decay such as ema = 0.9999, or ema = {NONE}", value.span)
+    return replace(sections, ema=decay)
+
+
 def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
     """A positive number, or 0 for `none`."""
     if isinstance(value, ast.Name) and value.text == NONE:
@@ -204,6 +214,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "frozen": _frozen,
                 "clip_norm": _clip_norm,
                 "clip_value": _clip_value,
+                "ema": _ema,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

@@ -94,7 +94,8 @@ class Optimizer:
     """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay). `no_decay`:
     `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Parameters
     that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
-    and then element by element to `clip_value`; 0: they are not."""
+    and then element by element to `clip_value`; 0: they are not. `ema`: the decay of the moving averages of trained
+    parameters and of statistics (`mbc.ir.averages`); 0: there are none."""
 
     kind: str = "sgd"
     momentum: float = 0.0
@@ -108,6 +109,7 @@ class Optimizer:
     frozen: tuple[str, ...] = optional(())
     clip_norm: float = optional(0.0)
     clip_value: float = optional(0.0)
+    ema: float = optional(0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,10 @@ def optimizer_summary(optimizer: Optimizer) -> str:
 def _beside(optimizer: Optimizer) -> list[str]:
     """What holds beside the settings of the optimizer."""
     no_decay = [f"no_decay={optimizer.no_decay}"] if optimizer.no_decay else []
-    clips = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value") if getattr(optimizer, n)]
+    numbers = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value", "ema") if getattr(optimizer, n)]
     patterns = ", ".join(f'"{pattern}"' for pattern in optimizer.frozen)
     frozen = [f"frozen=({patterns})"] if patterns else []
-    return [*no_decay, *map(_group, optimizer.groups), *frozen, *clips]
+    return [*no_decay, *map(_group, optimizer.groups), *frozen, *numbers]
 
 
 def _group(group: ParameterGroup) -> str:

@@ -59,6 +59,14 @@ class AdamW(Attributes):
     clip_value: float = optional(0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Ema(Attributes):
+    """average = decay * average + (1 - decay) * value; the first update gives it the value itself. As
+    `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`."""
+
+    decay: float
+
+
 def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     control_shape(inputs[0])
     if a.clip_norm and len(inputs) < 3:
@@ -85,6 +93,12 @@ def _adamw_shape(a: AdamW, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
     parameter, _, _, m, v = inputs
     _same_states(inputs, (m, v))
     return parameter, m, v
+
+
+def _ema_shape(a: Ema, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    average, _, _ = inputs
+    _same_states(inputs, ())
+    return (average,)
 
 
 def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -152,10 +166,21 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return kind(1 - rate * a.weight_decay) * parameter - step, m, v
 
 
+def _ema(a: Ema, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    average, value, control = inputs
+    record = control_record(control)
+    if not record["proceed"]:
+        return (average,)
+    if record["updates"] <= 1:
+        return (value,)
+    return (average + average.dtype.type(1 - a.decay) * (value - average),)
+
+
 OPS = (
     OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
     OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
     OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
+    OpKind("ema_update", Ema, _ema_shape, _ema, updates=((0, 0),), reduces=True),
 )
 
 LAYERS: tuple[Any, ...] = ()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.ir.averages import averages_of
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
@@ -18,6 +19,7 @@ from mbc.ops.control import RECORD
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, wanted_inputs
+from mbc.runtime.averaging import check_averages, swapped, with_averages
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
@@ -30,7 +32,7 @@ from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
 from mbc.runtime.transfers import Transfers
 from mbc.runtime.turns import Turns, no_copy
-from mbc.runtime.weights import COUNTERS, counter_tensors, fit_weights, read_weights
+from mbc.runtime.weights import COUNTERS, check_averages_of, counter_tensors, fit_weights, read_weights
 
 Array = NDArray[Any]
 Output = Array | DeviceOutput
@@ -77,16 +79,18 @@ class Module:
         self._train_inputs = wanted_inputs(graph, graph.inputs)
         self._infer_inputs = wanted_inputs(graph, graph.infer_inputs)
         self._judged = judged_rows(graph)
+        self._averages = averages_of(graph)
         self._figures: Figures | None = None
         self._closed = False
         self._broken_off = False
         self._turns = Turns()
         self._opened_machine = open_machine(self._plan, self._places, folder, settings)
+        averaged = {average: weight for weight, average in self._averages.items()}
         for state in graph.states:
             if state.value in self._places.states:
                 kind = graph.values[state.value].type
-                place = self._places.states[state.value]
-                self._machine.write(place, initial(state.value, kind, state.initializer, seed))
+                place, drawn_as = self._places.states[state.value], averaged.get(state.value, state.value)
+                self._machine.write(place, initial(drawn_as, kind, state.initializer, seed))
         scale = INITIAL_LOSS_SCALE if graph.precision is Precision.FP16 else 1.0
         self._write_control({"seed": seed, "proceed": 1, "loss_scale": scale, "gradient_scale": scale})
 
@@ -211,48 +215,72 @@ class Module:
         with self._turns, self._changing() as machine:
             machine.write(place, array.astype(canonical_dtype(place.dtype)))
 
-    def state_dict(self, *, optimizer: bool = False) -> dict[str, Array]:
+    @contextmanager
+    def averaged(self) -> Generator[None]:
+        """Within this context the moving averages (`train { ema = … }`) stand in the place of the weights, and these in
+        theirs: for `forward`, and whatever else reads weights. Frozen parameters are their own averages. A training
+        goes on behind it: `step` within it would train the averages. MBC211 where there are none."""
+        check_averages(self._averages, self._plan.graph.name)
+        with self._turns, swapped(self, self._averages):
+            yield
+
+    def state_dict(self, *, optimizer: bool = False, ema: bool = False) -> dict[str, Array]:
         """Copies of parameters and statistics by name, in the order of the source: canonical layout, fp32 (fp64 where
-        the network is computed in it). `optimizer`: its state, too."""
-        optimizer = flag("optimizer", optimizer)
+        the network is computed in it). `optimizer`: its state, too, moving averages included. `ema`: the moving
+        averages in the place of parameters and statistics, MBC211 where there are none."""
+        optimizer, ema = flag("optimizer", optimizer), flag("ema", ema)
+        if ema:
+            check_averages(self._averages, self._plan.graph.name)
         with self._turns:
-            return {name: self.state(name) for name in (self._places.states if optimizer else self._weights)}
+            names = self._places.states if optimizer else self._weights
+            return {name: self.state(self._averages.get(name, name) if ema else name) for name in names}
 
     def load_state_dict(self, arrays: Mapping[str, object]) -> None:
         """Overwrite parameters and statistics, or these and the state of the optimizer, with what `state_dict` of this
-        or any other plan of the network returned, or with other floating-point arrays of these names and shapes. All
-        else stays, counters included. MBC164 with every name that does not fit, and then nothing has changed."""
+        or any other plan of the network returned, or with other floating-point arrays of these names and shapes. Moving
+        averages begin anew from weights that come without them. All else stays, counters included. MBC164 with every
+        name that does not fit, and then nothing has changed."""
         fitting = fit_weights(arrays, self.states, self._weights)
         with self._turns:
             self._overwrite(fitting, {})
 
-    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails.
+    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None, ema: bool = False) -> None:
+        """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails. `ema`: the
+        moving averages alone, by the names of what they are of, for `load(weights_only=True)`; MBC211 where there are
+        none.
 
         Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
         under any plan of the network. `metadata` goes into the file's header; `load` passes over it. The file appears
         whole or not at all.
         """
         place = path_of(path, "MBC162", "cannot write a checkpoint")
+        averages = self.state_dict(ema=True) if flag("ema", ema) else None
         if self.rank:
             return
         described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
         with self._turns:
-            tensors = [(name, self.state(name)) for name in self._places.states]
-            tensors += counter_tensors(self._read_control())
+            if averages is not None:
+                tensors = [*averages.items()]
+            else:
+                tensors = [(name, self.state(name)) for name in self._places.states]
+                tensors += counter_tensors(self._read_control())
         write_checkpoint(place, tensors, {**texts(metadata), **described})
 
     def load(self, path: str | Path, *, strict: bool = True, weights_only: bool = False) -> None:
         """Read what `save` wrote, under this or any other plan of the network. Nothing changes when it fails.
 
         `weights_only` reads parameters and statistics, all of them, and leaves the state of the optimizer and counters
-        as they are, whether the file has them or not: how a training begins from weights.
+        as they are, whether the file has them or not: how a training begins from weights. Moving averages
+        begin from them, too.
         `strict=False` leaves states that the file lacks as they are and passes over names it has too many.
-        Raises MBC163 (not a whole file) and MBC164 (every missing, unexpected and mismatched name).
+        Raises MBC163 (not a whole file), MBC164 (every missing, unexpected and mismatched name) and MBC212 (the file
+        has no moving averages and the network keeps some, or the other way round).
         """
         place = path_of(path, "MBC163", "cannot read a checkpoint")
         strict = flag("strict", strict)
         weights_only = flag("weights_only", weights_only)
+        if strict and not weights_only:
+            check_averages_of(place, self._weights, self._averages)
         arrays, counters = read_weights(place, self.states, strict, self._weights if weights_only else None)
         if self._plan.graph.precision is not Precision.FP16:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
@@ -342,12 +370,13 @@ class Module:
     @property
     def _weights(self) -> tuple[str, ...]:
         """Parameters and statistics."""
-        values = self._plan.graph.values
-        return tuple(name for name in self._places.states if values[name].role is not Role.OPTIMIZER)
+        values, averages = self._plan.graph.values, self._averages.values()
+        states = (name for name in self._places.states if name not in averages)
+        return tuple(name for name in states if values[name].role is not Role.OPTIMIZER)
 
     def _overwrite(self, arrays: Mapping[str, Array], counters: Mapping[str, float]) -> None:
         with self._changing() as machine:
-            for name, array in arrays.items():
+            for name, array in with_averages(arrays, self._averages).items():
                 state = self._places.states[name]
                 machine.write(state, array.astype(canonical_dtype(state.dtype)))
             self._write_control({**counters, "proceed": 1})

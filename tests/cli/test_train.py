@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mbc import compiler
 from mbc.cli import train_command
@@ -343,3 +344,26 @@ def test_logs_that_cannot_be_written_are_refused_before_planning(mbc, data, monk
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, *options)
     assert done.code == 1 and message in done.err
+
+
+def test_moving_averages_are_tested_saved_and_resumed(mbc, data):
+    common = ("--data", data, "--test", data, *CPU, "--set", "train.ema=0.8", "--lr", "0.2", "--save-ema", "e")
+    done = mbc("train", "tiny.mbc", *common, "--epochs", "3", "--checkpoint", "whole", "--evaluate", "ema")
+    assert done.code == 0, done.err
+    assert "test accuracy of the moving averages: " in done.out and "moving averages: e" in done.out
+    averages = load_file("e")
+    assert not any(name.startswith("control.") or name.endswith((".ema", ".momentum")) for name in averages)
+    whole = load_file("whole")
+    assert all(np.array_equal(averages[name], whole[f"{name}.ema"]) for name in averages)
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "1", "--checkpoint", "part").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "3", "--resume", "part", "--evaluate", "ema").code == 0
+    assert all(np.array_equal(array, load_file("part")[name]) for name, array in whole.items())
+
+
+def test_averages_that_are_not_kept(mbc, data):
+    common = ("--data", data, *CPU, "--epochs", "1")
+    done = mbc("train", "tiny.mbc", *common, "--save-ema", "e")
+    assert done.code == 1 and "error MBC211: network 'tiny' keeps no moving averages of its weights" in done.err
+    assert mbc("train", "tiny.mbc", *common, "--checkpoint", "c").code == 0
+    done = mbc("train", "tiny.mbc", *common, "--resume", "c", "--set", "train.ema=0.9")
+    assert done.code == 1 and "error MBC212: 'c' lacks moving averages" in done.err and "train.ema=none" in done.err

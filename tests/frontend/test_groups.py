@@ -43,5 +43,10 @@ def test_limits_of_gradients():
     assert rule("").clip_norm == rule("").clip_value == 0
 
 
+def test_the_decay_of_moving_averages():
+    assert rule("ema = 1 - 1 / 10000").ema == 0.9999
+    assert rule("ema = 0.9", "train.ema=none").ema == rule("").ema == 0
+
+
 def test_text_may_hold_what_means_something_elsewhere():
     assert rule('groups = (group("*", rate=2), group("[!{}#]*", rate=2))').groups[1].pattern == "[!{}#]*"

@@ -14,7 +14,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call, ShapeError
 from mbc.ops.control import CONTROL_TYPE, RECORD, control_record
-from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from tests.ir.execution import new_control
 
 
@@ -72,6 +72,7 @@ def test_a_skipped_step_leaves_parameters_and_optimizer_states() -> None:
     p, g, m, v = states
     assert _call("sgd_update", Sgd(0.9), p, g, after, m) == (p, m)
     assert _call("adamw_update", AdamW(), p, g, after, m, v) == (p, m, v)
+    assert _call("ema_update", Ema(0.9), p, g, after) == (p,)
     running = _call("update_running", _running(), *states, after)
     assert running == (p, g)
 
@@ -103,6 +104,14 @@ def test_clipping_to_a_value_keeps_what_is_not_a_number() -> None:
     gradient = np.array([-3.0, 0.25, np.nan, 3.0])
     (parameter,) = _call("sgd_update", Sgd(clip_value=0.5), np.zeros(4), gradient, after)
     np.testing.assert_array_equal(parameter, [0.5, -0.25, np.nan, -0.5])
+
+
+def test_a_moving_average_begins_with_what_it_is_of() -> None:
+    control, average = new_control(), np.array([7.0])
+    for value, expected in ((1.0, 1.0), (2.0, 1.25), (0.25, 1.0)):
+        control = _guard(control, 0.0)
+        (average,) = _call("ema_update", Ema(0.75), average, np.array([value]), control)
+        assert average == pytest.approx([expected])
 
 
 def _running() -> Attributes:

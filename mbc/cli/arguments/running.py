@@ -48,6 +48,11 @@ def add_train(commands: Commands) -> None:
         "--keep-best", nargs="?", const=True, choices=METRICS, metavar="METRIC",
         help="keep the best epoch's beside it (w.best.safetensors beside w.safetensors), by METRIC as --plateau-metric",
     )  # fmt: skip
+    made.add_argument(
+        "--evaluate", choices=("weights", "ema"), default="weights",
+        help="what is tested after each epoch: the weights, or their moving averages, train { ema } (default weights)",
+    )  # fmt: skip
+    made.add_argument("--save-ema", metavar="FILE", help="write the moving averages here after each epoch, as weights")
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument("--log", metavar="FILE", help="write the figures of each epoch here, as lines of JSON")
     made.add_argument(

@@ -1,8 +1,8 @@
 """Network -> TrainingGraph: types of a precision, backward pass, end of the step, and the inference graph.
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
-operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, sums over ranks
-`sum.<value>`.
+operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, moving averages
+`<state>.ema`, sums over ranks `sum.<value>`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mbc.errors import MbcError
+from mbc.ir.averages import average_name
 from mbc.ir.build import GraphBuilder, live_operations
 from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import (
@@ -37,7 +38,7 @@ from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
-from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 
 
 def differentiate(
@@ -114,6 +115,7 @@ def differentiate(
     states = [*network.states]
     for parameter, gradient in gradients.items():
         states += _update(train, optimizer, parameter, gradient, after, current)
+    states += _averages(train, optimizer, network.states, after, current)
     states.append(State(control, Initializer("constant", scale)))
     updates = tuple((s.value, current[s.value]) for s in states if s.value in current)
 
@@ -220,6 +222,27 @@ def _update(
     made = builder.emit(kind, attributes, inputs, f"{parameter}.update", names, value.span)
     current.update(zip((parameter, *memory), made, strict=True))
     return [State(v, Initializer("constant")) for v in memory]
+
+
+def _averages(
+    builder: GraphBuilder, optimizer: Optimizer, states: Sequence[State], guarded: str, current: dict[str, str]
+) -> list[State]:
+    """Append the moving averages of all `states` that the step changes; returns the states of these, which start as
+    what they are of."""
+    found: list[State] = []
+    for state in states:
+        weight, value = state.value, builder.values[state.value]
+        if not optimizer.ema or weight not in current:
+            continue
+        # An average of statistics is of this rank's rows, as they are.
+        role = Role.STATISTIC if value.role is Role.STATISTIC else Role.OPTIMIZER
+        average = builder.declare(average_name(weight), value.type, role, span=value.span)
+        inputs = (average, current[weight], guarded)
+        (current[average],) = builder.emit(
+            "ema_update", Ema(optimizer.ema), inputs, f"{average}.update", (f"next.{average}",), value.span
+        )
+        found.append(State(average, state.initializer))
+    return found
 
 
 def _used(values: dict[str, Value], operations: Sequence[Operation]) -> dict[str, Value]:

@@ -1,8 +1,9 @@
 // End of a step: the guard (the step is skipped if a gradient is infinite or NaN; the dynamic loss scale of fp16), and
-// the update of one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
+// the update of one tensor (SGD, AdamW, moving average). Control block, parameters and optimizer state are updated in place.
 //
 // Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
-//            parameter, gradient and two moments in, all but the gradient out. All fp32, 16 bytes at a time where
+//            parameter, gradient and two moments in, all but the gradient out. Moving
+//            average: it and what it is of in, it out. All fp32, 16 bytes at a time where
 //            aligned.
 // Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
 // Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
@@ -22,6 +23,10 @@ struct SgdUpdateArguments {
 };
 
 struct AdamwUpdateArguments {
+  int64_t elements;
+};
+
+struct EmaUpdateArguments {
   int64_t elements;
 };
 
@@ -116,5 +121,16 @@ extern "C" const char* mbc_adamw_update(const MbcCall& call) {
                       out<float>(call, 5), out<float>(call, 6), out<float>(call, 7), a.elements};
   MBC_LAUNCH((update_one<Adamw>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, tensor,
              in<MbcControl>(call, 2), vectors, settings);
+  return launched();
+}
+
+extern "C" const char* mbc_ema_update(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<EmaUpdateArguments>(call);
+  const int64_t vectors = all_aligned(call, 4) ? a.elements / 4 : 0;
+  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
+                      out<float>(call, 3), nullptr, nullptr, a.elements};
+  MBC_LAUNCH((update_one<Ema>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, tensor,
+             in<MbcControl>(call, 2), vectors, ema_settings(call));
   return launched();
 }

@@ -1,4 +1,4 @@
-// Optimizer rules (SGD, AdamW) as functors, and their loop over a range of a tensor.
+// Optimizer rules (SGD, AdamW) and the moving average as functors, and their loop over a range of a tensor.
 #pragma once
 
 #include "mbc_control.h"
@@ -119,6 +119,27 @@ struct Adamw {
     first = beta1 * first + rest1 * step;
     second = beta2 * second + rest2 * (step * step);
     parameter = keep * parameter - rate * (first / (sqrtf(second) * widen + eps));
+  }
+};
+
+struct EmaSettings {
+  double decay;
+};
+
+inline EmaSettings ema_settings(const MbcCall& call) { return {call.reals[0]}; }
+
+// The average in the place of the parameter, what it is of in the place of the gradient.
+struct Ema {
+  using Settings = EmaSettings;
+  static constexpr int STATES = 0;
+  float rest;
+  bool proceed, first;
+
+  __device__ Ema(const Settings& settings, const MbcControl* control)
+      : rest(static_cast<float>(1.0 - settings.decay)), proceed(control->proceed != 0), first(control->updates <= 1) {}
+  __device__ void operator()(float& average, float value, float&, float&) const {
+    if (!proceed) return;
+    average = first ? value : average + rest * (value - average);
   }
 };
 

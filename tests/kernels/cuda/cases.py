@@ -41,7 +41,7 @@ from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopK
-from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
 
@@ -520,6 +520,9 @@ def _updates(cases: Cases) -> None:
             cases.add("sgd_update", Sgd(0.9, rate=3.0), m(*shape), m(*shape), block, m(*shape), note=f"{note}-rate")
             a = Sgd(0.9, weight_decay=0.01, clip_value=0.05)
             cases.add("sgd_update", a, m(*shape), m(*shape), block, m(*shape), note=f"{note}-clipped")
+            cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), block, note=note)
+            first = control(proceed=proceed, updates=1)
+            cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), first, note=f"{note}-first")
             second = m(*shape, make=positive)
             a = AdamW(clip_value=0.05)
             cases.add("adamw_update", a, m(*shape), m(*shape), block, m(*shape), second, note=f"{note}-clipped")

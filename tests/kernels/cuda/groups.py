@@ -18,7 +18,7 @@ from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Ema, Sgd
 from mbc.optimize.fusion.catalogue import PATTERNS, RELU_FUSED_REMAT
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     CONVOLUTION_FUSED_REMAT,
@@ -291,6 +291,7 @@ def _many() -> Iterable[Case]:
         adamw = AdamW(weight_decay=0.1 + proceed, rate=1.0 + proceed, clip_value=0.5 * proceed)
         operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
         yield _together("adamw_update", [adamw] * len(SIZES), operands)
+        yield _together("ema_update", [Ema(0.9 + proceed / 100)] * len(SIZES), [(m(n), m(n), block) for n in SIZES])
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
         vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
         yield _together("update_running", running, vectors)

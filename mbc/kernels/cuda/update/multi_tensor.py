@@ -1,4 +1,5 @@
-"""One operation on each of many tensors: the updates of all parameters, their casts, the running statistics."""
+"""One operation on each of many tensors: the updates of all parameters, their casts and moving averages, the running
+statistics."""
 
 from __future__ import annotations
 
@@ -154,31 +155,21 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 
 KERNELS = (
-    OwnKernel(
-        "sgd_update*",
-        FILE,
-        MultiTensorUpdateArguments,
-        _updates,
-        _settings,
-        trailing=_fields_of_updates,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
-        time_us=_time_us,
-        launcher="multi_tensor_sgd",
-        takes=_takes_updates,
-    ),
-    OwnKernel(
-        "adamw_update*",
-        FILE,
-        MultiTensorUpdateArguments,
-        _updates,
-        _settings,
-        trailing=_fields_of_updates,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
-        time_us=_time_us,
-        launcher="multi_tensor_adamw",
-        takes=_takes_updates,
+    *(
+        OwnKernel(
+            f"{rule}_update*",
+            FILE,
+            MultiTensorUpdateArguments,
+            _updates,
+            _settings,
+            trailing=_fields_of_updates,
+            layouts=_any_layouts,
+            accepts_layouts=_same_layouts,
+            time_us=_time_us,
+            launcher=f"multi_tensor_{rule}",
+            takes=_takes_updates,
+        )
+        for rule in ("sgd", "adamw", "ema")
     ),
     OwnKernel(
         "cast*",

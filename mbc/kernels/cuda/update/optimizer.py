@@ -1,4 +1,4 @@
-"""The end of a step: the guard (loss scale, finite gradients), and SGD and AdamW of one tensor."""
+"""The end of a step: the guard (loss scale, finite gradients), and SGD, AdamW and the moving average of one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
 from mbc.kernels.cuda.update.clip_norm import clips
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Ema, Sgd
 
 FLAG_BYTES = 4
 
@@ -29,6 +29,11 @@ class SgdUpdateArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class AdamwUpdateArguments(Struct):
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmaUpdateArguments(Struct):
     elements: int
 
 
@@ -55,10 +60,12 @@ def _sgd(at: Slice) -> SgdUpdateArguments:
 
 
 def update_reals(attributes: Attributes) -> tuple[float, ...]:
-    """What `sgd_settings` and `adamw_settings` of the source read."""
+    """What `sgd_settings`, `adamw_settings` and `ema_settings` of the source read."""
     if isinstance(attributes, AdamW):
         a = attributes
         return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
+    if isinstance(attributes, Ema):
+        return (attributes.decay,)
     assert isinstance(attributes, Sgd)
     return attributes.momentum, attributes.weight_decay, attributes.rate, attributes.clip_value
 
@@ -69,6 +76,10 @@ def _reals(at: Slice) -> tuple[float, ...]:
 
 def _adamw(at: Slice) -> AdamwUpdateArguments:
     return AdamwUpdateArguments(at.request.inputs[0].elements)
+
+
+def _ema(at: Slice) -> EmaUpdateArguments:
+    return EmaUpdateArguments(at.request.inputs[0].elements)
 
 
 FILE = "update/optimizer.cu"
@@ -86,4 +97,5 @@ KERNELS = (
     ),
     OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _reals),
     OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _reals),
+    OwnKernel("ema_update", FILE, EmaUpdateArguments, _ema, _reals),
 )
