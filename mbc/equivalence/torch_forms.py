@@ -213,6 +213,22 @@ def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     return (parameter - float(record["learning_rate"]) * a.rate * step, *state)
 
 
+def _accumulated(before: Tensor, value: Tensor, control: Tensor) -> Tensor:
+    return before + value if control_record(control.cpu().numpy())["accumulated"] else value
+
+
+def _by_numpy(kind: str) -> Callable[[Any, Sequence[Tensor], Call], tuple[Tensor, ...]]:
+    """Of control blocks."""
+    evaluate = KINDS[kind].evaluate
+    assert evaluate is not None
+
+    def form(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+        (after,) = evaluate(a, [x.cpu().numpy() for x in inputs], call)
+        return (torch.from_numpy(after).to(inputs[0].device),)
+
+    return form
+
+
 def _ema(a: Ema, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     average, value, control = inputs
     record = control_record(control.cpu().numpy())
@@ -298,5 +314,7 @@ FORMS: dict[str, Form] = {
     "guard": _guard,
     "sgd_update": _sgd,
     "ema_update": _ema,
+    "accumulate": lambda a, inputs, call: (_accumulated(*inputs),),
+    "check_loss": _by_numpy("check_loss"),
     "adamw_update": _adamw,
 }

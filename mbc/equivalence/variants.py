@@ -18,6 +18,7 @@ _SHOWN = (
     ("train.clip_norm", "none"),
     ("train.clip_value", "none"),
     ("train.ema", "none"),
+    ("train.accumulate", "1"),
 )
 _ANY_MEMORY = ("memory.device", "auto")
 

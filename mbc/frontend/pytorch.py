@@ -140,6 +140,8 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (Place.ENTRY, ("batch_size", "batch"), Answer("--set batch=64", "where the network has a parameter `batch`")),
     (Place.ENTRY, ("clip_grad_norm_", "max_norm", "max_grad_norm"), Answer("clip_norm = 1.0", "of all gradients")),
     (Place.ENTRY, ("clip_grad_value_",), Answer("clip_value = 0.5")),
+    (Place.ENTRY, ("accumulation_steps", "gradient_accumulation_steps", "iters_to_accumulate"),
+     Answer("accumulate = 4", "mini-batches a step")),
     (Place.ENTRY, ("AveragedModel", "ModelEmaV2", "ema_decay", "swa"), Answer("ema = 0.9999", "of all weights")),
     (Place.ENTRY, ("param_groups",), Answer('groups = group("*.bias", rate=2)', "or several in parentheses")),
     (Place.ENTRY, ("requires_grad", "freeze"), Answer('frozen = "*.bias"', "or several patterns in parentheses")),

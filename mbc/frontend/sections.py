@@ -36,6 +36,7 @@ OPTIMIZERS: Mapping[str, tuple[Parameter, ...]] = MappingProxyType(
     }
 )
 AUTO = "auto"
+MOST_ACCUMULATED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Sections:
     clip_norm: float = 0.0
     clip_value: float = 0.0
     ema: float = 0.0
+    accumulate: int = 1
     device_bytes: int | None = None
     host_bytes: int | None = None
 
@@ -67,6 +69,7 @@ class Sections:
             clip_norm=self.clip_norm,
             clip_value=self.clip_value,
             ema=self.ema,
+            accumulate=self.accumulate,
         )
 
     @property
@@ -157,6 +160,16 @@ def _ema(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame:
     return replace(sections, ema=decay)
 
 
+def _accumulate(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    worth = evaluator.worth(value, frame)
+    if not isinstance(worth, int) or isinstance(worth, bool) or not 1 <= worth <= MOST_ACCUMULATED:
+        message = f"`accumulate` must be a whole number from 1 to {MOST_ACCUMULATED}, but is {describe(worth)}"
+        raise MbcError(
+            "MBC025", message, "write how many mini-batches a step takes, such as accumulate = 4", value.span
+        )
+    return replace(sections, accumulate=worth)
+
+
 def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
     """A positive number, or 0 for `none`."""
     if isinstance(value, ast.Name) and value.text == NONE:
@@ -215,6 +228,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "clip_norm": _clip_norm,
                 "clip_value": _clip_value,
                 "ema": _ema,
+                "accumulate": _accumulate,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

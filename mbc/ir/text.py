@@ -94,7 +94,8 @@ def _beside(optimizer: Optimizer) -> list[str]:
     numbers = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value", "ema") if getattr(optimizer, n)]
     patterns = ", ".join(f'"{pattern}"' for pattern in optimizer.frozen)
     frozen = [f"frozen=({patterns})"] if patterns else []
-    return [*no_decay, *map(_group, optimizer.groups), *frozen, *numbers]
+    accumulate = [f"accumulate={optimizer.accumulate}"] if optimizer.accumulate > 1 else []
+    return [*no_decay, *map(_group, optimizer.groups), *frozen, *numbers, *accumulate]
 
 
 def _group(group: ParameterGroup) -> str:

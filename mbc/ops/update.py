@@ -18,7 +18,7 @@ from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Attributes
 from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
-from mbc.ops.base import Array, Call, OpKind, ShapeError
+from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.control import control_record, control_shape
 
 NORM_EPSILON = 1e-6  # of clip_grad_norm_ in PyTorch
@@ -26,9 +26,11 @@ NORM_EPSILON = 1e-6  # of clip_grad_norm_ in PyTorch
 
 @dataclass(frozen=True, slots=True)
 class Guard(Attributes):
-    """`clip_norm`: the largest L2 norm of all gradients together, without the loss scale; 0: there is none."""
+    """`clip_norm`: the largest L2 norm of all gradients together, without the loss scale; 0: there is none.
+    `accumulate`: of how many mini-batches the gradients are sums; their mean is what counts."""
 
     clip_norm: float = optional(0.0)
+    accumulate: int = optional(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     record = control_record(after)
     proceed = all(bool(np.isfinite(v).all()) for v in values)
     record["proceed"] = proceed
-    scale = float(record["loss_scale"])
+    scale = float(record["loss_scale"]) * a.accumulate
     record["gradient_scale"] = scale
     if a.clip_norm and proceed:
         squares = sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in values[1:])
@@ -176,10 +178,34 @@ def _ema(a: Ema, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (average + average.dtype.type(1 - a.decay) * (value - average),)
 
 
+def _accumulate_shape(a: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    _same_states(inputs, ())
+    return inputs[:1]
+
+
+def _accumulate(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    before, value, control = inputs
+    return (before + value if control_record(control)["accumulated"] else value,)
+
+
+def _check_loss_shape(a: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    control_shape(inputs[0])
+    return inputs[:1]
+
+
+def _check_loss(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    control, loss = inputs
+    after = control.copy()
+    control_record(after)["proceed"] = bool(np.isfinite(loss).all())
+    return (after,)
+
+
 OPS = (
     OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
     OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
     OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
+    OpKind("accumulate", NoAttributes, _accumulate_shape, _accumulate, updates=((0, 0),), reduces=True),
+    OpKind("check_loss", NoAttributes, _check_loss_shape, _check_loss, reduces=True),
     OpKind("ema_update", Ema, _ema_shape, _ema, updates=((0, 0),), reduces=True),
 )
 

@@ -18,7 +18,7 @@ from mbc.ir.types import Precision
 from mbc.ops.control import RECORD
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
-from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, wanted_inputs
+from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, rows_of, wanted_inputs
 from mbc.runtime.averaging import check_averages, swapped, with_averages
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
@@ -95,24 +95,45 @@ class Module:
         self._write_control({"seed": seed, "proceed": 1, "loss_scale": scale, "gradient_scale": scale})
 
     def step(self, *inputs: object, lr: float, **named: object) -> Loss:
-        """Train on one mini-batch with the learning rate `lr`; returns the loss before the update.
+        """Train on one mini-batch with the learning rate `lr`, or on as many as `train { accumulate }` says; returns
+        their mean loss before the update.
 
         Inputs come in the order of the source, or by name: NumPy arrays, or anything with DLPack or
-        `__cuda_array_interface__`, with exactly `batch` rows. On a GPU the call returns while the step runs, and an
-        array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169, MBC230,
-        MBC235 and MBC236.
+        `__cuda_array_interface__`, with exactly `step_batch` rows. On a GPU the call returns while the step runs, and
+        an array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169,
+        MBC230, MBC235 and MBC236.
         """
         rate = rate_of(lr)
         with self._turns:
-            self._feed(self._train_inputs, self._places.train_inputs, inputs, named, exact=True)
-            control = np.zeros((), RECORD)
-            control["step"], control["learning_rate"] = self._steps + 1, rate
-            control["seed"] = seed_of(self._seed, self.rank)
-            control["training"] = 1
+            wanted, places = self._train_inputs, self._places.train_inputs
+            arrays = self._received(wanted, inputs, named)
+            check_rows(wanted, arrays, self.step_batch, exact=True)
+            last = self.step_batch // self.batch - 1
+            self._hand(self._machine, wanted, places, self._mini_batch(arrays, 0))
             with self._changing() as machine:
-                self._steps += 1
-                self._figures = machine.train(control.tobytes()[:HOST_BYTES])
-            return Loss(self._figures, self._judged)
+                for number in range(last):
+                    machine.accumulate(self._next_control(rate, number), number)
+                    self._hand(machine, wanted, places, self._mini_batch(arrays, number + 1))
+                self._figures = machine.train(self._next_control(rate, last))
+            return self._loss(self._figures)
+
+    def _loss(self, figures: Figures) -> Loss:
+        return Loss(figures, self._judged, self.step_batch // self.batch)
+
+    def _mini_batch(self, arrays: Sequence[Array | DeviceArray], number: int) -> list[Array | DeviceArray]:
+        """The rows of one mini-batch of a step."""
+        rows = number * self.batch, (number + 1) * self.batch
+        pairs = zip(self._train_inputs, arrays, strict=True)
+        return [rows_of(array, *rows) if wanted.per_sample else array for wanted, array in pairs]
+
+    def _next_control(self, rate: float, number: int) -> bytes:
+        """The host's part of the control block for mini-batch `number` of a step."""
+        self._steps += 1
+        control = np.zeros((), RECORD)
+        control["step"], control["learning_rate"] = self._steps, rate
+        control["seed"] = seed_of(self._seed, self.rank)
+        control["training"], control["accumulated"] = 1, number
+        return control.tobytes()[:HOST_BYTES]
 
     @overload
     def forward(self, *inputs: object, copy: Literal[True] = True, **named: object) -> Array | tuple[Array, ...]: ...
@@ -131,7 +152,9 @@ class Module:
         graph = self._plan.graph
         copy = flag("copy", copy)
         with self._turns:
-            rows = self._feed(self._infer_inputs, self._places.infer_inputs, inputs, named, exact=False)
+            arrays = self._received(self._infer_inputs, inputs, named)
+            rows = check_rows(self._infer_inputs, arrays, self.batch, exact=False)
+            self._hand(self._machine, self._infer_inputs, self._places.infer_inputs, arrays)
             self._machine.infer()
             outputs: list[Output] = []
             for name, value in zip(graph.outputs, graph.infer_outputs, strict=True):
@@ -146,7 +169,7 @@ class Module:
         that were classified correctly, from 0 to 1. With several losses that classify, `accuracy` is of the first in
         the source, `accuracy_2` of the second, and so on, and the metrics of the source by their names. Empty before
         the first step, and where nothing is classified or measured."""
-        return {} if self._figures is None else Loss(self._figures, self._judged).metrics
+        return {} if self._figures is None else self._loss(self._figures).metrics
 
     @property
     def correct(self) -> float | None:
@@ -175,8 +198,14 @@ class Module:
 
     @property
     def batch(self) -> int:
-        """Rows of a step, of this rank where several share a mini-batch."""
+        """Rows of a mini-batch, of this rank where several share it: what a forward pass takes, and a step where it
+        does not accumulate several."""
         return self._plan.graph.batch
+
+    @property
+    def step_batch(self) -> int:
+        """Rows of a step, of this rank: of all mini-batches whose gradients it accumulates."""
+        return self._plan.graph.step_batch
 
     @property
     def rank(self) -> int:
@@ -340,7 +369,8 @@ class Module:
                 f"{graph.name}: {trained:,} parameters, batch {graph.batch}, {graph.precision}, on {self.device}",
                 *described,
                 f"  {self.memory}",
-                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, {self._steps} done",
+                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu},"
+                f" {self._steps // graph.optimizer.accumulate} done",
             )
         )
 
@@ -382,21 +412,22 @@ class Module:
             self._write_control({**counters, "proceed": 1})
             self._figures = None
 
-    def _feed(
-        self,
+    def _received(
+        self, wanted: Sequence[Wanted], inputs: tuple[object, ...], named: dict[str, object]
+    ) -> list[Array | DeviceArray]:
+        """All inputs, checked but for the number of their rows."""
+        given = matched([w.name for w in wanted], inputs, named)
+        return [received(w, given[w.name], self._machine.stream) for w in wanted]
+
+    @staticmethod
+    def _hand(
+        machine: Machine,
         wanted: Sequence[Wanted],
         places: Mapping[str, Place],
-        inputs: tuple[object, ...],
-        named: dict[str, object],
-        exact: bool,
-    ) -> int:
-        """Check all inputs, then hand them to the machine; the number of rows."""
-        given = matched([w.name for w in wanted], inputs, named)
-        arrays: list[Array | DeviceArray] = [received(w, given[w.name], self._machine.stream) for w in wanted]
-        rows = check_rows(wanted, arrays, self.batch, exact)
+        arrays: Sequence[Array | DeviceArray],
+    ) -> None:
         for w, array in zip(wanted, arrays, strict=True):
-            self._machine.feed(places[w.name], array)
-        return rows
+            machine.feed(places[w.name], array)
 
     def _read_control(self) -> Array:
         record = self._machine.read(self._places.control).view(RECORD).reshape(())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.metrics import name_of
+from mbc.ir.metrics import measured_by, name_of
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call
@@ -56,7 +56,7 @@ def measures(graph: TrainingGraph) -> tuple[Measure, ...]:
         name = name_of(value)
         if name is None:
             continue
-        total = made[value] if graph.ranks is None else made[made[value].inputs[0]]
+        total = measured_by(graph, value)
         assert isinstance(total.attributes, WeightedSum)
         operations = [made[operand] for operand in total.inputs]
         if all(source_of(graph, operand) in known for op in operations for operand in op.inputs):

@@ -18,7 +18,7 @@ from mbc.train.divergence import Holds
 from mbc.train.evaluation import Predicts
 from mbc.train.metrics import metric_for
 from mbc.train.schedule import Schedule
-from mbc.train.share import Group, HoldsStates, Share, share_of
+from mbc.train.share import Group, HoldsStates, Share, step_share_of
 
 Array = NDArray[Any]
 
@@ -87,7 +87,8 @@ class Job:
 
     @property
     def share(self) -> Share:
-        return share_of(self.graph, 0 if self.group is None else self.group.rank)
+        """Of the rows of a step."""
+        return step_share_of(self.graph, 0 if self.group is None else self.group.rank)
 
     @property
     def steps_in_epoch(self) -> int | None:

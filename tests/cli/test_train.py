@@ -367,3 +367,29 @@ def test_averages_that_are_not_kept(mbc, data):
     assert mbc("train", "tiny.mbc", *common, "--checkpoint", "c").code == 0
     done = mbc("train", "tiny.mbc", *common, "--resume", "c", "--set", "train.ema=0.9")
     assert done.code == 1 and "error MBC212: 'c' lacks moving averages" in done.err and "train.ema=none" in done.err
+
+
+def test_steps_of_several_mini_batches_are_read_counted_and_resumed(mbc, data):
+    common = (
+        "--data",
+        data,
+        "--test",
+        data,
+        *CPU,
+        "--set",
+        "train.accumulate=2",
+        "--lr",
+        "0.2",
+        "--schedule",
+        "cosine",
+    )
+    done = mbc("train", "tiny.mbc", *common, "--epochs", "4", "--checkpoint", "whole", "--json")
+    assert done.code == 0, done.err
+    assert "do not fill a mini-batch of 16" in done.err
+    assert [epoch["steps"] for epoch in done.json["epochs"]] == [2, 2, 2, 2]
+    assert load_file("whole")["control.updates"] == 8 and load_file("whole")["control.step"] == 16
+    interrupted = ("--epochs", "4", "--checkpoint", "part", "--checkpoint-every", "1")
+    assert mbc("train", "tiny.mbc", *common, *interrupted[2:], "--epochs", "2").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "4", "--resume", "part").code == 0
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--resume", "whole", "--epochs", "5")
+    assert done.code == 1 and "was made with mini-batches of 16 rows, not 8" in done.err

@@ -2,7 +2,8 @@
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
 operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, moving averages
-`<state>.ema`, sums over ranks `sum.<value>`.
+`<state>.ema`, sums over mini-batches
+`before.<value>` and `accumulated.<value>`, sums over ranks `sum.<value>`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.loss import WeightedSum
@@ -92,6 +94,14 @@ def differentiate(
     metrics += tuple(_metric(train, forward, name, terms, share) for name, terms in network.metrics)
 
     gradients = backward.run()
+    states = [*network.states]
+    current: dict[str, str] = {}
+    checked = control
+    if optimizer.accumulate > 1:
+        # Running statistics move with every mini-batch, whose own loss is all that is known then.
+        (checked,) = train.emit("check_loss", NoAttributes(), (control, total), "check_loss")
+        total, *metrics = (_accumulated(train, control, states, current, figure) for figure in (total, *metrics))
+        gradients = {p: _accumulated(train, control, states, current, gradient) for p, gradient in gradients.items()}
     if ranks is not None:
         # In the order in which they are ready, so that the first can travel while the last are computed.
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
@@ -106,13 +116,19 @@ def differentiate(
 
     # End of the step: nothing changes a state before `guard` has seen the loss.
     seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
-    (after,) = train.emit("guard", Guard(optimizer.clip_norm), (control, total, *seen), "guard", (f"next.{control}",))
-    current = {control: after}
+    (after,) = train.emit(
+        "guard",
+        Guard(optimizer.clip_norm, optimizer.accumulate),
+        (control, total, *seen),
+        "guard",
+        (f"next.{control}",),
+    )
+    current[control] = after if optimizer.accumulate == 1 else checked
     for late in forward.deferred:
         inputs = tuple(current.get(v, v) for v in late.inputs)
         made = train.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
         current.update({late.inputs[old]: made[new] for new, old in KINDS[late.kind].updates})
-    states = [*network.states]
+    current[control] = after
     for parameter, gradient in gradients.items():
         states += _update(train, optimizer, parameter, gradient, after, current)
     states += _averages(train, optimizer, network.states, after, current)
@@ -188,6 +204,17 @@ def _metric(
     weights = WeightedSum(tuple(weight * share for _, weight in terms))
     values = [forward.read(value) for value, _ in terms]
     return builder.emit("weighted_sum", weights, values, value_of(name), (value_of(name),))[0]
+
+
+def _accumulated(builder: GraphBuilder, control: str, states: list[State], current: dict[str, str], value: str) -> str:
+    """The sum of a value over the mini-batches of a step until now; appends its state."""
+    of = builder.values[value]
+    before = builder.declare(f"before.{value}", of.type, Role.GRADIENT, span=of.span)
+    name = f"accumulated.{value}"
+    (after,) = builder.emit("accumulate", NoAttributes(), (before, value, control), name, (name,), of.span)
+    states.append(State(before, Initializer("constant")))
+    current[before] = after
+    return after
 
 
 def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:

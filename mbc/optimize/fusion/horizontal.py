@@ -17,7 +17,7 @@ from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
-_OF_STATES = frozenset({"sgd_update", "adamw_update", "ema_update"})  # updates of optimizer states
+_OF_STATES = frozenset({"sgd_update", "adamw_update", "ema_update", "accumulate"})  # updates of optimizer states
 _KINDS = _OF_STATES | {"cast", "update_running"}  # with multi-tensor kernels
 _ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
 

@@ -192,6 +192,11 @@ extern "C" const char* mbc_multi_tensor_ema(const MbcCall& call) {
   return run_updates<Ema>(call, ema_settings(call));
 }
 
+extern "C" const char* mbc_multi_tensor_accumulate(const MbcCall& call) {
+  using namespace mbc;
+  return run_updates<Accumulate>(call, {});
+}
+
 extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorCastArguments>(call);

@@ -12,7 +12,8 @@
 
 // Followed by the number of elements of every gradient, `gradients` integers.
 struct GuardArguments {
-  int64_t scaled;  // the loss scale is dynamic (fp16)
+  int64_t scaled;      // the loss scale is dynamic (fp16)
+  int64_t accumulate;  // of how many mini-batches gradients are sums
   int64_t gradients;
 };
 
@@ -28,6 +29,14 @@ struct AdamwUpdateArguments {
 
 struct EmaUpdateArguments {
   int64_t elements;
+};
+
+struct AccumulateArguments {
+  int64_t elements;
+};
+
+struct CheckLossArguments {
+  int64_t elements;  // of the loss: 1
 };
 
 namespace mbc {
@@ -56,14 +65,31 @@ __global__ void find_nonfinite(Tensors tensors, uint32_t* flag) {
 }
 
 __global__ void decide(const MbcControl* before, MbcControl* after, const float* loss, const uint32_t* flag,
-                       bool scaled) {
-  *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled);
+                       bool scaled, int64_t accumulate) {
+  *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled, accumulate);
+}
+
+__global__ void check_loss(const MbcControl* before, MbcControl* after, const float* loss) {
+  MbcControl control = *before;
+  control.proceed = isfinite(loss[0]) ? 1 : 0;
+  *after = control;
 }
 
 inline bool all_aligned(const MbcCall& call, int count) {
   for (int i = 0; i < count; ++i)
     if (i != 2 && !aligned(call.pointers[i], 16)) return false;  // 2: the control block
   return true;
+}
+
+// A rule without states: operand 0 becomes output 3 by operand 1.
+template <typename Rule>
+const char* run_in_pairs(const MbcCall& call, int64_t elements, const typename Rule::Settings& settings) {
+  const int64_t vectors = all_aligned(call, 4) ? elements / 4 : 0;
+  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
+                      out<float>(call, 3), nullptr, nullptr, elements};
+  MBC_LAUNCH((update_one<Rule>), blocks_for(vectors > 0 ? vectors : elements), THREADS, call.stream, tensor,
+             in<MbcControl>(call, 2), vectors, settings);
+  return launched();
 }
 
 }  // namespace mbc
@@ -89,7 +115,7 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
     MBC_LAUNCH(find_nonfinite, grid, THREADS, call.stream, tensors, flag);
   }
   MBC_LAUNCH(decide, 1, 1, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2), in<float>(call, 1),
-             flag, a.scaled != 0);
+             flag, a.scaled != 0, a.accumulate);
   return launched();
 }
 
@@ -126,11 +152,17 @@ extern "C" const char* mbc_adamw_update(const MbcCall& call) {
 
 extern "C" const char* mbc_ema_update(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<EmaUpdateArguments>(call);
-  const int64_t vectors = all_aligned(call, 4) ? a.elements / 4 : 0;
-  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
-                      out<float>(call, 3), nullptr, nullptr, a.elements};
-  MBC_LAUNCH((update_one<Ema>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, tensor,
-             in<MbcControl>(call, 2), vectors, ema_settings(call));
+  return run_in_pairs<Ema>(call, arguments<EmaUpdateArguments>(call).elements, ema_settings(call));
+}
+
+extern "C" const char* mbc_accumulate(const MbcCall& call) {
+  using namespace mbc;
+  return run_in_pairs<Accumulate>(call, arguments<AccumulateArguments>(call).elements, {});
+}
+
+// The control block as it is, but that `proceed` says whether the loss of one mini-batch is finite.
+extern "C" const char* mbc_check_loss(const MbcCall& call) {
+  using namespace mbc;
+  MBC_LAUNCH(check_loss, 1, 1, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, 2), in<float>(call, 1));
   return launched();
 }

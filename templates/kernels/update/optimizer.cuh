@@ -1,4 +1,4 @@
-// Optimizer rules (SGD, AdamW) and the moving average as functors, and their loop over a range of a tensor.
+// Optimizer rules (SGD, AdamW), the moving average and the sum over mini-batches as functors, and their loop over a range of a tensor.
 #pragma once
 
 #include "mbc_control.h"
@@ -141,6 +141,19 @@ struct Ema {
     if (!proceed) return;
     average = first ? value : average + rest * (value - average);
   }
+};
+
+struct AccumulateSettings {};
+
+// What mini-batches before have added up in the place of the parameter, the value of this one in that of the gradient. Of
+// the first mini-batch of a step nothing is before.
+struct Accumulate {
+  using Settings = AccumulateSettings;
+  static constexpr int STATES = 0;
+  bool first;
+
+  __device__ Accumulate(const Settings&, const MbcControl* control) : first(control->accumulated == 0) {}
+  __device__ void operator()(float& sum, float value, float&, float&) const { sum = first ? value : sum + value; }
 };
 
 template <typename Rule>

@@ -510,6 +510,10 @@ def _updates(cases: Cases) -> None:
         cases.add("guard", Guard(limit), grown, m(1), *large, note=f"norm{limit:g}")
     cases.add("guard", Guard(3.0), control(loss_scale=1024.0), m(1), m(5), note="norm-scaled")
     cases.add("guard", Guard(3.0), grown, m(1), *large[:-1], m(5, make=_spoiled(np.inf)), note="norm-inf")
+    cases.add("guard", Guard(0.0, 4), grown, m(1), *gradients[:2], note="accumulated")
+    cases.add("guard", Guard(3.0, 4), control(loss_scale=1024.0), m(1), *large, note="norm-accumulated")
+    cases.add("check_loss", NONE, control(proceed=0), m(1))
+    cases.add("check_loss", NONE, control(), m(1, make=_spoiled(np.inf)), note="inf")
     cases.add("guard", Guard(3.0), grown, m(1, make=_spoiled(np.nan)), *gradients[:2], note="norm-nan")
     for shape in ((1031,), (16, 3, 3, 3), (3, 40)):
         for proceed in (0, 1):
@@ -521,6 +525,8 @@ def _updates(cases: Cases) -> None:
             a = Sgd(0.9, weight_decay=0.01, clip_value=0.05)
             cases.add("sgd_update", a, m(*shape), m(*shape), block, m(*shape), note=f"{note}-clipped")
             cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), block, note=note)
+            more = control(accumulated=2 * proceed)
+            cases.add("accumulate", NONE, m(*shape), m(*shape), more, note=f"{'more' if proceed else 'first'}")
             first = control(proceed=proceed, updates=1)
             cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), first, note=f"{note}-first")
             second = m(*shape, make=positive)

@@ -292,6 +292,8 @@ def _many() -> Iterable[Case]:
         operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
         yield _together("adamw_update", [adamw] * len(SIZES), operands)
         yield _together("ema_update", [Ema(0.9 + proceed / 100)] * len(SIZES), [(m(n), m(n), block) for n in SIZES])
+        more = control(accumulated=proceed)
+        yield _together("accumulate", [NoAttributes()] * len(SIZES), [(m(n), m(n), more) for n in SIZES])
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
         vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
         yield _together("update_running", running, vectors)

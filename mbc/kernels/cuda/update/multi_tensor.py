@@ -157,7 +157,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 KERNELS = (
     *(
         OwnKernel(
-            f"{rule}_update*",
+            f"{kind}*",
             FILE,
             MultiTensorUpdateArguments,
             _updates,
@@ -166,10 +166,10 @@ KERNELS = (
             layouts=_any_layouts,
             accepts_layouts=_same_layouts,
             time_us=_time_us,
-            launcher=f"multi_tensor_{rule}",
+            launcher=f"multi_tensor_{kind.removesuffix('_update')}",
             takes=_takes_updates,
         )
-        for rule in ("sgd", "adamw", "ema")
+        for kind in ("sgd_update", "adamw_update", "ema_update", "accumulate")
     ),
     OwnKernel(
         "cast*",

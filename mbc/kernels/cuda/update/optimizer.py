@@ -9,7 +9,8 @@ from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
 from mbc.kernels.cuda.update.clip_norm import clips
-from mbc.ops.update import AdamW, Ema, Sgd
+from mbc.ops.base import NoAttributes
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 
 FLAG_BYTES = 4
 
@@ -17,6 +18,7 @@ FLAG_BYTES = 4
 @dataclass(frozen=True, slots=True)
 class GuardArguments(Struct):
     scaled: int
+    accumulate: int
     gradients: int
 
 
@@ -37,8 +39,20 @@ class EmaUpdateArguments(Struct):
     elements: int
 
 
+@dataclass(frozen=True, slots=True)
+class AccumulateArguments(Struct):
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLossArguments(Struct):
+    elements: int
+
+
 def _guard(at: Slice) -> GuardArguments:
-    return GuardArguments(int(at.request.precision is Precision.FP16), len(at.request.inputs) - 2)
+    assert isinstance(at.request.attributes, Guard)
+    scaled, accumulate = int(at.request.precision is Precision.FP16), at.request.attributes.accumulate
+    return GuardArguments(scaled, accumulate, len(at.request.inputs) - 2)
 
 
 def _elements_of_gradients(at: Slice) -> tuple[int, ...]:
@@ -66,6 +80,8 @@ def update_reals(attributes: Attributes) -> tuple[float, ...]:
         return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
     if isinstance(attributes, Ema):
         return (attributes.decay,)
+    if isinstance(attributes, NoAttributes):
+        return ()
     assert isinstance(attributes, Sgd)
     return attributes.momentum, attributes.weight_decay, attributes.rate, attributes.clip_value
 
@@ -97,5 +113,7 @@ KERNELS = (
     ),
     OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _reals),
     OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _reals),
+    OwnKernel("accumulate", FILE, AccumulateArguments, lambda at: AccumulateArguments(at.request.inputs[0].elements)),
+    OwnKernel("check_loss", FILE, CheckLossArguments, lambda at: CheckLossArguments(at.request.inputs[1].elements)),
     OwnKernel("ema_update", FILE, EmaUpdateArguments, _ema, _reals),
 )
