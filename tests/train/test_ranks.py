@@ -199,8 +199,8 @@ def test_ranks_that_accumulate_meet_once_a_step(arrays, size):
     for other, after in run_ranks(size, body):
         assert other == pytest.approx(loss, rel=1e-12)
         assert_same(states, after, 1e-12)
-    parameters, figures = 4, 2  # loss and accuracy
-    assert met == dict.fromkeys(range(size), 2 * (parameters - 1 + figures))
+    parameters, figures = 3, 2  # loss and accuracy
+    assert met == dict.fromkeys(range(size), 2 * (parameters + figures))
 
 
 def _in_order(fed: dict[int, list[np.ndarray]]) -> list[list[np.ndarray]]:

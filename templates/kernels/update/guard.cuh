@@ -8,6 +8,8 @@ namespace mbc {
 
 constexpr int TENSORS = 64;  // gradients that one launch looks at; the kernel's arguments hold the list
 
+constexpr int CONTROL_BYTES = 256;
+
 // The next version of a control block. `scaled`: the loss scale is dynamic (fp16); `accumulate`: of how many mini-batches
 // the gradients are sums.
 __device__ inline MbcControl decided(MbcControl control, bool proceed, bool scaled, int64_t accumulate) {

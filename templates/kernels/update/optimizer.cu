@@ -69,10 +69,11 @@ __global__ void decide(const MbcControl* before, MbcControl* after, const float*
   *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled, accumulate);
 }
 
-__global__ void check_loss(const MbcControl* before, MbcControl* after, const float* loss) {
-  MbcControl control = *before;
-  control.proceed = isfinite(loss[0]) ? 1 : 0;
-  *after = control;
+// A thread a byte.
+__global__ void check_loss(const uint8_t* before, uint8_t* after, const float* loss) {
+  after[threadIdx.x] = before[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) reinterpret_cast<MbcControl*>(after)->proceed = isfinite(loss[0]) ? 1 : 0;
 }
 
 inline bool all_aligned(const MbcCall& call, int count) {
@@ -163,6 +164,6 @@ extern "C" const char* mbc_accumulate(const MbcCall& call) {
 // The control block as it is, but that `proceed` says whether the loss of one mini-batch is finite.
 extern "C" const char* mbc_check_loss(const MbcCall& call) {
   using namespace mbc;
-  MBC_LAUNCH(check_loss, 1, 1, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, 2), in<float>(call, 1));
+  MBC_LAUNCH(check_loss, 1, CONTROL_BYTES, call.stream, in<uint8_t>(call, 0), out<uint8_t>(call, 2), in<float>(call, 1));
   return launched();
 }
