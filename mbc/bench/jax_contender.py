@@ -102,6 +102,8 @@ def first_state(network: Network, rule: Optimizer, states: States, scaled: bool)
 
 def training_step(network: Network, rule: Optimizer, learning_rate: float, half: Any) -> Callable[..., Any]:
     """A function of state, inputs and dropout's masks (None: drawn), which gives the next state and the loss."""
+    if rule.kind in ("lars", "lamb"):
+        raise ValueError(f"there is no optimizer {rule.kind} for JAX here")
     forward = _forward(network, half)
     scaled = half == jnp.float16
     rules = _rules(network, rule, learning_rate)

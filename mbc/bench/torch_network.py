@@ -73,6 +73,8 @@ class TorchNetwork(Base):
             {"params": tensors, "lr": own.rate * learning_rate, "weight_decay": own.weight_decay}
             for own, tensors in alike.items()
         ]
+        if rule.kind in ("lars", "lamb"):
+            raise ValueError(f"PyTorch has no optimizer {rule.kind}")
         if rule.kind == "sgd":
             return torch.optim.SGD(groups, learning_rate, rule.momentum, nesterov=rule.nesterov, **settings)
         return torch.optim.AdamW(groups, learning_rate, (rule.beta1, rule.beta2), rule.eps, **settings)

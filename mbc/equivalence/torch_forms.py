@@ -218,13 +218,13 @@ def _accumulated(before: Tensor, value: Tensor, control: Tensor) -> Tensor:
 
 
 def _by_numpy(kind: str) -> Callable[[Any, Sequence[Tensor], Call], tuple[Tensor, ...]]:
-    """Of control blocks."""
+    """Of control blocks, and of what is small beside a step's products."""
     evaluate = KINDS[kind].evaluate
     assert evaluate is not None
 
     def form(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-        (after,) = evaluate(a, [x.cpu().numpy() for x in inputs], call)
-        return (torch.from_numpy(after).to(inputs[0].device),)
+        found = evaluate(a, [x.cpu().numpy() for x in inputs], call)
+        return tuple(torch.from_numpy(array).to(inputs[0].device) for array in found)
 
     return form
 
@@ -314,6 +314,7 @@ FORMS: dict[str, Form] = {
     "guard": _guard,
     "sgd_update": _sgd,
     "ema_update": _ema,
+    **{kind: _by_numpy(kind) for kind in ("lars_ratio", "lars_update", "lamb_ratio", "lamb_update")},
     "accumulate": lambda a, inputs, call: (_accumulated(*inputs),),
     "check_loss": _by_numpy("check_loss"),
     "adamw_update": _adamw,

@@ -125,6 +125,8 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_S, ("dampening", "amsgrad", "maximize", "foreach", "fused", "capturable"), Answer("", "leave it out")),
     (Place.OPTIMIZER, ("Adam", "NAdam", "RAdam"), Answer("adamw(weight_decay=0)", "without weight decay that is Adam")),
     (Place.OPTIMIZER, ("AdamW",), Answer("adamw")),
+    (Place.OPTIMIZER, ("LARS", "LARC"), Answer("lars")),
+    (Place.OPTIMIZER, ("LAMB", "FusedLAMB"), Answer("lamb")),
     (Place.OPTIMIZER, ("SGD", "momentum", "nesterov"), Answer("sgd(momentum=0.9)", "`nesterov=true` may be added")),
     (Place.OPTIMIZER, ("RMSprop", "Adagrad", "Adadelta", "Adamax", "LAMB", "LARS", "Lion", "LBFGS"),
      Answer("", _OPTIMIZERS)),

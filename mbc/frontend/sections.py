@@ -33,6 +33,19 @@ OPTIMIZERS: Mapping[str, tuple[Parameter, ...]] = MappingProxyType(
             Parameter("eps", "float", 1e-8),
             Parameter("weight_decay", "float", 0.01),
         ),
+        "lars": (
+            Parameter("momentum", "float", 0.9),
+            Parameter("nesterov", "bool", False),
+            Parameter("weight_decay", "float", 1e-4),
+            Parameter("trust", "float", 1e-3),
+            Parameter("eps", "float", 1e-8),
+        ),
+        "lamb": (
+            Parameter("beta1", "float", 0.9),
+            Parameter("beta2", "float", 0.999),
+            Parameter("eps", "float", 1e-6),
+            Parameter("weight_decay", "float", 0.01),
+        ),
     }
 )
 AUTO = "auto"
@@ -101,12 +114,13 @@ def _check_optimizer(name: str, settings: dict[str, Setting], span: Span) -> Non
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         below_one = setting in ("momentum", "beta1", "beta2")
-        if value < 0 or (below_one and value >= 1) or (setting == "eps" and value == 0):
-            allowed = "at least 0 and less than 1" if below_one else "positive" if setting == "eps" else "at least 0"
+        if value < 0 or (below_one and value >= 1) or (setting in ("eps", "trust") and value == 0):
+            allowed = "positive" if setting in ("eps", "trust") else "at least 0"
+            allowed += " and less than 1" if below_one else ""
             message = f"`{setting}` of `{name}` is {value}, but must be {allowed}"
             raise MbcError("MBC025", message, f"write a `{setting}` that is {allowed}", span)
     if settings.get("nesterov") and not settings.get("momentum"):
-        raise MbcError("MBC025", "nesterov needs momentum", "write sgd(momentum=0.9, nesterov=true)", span)
+        raise MbcError("MBC025", "nesterov needs momentum", f"write {name}(momentum=0.9, nesterov=true)", span)
 
 
 def _precision(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:

@@ -92,7 +92,8 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay). `no_decay`:
+    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay) | lars (as sgd; trust,
+    eps) | lamb (as adamw). `no_decay`:
     `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Parameters
     that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
     and then element by element to `clip_value`; 0: they are not. `ema`: the decay of the moving averages of trained
@@ -113,6 +114,7 @@ class Optimizer:
     clip_value: float = optional(0.0)
     ema: float = optional(0.0)
     accumulate: int = optional(1)
+    trust: float = optional(0.0)
 
 
 @dataclass(frozen=True, slots=True)

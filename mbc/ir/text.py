@@ -78,7 +78,7 @@ def _initializer(initializer: Initializer) -> str:
 def optimizer_text(optimizer: Optimizer) -> str:
     """As a source writes it."""
     adamw, sgd = ("beta1", "beta2", "eps", "weight_decay"), ("momentum", "nesterov", "weight_decay")
-    names = adamw if optimizer.kind == "adamw" else sgd
+    names = {"adamw": adamw, "lamb": adamw, "lars": (*sgd, "trust", "eps")}.get(optimizer.kind, sgd)
     settings = ", ".join(f"{name}={_setting(getattr(optimizer, name))}" for name in names)
     return ", ".join([f"{optimizer.kind}({settings})", *_beside(optimizer)])
 

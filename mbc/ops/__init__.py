@@ -16,6 +16,7 @@
 * `im2col`: grouped convolutions as GEMMs
 * `initial`: how the language names the start of a weight
 * `kl_divergence`: the divergence of a softmax from probabilities
+* `layerwise`: layer-wise adaptive rates: LARS and LAMB
 * `loss`: losses and their weighted sum
 * `matrix`: linear layers and changes of element type
 * `normalization`: batch normalisation in two phases
@@ -50,6 +51,7 @@ from mbc.ops import (
     elementwise_loss,
     group_norm,
     kl_divergence,
+    layerwise,
     loss,
     matrix,
     normalization,
@@ -87,6 +89,7 @@ _FAMILIES = (
     weighted_cross_entropy,
     elementwise_loss,
     kl_divergence,
+    layerwise,
     top_k,
     collective,
     update,

@@ -76,7 +76,8 @@ def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
     return inputs[:1]
 
 
-def _same_states(inputs: tuple[TensorType, ...], states: tuple[TensorType, ...]) -> None:
+def same_states(inputs: tuple[TensorType, ...], states: tuple[TensorType, ...]) -> None:
+    """ShapeError unless gradient and states have the parameter's type; `inputs`: parameter, gradient, control."""
     control_shape(inputs[2])
     for other in (inputs[1], *states):
         if other != inputs[0]:
@@ -87,19 +88,19 @@ def _sgd_shape(a: Sgd, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
     parameter, _, _, *momentum = inputs
     if bool(momentum) != bool(a.momentum):
         raise ShapeError(f"sgd with momentum {a.momentum} got {len(inputs)} operands")
-    _same_states(inputs, tuple(momentum))
+    same_states(inputs, tuple(momentum))
     return (parameter, *momentum)
 
 
 def _adamw_shape(a: AdamW, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     parameter, _, _, m, v = inputs
-    _same_states(inputs, (m, v))
+    same_states(inputs, (m, v))
     return parameter, m, v
 
 
 def _ema_shape(a: Ema, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     average, _, _ = inputs
-    _same_states(inputs, ())
+    same_states(inputs, ())
     return (average,)
 
 
@@ -131,10 +132,10 @@ def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (after,)
 
 
-def _unscaled(a: Sgd | AdamW, gradient: Array, record: Array) -> Array:
-    """Without the scale of this step's gradients, and clipped."""
-    unscaled = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
-    return np.clip(unscaled, -a.clip_value, a.clip_value) if a.clip_value else unscaled
+def unscaled(clip_value: float, gradient: Array, record: Array) -> Array:
+    """A gradient without the scale of this step, and clipped."""
+    found = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
+    return np.clip(found, -clip_value, clip_value) if clip_value else found
 
 
 def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -143,7 +144,7 @@ def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     if not record["proceed"]:
         return (parameter, *state)
     kind = parameter.dtype.type
-    step = _unscaled(a, gradient, record)
+    step = unscaled(a.clip_value, gradient, record)
     if a.weight_decay:
         step = step + kind(a.weight_decay) * parameter
     if state:
@@ -160,7 +161,7 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
         return parameter, m, v
     kind = parameter.dtype.type
     rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
-    g = _unscaled(a, gradient, record)
+    g = unscaled(a.clip_value, gradient, record)
     m = kind(a.beta1) * m + kind(1 - a.beta1) * g
     v = kind(a.beta2) * v + kind(1 - a.beta2) * (g * g)
     divisor = np.sqrt(v) * kind(1 / np.sqrt(1 - a.beta2**count)) + kind(a.eps)
@@ -179,7 +180,7 @@ def _ema(a: Ema, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
 
 
 def _accumulate_shape(a: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    _same_states(inputs, ())
+    same_states(inputs, ())
     return inputs[:1]
 
 

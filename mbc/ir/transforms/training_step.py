@@ -38,9 +38,12 @@ from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
+
+_ADAM = ("adamw", "lamb")  # optimizers with two moments
 
 
 def differentiate(
@@ -59,7 +62,7 @@ def differentiate(
             f"network '{network.name}' has no loss, so there is nothing to train",
             "add a line such as: loss (logits, target) |> softmax_cross_entropy",
         )
-    if optimizer.kind == "sgd" and optimizer.nesterov and not optimizer.momentum:
+    if optimizer.kind in ("sgd", "lars") and optimizer.nesterov and not optimizer.momentum:
         raise MbcError("MBC052", "nesterov needs momentum", "set sgd(momentum=0.9, nesterov=true)")
 
     if ranks is not None and ranks.size > MOST_RANKS and any(is_synchronised(op) for op in network.operations):
@@ -129,8 +132,12 @@ def differentiate(
         made = train.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
         current.update({late.inputs[old]: made[new] for new, old in KINDS[late.kind].updates})
     current[control] = after
-    for parameter, gradient in gradients.items():
-        states += _update(train, optimizer, parameter, gradient, after, current)
+    # All ratios before all updates, so that one launch can compute all of them.
+    for step in (_adapt, _update):
+        for parameter, gradient in gradients.items():
+            step(train, optimizer, parameter, gradient, current)
+    memories = (v for parameter in gradients for v in _memory(train, optimizer, parameter))
+    states += [State(v, Initializer("constant")) for v in memories]
     states += _averages(train, optimizer, network.states, after, current)
     states.append(State(control, Initializer("constant", scale)))
     updates = tuple((s.value, current[s.value]) for s in states if s.value in current)
@@ -223,32 +230,75 @@ def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:
     return builder.emit("all_reduce", AllReduce(ranks.size), (value,), f"{name}.all_reduce", (name,), span)[0]
 
 
-def _update(
-    builder: GraphBuilder,
-    optimizer: Optimizer,
-    parameter: str,
-    gradient: str,
-    guarded: str,
-    current: dict[str, str],
-) -> list[State]:
-    """Append the update of one parameter, under the control block `guarded`; returns the optimizer's states for it."""
+def _memory(builder: GraphBuilder, optimizer: Optimizer, parameter: str) -> tuple[str, ...]:
+    """What the optimizer remembers of a parameter; declared the first time."""
     value = builder.values[parameter]
-    own = settings_of(optimizer, value)
-    attributes: Attributes
-    if optimizer.kind == "adamw":
-        kind, suffixes = "adamw_update", ("m", "v")
-        attributes = AdamW(
-            optimizer.beta1, optimizer.beta2, optimizer.eps, own.weight_decay, own.rate, optimizer.clip_value
-        )
-    else:
-        kind, suffixes = "sgd_update", ("momentum",) if optimizer.momentum else ()
-        attributes = Sgd(optimizer.momentum, optimizer.nesterov, own.weight_decay, own.rate, optimizer.clip_value)
-    memory = [builder.declare(f"{parameter}.{s}", value.type, Role.OPTIMIZER, span=value.span) for s in suffixes]
-    names = [f"next.{v}" for v in (parameter, *memory)]
-    inputs = (parameter, gradient, guarded, *memory)
+    suffixes = ("m", "v") if optimizer.kind in _ADAM else ("momentum",) if optimizer.momentum else ()
+    names = tuple(f"{parameter}.{suffix}" for suffix in suffixes)
+    for name in names:
+        if name not in builder.values:
+            builder.declare(name, value.type, Role.OPTIMIZER, span=value.span)
+    return names
+
+
+def _adapts(optimizer: Optimizer, value: Value) -> bool:
+    """Whether the step of a parameter is scaled by a ratio: by LARS and LAMB, of what has weight decay."""
+    return optimizer.kind in ("lars", "lamb") and settings_of(optimizer, value).weight_decay > 0
+
+
+def _ratio_of(parameter: str) -> str:
+    return f"{parameter}.ratio"
+
+
+def _adapt(builder: GraphBuilder, optimizer: Optimizer, parameter: str, gradient: str, current: dict[str, str]) -> None:
+    """Append the ratio by which the step of a parameter is scaled, where it is."""
+    value, guarded = builder.values[parameter], _control(builder, current)
+    if not _adapts(optimizer, value):
+        return
+    ratio, inputs = _ratio_of(parameter), (parameter, gradient, guarded)
+    if optimizer.kind == "lars":
+        decay = settings_of(optimizer, value).weight_decay
+        settings = LarsRatio(optimizer.trust, optimizer.eps, decay, optimizer.clip_value)
+        builder.emit("lars_ratio", settings, inputs, ratio, (ratio,), value.span)
+        return
+    memory = _memory(builder, optimizer, parameter)
+    outputs = (*(f"next.{v}" for v in memory), ratio)
+    attributes = _attributes(optimizer, value)
+    *moved, _ = builder.emit("lamb_ratio", attributes, (*inputs, *memory), ratio, outputs, value.span)
+    current.update(zip(memory, moved, strict=True))
+
+
+def _update(
+    builder: GraphBuilder, optimizer: Optimizer, parameter: str, gradient: str, current: dict[str, str]
+) -> None:
+    """Append the update of one parameter."""
+    value, guarded = builder.values[parameter], _control(builder, current)
+    adapts, adam, memory = _adapts(optimizer, value), optimizer.kind in _ADAM, _memory(builder, optimizer, parameter)
+    inputs: tuple[str, ...] = (parameter, gradient, guarded, *memory)
+    changed: tuple[str, ...] = (parameter, *memory)
+    kind = "adamw_update" if adam else "sgd_update"  # without weight decay LARS and LAMB are no more than these
+    if adapts and adam:
+        kind, changed = "lamb_update", (parameter,)
+        inputs = (parameter, guarded, *(current[v] for v in memory), _ratio_of(parameter))
+    elif adapts:
+        kind, inputs = "lars_update", (parameter, gradient, guarded, _ratio_of(parameter), *memory)
+    names = [f"next.{v}" for v in changed]
+    attributes = _attributes(optimizer, value)
     made = builder.emit(kind, attributes, inputs, f"{parameter}.update", names, value.span)
-    current.update(zip((parameter, *memory), made, strict=True))
-    return [State(v, Initializer("constant")) for v in memory]
+    current.update(zip(changed, made, strict=True))
+
+
+def _attributes(optimizer: Optimizer, value: Value) -> Attributes:
+    """Of the update of a parameter."""
+    o, own = optimizer, settings_of(optimizer, value)
+    if o.kind in _ADAM:
+        return AdamW(o.beta1, o.beta2, o.eps, own.weight_decay, own.rate, o.clip_value)
+    return Sgd(o.momentum, o.nesterov, own.weight_decay, own.rate, o.clip_value)
+
+
+def _control(builder: GraphBuilder, current: dict[str, str]) -> str:
+    """The control block that `guard` made."""
+    return next(new for old, new in current.items() if builder.values[old].role is Role.CONTROL)
 
 
 def _averages(

@@ -31,6 +31,7 @@ from mbc.ops.elementwise_loss import (
 from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.kl_divergence import KlBackward
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
@@ -515,6 +516,10 @@ def _updates(cases: Cases) -> None:
     cases.add("check_loss", NONE, control(proceed=0), m(1))
     cases.add("check_loss", NONE, control(), m(1, make=_spoiled(np.inf)), note="inf")
     cases.add("guard", Guard(3.0), grown, m(1, make=_spoiled(np.nan)), *gradients[:2], note="norm-nan")
+    zero = m(9, make=lambda rng, shape: np.zeros(shape))
+    cases.add("lars_ratio", LarsRatio(0.01, 1e-8, 0.1), zero, m(9), control(), note="zero")
+    cases.add("lars_ratio", LarsRatio(0.01, 1e-8, 0.1), m(70000), m(70000), control(), note="parts")
+    cases.add("lamb_ratio", AdamW(), m(70001), m(70001), control(), m(70001), m(70001, make=positive), note="parts")
     for shape in ((1031,), (16, 3, 3, 3), (3, 40)):
         for proceed in (0, 1):
             block, note = control(proceed=proceed), f"proceed{proceed}"
@@ -529,7 +534,16 @@ def _updates(cases: Cases) -> None:
             cases.add("accumulate", NONE, m(*shape), m(*shape), more, note=f"{'more' if proceed else 'first'}")
             first = control(proceed=proceed, updates=1)
             cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), first, note=f"{note}-first")
+            ratio = LarsRatio(0.01, 1e-8, 0.1, 0.05)
+            cases.add("lars_ratio", ratio, m(*shape), m(*shape), block, note=note)
+            a = Sgd(0.9, True, 0.01, rate=3.0)
+            cases.add("lars_update", a, m(*shape), m(*shape), block, m(1), m(*shape), note=note)
+            a = Sgd(0.0, False, 0.01, clip_value=0.05)
+            cases.add("lars_update", a, m(*shape), m(*shape), block, m(1), note=f"{note}-plain")
             second = m(*shape, make=positive)
+            a = AdamW(eps=1e-6, weight_decay=0.1, rate=3.0, clip_value=0.05)
+            cases.add("lamb_ratio", a, m(*shape), m(*shape), block, m(*shape), second, note=note)
+            cases.add("lamb_update", a, m(*shape), block, m(*shape), second, m(1), note=note)
             a = AdamW(clip_value=0.05)
             cases.add("adamw_update", a, m(*shape), m(*shape), block, m(*shape), second, note=f"{note}-clipped")
             for rate in (1.0, 3.0):

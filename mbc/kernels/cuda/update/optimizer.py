@@ -10,6 +10,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
 from mbc.kernels.cuda.update.clip_norm import clips
 from mbc.ops.base import NoAttributes
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 
 FLAG_BYTES = 4
@@ -74,7 +75,7 @@ def _sgd(at: Slice) -> SgdUpdateArguments:
 
 
 def update_reals(attributes: Attributes) -> tuple[float, ...]:
-    """What `sgd_settings`, `adamw_settings` and `ema_settings` of the source read."""
+    """What `sgd_settings`, `adamw_settings` and the like of the sources read."""
     if isinstance(attributes, AdamW):
         a = attributes
         return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
@@ -82,6 +83,8 @@ def update_reals(attributes: Attributes) -> tuple[float, ...]:
         return (attributes.decay,)
     if isinstance(attributes, NoAttributes):
         return ()
+    if isinstance(attributes, LarsRatio):
+        return attributes.trust, attributes.eps, attributes.weight_decay, attributes.clip_value
     assert isinstance(attributes, Sgd)
     return attributes.momentum, attributes.weight_decay, attributes.rate, attributes.clip_value
 
