@@ -128,7 +128,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (Place.OPTIMIZER, ("LARS", "LARC"), Answer("lars")),
     (Place.OPTIMIZER, ("LAMB", "FusedLAMB"), Answer("lamb")),
     (Place.OPTIMIZER, ("SGD", "momentum", "nesterov"), Answer("sgd(momentum=0.9)", "`nesterov=true` may be added")),
-    (Place.OPTIMIZER, ("RMSprop", "Adagrad", "Adadelta", "Adamax", "LAMB", "LARS", "Lion", "LBFGS"),
+    (Place.OPTIMIZER, ("RMSprop", "Adagrad", "Adadelta", "Adamax", "Lion", "LBFGS"),
      Answer("", _OPTIMIZERS)),
     (_P, ("float32", "float", "single", "f32"), Answer("fp32")),
     (_P, ("float16", "half", "f16"), Answer("fp16")),
