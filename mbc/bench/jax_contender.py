@@ -92,6 +92,7 @@ def first_state(network: Network, rule: Optimizer, states: States, scaled: bool)
         "trained": trained,
         "untrained": {name: array for name, array in states.items() if name not in trained},
         "memories": tuple({name: jnp.zeros_like(a) for name, a in trained.items()} for _ in range(memories)),
+        "averages": dict(states) if rule.ema else {},
         "updates": jnp.zeros((), jnp.int32),
         "key": jax.random.key(0),
         "scale": jnp.asarray(LOSS_SCALE if scaled else 1.0, jnp.float32),
@@ -101,6 +102,8 @@ def first_state(network: Network, rule: Optimizer, states: States, scaled: bool)
 
 def training_step(network: Network, rule: Optimizer, learning_rate: float, half: Any) -> Callable[..., Any]:
     """A function of state, inputs and dropout's masks (None: drawn), which gives the next state and the loss."""
+    if rule.kind in ("lars", "lamb"):
+        raise ValueError(f"there is no optimizer {rule.kind} for JAX here")
     forward = _forward(network, half)
     scaled = half == jnp.float16
     rules = _rules(network, rule, learning_rate)
@@ -129,7 +132,10 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
 
         if scaled:
             updated = jax.tree.map(chosen, updated, {name: state[name] for name in updated})
-        return {**made, **updated, "untrained": {**state["untrained"], **statistics}}, loss
+        made |= {**updated, "untrained": {**state["untrained"], **statistics}}
+        weights = {**made["trained"], **made["untrained"]}
+        made["averages"] = {name: a + (1 - rule.ema) * (weights[name] - a) for name, a in state["averages"].items()}
+        return made, loss
 
     return step
 

@@ -155,6 +155,8 @@ class Trainer:
             self.module.clip(self._rule)
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        if self._rule.ema:
+            self.module.average(self._rule)
         return loss.detach()
 
     def captured(self, inputs: Sequence[Any]) -> Callable[[], Any]:

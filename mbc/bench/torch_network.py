@@ -29,6 +29,7 @@ class TorchNetwork(Base):
         self._inputs, self._outputs, self._losses = network.inputs, network.outputs, network.losses
         self._values = network.values
         self._dtype, self._device, self._channels_last = dtype, device, channels_last
+        self._averages: list[Tensor] = []
         self._attribute: dict[str, str] = {}  # PyTorch's names have no dots
         for state in network.states:
             name = self._attribute[state.value] = state.value.replace(".", "__")
@@ -72,6 +73,8 @@ class TorchNetwork(Base):
             {"params": tensors, "lr": own.rate * learning_rate, "weight_decay": own.weight_decay}
             for own, tensors in alike.items()
         ]
+        if rule.kind in ("lars", "lamb"):
+            raise ValueError(f"PyTorch has no optimizer {rule.kind}")
         if rule.kind == "sgd":
             return torch.optim.SGD(groups, learning_rate, rule.momentum, nesterov=rule.nesterov, **settings)
         return torch.optim.AdamW(groups, learning_rate, (rule.beta1, rule.beta2), rule.eps, **settings)
@@ -82,6 +85,15 @@ class TorchNetwork(Base):
             torch.nn.utils.clip_grad_norm_(self.parameters(), rule.clip_norm)
         if rule.clip_value:
             torch.nn.utils.clip_grad_value_(self.parameters(), rule.clip_value)
+
+    def average(self, rule: Optimizer) -> None:
+        """Moves the averages of all that is trained and of statistics, which begin as copies."""
+        values = ((self._values[state], getattr(self, name).detach()) for state, name in self._attribute.items())
+        weights = [w for value, w in values if value.role is Role.STATISTIC or is_trained(rule, value)]
+        if self._averages:
+            torch._foreach_lerp_(self._averages, weights, 1 - rule.ema)
+        else:
+            self._averages = [w.clone() for w in weights]
 
     def states(self) -> dict[str, Array]:
         """Parameters and statistics as they are now, float64."""

@@ -45,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     _check_peers(arguments.against)
     _check_device(arguments.device)
     _check_gpus(arguments.device, arguments.shared_by)
-    asked = measuring_options(arguments)
+    given = measuring_options(arguments)
+    # What is timed is the step of one mini-batch, by everybody.
+    asked = replace(given, settings=(*given.settings, ("train.accumulate", "1")))
     one = None if asked.gpus == 1 else _of_one(source, asked)
     planned = plan_source(source, asked)
     _check_inputs(planned)
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     document = {
         **_machine(on_gpu),
         "code": digests(),
-        "settings": dict(asked.settings),
+        "settings": dict(given.settings),
         **bench_document(planned.plan, found, floor, planned.seconds),
     }
     text = json.dumps(document, indent=2)

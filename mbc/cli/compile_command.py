@@ -16,6 +16,7 @@ from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
 from mbc.report.collectives import collectives_document, collectives_lines, ranks_text
+from mbc.report.steps import accumulate_us, step_us
 from mbc.report.tables import batch_text, profile_of, time_cell
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
@@ -82,6 +83,7 @@ def summary(plan: Plan) -> list[str]:
     lines = [
         f"{graph.name}: {batch_text(plan)}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
+        *_accumulated(plan),
         f"  times      {known}",
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
@@ -102,6 +104,15 @@ def summary(plan: Plan) -> list[str]:
         most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
         lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
     return lines
+
+
+def _accumulated(plan: Plan) -> list[str]:
+    """Where a step takes several mini-batches, of which the step that is predicted is the last."""
+    count = plan.graph.optimizer.accumulate
+    if count == 1:
+        return []
+    each, whole = (show_time(us) for us in (accumulate_us(plan), step_us(plan)))
+    return [f"  accumulate {count - 1} mini-batches of {each} before it: {whole} a step"]
 
 
 def _other(plan: Plan) -> str:
@@ -145,6 +156,7 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "architecture": plan.target.architecture,
         "profile": plan.target.profile,
         "train_us": p.train_us,
+        "step_us": step_us(plan),
         "train_low_us": p.train_low_us,
         "train_high_us": p.train_high_us,
         "infer_us": p.infer_us,

@@ -26,7 +26,7 @@ from mbc.runtime.membership import check_size
 # Arguments of a training that all ranks must have alike.
 _SETTINGS = (
     "epochs", "lr", "schedule", "warmup", "step_epochs", "step_factor", "milestones", "power", "patience",
-    "plateau_metric", "checkpoint_every", "keep_best", "log_every",
+    "plateau_metric", "checkpoint_every", "keep_best", "log_every", "evaluate", "save_ema",
 )  # fmt: skip
 
 

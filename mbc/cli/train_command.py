@@ -67,6 +67,7 @@ class _Prepared:
     seed: int
     checkpoint: Path | None  # None where another rank writes it
     best: Path | None  # likewise
+    ema: Path | None  # likewise
     log: Path | None  # likewise
     tensorboard: Path | None  # likewise
     resume: Path | None
@@ -91,9 +92,10 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     log, tensorboard = (None if place is None else Path(place) for place in (arguments.log, arguments.tensorboard))
     _check_places(arguments, checkpoint is not None, log is not None or tensorboard is not None)
     best = None if arguments.keep_best is None or checkpoint is None else best_beside(checkpoint)
+    ema = None if arguments.save_ema is None else Path(arguments.save_ema)
     if not writes:
-        checkpoint = best = log = tensorboard = None
-    for file in filter(None, (checkpoint, best)):
+        checkpoint = best = ema = log = tensorboard = None
+    for file in filter(None, (checkpoint, best, ema)):
         check_writable(file)
     check_logs(log, tensorboard)
 
@@ -103,7 +105,7 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
             check_place(place)
     weights = None if arguments.weights is None or resume is not None else Path(arguments.weights)
     steps = 0 if progress is None else progress.steps_in_all
-    return _Prepared(arguments, schedule, seed, checkpoint, best, log, tensorboard, resume, weights, steps)
+    return _Prepared(arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, resume, weights, steps)
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
@@ -132,6 +134,7 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
         graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group,
         checkpoint_every=arguments.checkpoint_every or 0, best=prepared.best,
         best_metric=None if arguments.keep_best is True else arguments.keep_best, interval=arguments.log_every or 0,
+        evaluate_ema=arguments.evaluate == "ema", ema=prepared.ema,
     )  # fmt: skip
     view = View(data, job.share.batch)
 
@@ -260,6 +263,7 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
             "epochs": [asdict(epoch) for epoch in history],
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "best": None if best is None else str(best),
+            "ema": None if prepared.ema is None else str(prepared.ema),
         }
         print(json.dumps(result, indent=2))
         return
@@ -269,12 +273,15 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
     last = history[-1]
     after = f"after {last.epoch} epoch{'s' if last.epoch > 1 else ''} ({device})"
     if last.test_accuracy is not None:
-        print(f"test accuracy: {last.test_accuracy:.2%} {after}")
+        of = " of the moving averages" if arguments.evaluate == "ema" else ""
+        print(f"test accuracy{of}: {last.test_accuracy:.2%} {after}")
     else:
         print(f"{show_loss(last)} {after}")
     if checkpoint is not None:
         print(f"weights: {checkpoint}")
+    if prepared.ema is not None:
+        print(f"moving averages: {prepared.ema}")
     if best is not None and best.exists():
-        of = read_progress(best)
-        found = "" if of.best is None else f", {of.best.metric} {of.best.value:.4f}"
-        print(f"best weights: {best} (epoch {of.epochs}{found})")
+        told = read_progress(best)
+        found = "" if told.best is None else f", {told.best.metric} {told.best.value:.4f}"
+        print(f"best weights: {best} (epoch {told.epochs}{found})")

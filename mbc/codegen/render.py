@@ -27,7 +27,7 @@ def render(view: View, version: str) -> dict[str, str]:
         "view": view,
         "version": version,
         "launchers": [_launcher_fields(launcher, view) for launcher in view.launchers],
-        "programs": [_program_fields("train", view.train), _program_fields("infer", view.infer)],
+        "programs": [_program_fields(name, rows) for name, rows in view.programs.items()],
         "cudnn_version": "cudnn_version" if view.uses_cudnn else "nullptr",
     }
     return {"program.cpp": environment.get_template("program.cpp.j2").render(fields)}

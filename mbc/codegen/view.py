@@ -12,6 +12,7 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.kernels.base import Arguments, Provider
+from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
@@ -62,11 +63,18 @@ class View:
     libraries: tuple[str, ...]  # of LIBRARIES, those that are used
     train: tuple[Row, ...]
     infer: tuple[Row, ...]
+    accumulate: tuple[Row, ...] = ()  # of mini-batches that are not the last of their step
 
     @property
     def uses_cudnn(self) -> bool:
         """Through either of its two APIs."""
         return not CUDNN_LIBRARIES.isdisjoint(self.libraries)
+
+    @property
+    def programs(self) -> Mapping[str, tuple[Row, ...]]:
+        """In the order of their numbers (mbc_module.h)."""
+        found = {"train": self.train, "infer": self.infer}
+        return {**found, ACCUMULATE: self.accumulate} if self.accumulate else found
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -87,6 +95,8 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
     flattener = _Flattener(plan, known)
     train = flattener.rows(plan.train, plan.graph.train)
     infer = flattener.rows(plan.infer, plan.graph.infer)
+    part = accumulating(plan)
+    accumulate = [] if part is None else flattener.rows(part, plan.graph.train)
     order = sorted(range(len(flattener.launchers)), key=lambda i: _sort_key(flattener.launchers[i]))
     place = {old: new for new, old in enumerate(order)}
     launchers = tuple(flattener.launchers[i] for i in order)
@@ -102,6 +112,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
         libraries=tuple(name for name in LIBRARIES if name in used),
         train=tuple(_placed(row, place) for row in train),
         infer=tuple(_placed(row, place) for row in infer),
+        accumulate=tuple(_placed(row, place) for row in accumulate),
     )
 
 

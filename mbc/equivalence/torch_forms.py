@@ -25,7 +25,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
 from mbc.ops.relu_mask import CHANNELS
 from mbc.ops.response import Lrn
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Ema, Sgd
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -213,6 +213,30 @@ def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     return (parameter - float(record["learning_rate"]) * a.rate * step, *state)
 
 
+def _accumulated(before: Tensor, value: Tensor, control: Tensor) -> Tensor:
+    return before + value if control_record(control.cpu().numpy())["accumulated"] else value
+
+
+def _by_numpy(kind: str) -> Callable[[Any, Sequence[Tensor], Call], tuple[Tensor, ...]]:
+    """Of control blocks, and of what is small beside a step's products."""
+    evaluate = KINDS[kind].evaluate
+    assert evaluate is not None
+
+    def form(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+        found = evaluate(a, [x.cpu().numpy() for x in inputs], call)
+        return tuple(torch.from_numpy(array).to(inputs[0].device) for array in found)
+
+    return form
+
+
+def _ema(a: Ema, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    average, value, control = inputs
+    record = control_record(control.cpu().numpy())
+    if not record["proceed"]:
+        return (average,)
+    return (value if record["updates"] <= 1 else a.decay * average + (1 - a.decay) * value,)
+
+
 def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     parameter, gradient, control, m, v = inputs
     record = control_record(control.cpu().numpy())
@@ -308,5 +332,9 @@ FORMS: dict[str, Form] = {
     "channel_slice": _unary(lambda a, x: x[:, a.start : a.start + a.count].clone()),
     "guard": _guard,
     "sgd_update": _sgd,
+    "ema_update": _ema,
+    **{kind: _by_numpy(kind) for kind in ("lars_ratio", "lars_update", "lamb_ratio", "lamb_update")},
+    "accumulate": lambda a, inputs, call: (_accumulated(*inputs),),
+    "check_loss": _by_numpy("check_loss"),
     "adamw_update": _adamw,
 }

@@ -17,6 +17,8 @@ _SHOWN = (
     ("train.groups", "none"),
     ("train.clip_norm", "none"),
     ("train.clip_value", "none"),
+    ("train.ema", "none"),
+    ("train.accumulate", "1"),
 )
 _ANY_MEMORY = ("memory.device", "auto")
 

@@ -33,9 +33,23 @@ OPTIMIZERS: Mapping[str, tuple[Parameter, ...]] = MappingProxyType(
             Parameter("eps", "float", 1e-8),
             Parameter("weight_decay", "float", 0.01),
         ),
+        "lars": (
+            Parameter("momentum", "float", 0.9),
+            Parameter("nesterov", "bool", False),
+            Parameter("weight_decay", "float", 1e-4),
+            Parameter("trust", "float", 1e-3),
+            Parameter("eps", "float", 1e-8),
+        ),
+        "lamb": (
+            Parameter("beta1", "float", 0.9),
+            Parameter("beta2", "float", 0.999),
+            Parameter("eps", "float", 1e-6),
+            Parameter("weight_decay", "float", 0.01),
+        ),
     }
 )
 AUTO = "auto"
+MOST_ACCUMULATED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +66,14 @@ class Sections:
     frozen: tuple[Pattern, ...] = ()
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    ema: float = 0.0
+    accumulate: int = 1
     device_bytes: int | None = None
     host_bytes: int | None = None
 
     @property
     def rule(self) -> Optimizer:
-        """The optimizer with what is different for some parameters, and how gradients are clipped."""
+        """The optimizer with what is different for some parameters, and what is done with gradients and weights."""
         return replace(
             self.optimizer,
             no_decay=self.no_decay,
@@ -65,6 +81,8 @@ class Sections:
             frozen=tuple(pattern.text for pattern in self.frozen),
             clip_norm=self.clip_norm,
             clip_value=self.clip_value,
+            ema=self.ema,
+            accumulate=self.accumulate,
         )
 
     @property
@@ -96,12 +114,13 @@ def _check_optimizer(name: str, settings: dict[str, Setting], span: Span) -> Non
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         below_one = setting in ("momentum", "beta1", "beta2")
-        if value < 0 or (below_one and value >= 1) or (setting == "eps" and value == 0):
-            allowed = "at least 0 and less than 1" if below_one else "positive" if setting == "eps" else "at least 0"
+        if value < 0 or (below_one and value >= 1) or (setting in ("eps", "trust") and value == 0):
+            allowed = "positive" if setting in ("eps", "trust") else "at least 0"
+            allowed += " and less than 1" if below_one else ""
             message = f"`{setting}` of `{name}` is {value}, but must be {allowed}"
             raise MbcError("MBC025", message, f"write a `{setting}` that is {allowed}", span)
     if settings.get("nesterov") and not settings.get("momentum"):
-        raise MbcError("MBC025", "nesterov needs momentum", "write sgd(momentum=0.9, nesterov=true)", span)
+        raise MbcError("MBC025", "nesterov needs momentum", f"write {name}(momentum=0.9, nesterov=true)", span)
 
 
 def _precision(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
@@ -145,6 +164,24 @@ def _clip_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
 
 def _clip_value(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
     return replace(sections, clip_value=_limit("clip_value", value, evaluator, frame))
+
+
+def _ema(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    decay = _limit("ema", value, evaluator, frame)
+    if decay >= 1:
+        message = f"`ema` is {decay:g}, but must be less than 1: it is the share of the average that stays in a step"
+        raise MbcError("MBC025", message, f"write a decay such as ema = 0.9999, or ema = {NONE}", value.span)
+    return replace(sections, ema=decay)
+
+
+def _accumulate(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    worth = evaluator.worth(value, frame)
+    if not isinstance(worth, int) or isinstance(worth, bool) or not 1 <= worth <= MOST_ACCUMULATED:
+        message = f"`accumulate` must be a whole number from 1 to {MOST_ACCUMULATED}, but is {describe(worth)}"
+        raise MbcError(
+            "MBC025", message, "write how many mini-batches a step takes, such as accumulate = 4", value.span
+        )
+    return replace(sections, accumulate=worth)
 
 
 def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
@@ -204,6 +241,8 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "frozen": _frozen,
                 "clip_norm": _clip_norm,
                 "clip_value": _clip_value,
+                "ema": _ema,
+                "accumulate": _accumulate,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

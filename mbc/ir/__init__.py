@@ -4,6 +4,7 @@
 * `graph`: the whole intermediate representation, on one page
 * `optional`: settings that are written only where they are set
 * `parameter_groups`: what an optimizer does with each parameter
+* `averages`: names of moving averages
 * `control`: the control block: what changes from step to step
 * `metrics`: names of the metrics that a source reports
 * `ranks`: how a mini-batch is shared by ranks

@@ -12,10 +12,11 @@ HOST_BYTES = 32
 # (name, NumPy type, offset). The scale is multiplied into the gradient of the loss and divided out by the update
 # (as `gradient_scale`, since `guard` may have set another `loss_scale` for the next step by then).
 CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
-    ("step", "<u8", 0),  # counts every call of step, skipped or not
+    ("step", "<u8", 0),  # counts mini-batches, skipped or not: calls of step, where each takes one
     ("seed", "<u8", 8),  # of dropout
     ("learning_rate", "<f8", 16),
-    ("training", "<u4", 24),  # reserved for the host, keeps the host part whole
+    ("training", "<u4", 24),  # reserved for the host
+    ("accumulated", "<u4", 28),  # mini-batches of this step that came before
     ("loss_scale", "<f4", 32),  # 1 except in fp16
     ("proceed", "<u4", 36),  # 1: this step's updates are applied; written by `guard`
     ("updates", "<u4", 40),  # steps whose updates were applied (adamw's bias correction counts these)

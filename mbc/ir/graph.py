@@ -23,13 +23,14 @@ class Role(StrEnum):
     PARAMETER = "parameter"  # trained
     STATISTIC = "statistic"  # running mean or variance
     OPTIMIZER = "optimizer"  # momentum and the like
+    GRADIENT = "gradient"  # sums over the mini-batches of a step, so that none is left between steps
     CONTROL = "control"  # the control block (mbc/ir/control.py)
     INTERMEDIATE = "intermediate"  # everything else
 
     @property
     def persistent(self) -> bool:
         """Whether the value outlives a step."""
-        return self in (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.CONTROL)
+        return self in (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.GRADIENT, Role.CONTROL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,13 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay). `no_decay`:
+    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay) | lars (as sgd; trust,
+    eps) | lamb (as adamw). `no_decay`:
     `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Parameters
     that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
-    and then element by element to `clip_value`; 0: they are not."""
+    and then element by element to `clip_value`; 0: they are not. `ema`: the decay of the moving averages of trained
+    parameters and of statistics (`mbc.ir.averages`); 0: there are none. A step adds the gradients of
+    `accumulate` mini-batches up before it updates, by their mean."""
 
     kind: str = "sgd"
     momentum: float = 0.0
@@ -108,6 +112,9 @@ class Optimizer:
     frozen: tuple[str, ...] = optional(())
     clip_norm: float = optional(0.0)
     clip_value: float = optional(0.0)
+    ema: float = optional(0.0)
+    accumulate: int = optional(1)
+    trust: float = optional(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,8 @@ class TrainingGraph:
     reports besides `loss`: the number of rows classified correctly, per loss, and those that the source names
     (`ir/metrics`). `batch` and all types are of the rows of one rank; with several, gradients, loss and metrics are
     summed over them (`all_reduce`), each rank's loss having been multiplied by its share of the rows. None: there is
-    one rank.
+    one rank. Where a step takes several mini-batches (`optimizer.accumulate`) `batch` is of one of them, and loss and
+    metrics are sums over all.
     """
 
     name: str
@@ -185,3 +193,8 @@ class TrainingGraph:
     def global_batch(self) -> int:
         """Rows of the mini-batch that all ranks share."""
         return self.batch if self.ranks is None else self.ranks.batch
+
+    @property
+    def step_batch(self) -> int:
+        """Rows of a step of this rank: those of all its mini-batches."""
+        return self.batch * self.optimizer.accumulate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mbc.ir.graph import Operation, TrainingGraph
+
 # What trainings report of themselves, in the log and in their lines.
 _RESERVED = frozenset(
     (
@@ -9,7 +11,8 @@ _RESERVED = frozenset(
         "bad_steps",
     )
 )  # fmt: skip
-_VALUE, _OVER_RANKS = "metric.", "sum."
+_VALUE, _OVER_RANKS, _OVER_MINI_BATCHES = "metric.", "sum.", "accumulated."
+_SUMMED = {"all_reduce": 0, "accumulate": 1}  # by kind of operation, the operand that it sums
 
 
 def is_reserved(name: str) -> bool:
@@ -25,5 +28,14 @@ def value_of(name: str) -> str:
 
 def name_of(value: str) -> str | None:
     """What the source calls a value of `TrainingGraph.metrics`; None for one that counts rows."""
-    value = value.removeprefix(_OVER_RANKS)
+    value = value.removeprefix(_OVER_RANKS).removeprefix(_OVER_MINI_BATCHES)
     return value.removeprefix(_VALUE) if value.startswith(_VALUE) else None
+
+
+def measured_by(graph: TrainingGraph, value: str) -> Operation:
+    """The operation that computes a value of `TrainingGraph.metrics` for one mini-batch of one rank."""
+    made = {output: op for op in graph.train for output in op.outputs}
+    op = made[value]
+    while op.kind in _SUMMED:
+        op = made[op.inputs[_SUMMED[op.kind]]]
+    return op

@@ -78,7 +78,7 @@ def _initializer(initializer: Initializer) -> str:
 def optimizer_text(optimizer: Optimizer) -> str:
     """As a source writes it."""
     adamw, sgd = ("beta1", "beta2", "eps", "weight_decay"), ("momentum", "nesterov", "weight_decay")
-    names = adamw if optimizer.kind == "adamw" else sgd
+    names = {"adamw": adamw, "lamb": adamw, "lars": (*sgd, "trust", "eps")}.get(optimizer.kind, sgd)
     settings = ", ".join(f"{name}={_setting(getattr(optimizer, name))}" for name in names)
     return ", ".join([f"{optimizer.kind}({settings})", *_beside(optimizer)])
 
@@ -91,10 +91,11 @@ def optimizer_summary(optimizer: Optimizer) -> str:
 def _beside(optimizer: Optimizer) -> list[str]:
     """What holds beside the settings of the optimizer."""
     no_decay = [f"no_decay={optimizer.no_decay}"] if optimizer.no_decay else []
-    clips = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value") if getattr(optimizer, n)]
+    numbers = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value", "ema") if getattr(optimizer, n)]
     patterns = ", ".join(f'"{pattern}"' for pattern in optimizer.frozen)
     frozen = [f"frozen=({patterns})"] if patterns else []
-    return [*no_decay, *map(_group, optimizer.groups), *frozen, *clips]
+    accumulate = [f"accumulate={optimizer.accumulate}"] if optimizer.accumulate > 1 else []
+    return [*no_decay, *map(_group, optimizer.groups), *frozen, *numbers, *accumulate]
 
 
 def _group(group: ParameterGroup) -> str:

@@ -20,7 +20,7 @@ from mbc.ops.base import OpKind, ShapeError
 from mbc.source import Span
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
-_STATES = (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.CONTROL)
+_STATES = (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.GRADIENT, Role.CONTROL)
 _REMEDY = "this graph was not made by mbc, or was edited: compile it again"
 
 

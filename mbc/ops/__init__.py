@@ -22,6 +22,7 @@
 * `im2col`: grouped convolutions as GEMMs
 * `initial`: how the language names the start of a weight
 * `kl_divergence`: the divergence of a softmax from probabilities
+* `layerwise`: layer-wise adaptive rates: LARS and LAMB
 * `loss`: losses and their weighted sum
 * `matmul`: products of the matrices that two tensors hold
 * `matrix`: linear layers and changes of element type
@@ -68,6 +69,7 @@ from mbc.ops import (
     elementwise_loss,
     group_norm,
     kl_divergence,
+    layerwise,
     loss,
     matmul,
     matrix,
@@ -122,6 +124,7 @@ _FAMILIES = (
     elementwise_loss,
     kl_divergence,
     dice,
+    layerwise,
     top_k,
     mean_iou,
     collective,

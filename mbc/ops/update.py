@@ -18,7 +18,7 @@ from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Attributes
 from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
-from mbc.ops.base import Array, Call, OpKind, ShapeError
+from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.control import control_record, control_shape
 
 NORM_EPSILON = 1e-6  # of clip_grad_norm_ in PyTorch
@@ -26,9 +26,11 @@ NORM_EPSILON = 1e-6  # of clip_grad_norm_ in PyTorch
 
 @dataclass(frozen=True, slots=True)
 class Guard(Attributes):
-    """`clip_norm`: the largest L2 norm of all gradients together, without the loss scale; 0: there is none."""
+    """`clip_norm`: the largest L2 norm of all gradients together, without the loss scale; 0: there is none.
+    `accumulate`: of how many mini-batches the gradients are sums; their mean is what counts."""
 
     clip_norm: float = optional(0.0)
+    accumulate: int = optional(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,14 @@ class AdamW(Attributes):
     clip_value: float = optional(0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Ema(Attributes):
+    """average = decay * average + (1 - decay) * value; the first update gives it the value itself. As
+    `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`."""
+
+    decay: float
+
+
 def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     control_shape(inputs[0])
     if a.clip_norm and len(inputs) < 3:
@@ -66,7 +76,8 @@ def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
     return inputs[:1]
 
 
-def _same_states(inputs: tuple[TensorType, ...], states: tuple[TensorType, ...]) -> None:
+def same_states(inputs: tuple[TensorType, ...], states: tuple[TensorType, ...]) -> None:
+    """ShapeError unless gradient and states have the parameter's type; `inputs`: parameter, gradient, control."""
     control_shape(inputs[2])
     for other in (inputs[1], *states):
         if other != inputs[0]:
@@ -77,14 +88,20 @@ def _sgd_shape(a: Sgd, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
     parameter, _, _, *momentum = inputs
     if bool(momentum) != bool(a.momentum):
         raise ShapeError(f"sgd with momentum {a.momentum} got {len(inputs)} operands")
-    _same_states(inputs, tuple(momentum))
+    same_states(inputs, tuple(momentum))
     return (parameter, *momentum)
 
 
 def _adamw_shape(a: AdamW, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     parameter, _, _, m, v = inputs
-    _same_states(inputs, (m, v))
+    same_states(inputs, (m, v))
     return parameter, m, v
+
+
+def _ema_shape(a: Ema, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    average, _, _ = inputs
+    same_states(inputs, ())
+    return (average,)
 
 
 def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -93,7 +110,7 @@ def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     record = control_record(after)
     proceed = all(bool(np.isfinite(v).all()) for v in values)
     record["proceed"] = proceed
-    scale = float(record["loss_scale"])
+    scale = float(record["loss_scale"]) * a.accumulate
     record["gradient_scale"] = scale
     if a.clip_norm and proceed:
         squares = sum(float(np.square(gradient, dtype=np.float64).sum()) for gradient in values[1:])
@@ -115,10 +132,10 @@ def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (after,)
 
 
-def _unscaled(a: Sgd | AdamW, gradient: Array, record: Array) -> Array:
-    """Without the scale of this step's gradients, and clipped."""
-    unscaled = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
-    return np.clip(unscaled, -a.clip_value, a.clip_value) if a.clip_value else unscaled
+def unscaled(clip_value: float, gradient: Array, record: Array) -> Array:
+    """A gradient without the scale of this step, and clipped."""
+    found = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
+    return np.clip(found, -clip_value, clip_value) if clip_value else found
 
 
 def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -127,7 +144,7 @@ def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     if not record["proceed"]:
         return (parameter, *state)
     kind = parameter.dtype.type
-    step = _unscaled(a, gradient, record)
+    step = unscaled(a.clip_value, gradient, record)
     if a.weight_decay:
         step = step + kind(a.weight_decay) * parameter
     if state:
@@ -144,7 +161,7 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
         return parameter, m, v
     kind = parameter.dtype.type
     rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
-    g = _unscaled(a, gradient, record)
+    g = unscaled(a.clip_value, gradient, record)
     m = kind(a.beta1) * m + kind(1 - a.beta1) * g
     v = kind(a.beta2) * v + kind(1 - a.beta2) * (g * g)
     divisor = np.sqrt(v) * kind(1 / np.sqrt(1 - a.beta2**count)) + kind(a.eps)
@@ -152,10 +169,45 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return kind(1 - rate * a.weight_decay) * parameter - step, m, v
 
 
+def _ema(a: Ema, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    average, value, control = inputs
+    record = control_record(control)
+    if not record["proceed"]:
+        return (average,)
+    if record["updates"] <= 1:
+        return (value,)
+    return (average + average.dtype.type(1 - a.decay) * (value - average),)
+
+
+def _accumulate_shape(a: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    same_states(inputs, ())
+    return inputs[:1]
+
+
+def _accumulate(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    before, value, control = inputs
+    return (before + value if control_record(control)["accumulated"] else value,)
+
+
+def _check_loss_shape(a: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    control_shape(inputs[0])
+    return inputs[:1]
+
+
+def _check_loss(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    control, loss = inputs
+    after = control.copy()
+    control_record(after)["proceed"] = bool(np.isfinite(loss).all())
+    return (after,)
+
+
 OPS = (
     OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
     OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
     OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
+    OpKind("accumulate", NoAttributes, _accumulate_shape, _accumulate, updates=((0, 0),), reduces=True),
+    OpKind("check_loss", NoAttributes, _check_loss_shape, _check_loss, reduces=True),
+    OpKind("ema_update", Ema, _ema_shape, _ema, updates=((0, 0),), reduces=True),
 )
 
 LAYERS: tuple[Any, ...] = ()

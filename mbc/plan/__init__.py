@@ -8,6 +8,7 @@
 * `file`: plan files
 * `group`: what a launch runs, as one operation
 * `kernel_call`: a launch as providers see it
+* `accumulation`: what a mini-batch runs that is not the last of its step
 * `verify`: the independent check of a plan
 * `verify_ranks`: the check of plans that share a mini-batch
 * `execution`: symbolic execution: which value every byte holds

@@ -34,6 +34,7 @@ _OF_ROLE = {
     Role.PARAMETER: Kind.PARAMETERS,
     Role.STATISTIC: Kind.STATISTICS,
     Role.OPTIMIZER: Kind.OPTIMIZER,
+    Role.GRADIENT: Kind.GRADIENTS,
     Role.CONTROL: Kind.CONTROL,
 }
 

@@ -9,7 +9,7 @@ What only a GPU can say is listed apart (`Verified.unproved`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from mbc.errors import MbcError
@@ -18,6 +18,7 @@ from mbc.ir.types import Layout, layout_matters
 from mbc.ir.verify import verify_training
 from mbc.kernels.base import Provider
 from mbc.ops import KINDS
+from mbc.plan.accumulation import ACCUMULATE, Accumulation, accumulating
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
 from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, MeasuredBytes, not_measured
@@ -70,6 +71,7 @@ def verify_plan(
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         Execution(plan, program, title, demands[title], kernels).run()
     verify_rank(plan)
+    _check_accumulation(plan, states, measured_bytes, providers)
     finals = dict(graph.updates)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)
@@ -86,6 +88,23 @@ def verify_plan(
         {title: {str(k): n for k, n in curve.at(curve.peak_launch).items()} for title, curve in curves.items()},
         dict(sorted(kernels.unproved.items())),
     )
+
+
+def _check_accumulation(
+    plan: Plan, states: tuple[str, ...], measured_bytes: MeasuredBytes, providers: Sequence[Provider]
+) -> None:
+    """The part of the training program that a mini-batch runs which is not the last of its step: it computes all but
+    what needs the sums of all mini-batches, and leaves the states as they were which that changes."""
+    program = accumulating(plan)
+    if program is None:
+        return
+    graph = Accumulation(plan.graph).part()
+    part = replace(plan, graph=graph)
+    demands = {ACCUMULATE: Demands(graph, graph.train)}
+    kernels = KernelCheck(part, measured_bytes, providers)
+    Execution(part, program, ACCUMULATE, demands[ACCUMULATE], kernels).run()
+    finals = dict(graph.updates)
+    _check_exit(part, program, ACCUMULATE, {s: finals.get(s, s) for s in states}, graph.outputs, demands)
 
 
 def _operations(plan: Plan) -> tuple[Operation, ...]:

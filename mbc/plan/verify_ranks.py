@@ -48,6 +48,7 @@ _LossGradient = (
     | DiceMeanBackward
 )
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
+_SAME = (Role.PARAMETER, Role.OPTIMIZER, Role.CONTROL)  # states that are the same on all ranks
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 
 
@@ -133,18 +134,16 @@ def _sums(graph: TrainingGraph) -> set[str]:
 
 def _must_be_sums(graph: TrainingGraph, op: Operation) -> Iterator[str]:
     """Operands of the end of the step that must be the same on all ranks: the loss that `guard` looks at, gradients."""
-    changed = {
-        graph.values[op.inputs[old]].role for _, old in KINDS[op.kind].updates if old < len(op.inputs)
-    } & {Role.PARAMETER, Role.OPTIMIZER, Role.CONTROL}  # fmt: skip
-    if changed:
+    changed = {graph.values[op.inputs[old]].role for _, old in KINDS[op.kind].updates if old < len(op.inputs)}
+    if not changed.isdisjoint(_SAME):
         yield from (
-            name for name in op.inputs if graph.values[name].role is Role.INTERMEDIATE and not _control(graph, name)
+            name for name in op.inputs if graph.values[name].role is Role.INTERMEDIATE and not _same(graph, name)
         )
 
 
-def _control(graph: TrainingGraph, name: str) -> bool:
-    """Whether it is a version of the control block."""
-    return any(name == new and graph.values[old].role is Role.CONTROL for old, new in graph.updates)
+def _same(graph: TrainingGraph, name: str) -> bool:
+    """Whether it is a version of a state that is the same on all ranks, since what changes it is."""
+    return any(name == new and graph.values[old].role in _SAME for old, new in graph.updates)
 
 
 def _check_once(graph: TrainingGraph, sums: Collection[str]) -> None:

@@ -13,6 +13,7 @@ from mbc.plan.model import Plan, Program, Stream, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
+from mbc.report.steps import accumulate_us, step_us
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
@@ -158,6 +159,18 @@ def launch_title(program: Program, index: int) -> str:
     return f"launch {index} ({title(operations) or 'conversion'})"
 
 
+def _accumulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Where a step takes several mini-batches, of which the training program runs the last."""
+    count = plan.graph.optimizer.accumulate
+    if count == 1:
+        return []
+    each, guess = accumulate_us(plan), plan.predictions.measured_share < 1
+    return [
+        ("  mini-batches before", time_cell(each, guess), f"each of {count - 1}, whose gradients are accumulated"),
+        ("  all mini-batches", time_cell(step_us(plan), guess), f"{count * plan.graph.global_batch} rows"),
+    ]
+
+
 def totals_text(plan: Plan) -> str:
     """Predictions, and how far the plan is above each bound."""
     predictions, bounds = plan.predictions, plan.bounds
@@ -166,7 +179,8 @@ def totals_text(plan: Plan) -> str:
     overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     total = predictions.arena_bytes + predictions.overhead_bytes + ahead_bytes
-    per_second = plan.graph.global_batch * 1e6 / predictions.train_us if predictions.train_us else 0.0
+    count = plan.graph.optimizer.accumulate
+    per_second = count * plan.graph.global_batch * 1e6 / step_us(plan) if predictions.train_us else 0.0
     states = {b for b in plan.train.entry if plan.graph.values[plan.buffers[b].value or ""].role.persistent}
     state_bytes = sum(rounded(plan.buffers[b].size_bytes) for b in states)
     rows = [
@@ -180,6 +194,7 @@ def totals_text(plan: Plan) -> str:
             time_cell(predictions.infer_us, predictions.infer_low_us < predictions.infer_high_us),
             within(predictions.infer_low_us, predictions.infer_high_us).rstrip("; "),
         ),
+        *_accumulated_rows(plan),
         *_emulated_rows(plan),
         ("arena", show_size(predictions.arena_bytes), f"{predictions.arena_bytes:,} bytes, exact"),
         ("  of it states", show_size(state_bytes), "parameters, statistics, optimizer state, control block"),

@@ -28,6 +28,7 @@
 * `output`: an output left in a GPU's memory
 * `places`: where a user's values lie in a plan
 * `weights`: what a module keeps in a checkpoint
+* `averaging`: moving averages in the place of the weights
 * `checkpoint`: checkpoints in the safetensors format
 * `replace`: files that appear whole or not at all
 * `turns`: who may call a module, and when

@@ -5,8 +5,9 @@ Everything is checked before a byte moves; messages name the input, what was exp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +43,14 @@ class DeviceArray:
     @property
     def itemsize(self) -> int:
         return int(self.dtype.lstrip("biuf"))
+
+
+def rows_of(array: Array | DeviceArray, start: int, stop: int) -> Array | DeviceArray:
+    """Some rows, where they lie."""
+    if not isinstance(array, DeviceArray):
+        return array[start:stop]
+    row_bytes = math.prod(array.shape[1:]) * array.itemsize
+    return replace(array, address=array.address + start * row_bytes, shape=(stop - start, *array.shape[1:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import NO_OTHER_RANKS, Call, Collectives
 from mbc.ops.fused import kind_of
+from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import operation_of, title
 from mbc.plan.model import ALIGNMENT_BYTES, Access, Copy, Kernel, Launch, Mode, Plan, Space
 from mbc.runtime.formats import canonical_view, load, store
@@ -75,6 +76,8 @@ class Interpreter:
         self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
         self._roots = view_roots(self._operations.values())
         self._programs = {"train": plan.train, "infer": plan.infer}
+        if (part := accumulating(plan)) is not None:
+            self._programs[ACCUMULATE] = part
         self._steps: dict[str, tuple[Step, ...]] = {}
         self._unwatched = set(self._programs) if shadow else set[str]()
         self._transfers = transfers
@@ -110,7 +113,7 @@ class Interpreter:
         return other
 
     def run(self, name: str) -> None:
-        """Execute the program `train` or `infer`."""
+        """Execute the program `train`, `infer` or `accumulate`."""
         steps = self._prepared(name)
         # Suppressed: overflow and NaN are results here as on a GPU; the guard of the step looks at them.
         with np.errstate(all="ignore"):

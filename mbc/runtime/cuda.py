@@ -23,6 +23,7 @@ from mbc.hardware.part import split_name
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES, ctas_of
+from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
 from mbc.plan.prefetch import prefetch_bytes
@@ -74,10 +75,11 @@ def open_cuda(
 
 @dataclass
 class _Slot:
-    """Pinned memory of one queued step: the host's part of the control block, loss and metrics. `begun`, `event`: it
+    """Pinned memory of one queued step: the host's part of the control block for each mini-batch, loss and metrics.
+    `begun`, `event`: it
     has begun, and ended; `number`: which of all steps it is, from 1 on."""
 
-    control: Array
+    controls: tuple[Array, ...]
     figures: tuple[Array, ...]
     begun: Any
     event: Any
@@ -192,6 +194,13 @@ class Cuda:
         self._shown.append(shown)
         return shown
 
+    def accumulate(self, control: bytes, number: int) -> None:
+        self._expire()
+        if number == 0:
+            self._begin(self._slots[0])
+        self._start(self._slots[0], control, number)
+        self._library.run(ACCUMULATE, self._eager)
+
     def train(self, control: bytes) -> Figures:
         self._expire()
         # An observer takes memory of its own while the step runs.
@@ -199,16 +208,10 @@ class Cuda:
         before = self._measured_overhead() if unchecked else None
         previous, slot = self._slots[-1], self._slots[0]
         self._slots.rotate(-1)
-        earlier = slot.pending() if slot.pending is not None else None
-        if earlier is not None:
-            _ = earlier.values  # somebody still holds it, and its place is needed
-        elif slot.pending is not None:
-            slot.event.synchronize()
+        if len(slot.controls) == 1:
+            self._begin(slot)
         number = previous.number + 1
-        slot.begun.record(self._compute)
-        slot.control[:] = np.frombuffer(control, np.uint8)
-        self._driver.memcpy_htod_async(self._address(self._places.control), slot.control, self._compute)
-        self._feeder.hand_over()
+        self._start(slot, control, len(slot.controls) - 1)
         self._run("train")
         places = (self._places.loss, *self._places.metrics.values())
         for pinned, place in zip(slot.figures, places, strict=True):
@@ -235,6 +238,21 @@ class Cuda:
         if unchecked:
             self._check_overhead(before)
         return figures
+
+    def _begin(self, slot: _Slot) -> None:
+        """A step in the place of an earlier one, whose figures are fetched where somebody wants them."""
+        earlier = slot.pending() if slot.pending is not None else None
+        if earlier is not None:
+            _ = earlier.values  # somebody still holds it, and its place is needed
+        elif slot.pending is not None:
+            slot.event.synchronize()
+        slot.begun.record(self._compute)
+
+    def _start(self, slot: _Slot, control: bytes, number: int) -> None:
+        """Of mini-batch `number` of a step: control block and inputs."""
+        slot.controls[number][:] = np.frombuffer(control, np.uint8)
+        self._driver.memcpy_htod_async(self._address(self._places.control), slot.controls[number], self._compute)
+        self._feeder.hand_over()
 
     def infer(self) -> None:
         self._expire()
@@ -413,7 +431,8 @@ class Cuda:
         places = (self._places.loss, *self._places.metrics.values())
         pinned = self._driver.pagelocked_empty
         figures = tuple(pinned(place.shape, STORED[place.dtype]) for place in places)
-        return _Slot(pinned(HOST_BYTES, np.uint8), figures, self._driver.Event(), self._driver.Event())
+        controls = tuple(pinned(HOST_BYTES, np.uint8) for _ in range(self._plan.graph.optimizer.accumulate))
+        return _Slot(controls, figures, self._driver.Event(), self._driver.Event())
 
     def _host_bytes(self, place: Place) -> Array:
         """The pinned bytes of a state that lies in host memory between steps."""

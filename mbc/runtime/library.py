@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.model import Plan
 
 LIBRARY_FILE = "libmodule.so"
 ABI_VERSION = 4  # MBC_ABI_VERSION of templates/include/mbc_module.h
-PROGRAMS = {"train": 0, "infer": 1}
+PROGRAMS = {"train": 0, "infer": 1, ACCUMULATE: 2}
 
 _CUDNN = "libcudnn.so."
 # cuDNN opens these by name while it works, where only the process's own search path counts; loaded beforehand from
@@ -155,11 +156,11 @@ class Library:
         return int(self._calls.mbc_cudnn_version())
 
     def warm(self) -> None:
-        """Run every launch of both programs once, waiting for each."""
+        """Run every launch of all programs once, waiting for each."""
         self._check(self._calls.mbc_warm(self._module))
 
     def capture(self) -> None:
-        """Turn both programs into executable graphs."""
+        """Turn all programs into executable graphs."""
         self._check(self._calls.mbc_capture(self._module))
 
     def run(self, program: str, eager: bool) -> None:

@@ -17,16 +17,19 @@ class Loss:
     """Behaves as a float. Looking at it waits for its step; not looking leaves the device running ahead.
 
     `judged`: the metrics that follow it in `figures`, and what each is divided by (`mbc.runtime.metrics`).
+    `mini_batches`: over how many of them `figures` are sums.
     """
 
-    __slots__ = ("_figures", "_judged")
+    __slots__ = ("_figures", "_judged", "_mini_batches")
 
-    def __init__(self, figures: Figures, judged: Mapping[str, int] = MappingProxyType({})) -> None:
-        self._figures, self._judged = figures, judged
+    def __init__(
+        self, figures: Figures, judged: Mapping[str, int] = MappingProxyType({}), mini_batches: int = 1
+    ) -> None:
+        self._figures, self._judged, self._mini_batches = figures, judged, mini_batches
 
     def item(self) -> float:
         """The value as a plain float."""
-        return self._figures.values[0]
+        return self._figures.values[0] / self._mini_batches
 
     @property
     def accuracy(self) -> float | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ops.base import NO_OTHER_RANKS
+from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.model import Plan, Space
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
@@ -137,6 +138,11 @@ class Machine(Protocol):
         """The first rows of an output of `infer`, on a GPU without a copy: there it holds until a program runs."""
         ...
 
+    def accumulate(self, control: bytes, number: int) -> None:
+        """Put `control` at the start of the control block and run the part of the training program that mini-batch
+        `number`, from 0, of a step runs that is not its last one."""
+        ...
+
     def train(self, control: bytes) -> Figures:
         """Put `control` at the start of the control block and run the training program."""
         ...
@@ -212,12 +218,19 @@ class Host:
         array.flags.writeable = False
         return array
 
+    def accumulate(self, control: bytes, number: int) -> None:
+        self._put(control)
+        self._interpreter.run(ACCUMULATE)  # its launches are watched in `train`, of which it is a part
+
     def train(self, control: bytes) -> Figures:
-        start = self._places.control.offset_bytes
-        self._interpreter.arena[start : start + len(control)] = np.frombuffer(control, np.uint8)
+        self._put(control)
         self._run("train")
         values = tuple(float(self._interpreter.read(place)[0]) for place in self._figures)
         return Figures(lambda: values)
+
+    def _put(self, control: bytes) -> None:
+        start = self._places.control.offset_bytes
+        self._interpreter.arena[start : start + len(control)] = np.frombuffer(control, np.uint8)
 
     def infer(self) -> None:
         self._run("infer")

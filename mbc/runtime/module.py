@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.ir.averages import averages_of
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops.control import RECORD
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
-from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, wanted_inputs
+from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, rows_of, wanted_inputs
+from mbc.runtime.averaging import check_averages, swapped, with_averages
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
@@ -30,7 +32,7 @@ from mbc.runtime.output import DeviceOutput
 from mbc.runtime.places import Place, find_places
 from mbc.runtime.transfers import Transfers
 from mbc.runtime.turns import Turns, no_copy
-from mbc.runtime.weights import COUNTERS, counter_tensors, fit_weights, read_weights
+from mbc.runtime.weights import COUNTERS, check_averages_of, counter_tensors, fit_weights, read_weights
 
 Array = NDArray[Any]
 Output = Array | DeviceOutput
@@ -77,38 +79,61 @@ class Module:
         self._train_inputs = wanted_inputs(graph, graph.inputs)
         self._infer_inputs = wanted_inputs(graph, graph.infer_inputs)
         self._judged = judged_rows(graph)
+        self._averages = averages_of(graph)
         self._figures: Figures | None = None
         self._closed = False
         self._broken_off = False
         self._turns = Turns()
         self._opened_machine = open_machine(self._plan, self._places, folder, settings)
+        averaged = {average: weight for weight, average in self._averages.items()}
         for state in graph.states:
             if state.value in self._places.states:
                 kind = graph.values[state.value].type
-                place = self._places.states[state.value]
-                self._machine.write(place, initial(state.value, kind, state.initializer, seed))
+                place, drawn_as = self._places.states[state.value], averaged.get(state.value, state.value)
+                self._machine.write(place, initial(drawn_as, kind, state.initializer, seed))
         scale = INITIAL_LOSS_SCALE if graph.precision is Precision.FP16 else 1.0
         self._write_control({"seed": seed, "proceed": 1, "loss_scale": scale, "gradient_scale": scale})
 
     def step(self, *inputs: object, lr: float, **named: object) -> Loss:
-        """Train on one mini-batch with the learning rate `lr`; returns the loss before the update.
+        """Train on one mini-batch with the learning rate `lr`, or on as many as `train { accumulate }` says; returns
+        their mean loss before the update.
 
         Inputs come in the order of the source, or by name: NumPy arrays, or anything with DLPack or
-        `__cuda_array_interface__`, with exactly `batch` rows. On a GPU the call returns while the step runs, and an
-        array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169, MBC230,
-        MBC235 and MBC236.
+        `__cuda_array_interface__`, with exactly `step_batch` rows. On a GPU the call returns while the step runs, and
+        an array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169,
+        MBC230, MBC235 and MBC236.
         """
         rate = rate_of(lr)
         with self._turns:
-            self._feed(self._train_inputs, self._places.train_inputs, inputs, named, exact=True)
-            control = np.zeros((), RECORD)
-            control["step"], control["learning_rate"] = self._steps + 1, rate
-            control["seed"] = seed_of(self._seed, self.rank)
-            control["training"] = 1
+            wanted, places = self._train_inputs, self._places.train_inputs
+            arrays = self._received(wanted, inputs, named)
+            check_rows(wanted, arrays, self.step_batch, exact=True)
+            last = self.step_batch // self.batch - 1
+            self._hand(self._machine, wanted, places, self._mini_batch(arrays, 0))
             with self._changing() as machine:
-                self._steps += 1
-                self._figures = machine.train(control.tobytes()[:HOST_BYTES])
-            return Loss(self._figures, self._judged)
+                for number in range(last):
+                    machine.accumulate(self._next_control(rate, number), number)
+                    self._hand(machine, wanted, places, self._mini_batch(arrays, number + 1))
+                self._figures = machine.train(self._next_control(rate, last))
+            return self._loss(self._figures)
+
+    def _loss(self, figures: Figures) -> Loss:
+        return Loss(figures, self._judged, self.step_batch // self.batch)
+
+    def _mini_batch(self, arrays: Sequence[Array | DeviceArray], number: int) -> list[Array | DeviceArray]:
+        """The rows of one mini-batch of a step."""
+        rows = number * self.batch, (number + 1) * self.batch
+        pairs = zip(self._train_inputs, arrays, strict=True)
+        return [rows_of(array, *rows) if wanted.per_sample else array for wanted, array in pairs]
+
+    def _next_control(self, rate: float, number: int) -> bytes:
+        """The host's part of the control block for mini-batch `number` of a step."""
+        self._steps += 1
+        control = np.zeros((), RECORD)
+        control["step"], control["learning_rate"] = self._steps, rate
+        control["seed"] = seed_of(self._seed, self.rank)
+        control["training"], control["accumulated"] = 1, number
+        return control.tobytes()[:HOST_BYTES]
 
     @overload
     def forward(self, *inputs: object, copy: Literal[True] = True, **named: object) -> Array | tuple[Array, ...]: ...
@@ -127,7 +152,9 @@ class Module:
         graph = self._plan.graph
         copy = flag("copy", copy)
         with self._turns:
-            rows = self._feed(self._infer_inputs, self._places.infer_inputs, inputs, named, exact=False)
+            arrays = self._received(self._infer_inputs, inputs, named)
+            rows = check_rows(self._infer_inputs, arrays, self.batch, exact=False)
+            self._hand(self._machine, self._infer_inputs, self._places.infer_inputs, arrays)
             self._machine.infer()
             outputs: list[Output] = []
             for name, value in zip(graph.outputs, graph.infer_outputs, strict=True):
@@ -142,7 +169,7 @@ class Module:
         that were classified correctly, from 0 to 1. With several losses that classify, `accuracy` is of the first in
         the source, `accuracy_2` of the second, and so on, and the metrics of the source by their names. Empty before
         the first step, and where nothing is classified or measured."""
-        return {} if self._figures is None else Loss(self._figures, self._judged).metrics
+        return {} if self._figures is None else self._loss(self._figures).metrics
 
     @property
     def correct(self) -> float | None:
@@ -171,8 +198,14 @@ class Module:
 
     @property
     def batch(self) -> int:
-        """Rows of a step, of this rank where several share a mini-batch."""
+        """Rows of a mini-batch, of this rank where several share it: what a forward pass takes, and a step where it
+        does not accumulate several."""
         return self._plan.graph.batch
+
+    @property
+    def step_batch(self) -> int:
+        """Rows of a step, of this rank: of all mini-batches whose gradients it accumulates."""
+        return self._plan.graph.step_batch
 
     @property
     def rank(self) -> int:
@@ -211,48 +244,72 @@ class Module:
         with self._turns, self._changing() as machine:
             machine.write(place, array.astype(canonical_dtype(place.dtype)))
 
-    def state_dict(self, *, optimizer: bool = False) -> dict[str, Array]:
+    @contextmanager
+    def averaged(self) -> Generator[None]:
+        """Within this context the moving averages (`train { ema = … }`) stand in the place of the weights, and these in
+        theirs: for `forward`, and whatever else reads weights. Frozen parameters are their own averages. A training
+        goes on behind it: `step` within it would train the averages. MBC211 where there are none."""
+        check_averages(self._averages, self._plan.graph.name)
+        with self._turns, swapped(self, self._averages):
+            yield
+
+    def state_dict(self, *, optimizer: bool = False, ema: bool = False) -> dict[str, Array]:
         """Copies of parameters and statistics by name, in the order of the source: canonical layout, fp32 (fp64 where
-        the network is computed in it). `optimizer`: its state, too."""
-        optimizer = flag("optimizer", optimizer)
+        the network is computed in it). `optimizer`: its state, too, moving averages included. `ema`: the moving
+        averages in the place of parameters and statistics, MBC211 where there are none."""
+        optimizer, ema = flag("optimizer", optimizer), flag("ema", ema)
+        if ema:
+            check_averages(self._averages, self._plan.graph.name)
         with self._turns:
-            return {name: self.state(name) for name in (self._places.states if optimizer else self._weights)}
+            names = self._places.states if optimizer else self._weights
+            return {name: self.state(self._averages.get(name, name) if ema else name) for name in names}
 
     def load_state_dict(self, arrays: Mapping[str, object]) -> None:
         """Overwrite parameters and statistics, or these and the state of the optimizer, with what `state_dict` of this
-        or any other plan of the network returned, or with other floating-point arrays of these names and shapes. All
-        else stays, counters included. MBC164 with every name that does not fit, and then nothing has changed."""
+        or any other plan of the network returned, or with other floating-point arrays of these names and shapes. Moving
+        averages begin anew from weights that come without them. All else stays, counters included. MBC164 with every
+        name that does not fit, and then nothing has changed."""
         fitting = fit_weights(arrays, self.states, self._weights)
         with self._turns:
             self._overwrite(fitting, {})
 
-    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails.
+    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None, ema: bool = False) -> None:
+        """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails. `ema`: the
+        moving averages alone, by the names of what they are of, for `load(weights_only=True)`; MBC211 where there are
+        none.
 
         Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
         under any plan of the network. `metadata` goes into the file's header; `load` passes over it. The file appears
         whole or not at all.
         """
         place = path_of(path, "MBC162", "cannot write a checkpoint")
+        averages = self.state_dict(ema=True) if flag("ema", ema) else None
         if self.rank:
             return
         described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
         with self._turns:
-            tensors = [(name, self.state(name)) for name in self._places.states]
-            tensors += counter_tensors(self._read_control())
+            if averages is not None:
+                tensors = [*averages.items()]
+            else:
+                tensors = [(name, self.state(name)) for name in self._places.states]
+                tensors += counter_tensors(self._read_control())
         write_checkpoint(place, tensors, {**texts(metadata), **described})
 
     def load(self, path: str | Path, *, strict: bool = True, weights_only: bool = False) -> None:
         """Read what `save` wrote, under this or any other plan of the network. Nothing changes when it fails.
 
         `weights_only` reads parameters and statistics, all of them, and leaves the state of the optimizer and counters
-        as they are, whether the file has them or not: how a training begins from weights.
+        as they are, whether the file has them or not: how a training begins from weights. Moving averages
+        begin from them, too.
         `strict=False` leaves states that the file lacks as they are and passes over names it has too many.
-        Raises MBC163 (not a whole file) and MBC164 (every missing, unexpected and mismatched name).
+        Raises MBC163 (not a whole file), MBC164 (every missing, unexpected and mismatched name) and MBC212 (the file
+        has no moving averages and the network keeps some, or the other way round).
         """
         place = path_of(path, "MBC163", "cannot read a checkpoint")
         strict = flag("strict", strict)
         weights_only = flag("weights_only", weights_only)
+        if strict and not weights_only:
+            check_averages_of(place, self._weights, self._averages)
         arrays, counters = read_weights(place, self.states, strict, self._weights if weights_only else None)
         if self._plan.graph.precision is not Precision.FP16:
             counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
@@ -312,7 +369,8 @@ class Module:
                 f"{graph.name}: {trained:,} parameters, batch {graph.batch}, {graph.precision}, on {self.device}",
                 *described,
                 f"  {self.memory}",
-                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu}, {self._steps} done",
+                f"  step predicted {predicted.train_us / 1e3:,.3f} ms on {self._plan.target.gpu},"
+                f" {self._steps // graph.optimizer.accumulate} done",
             )
         )
 
@@ -342,32 +400,34 @@ class Module:
     @property
     def _weights(self) -> tuple[str, ...]:
         """Parameters and statistics."""
-        values = self._plan.graph.values
-        return tuple(name for name in self._places.states if values[name].role is not Role.OPTIMIZER)
+        values, averages = self._plan.graph.values, self._averages.values()
+        states = (name for name in self._places.states if name not in averages)
+        return tuple(name for name in states if values[name].role is not Role.OPTIMIZER)
 
     def _overwrite(self, arrays: Mapping[str, Array], counters: Mapping[str, float]) -> None:
         with self._changing() as machine:
-            for name, array in arrays.items():
+            for name, array in with_averages(arrays, self._averages).items():
                 state = self._places.states[name]
                 machine.write(state, array.astype(canonical_dtype(state.dtype)))
             self._write_control({**counters, "proceed": 1})
             self._figures = None
 
-    def _feed(
-        self,
+    def _received(
+        self, wanted: Sequence[Wanted], inputs: tuple[object, ...], named: dict[str, object]
+    ) -> list[Array | DeviceArray]:
+        """All inputs, checked but for the number of their rows."""
+        given = matched([w.name for w in wanted], inputs, named)
+        return [received(w, given[w.name], self._machine.stream) for w in wanted]
+
+    @staticmethod
+    def _hand(
+        machine: Machine,
         wanted: Sequence[Wanted],
         places: Mapping[str, Place],
-        inputs: tuple[object, ...],
-        named: dict[str, object],
-        exact: bool,
-    ) -> int:
-        """Check all inputs, then hand them to the machine; the number of rows."""
-        given = matched([w.name for w in wanted], inputs, named)
-        arrays: list[Array | DeviceArray] = [received(w, given[w.name], self._machine.stream) for w in wanted]
-        rows = check_rows(wanted, arrays, self.batch, exact)
+        arrays: Sequence[Array | DeviceArray],
+    ) -> None:
         for w, array in zip(wanted, arrays, strict=True):
-            self._machine.feed(places[w.name], array)
-        return rows
+            machine.feed(places[w.name], array)
 
     def _read_control(self) -> Array:
         record = self._machine.read(self._places.control).view(RECORD).reshape(())

@@ -31,7 +31,7 @@ class Place:
 class Places:
     """Every value that is written or read from outside, by name. Inputs and outputs are per program."""
 
-    states: Mapping[str, Place]  # without the control block
+    states: Mapping[str, Place]  # without the control block, and sums that a step begins anew
     control: Place
     train_inputs: Mapping[str, Place]
     infer_inputs: Mapping[str, Place]
@@ -73,7 +73,11 @@ def find_places(plan: Plan) -> Places:
     control = next((name for name in controls if name in held), "control")
     infer_outputs = zip(graph.outputs, graph.infer_outputs, strict=True)
     return Places(
-        states={state.value: place(state.value, entry, "state") for state in graph.states if state.value != control},
+        states={
+            state.value: place(state.value, entry, "state")
+            for state in graph.states
+            if graph.values[state.value].role not in (Role.CONTROL, Role.GRADIENT)
+        },
         control=place(control, entry, "the control block"),
         train_inputs={name: place(name, entry, "input") for name in graph.inputs},
         infer_inputs={name: place(name, infer_entry, "input") for name in graph.infer_inputs},

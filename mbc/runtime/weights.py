@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.ir.averages import average_name
 from mbc.runtime.arguments import plain_array, shown
 from mbc.runtime.checkpoint import FLOATING, INTEGERS, NAMES, Checkpoint, Tensor
 
@@ -73,6 +74,27 @@ def read_weights(
                 "give a file as Module.save wrote it",
             )
     return arrays, numbers
+
+
+def check_averages_of(path: Path, weights: Collection[str], averages: Mapping[str, str]) -> None:
+    """MBC212 where a checkpoint lacks the moving `averages` that a network keeps of its `weights`, or has some and the
+    network keeps none. Raises MBC163, too."""
+    found = Checkpoint(path).tensors
+    if missing := [average for average in averages.values() if average not in found]:
+        raise MbcError(
+            "MBC212",
+            f"'{path}' lacks moving averages that the network keeps ({len(missing)} names, such as {missing[0]})",
+            "compile without them, as the file was made (--set train.ema=none), or begin a new training from its"
+            " weights: Module.load(path, weights_only=True)",
+        )
+    more = [name for name in map(average_name, weights) if name in found and name not in averages.values()]
+    if more and not averages:
+        raise MbcError(
+            "MBC212",
+            f"'{path}' has moving averages, and the network keeps none ({len(more)} names, such as {more[0]})",
+            "compile with them, as the file was made (--set train.ema=0.9999), or leave them out: Module.load(path,"
+            " strict=False)",
+        )
 
 
 def fit_weights(given: object, states: Mapping[str, tuple[int, ...]], weights: Collection[str]) -> dict[str, Array]:

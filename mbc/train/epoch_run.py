@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -163,7 +163,10 @@ class EpochRun:
         if job.group is not None:
             share_statistics(self._net, job.graph, job.group)
         self._count_overflows()
-        tested = Evaluation() if job.test is None else evaluate_on(self._net, job.graph, job.test, job.group)
+        tested = Evaluation()
+        if job.test is not None:
+            with self._net.averaged() if job.evaluate_ema else nullcontext():
+                tested = evaluate_on(self._net, job.graph, job.test, job.group)
         return Epoch(
             epoch=number,
             epochs=job.schedule.epochs,
@@ -187,7 +190,12 @@ class EpochRun:
         )
 
 
+def writing(job: Job) -> AbstractContextManager[None]:
+    """Within it a rank is waited for where another one has failed."""
+    return nullcontext() if job.group is None else job.group.writing()
+
+
 def write(net: Trainable, job: Job, path: Path, progress: Progress) -> None:
-    """A checkpoint, for which a rank is waited for where another one has failed."""
-    with nullcontext() if job.group is None else job.group.writing():
+    """A checkpoint."""
+    with writing(job):
         save_checkpoint(net, path, progress)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.metrics import name_of
+from mbc.ir.metrics import measured_by, name_of
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call
@@ -57,7 +57,7 @@ def named_terms(graph: TrainingGraph) -> dict[str, tuple[tuple[Operation, float]
         name = name_of(value)
         if name is None:
             continue
-        total = made[value] if graph.ranks is None else made[made[value].inputs[0]]
+        total = measured_by(graph, value)
         assert isinstance(total.attributes, WeightedSum)
         weights = (weight / share for weight in total.attributes.weights)
         found[name] = tuple(zip((made[operand] for operand in total.inputs), weights, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from mbc.train.divergence import Holds
 from mbc.train.evaluation import Predicts
 from mbc.train.metrics import Criterion, criterion_for
 from mbc.train.schedule import Schedule
-from mbc.train.share import Group, HoldsStates, Share, share_of
+from mbc.train.share import Group, HoldsStates, Share, step_share_of
 
 Array = NDArray[Any]
 
@@ -47,6 +48,10 @@ class Trainable(Saves, Predicts, Holds, HoldsStates, Protocol):
 
     def step(self, *inputs: Array, lr: float) -> Reported: ...
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within it the moving averages stand in the place of the weights."""
+        ...
+
     @property
     def control(self) -> Mapping[str, int | float]:
         """Counters; `skipped` are steps that changed nothing."""
@@ -59,7 +64,9 @@ class Job:
     epochs after every `checkpoint_every` steps (0: not); `best` when an epoch was better than all before it, by
     `best_metric` (the name of a `Criterion`). `group`: the ranks that share each mini-batch, all of which run the same
     job; the first one writes. Figures are told after every `interval` steps (0: not). `stop` is asked before every
-    step, and after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C."""
+    step, and after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C.
+    `evaluate_ema`: test data tell what the moving averages are worth; `ema` is where these are written after every
+    epoch, as weights alone."""
 
     graph: TrainingGraph
     data: Data
@@ -74,10 +81,13 @@ class Job:
     best_metric: str | None = None
     interval: int = 0
     stop: Callable[[], bool] = lambda: False
+    evaluate_ema: bool = False
+    ema: Path | None = None
 
     @property
     def share(self) -> Share:
-        return share_of(self.graph, 0 if self.group is None else self.group.rank)
+        """Of the rows of a step."""
+        return step_share_of(self.graph, 0 if self.group is None else self.group.rank)
 
     @property
     def steps_in_epoch(self) -> int | None:

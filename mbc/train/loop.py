@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mbc.errors import MbcError
+from mbc.ir.averages import averages_of
+from mbc.runtime.averaging import check_averages
 from mbc.train.checkpoint import Best, Progress, check_writable, load_checkpoint
 from mbc.train.divergence import diverged, divergence, not_finite
 from mbc.train.epoch import Epoch, Interval, Running
-from mbc.train.epoch_run import EpochRun, write
+from mbc.train.epoch_run import EpochRun, write, writing
 from mbc.train.job import Job, Trainable
 
 
@@ -26,13 +28,16 @@ def train(
 
     The same job gives the same bits whether run at once or resumed from any checkpoint. Raises MBC177 when the data do
     not fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
-    MBC237 where a metric is not known, MBC231 when states are not finite after an epoch, or the losses of more than a
-    tenth of its steps, or of its last ones, are not: the last checkpoint is kept, which is of before that.
+    MBC211 where moving averages are asked for that the network does not keep, MBC237 where a metric is not known,
+    MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps, or of its last
+    ones, are not: the last checkpoint is kept, which is of before that.
 
     Of several ranks all come to the same decisions: the loss, the number of skipped steps and, after an epoch, all
     states are the same everywhere, and where only reading tells how many rows there are the ranks ask each other.
     """
-    for file in (job.checkpoint, job.best):
+    if job.evaluate_ema or job.ema is not None:
+        check_averages(averages_of(job.graph), job.graph.name)
+    for file in (job.checkpoint, job.best, job.ema):
         if file is not None:
             check_writable(file)
     plateau, by = job.criterion(job.schedule.metric), job.criterion(job.best_metric)
@@ -61,6 +66,9 @@ def train(
             done = replace(done, best=best)
             # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
             write(net, job, job.best, done)
+        if job.ema is not None:
+            with writing(job):
+                net.save(job.ema, ema=True)
         if job.checkpoint is not None:
             write(net, job, job.checkpoint, done)
         kept = job.checkpoint

@@ -10,7 +10,7 @@ from mbc.errors import MbcError
 from mbc.train.metrics import Criterion
 
 KINDS = ("constant", "cosine", "step", "multi-step", "poly", "one-cycle", "plateau")
-USUAL_RATES = {"sgd": 0.1, "adamw": 0.001}  # by the kind of optimizer
+USUAL_RATES = {"sgd": 0.1, "adamw": 0.001, "lars": 1.0, "lamb": 0.001}  # by the kind of optimizer
 
 # Of one-cycle (Smith and Topin 2019), as in PyTorch: the share of the epochs in which the rate rises, unless a warm-up
 # says it; the peak over the first rate; the first rate over the last.

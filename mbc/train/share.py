@@ -20,7 +20,7 @@ _PART = struct.Struct("<?qI")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The rows [first, stop) of each mini-batch of `batch` rows are those of rank `rank` of `ranks`."""
+    """The rows [first, stop) of each mini-batch, or step, of `batch` rows are those of rank `rank` of `ranks`."""
 
     batch: int
     first: int
@@ -74,7 +74,14 @@ def whole_batch(batch: int) -> Share:
     return Share(batch, 0, batch)
 
 
+def step_share_of(graph: TrainingGraph, rank: int) -> Share:
+    """Of the rows of a step, which may be those of several mini-batches: each rank has all of its own in a row."""
+    share, count = share_of(graph, rank), graph.optimizer.accumulate
+    return Share(share.batch * count, share.first * count, share.stop * count, share.rank, share.ranks)
+
+
 def share_of(graph: TrainingGraph, rank: int) -> Share:
+    """Of the rows of a mini-batch."""
     if graph.ranks is None:
         return whole_batch(graph.batch)
     first = graph.ranks.first_row(rank)

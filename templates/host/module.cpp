@@ -10,7 +10,6 @@ namespace {
 
 constexpr int STREAMS = 5;   // compute, to_host, to_device, concurrent, collective
 constexpr int COMPUTE = 0;
-constexpr int PROGRAMS = 2;
 
 std::string creation_error;
 
@@ -190,7 +189,7 @@ struct MbcModule {
   MbcRanks ranks{};
   Shared shared;
   std::vector<std::unique_ptr<Library>> libraries;
-  std::unique_ptr<Program> programs[PROGRAMS];
+  std::vector<std::unique_ptr<Program>> programs;
   std::string error;
 };
 
@@ -212,8 +211,9 @@ int guarded(std::string& error, Body&& body) {
 }
 
 Program& program_of(MbcModule* module, int program) {
-  if (program < 0 || program >= PROGRAMS) throw Failure("there is no program " + std::to_string(program));
-  return *module->programs[program];
+  if (program < 0 || program >= static_cast<int>(module->programs.size()))
+    throw Failure("there is no program " + std::to_string(program));
+  return *module->programs[static_cast<size_t>(program)];
 }
 
 }  // namespace
@@ -242,9 +242,9 @@ int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_byte
     if (ranks != nullptr) made->ranks = *ranks;
     made->shared.ranks = ranks != nullptr ? &made->ranks : nullptr;
     for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i](made->shared));
-    for (int i = 0; i < PROGRAMS; ++i)
-      made->programs[i] = std::make_unique<Program>(mbc_plan.programs[i], static_cast<char*>(arena),
-                                                    static_cast<char*>(host), streams, made->libraries);
+    for (int64_t i = 0; i < mbc_plan.program_count; ++i)
+      made->programs.push_back(std::make_unique<Program>(mbc_plan.programs[i], static_cast<char*>(arena),
+                                                         static_cast<char*>(host), streams, made->libraries));
     *module = made.release();
   });
 }

@@ -69,7 +69,8 @@ struct PlanTables {
   int64_t library_count;
   std::unique_ptr<Library> (*const* libraries)(Shared&);
   size_t (*cudnn_version)();  // null where the plan does not use cuDNN
-  ProgramTable programs[2];  // train, infer
+  int64_t program_count;
+  const ProgramTable* programs;  // as MbcProgramIndex numbers them
 };
 
 extern const PlanTables mbc_plan;

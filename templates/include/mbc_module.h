@@ -15,7 +15,8 @@
 
 struct MbcModule;  // opaque
 
-enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1 };
+// MBC_ACCUMULATE: of mini-batches whose gradients are only added up; where a step takes several of them.
+enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1, MBC_ACCUMULATE = 2 };
 
 // What NCCL is called by, where several GPUs share a mini-batch: its functions (those of copies are null where NCCL is
 // too old for them), and a communicator of as many ranks as the plan was made for, of which this is number `rank`. Types
@@ -48,10 +49,10 @@ MBC_EXPORT void mbc_set_multiprocessors(int64_t count);
 // streams nor communicator; they must outlive the module.
 MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
                           const MbcRanks* ranks, MbcModule** module);
-// Runs every launch of both programs once, one by one, each waited for: loads kernels and finds errors where they
+// Runs every launch of all programs once, one by one, each waited for: loads kernels and finds errors where they
 // happen. It writes all over the arena; states are written afterwards.
 MBC_EXPORT int mbc_warm(MbcModule* module);
-// Captures both programs into executable graphs, and uploads them.
+// Captures all programs into executable graphs, and uploads them.
 MBC_EXPORT int mbc_capture(MbcModule* module);
 // Replays the captured program on the compute stream; does not wait.
 MBC_EXPORT int mbc_run(MbcModule* module, int program);

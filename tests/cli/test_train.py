@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mbc import compiler
 from mbc.cli import train_command
@@ -369,3 +370,52 @@ def test_images_of_bytes_from_files(mbc):
     np.savez("floats.npz", images=images / 255, labels=labels)
     done = mbc("train", "photos.mbc", "--data", "floats.npz", *CPU)
     assert done.code == 1 and "error MBC176: array 'images' of 'floats.npz' holds float64" in done.err
+
+
+def test_moving_averages_are_tested_saved_and_resumed(mbc, data):
+    common = ("--data", data, "--test", data, *CPU, "--set", "train.ema=0.8", "--lr", "0.2", "--save-ema", "e")
+    done = mbc("train", "tiny.mbc", *common, "--epochs", "3", "--checkpoint", "whole", "--evaluate", "ema")
+    assert done.code == 0, done.err
+    assert "test accuracy of the moving averages: " in done.out and "moving averages: e" in done.out
+    averages = load_file("e")
+    assert not any(name.startswith("control.") or name.endswith((".ema", ".momentum")) for name in averages)
+    whole = load_file("whole")
+    assert all(np.array_equal(averages[name], whole[f"{name}.ema"]) for name in averages)
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "1", "--checkpoint", "part").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "3", "--resume", "part", "--evaluate", "ema").code == 0
+    assert all(np.array_equal(array, load_file("part")[name]) for name, array in whole.items())
+
+
+def test_averages_that_are_not_kept(mbc, data):
+    common = ("--data", data, *CPU, "--epochs", "1")
+    done = mbc("train", "tiny.mbc", *common, "--save-ema", "e")
+    assert done.code == 1 and "error MBC211: network 'tiny' keeps no moving averages of its weights" in done.err
+    assert mbc("train", "tiny.mbc", *common, "--checkpoint", "c").code == 0
+    done = mbc("train", "tiny.mbc", *common, "--resume", "c", "--set", "train.ema=0.9")
+    assert done.code == 1 and "error MBC212: 'c' lacks moving averages" in done.err and "train.ema=none" in done.err
+
+
+def test_steps_of_several_mini_batches_are_read_counted_and_resumed(mbc, data):
+    common = (
+        "--data",
+        data,
+        "--test",
+        data,
+        *CPU,
+        "--set",
+        "train.accumulate=2",
+        "--lr",
+        "0.2",
+        "--schedule",
+        "cosine",
+    )
+    done = mbc("train", "tiny.mbc", *common, "--epochs", "4", "--checkpoint", "whole", "--json")
+    assert done.code == 0, done.err
+    assert "do not fill a mini-batch of 16" in done.err
+    assert [epoch["steps"] for epoch in done.json["epochs"]] == [2, 2, 2, 2]
+    assert load_file("whole")["control.updates"] == 8 and load_file("whole")["control.step"] == 16
+    interrupted = ("--epochs", "4", "--checkpoint", "part", "--checkpoint-every", "1")
+    assert mbc("train", "tiny.mbc", *common, *interrupted[2:], "--epochs", "2").code == 0
+    assert mbc("train", "tiny.mbc", *common, "--epochs", "4", "--resume", "part").code == 0
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--resume", "whole", "--epochs", "5")
+    assert done.code == 1 and "was made with mini-batches of 16 rows, not 8" in done.err

@@ -78,6 +78,7 @@ def test_the_text_has_what_differs_and_nothing_else() -> None:
     assert optimizer_summary(Optimizer("adamw")) == "adamw"
     assert optimizer_summary(Optimizer(frozen=("head.*", "bn1.*"))) == 'sgd, frozen=("head.*", "bn1.*")'
     assert optimizer_summary(Optimizer(clip_norm=1.0, clip_value=0.5)) == "sgd, clip_norm=1, clip_value=0.5"
+    assert optimizer_summary(Optimizer(ema=0.9999, accumulate=4)) == "sgd, ema=0.9999, accumulate=4"
 
 
 def test_what_is_frozen_has_no_gradient_no_update_and_no_momentum() -> None:

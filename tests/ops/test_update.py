@@ -12,9 +12,9 @@ from mbc.ir.control import CONTROL_BYTES, GROWTH_INTERVAL
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
-from mbc.ops.base import Array, Call, ShapeError
+from mbc.ops.base import Array, Call, NoAttributes, ShapeError
 from mbc.ops.control import CONTROL_TYPE, RECORD, control_record
-from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from tests.ir.execution import new_control
 
 
@@ -72,6 +72,7 @@ def test_a_skipped_step_leaves_parameters_and_optimizer_states() -> None:
     p, g, m, v = states
     assert _call("sgd_update", Sgd(0.9), p, g, after, m) == (p, m)
     assert _call("adamw_update", AdamW(), p, g, after, m, v) == (p, m, v)
+    assert _call("ema_update", Ema(0.9), p, g, after) == (p,)
     running = _call("update_running", _running(), *states, after)
     assert running == (p, g)
 
@@ -103,6 +104,35 @@ def test_clipping_to_a_value_keeps_what_is_not_a_number() -> None:
     gradient = np.array([-3.0, 0.25, np.nan, 3.0])
     (parameter,) = _call("sgd_update", Sgd(clip_value=0.5), np.zeros(4), gradient, after)
     np.testing.assert_array_equal(parameter, [0.5, -0.25, np.nan, -0.5])
+
+
+def test_mini_batches_add_up_from_the_first_one() -> None:
+    before, value = np.array([np.nan, 2.0]), np.array([1.0, 4.0])
+    for accumulated, expected in ((0, [1.0, 4.0]), (1, [np.nan, 6.0])):
+        control = new_control()
+        control_record(control)["accumulated"] = accumulated
+        np.testing.assert_array_equal(_call("accumulate", NoAttributes(), before, value, control)[0], expected)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_what_counts_of_several_mini_batches_is_their_mean(clip_norm: float) -> None:
+    after = _call("guard", Guard(clip_norm, 4), new_control(learning_rate=1.0), np.zeros(1), np.array([12.0, 16.0]))[0]
+    (parameter,) = _call("sgd_update", Sgd(), np.zeros(2), np.array([12.0, 16.0]), after)
+    np.testing.assert_allclose(parameter, [-3 / (5 + 1e-6), -4 / (5 + 1e-6)] if clip_norm else [-3, -4])
+
+
+def test_a_loss_that_is_not_finite_stops_the_statistics_of_its_mini_batch() -> None:
+    for loss, proceed in ((1.0, 1), (np.inf, 0)):
+        (after,) = _call("check_loss", NoAttributes(), new_control(), np.array([loss]))
+        assert control_record(after)["proceed"] == proceed and control_record(after)["skipped"] == 0
+
+
+def test_a_moving_average_begins_with_what_it_is_of() -> None:
+    control, average = new_control(), np.array([7.0])
+    for value, expected in ((1.0, 1.0), (2.0, 1.25), (0.25, 1.0)):
+        control = _guard(control, 0.0)
+        (average,) = _call("ema_update", Ema(0.75), average, np.array([value]), control)
+        assert average == pytest.approx([expected])
 
 
 def _running() -> Attributes:

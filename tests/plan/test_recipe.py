@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from mbc.compiler import compile_plan
+from mbc.ir.averages import averages_of
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Kernel, Mode, Plan
@@ -58,6 +59,26 @@ def test_the_plan_of_clipped_gradients_has_a_launch_that_sees_all():
     assert "adamw, clip_norm=1, clip_value=0.5" in heading(plan)
 
 
+def test_moving_averages_are_states_of_the_plan_updated_in_one_launch():
+    plan = planned('ema = 0.9999 frozen = "conv0.*"')
+    verify_plan(plan)
+    assert load_plan(dump_plan(plan), "plan.json") == plan
+    averages = averages_of(plan.graph)
+    assert len(averages) == 6 and "conv0.weight" not in averages
+    (launch,) = (x for x in plan.train.launches if f"{next(iter(averages.values()))}.update" in x.operations)
+    assert len(launch.operations) == 6 and isinstance(launch.work, Kernel) and launch.work.name == "multi_tensor_ema"
+    without = planned('frozen = "conv0.*"')
+    more = sum(-(-plan.graph.values[name].type.size_bytes // 256) * 256 for name in averages.values())
+    assert plan.predictions.arena_bytes == without.predictions.arena_bytes + more
+    assert "adamw, " in heading(plan) and "ema=0.9999" in heading(plan)
+
+
+def test_averages_of_ranks_are_verified():
+    plan = planned("ema = 0.9999", gpus=2)
+    verify_plan(plan)
+    verify_rank(plan)
+
+
 def test_frozen_parameters_stay_in_the_plan_and_are_written_by_nothing():
     plan = planned('frozen = ("conv0.*", "conv1.*")')
     verify_plan(plan)
@@ -81,4 +102,4 @@ def test_ranks_sum_the_gradients_that_are_clipped_and_no_others():
 
 def test_what_is_not_set_is_not_written():
     text = dump_plan(planned(""))
-    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"', '"clip_', '"frozen"'))
+    assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"', '"clip_', '"frozen"', '"ema"'))

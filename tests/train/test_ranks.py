@@ -25,7 +25,7 @@ from mbc.train.job import Job
 from mbc.train.loader import IterableData
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
-from mbc.train.share import Share, share_of, whole_batch
+from mbc.train.share import Share, share_of, step_share_of, whole_batch
 from tests.train.epochs import timeless
 from tests.train.threads import ThreadRank, run_ranks
 
@@ -156,6 +156,51 @@ def test_several_ranks_train_as_one_and_go_on_on_another_number(arrays, tmp_path
             assert epoch.loss == pytest.approx(expected.loss, rel=1e-12)
             assert epoch.accuracy == expected.accuracy and epoch.test_accuracy == expected.test_accuracy
         assert_same(states, after, 1e-12)
+
+
+class Counting(ThreadRank):
+    """Counts how often ranks meet."""
+
+    sums = 0
+
+    def sum_on_host(self, array: np.ndarray) -> np.ndarray:
+        self.sums += 1
+        return super().sum_on_host(array)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_accumulate_meet_once_a_step(arrays, size):
+    settings = (
+        ("train.precision", "fp64"),
+        ("train.accumulate", "2"),
+        ("train.clip_norm", "0.1"),
+        ("train.ema", "0.9"),
+    )
+    plans = {
+        n: compile_plans(Source("tiny.mbc", SOURCE.format(norm="")), Options(gpus=n, settings=settings))
+        for n in (1, size)
+    }
+    met: dict[int, int] = {}
+
+    def body(member: ThreadRank) -> tuple[float, States]:
+        counting = Counting(member.rank, member.size, member._barrier, member._parts)
+        plan = next(p for p in plans[member.size] if p.graph.ranks is None or member.rank in p.graph.ranks.members)
+        share = step_share_of(plan.graph, member.rank)
+        with Module(plan, seed=3, device="cpu", ranks=counting if member.size > 1 else None) as net:
+            assert share.rows == net.step_batch and share.batch == 2 * BATCH
+            loss = 0.0
+            for step in range(2):
+                rows = slice(step * share.batch + share.first, step * share.batch + share.stop)
+                loss = float(net.step(*(array[rows] for array in arrays), lr=0.2))
+            met[member.rank] = counting.sums
+            return loss, {name: net.state(name) for name in net.states}
+
+    ((loss, states),) = run_ranks(1, body)
+    for other, after in run_ranks(size, body):
+        assert other == pytest.approx(loss, rel=1e-12)
+        assert_same(states, after, 1e-12)
+    parameters, figures = 3, 2  # loss and accuracy
+    assert met == dict.fromkeys(range(size), 2 * (parameters + figures))
 
 
 def _in_order(fed: dict[int, list[np.ndarray]]) -> list[list[np.ndarray]]:

@@ -47,6 +47,11 @@ def add_train(commands: Commands) -> None:
         "--keep-best", nargs="?", const=True, metavar="METRIC",
         help="keep the best epoch's beside it (w.best.safetensors beside w.safetensors), by METRIC as --plateau-metric",
     )  # fmt: skip
+    made.add_argument(
+        "--evaluate", choices=("weights", "ema"), default="weights",
+        help="what is tested after each epoch: the weights, or their moving averages, train { ema } (default weights)",
+    )  # fmt: skip
+    made.add_argument("--save-ema", metavar="FILE", help="write the moving averages here after each epoch, as weights")
     made.add_argument("--resume", metavar="FILE", help="go on from such a file; keeps writing to it by default")
     made.add_argument(
         "--weights", metavar="FILE", help="begin with these weights (as mbc import writes them) unless it is resumed"

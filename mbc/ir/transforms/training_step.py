@@ -1,8 +1,9 @@
 """Network -> TrainingGraph: types of a precision, backward pass, end of the step, and the inference graph.
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
-operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, sums over ranks
-`sum.<value>`.
+operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, moving averages
+`<state>.ema`, sums over mini-batches
+`before.<value>` and `accumulated.<value>`, sums over ranks `sum.<value>`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mbc.errors import MbcError
+from mbc.ir.averages import average_name
 from mbc.ir.build import GraphBuilder, live_operations
 from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import (
@@ -33,11 +35,15 @@ from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
+from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
-from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
+
+_ADAM = ("adamw", "lamb")  # optimizers with two moments
 
 
 def differentiate(
@@ -56,7 +62,7 @@ def differentiate(
             f"network '{network.name}' has no loss, so there is nothing to train",
             "add a line such as: loss (logits, target) |> softmax_cross_entropy",
         )
-    if optimizer.kind == "sgd" and optimizer.nesterov and not optimizer.momentum:
+    if optimizer.kind in ("sgd", "lars") and optimizer.nesterov and not optimizer.momentum:
         raise MbcError("MBC052", "nesterov needs momentum", "set sgd(momentum=0.9, nesterov=true)")
 
     if ranks is not None and ranks.size > MOST_RANKS and any(is_synchronised(op) for op in network.operations):
@@ -91,6 +97,14 @@ def differentiate(
     metrics += tuple(_metric(train, forward, name, terms, share) for name, terms in network.metrics)
 
     gradients = backward.run()
+    states = [*network.states]
+    current: dict[str, str] = {}
+    checked = control
+    if optimizer.accumulate > 1:
+        # Running statistics move with every mini-batch, whose own loss is all that is known then.
+        (checked,) = train.emit("check_loss", NoAttributes(), (control, total), "check_loss")
+        total, *metrics = (_accumulated(train, control, states, current, figure) for figure in (total, *metrics))
+        gradients = {p: _accumulated(train, control, states, current, gradient) for p, gradient in gradients.items()}
     if ranks is not None:
         # In the order in which they are ready, so that the first can travel while the last are computed.
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
@@ -105,15 +119,26 @@ def differentiate(
 
     # End of the step: nothing changes a state before `guard` has seen the loss.
     seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
-    (after,) = train.emit("guard", Guard(optimizer.clip_norm), (control, total, *seen), "guard", (f"next.{control}",))
-    current = {control: after}
+    (after,) = train.emit(
+        "guard",
+        Guard(optimizer.clip_norm, optimizer.accumulate),
+        (control, total, *seen),
+        "guard",
+        (f"next.{control}",),
+    )
+    current[control] = after if optimizer.accumulate == 1 else checked
     for late in forward.deferred:
         inputs = tuple(current.get(v, v) for v in late.inputs)
         made = train.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
         current.update({late.inputs[old]: made[new] for new, old in KINDS[late.kind].updates})
-    states = [*network.states]
-    for parameter, gradient in gradients.items():
-        states += _update(train, optimizer, parameter, gradient, after, current)
+    current[control] = after
+    # All ratios before all updates, so that one launch can compute all of them.
+    for step in (_adapt, _update):
+        for parameter, gradient in gradients.items():
+            step(train, optimizer, parameter, gradient, current)
+    memories = (v for parameter in gradients for v in _memory(train, optimizer, parameter))
+    states += [State(v, Initializer("constant")) for v in memories]
+    states += _averages(train, optimizer, network.states, after, current)
     states.append(State(control, Initializer("constant", scale)))
     updates = tuple((s.value, current[s.value]) for s in states if s.value in current)
 
@@ -188,38 +213,113 @@ def _metric(
     return builder.emit("weighted_sum", weights, values, value_of(name), (value_of(name),))[0]
 
 
+def _accumulated(builder: GraphBuilder, control: str, states: list[State], current: dict[str, str], value: str) -> str:
+    """The sum of a value over the mini-batches of a step until now; appends its state."""
+    of = builder.values[value]
+    before = builder.declare(f"before.{value}", of.type, Role.GRADIENT, span=of.span)
+    name = f"accumulated.{value}"
+    (after,) = builder.emit("accumulate", NoAttributes(), (before, value, control), name, (name,), of.span)
+    states.append(State(before, Initializer("constant")))
+    current[before] = after
+    return after
+
+
 def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:
     name = f"sum.{value}"
     span = builder.values[value].span
     return builder.emit("all_reduce", AllReduce(ranks.size), (value,), f"{name}.all_reduce", (name,), span)[0]
 
 
-def _update(
-    builder: GraphBuilder,
-    optimizer: Optimizer,
-    parameter: str,
-    gradient: str,
-    guarded: str,
-    current: dict[str, str],
-) -> list[State]:
-    """Append the update of one parameter, under the control block `guarded`; returns the optimizer's states for it."""
+def _memory(builder: GraphBuilder, optimizer: Optimizer, parameter: str) -> tuple[str, ...]:
+    """What the optimizer remembers of a parameter; declared the first time."""
     value = builder.values[parameter]
-    own = settings_of(optimizer, value)
-    attributes: Attributes
-    if optimizer.kind == "adamw":
-        kind, suffixes = "adamw_update", ("m", "v")
-        attributes = AdamW(
-            optimizer.beta1, optimizer.beta2, optimizer.eps, own.weight_decay, own.rate, optimizer.clip_value
-        )
-    else:
-        kind, suffixes = "sgd_update", ("momentum",) if optimizer.momentum else ()
-        attributes = Sgd(optimizer.momentum, optimizer.nesterov, own.weight_decay, own.rate, optimizer.clip_value)
-    memory = [builder.declare(f"{parameter}.{s}", value.type, Role.OPTIMIZER, span=value.span) for s in suffixes]
-    names = [f"next.{v}" for v in (parameter, *memory)]
-    inputs = (parameter, gradient, guarded, *memory)
+    suffixes = ("m", "v") if optimizer.kind in _ADAM else ("momentum",) if optimizer.momentum else ()
+    names = tuple(f"{parameter}.{suffix}" for suffix in suffixes)
+    for name in names:
+        if name not in builder.values:
+            builder.declare(name, value.type, Role.OPTIMIZER, span=value.span)
+    return names
+
+
+def _adapts(optimizer: Optimizer, value: Value) -> bool:
+    """Whether the step of a parameter is scaled by a ratio: by LARS and LAMB, of what has weight decay."""
+    return optimizer.kind in ("lars", "lamb") and settings_of(optimizer, value).weight_decay > 0
+
+
+def _ratio_of(parameter: str) -> str:
+    return f"{parameter}.ratio"
+
+
+def _adapt(builder: GraphBuilder, optimizer: Optimizer, parameter: str, gradient: str, current: dict[str, str]) -> None:
+    """Append the ratio by which the step of a parameter is scaled, where it is."""
+    value, guarded = builder.values[parameter], _control(builder, current)
+    if not _adapts(optimizer, value):
+        return
+    ratio, inputs = _ratio_of(parameter), (parameter, gradient, guarded)
+    if optimizer.kind == "lars":
+        decay = settings_of(optimizer, value).weight_decay
+        settings = LarsRatio(optimizer.trust, optimizer.eps, decay, optimizer.clip_value)
+        builder.emit("lars_ratio", settings, inputs, ratio, (ratio,), value.span)
+        return
+    memory = _memory(builder, optimizer, parameter)
+    outputs = (*(f"next.{v}" for v in memory), ratio)
+    attributes = _attributes(optimizer, value)
+    *moved, _ = builder.emit("lamb_ratio", attributes, (*inputs, *memory), ratio, outputs, value.span)
+    current.update(zip(memory, moved, strict=True))
+
+
+def _update(
+    builder: GraphBuilder, optimizer: Optimizer, parameter: str, gradient: str, current: dict[str, str]
+) -> None:
+    """Append the update of one parameter."""
+    value, guarded = builder.values[parameter], _control(builder, current)
+    adapts, adam, memory = _adapts(optimizer, value), optimizer.kind in _ADAM, _memory(builder, optimizer, parameter)
+    inputs: tuple[str, ...] = (parameter, gradient, guarded, *memory)
+    changed: tuple[str, ...] = (parameter, *memory)
+    kind = "adamw_update" if adam else "sgd_update"  # without weight decay LARS and LAMB are no more than these
+    if adapts and adam:
+        kind, changed = "lamb_update", (parameter,)
+        inputs = (parameter, guarded, *(current[v] for v in memory), _ratio_of(parameter))
+    elif adapts:
+        kind, inputs = "lars_update", (parameter, gradient, guarded, _ratio_of(parameter), *memory)
+    names = [f"next.{v}" for v in changed]
+    attributes = _attributes(optimizer, value)
     made = builder.emit(kind, attributes, inputs, f"{parameter}.update", names, value.span)
-    current.update(zip((parameter, *memory), made, strict=True))
-    return [State(v, Initializer("constant")) for v in memory]
+    current.update(zip(changed, made, strict=True))
+
+
+def _attributes(optimizer: Optimizer, value: Value) -> Attributes:
+    """Of the update of a parameter."""
+    o, own = optimizer, settings_of(optimizer, value)
+    if o.kind in _ADAM:
+        return AdamW(o.beta1, o.beta2, o.eps, own.weight_decay, own.rate, o.clip_value)
+    return Sgd(o.momentum, o.nesterov, own.weight_decay, own.rate, o.clip_value)
+
+
+def _control(builder: GraphBuilder, current: dict[str, str]) -> str:
+    """The control block that `guard` made."""
+    return next(new for old, new in current.items() if builder.values[old].role is Role.CONTROL)
+
+
+def _averages(
+    builder: GraphBuilder, optimizer: Optimizer, states: Sequence[State], guarded: str, current: dict[str, str]
+) -> list[State]:
+    """Append the moving averages of all `states` that the step changes; returns the states of these, which start as
+    what they are of."""
+    found: list[State] = []
+    for state in states:
+        weight, value = state.value, builder.values[state.value]
+        if not optimizer.ema or weight not in current:
+            continue
+        # An average of statistics is of this rank's rows, as they are.
+        role = Role.STATISTIC if value.role is Role.STATISTIC else Role.OPTIMIZER
+        average = builder.declare(average_name(weight), value.type, role, span=value.span)
+        inputs = (average, current[weight], guarded)
+        (current[average],) = builder.emit(
+            "ema_update", Ema(optimizer.ema), inputs, f"{average}.update", (f"next.{average}",), value.span
+        )
+        found.append(State(average, state.initializer))
+    return found
 
 
 def _used(values: dict[str, Value], operations: Sequence[Operation]) -> dict[str, Value]:

@@ -17,9 +17,9 @@ from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
-# With multi-tensor kernels.
-_KINDS = frozenset({"cast", "sgd_update", "adamw_update", "update_running"})
-_OF_STATES = frozenset({"sgd_update", "adamw_update"})  # updates of optimizer states
+_RATIOS = frozenset({"lars_ratio", "lamb_ratio"})  # with a workspace
+_OF_STATES = _RATIOS | {"sgd_update", "adamw_update", "lars_update", "lamb_update", "ema_update", "accumulate"}
+_KINDS = _OF_STATES | {"cast", "update_running"}  # with multi-tensor kernels
 _ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
 
 _Key = tuple[str, Attributes | None, bool]
@@ -49,6 +49,11 @@ class HorizontallyFused:
 def fuses_horizontally(operation: Operation) -> bool:
     """Whether it may be fused horizontally."""
     return operation.kind in _KINDS
+
+
+def splits(operation: Operation) -> bool:
+    """Whether what it is fused with horizontally may run as several launches."""
+    return operation.kind in _KINDS - _RATIOS
 
 
 def bundles(

@@ -15,7 +15,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
 from mbc.ops.fused import join
 from mbc.optimize import effort
-from mbc.optimize.fusion.horizontal import fuses_horizontally
+from mbc.optimize.fusion.horizontal import splits
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.plan.group import operation_of
@@ -128,7 +128,7 @@ def divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
         len(launch.operations) > 1
         and isinstance(launch.work, Kernel)
         and launch.work.time_us >= effort.UPDATE_SPLIT_MIN_US
-        and all(fuses_horizontally(operations[name]) for name in launch.operations)
+        and all(splits(operations[name]) for name in launch.operations)
     )
 
 

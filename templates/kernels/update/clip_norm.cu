@@ -12,7 +12,8 @@
 
 // Followed by two integers for every gradient: its elements, and its parts.
 struct ClipNormArguments {
-  int64_t scaled;  // the loss scale is dynamic (fp16)
+  int64_t scaled;      // the loss scale is dynamic (fp16)
+  int64_t accumulate;  // of how many mini-batches gradients are sums
   int64_t gradients;
   int64_t parts;  // of all gradients
 };
@@ -61,12 +62,12 @@ __global__ void sum_squares(GradientParts gradients, double* sums) {
 }
 
 __global__ void decide_clipped(const MbcControl* before, MbcControl* after, const float* loss, const double* sums,
-                               int64_t parts, bool scaled, double limit) {
+                               int64_t parts, bool scaled, int64_t accumulate, double limit) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < parts; i += THREADS) sum += sums[i];
   sum = sum_of_block(sum);
   if (threadIdx.x != 0) return;
-  MbcControl control = decided(*before, isfinite(loss[0]) && isfinite(sum), scaled);
+  MbcControl control = decided(*before, isfinite(loss[0]) && isfinite(sum), scaled, accumulate);
   const double scale = static_cast<double>(control.gradient_scale), excess = (sqrt(sum) / scale + NORM_EPSILON) / limit;
   if (control.proceed != 0 && excess > 1.0) control.gradient_scale = static_cast<float>(scale * excess);
   *after = control;
@@ -96,6 +97,6 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
     MBC_LAUNCH(sum_squares, dim3(most, static_cast<unsigned>(some)), THREADS, call.stream, gradients, sums);
   }
   MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2),
-             in<float>(call, 1), sums, a.parts, a.scaled != 0, call.reals[0]);
+             in<float>(call, 1), sums, a.parts, a.scaled != 0, a.accumulate, call.reals[0]);
   return launched();
 }

@@ -8,10 +8,13 @@ namespace mbc {
 
 constexpr int TENSORS = 64;  // gradients that one launch looks at; the kernel's arguments hold the list
 
-// The next version of a control block. `scaled`: the loss scale is dynamic (fp16).
-__device__ inline MbcControl decided(MbcControl control, bool proceed, bool scaled) {
+constexpr int CONTROL_BYTES = 256;
+
+// The next version of a control block. `scaled`: the loss scale is dynamic (fp16); `accumulate`: of how many mini-batches
+// the gradients are sums.
+__device__ inline MbcControl decided(MbcControl control, bool proceed, bool scaled, int64_t accumulate) {
   control.proceed = proceed ? 1 : 0;
-  control.gradient_scale = control.loss_scale;  // what this step's gradients carry, before the scale changes
+  control.gradient_scale = control.loss_scale * static_cast<float>(accumulate);  // what this step's gradients carry, before the scale changes
   if (proceed) {
     ++control.updates;
     ++control.since_growth;

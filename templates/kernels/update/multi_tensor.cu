@@ -1,4 +1,4 @@
-// One operation (optimizer update, cast, running statistics) on each of many tensors, in few launches: a step has
+// One operation (optimizer update, moving average, cast, running statistics) on each of many tensors, in few launches: a step has
 // hundreds of parameters, most of them small.
 //
 // Bytes      as the operation on one tensor (optimizer.cu).
@@ -185,6 +185,16 @@ extern "C" const char* mbc_multi_tensor_sgd(const MbcCall& call) {
 extern "C" const char* mbc_multi_tensor_adamw(const MbcCall& call) {
   using namespace mbc;
   return run_updates<Adamw>(call, adamw_settings(call));
+}
+
+extern "C" const char* mbc_multi_tensor_ema(const MbcCall& call) {
+  using namespace mbc;
+  return run_updates<Ema>(call, ema_settings(call));
+}
+
+extern "C" const char* mbc_multi_tensor_accumulate(const MbcCall& call) {
+  using namespace mbc;
+  return run_updates<Accumulate>(call, {});
 }
 
 extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {

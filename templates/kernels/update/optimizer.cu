@@ -1,8 +1,9 @@
 // End of a step: the guard (the step is skipped if a gradient is infinite or NaN; the dynamic loss scale of fp16), and
-// the update of one tensor (SGD, AdamW). Control block, parameters and optimizer state are updated in place.
+// the update of one tensor (SGD, AdamW, moving average). Control block, parameters and optimizer state are updated in place.
 //
 // Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
-//            parameter, gradient and two moments in, all but the gradient out. All fp32, 16 bytes at a time where
+//            parameter, gradient and two moments in, all but the gradient out. Moving
+//            average: it and what it is of in, it out. All fp32, 16 bytes at a time where
 //            aligned.
 // Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
 // Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
@@ -11,7 +12,8 @@
 
 // Followed by the number of elements of every gradient, `gradients` integers.
 struct GuardArguments {
-  int64_t scaled;  // the loss scale is dynamic (fp16)
+  int64_t scaled;      // the loss scale is dynamic (fp16)
+  int64_t accumulate;  // of how many mini-batches gradients are sums
   int64_t gradients;
 };
 
@@ -23,6 +25,18 @@ struct SgdUpdateArguments {
 
 struct AdamwUpdateArguments {
   int64_t elements;
+};
+
+struct EmaUpdateArguments {
+  int64_t elements;
+};
+
+struct AccumulateArguments {
+  int64_t elements;
+};
+
+struct CheckLossArguments {
+  int64_t elements;  // of the loss: 1
 };
 
 namespace mbc {
@@ -51,14 +65,32 @@ __global__ void find_nonfinite(Tensors tensors, uint32_t* flag) {
 }
 
 __global__ void decide(const MbcControl* before, MbcControl* after, const float* loss, const uint32_t* flag,
-                       bool scaled) {
-  *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled);
+                       bool scaled, int64_t accumulate) {
+  *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled, accumulate);
+}
+
+// A thread a byte.
+__global__ void check_loss(const uint8_t* before, uint8_t* after, const float* loss) {
+  after[threadIdx.x] = before[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) reinterpret_cast<MbcControl*>(after)->proceed = isfinite(loss[0]) ? 1 : 0;
 }
 
 inline bool all_aligned(const MbcCall& call, int count) {
   for (int i = 0; i < count; ++i)
     if (i != 2 && !aligned(call.pointers[i], 16)) return false;  // 2: the control block
   return true;
+}
+
+// A rule without states: operand 0 becomes output 3 by operand 1.
+template <typename Rule>
+const char* run_in_pairs(const MbcCall& call, int64_t elements, const typename Rule::Settings& settings) {
+  const int64_t vectors = all_aligned(call, 4) ? elements / 4 : 0;
+  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
+                      out<float>(call, 3), nullptr, nullptr, elements};
+  MBC_LAUNCH((update_one<Rule>), blocks_for(vectors > 0 ? vectors : elements), THREADS, call.stream, tensor,
+             in<MbcControl>(call, 2), vectors, settings);
+  return launched();
 }
 
 }  // namespace mbc
@@ -84,7 +116,7 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
     MBC_LAUNCH(find_nonfinite, grid, THREADS, call.stream, tensors, flag);
   }
   MBC_LAUNCH(decide, 1, 1, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2), in<float>(call, 1),
-             flag, a.scaled != 0);
+             flag, a.scaled != 0, a.accumulate);
   return launched();
 }
 
@@ -116,5 +148,22 @@ extern "C" const char* mbc_adamw_update(const MbcCall& call) {
                       out<float>(call, 5), out<float>(call, 6), out<float>(call, 7), a.elements};
   MBC_LAUNCH((update_one<Adamw>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, tensor,
              in<MbcControl>(call, 2), vectors, settings);
+  return launched();
+}
+
+extern "C" const char* mbc_ema_update(const MbcCall& call) {
+  using namespace mbc;
+  return run_in_pairs<Ema>(call, arguments<EmaUpdateArguments>(call).elements, ema_settings(call));
+}
+
+extern "C" const char* mbc_accumulate(const MbcCall& call) {
+  using namespace mbc;
+  return run_in_pairs<Accumulate>(call, arguments<AccumulateArguments>(call).elements, {});
+}
+
+// The control block as it is, but that `proceed` says whether the loss of one mini-batch is finite.
+extern "C" const char* mbc_check_loss(const MbcCall& call) {
+  using namespace mbc;
+  MBC_LAUNCH(check_loss, 1, CONTROL_BYTES, call.stream, in<uint8_t>(call, 0), out<uint8_t>(call, 2), in<float>(call, 1));
   return launched();
 }

@@ -1,4 +1,4 @@
-// Optimizer rules (SGD, AdamW) as functors, and their loop over a range of a tensor.
+// Optimizer rules (SGD, AdamW), the moving average and the sum over mini-batches as functors, and their loop over a range of a tensor.
 #pragma once
 
 #include "mbc_control.h"
@@ -120,6 +120,40 @@ struct Adamw {
     second = beta2 * second + rest2 * (step * step);
     parameter = keep * parameter - rate * (first / (sqrtf(second) * widen + eps));
   }
+};
+
+struct EmaSettings {
+  double decay;
+};
+
+inline EmaSettings ema_settings(const MbcCall& call) { return {call.reals[0]}; }
+
+// The average in the place of the parameter, what it is of in the place of the gradient.
+struct Ema {
+  using Settings = EmaSettings;
+  static constexpr int STATES = 0;
+  float rest;
+  bool proceed, first;
+
+  __device__ Ema(const Settings& settings, const MbcControl* control)
+      : rest(static_cast<float>(1.0 - settings.decay)), proceed(control->proceed != 0), first(control->updates <= 1) {}
+  __device__ void operator()(float& average, float value, float&, float&) const {
+    if (!proceed) return;
+    average = first ? value : average + rest * (value - average);
+  }
+};
+
+struct AccumulateSettings {};
+
+// What mini-batches before have added up in the place of the parameter, the value of this one in that of the gradient. Of
+// the first mini-batch of a step nothing is before.
+struct Accumulate {
+  using Settings = AccumulateSettings;
+  static constexpr int STATES = 0;
+  bool first;
+
+  __device__ Accumulate(const Settings&, const MbcControl* control) : first(control->accumulated == 0) {}
+  __device__ void operator()(float& sum, float value, float&, float&) const { sum = first ? value : sum + value; }
 };
 
 template <typename Rule>

@@ -37,6 +37,7 @@ from mbc.ops.elementwise_loss import (
 from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.kl_divergence import KlBackward
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
@@ -51,7 +52,7 @@ from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopK, TopKMean
-from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from tests.kernels.statistics import grouped
 
@@ -693,7 +694,15 @@ def _updates(cases: Cases) -> None:
         cases.add("guard", Guard(limit), grown, m(1), *large, note=f"norm{limit:g}")
     cases.add("guard", Guard(3.0), control(loss_scale=1024.0), m(1), m(5), note="norm-scaled")
     cases.add("guard", Guard(3.0), grown, m(1), *large[:-1], m(5, make=_spoiled(np.inf)), note="norm-inf")
+    cases.add("guard", Guard(0.0, 4), grown, m(1), *gradients[:2], note="accumulated")
+    cases.add("guard", Guard(3.0, 4), control(loss_scale=1024.0), m(1), *large, note="norm-accumulated")
+    cases.add("check_loss", NONE, control(proceed=0), m(1))
+    cases.add("check_loss", NONE, control(), m(1, make=_spoiled(np.inf)), note="inf")
     cases.add("guard", Guard(3.0), grown, m(1, make=_spoiled(np.nan)), *gradients[:2], note="norm-nan")
+    zero = m(9, make=lambda rng, shape: np.zeros(shape))
+    cases.add("lars_ratio", LarsRatio(0.01, 1e-8, 0.1), zero, m(9), control(), note="zero")
+    cases.add("lars_ratio", LarsRatio(0.01, 1e-8, 0.1), m(70000), m(70000), control(), note="parts")
+    cases.add("lamb_ratio", AdamW(), m(70001), m(70001), control(), m(70001), m(70001, make=positive), note="parts")
     for shape in ((1031,), (16, 3, 3, 3), (3, 40)):
         for proceed in (0, 1):
             block, note = control(proceed=proceed), f"proceed{proceed}"
@@ -703,7 +712,21 @@ def _updates(cases: Cases) -> None:
             cases.add("sgd_update", Sgd(0.9, rate=3.0), m(*shape), m(*shape), block, m(*shape), note=f"{note}-rate")
             a = Sgd(0.9, weight_decay=0.01, clip_value=0.05)
             cases.add("sgd_update", a, m(*shape), m(*shape), block, m(*shape), note=f"{note}-clipped")
+            cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), block, note=note)
+            more = control(accumulated=2 * proceed)
+            cases.add("accumulate", NONE, m(*shape), m(*shape), more, note=f"{'more' if proceed else 'first'}")
+            first = control(proceed=proceed, updates=1)
+            cases.add("ema_update", Ema(0.9), m(*shape), m(*shape), first, note=f"{note}-first")
+            ratio = LarsRatio(0.01, 1e-8, 0.1, 0.05)
+            cases.add("lars_ratio", ratio, m(*shape), m(*shape), block, note=note)
+            a = Sgd(0.9, True, 0.01, rate=3.0)
+            cases.add("lars_update", a, m(*shape), m(*shape), block, m(1), m(*shape), note=note)
+            a = Sgd(0.0, False, 0.01, clip_value=0.05)
+            cases.add("lars_update", a, m(*shape), m(*shape), block, m(1), note=f"{note}-plain")
             second = m(*shape, make=positive)
+            a = AdamW(eps=1e-6, weight_decay=0.1, rate=3.0, clip_value=0.05)
+            cases.add("lamb_ratio", a, m(*shape), m(*shape), block, m(*shape), second, note=note)
+            cases.add("lamb_update", a, m(*shape), block, m(*shape), second, m(1), note=note)
             a = AdamW(clip_value=0.05)
             cases.add("adamw_update", a, m(*shape), m(*shape), block, m(*shape), second, note=f"{note}-clipped")
             for rate in (1.0, 3.0):

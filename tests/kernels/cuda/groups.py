@@ -14,11 +14,12 @@ from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shape import ChannelSlice
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.update import AdamW, Ema, Sgd
 from mbc.optimize.fusion.catalogue import PATTERNS, RELU_FUSED_REMAT
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     CONVOLUTION_FUSED_REMAT,
@@ -154,7 +155,7 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
     for number, (a, own) in enumerate(zip(attributes, operands, strict=True)):
         for operand in own:
             by_name.setdefault(names.setdefault(id(operand), f"v{len(names)}"), operand)
-        outputs = len({old for _, old in KINDS[kind].updates if old < len(own)}) or 1
+        outputs = len(KINDS[kind].shape(a, tuple(operand.type(Precision.FP32) for operand in own)))
         inputs = tuple(names[id(operand)] for operand in own)
         made = tuple(f"out{number}.{o}" for o in range(outputs))
         operations.append(Operation(f"op{number}", kind, inputs, made, a))
@@ -291,12 +292,29 @@ def _many() -> Iterable[Case]:
         adamw = AdamW(weight_decay=0.1 + proceed, rate=1.0 + proceed, clip_value=0.5 * proceed)
         operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
         yield _together("adamw_update", [adamw] * len(SIZES), operands)
+        yield _together("ema_update", [Ema(0.9 + proceed / 100)] * len(SIZES), [(m(n), m(n), block) for n in SIZES])
+        more = control(accumulated=proceed)
+        yield _together("accumulate", [NoAttributes()] * len(SIZES), [(m(n), m(n), more) for n in SIZES])
+        yield from _layerwise(block)
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
         vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
         yield _together("update_running", running, vectors)
     for narrow in NARROW:
         yield _together("cast", [Cast(narrow)] * len(SIZES), [(m(n),) for n in SIZES])
     yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
+
+
+def _layerwise(block: Operand) -> Iterable[Case]:
+    count = len(SIZES)
+    ratio = LarsRatio(0.01, 1e-8, 0.1, 0.5)
+    yield _together("lars_ratio", [ratio] * count, [(m(n), m(n), block) for n in SIZES])
+    for a in (Sgd(0.9, False, 0.1, 3.0), Sgd(0.9, True, 0.1), Sgd(0.0, False, 0.1, clip_value=0.5)):
+        states = 1 if a.momentum else 0
+        operands = [(m(n), m(n), block, m(1), *(m(n) for _ in range(states))) for n in SIZES]
+        yield _together("lars_update", [a] * count, operands)
+    lamb = AdamW(eps=1e-6, weight_decay=0.1, rate=3.0, clip_value=0.5)
+    yield _together("lamb_ratio", [lamb] * count, [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES])
+    yield _together("lamb_update", [lamb] * count, [(m(n), block, m(n), m(n, make=positive), m(1)) for n in SIZES])
 
 
 GROUPS = (*_cases(), *_ups(), *_points(), *_many())

@@ -31,6 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         "batch_norm_single_launch.cu",
         "bn_backward_remat.cu",
         "concat.cu",
+        "layerwise.cu",
         "multi_tensor.cu",
     )
     files = (*fused, "batch_norm.cu", "bias.cu", "elementwise.cu", *pools, *products)

@@ -1,6 +1,7 @@
 """The end of a step.
 
-* `optimizer`: the guard (loss scale, finite gradients), and SGD and AdamW of one tensor
+* `optimizer`: the guard (loss scale, finite gradients), and SGD, AdamW and the moving average of one tensor
 * `clip_norm`: the guard that clips the gradients to a global norm
+* `layerwise`: LARS and LAMB
 * `multi_tensor`: one operation on each of many tensors, in few launches
 """

@@ -17,6 +17,7 @@ SUM_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class ClipNormArguments(Struct):
     scaled: int
+    accumulate: int
     gradients: int
     parts: int
 
@@ -32,8 +33,10 @@ def _parts(gradient: TensorType) -> int:
 
 
 def _arguments(at: Slice) -> ClipNormArguments:
-    gradients = at.request.inputs[2:]
-    return ClipNormArguments(int(at.request.precision is Precision.FP16), len(gradients), sum(map(_parts, gradients)))
+    gradients, a = at.request.inputs[2:], at.request.attributes
+    assert isinstance(a, Guard)
+    scaled = int(at.request.precision is Precision.FP16)
+    return ClipNormArguments(scaled, a.accumulate, len(gradients), sum(map(_parts, gradients)))
 
 
 def _limit(at: Slice) -> tuple[float, ...]:

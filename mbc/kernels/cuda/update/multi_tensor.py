@@ -1,4 +1,5 @@
-"""One operation on each of many tensors: the updates of all parameters, their casts, the running statistics."""
+"""One operation on each of many tensors: the updates of all parameters, their casts and moving averages, the running
+statistics."""
 
 from __future__ import annotations
 
@@ -39,21 +40,22 @@ class MultiTensorUpdateRunningArguments(Struct):
     control: int
 
 
-def _members(request: Request) -> tuple[Member, ...]:
+def members_of(request: Request) -> tuple[Member, ...]:
+    """The operations of a group."""
     assert isinstance(request.attributes, Fused)
     return request.attributes.members
 
 
-def _any_layouts(request: Request) -> Iterable[Layouts]:
+def any_layouts(request: Request) -> Iterable[Layouts]:
     """Layouts do not matter to elementwise updates: channels first stands for all. The search keeps what
-    `_same_layouts` asks for, since a state and its gradient have one layout."""
+    `same_layouts` asks for, since a state and its gradient have one layout."""
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
 
 
-def _same_layouts(call: Call) -> bool:
+def same_layouts(call: Call) -> bool:
     """Whether the operands of each member have one layout."""
     made = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
-    for member in _members(call.request):
+    for member in members_of(call.request):
         places = (made.get(number, number) for number in (*member.inputs, *member.outputs))
         if len({call.layouts[at] for at in places if call.operands[at].ordered}) > 1:
             return False
@@ -75,18 +77,23 @@ def _independent(request: Request) -> bool:
 
 def _alike(request: Request) -> bool:
     """Whether members are independent and have the same settings, types and number of operands."""
-    members = _members(request)
+    members = members_of(request)
     types = {(request.inputs[m.inputs[0]].dtype, request.outputs[0].dtype) for m in members}
     alike = len({(m.attributes, len(m.inputs)) for m in members}) == 1
     return alike and len(types) == 1 and _independent(request)
 
 
 def _one_control(request: Request, operand: int) -> bool:
-    return len({member.inputs[operand] for member in _members(request)}) == 1
+    return len({member.inputs[operand] for member in members_of(request)}) == 1
+
+
+def takes_together(request: Request, control: int) -> bool:
+    """Whether members differ in nothing but their tensors, and read one control block, as operand `control`."""
+    return _alike(request) and _one_control(request, control)
 
 
 def _takes_updates(request: Request) -> bool:
-    return _alike(request) and _one_control(request, 2)
+    return takes_together(request, 2)
 
 
 def _takes_running(request: Request) -> bool:
@@ -94,48 +101,50 @@ def _takes_running(request: Request) -> bool:
 
 
 def _updates(at: Slice) -> MultiTensorUpdateArguments:
-    first = _members(at.request)[0]
+    first = members_of(at.request)[0]
     a = first.attributes
     nesterov = isinstance(a, Sgd) and a.nesterov
     return MultiTensorUpdateArguments(
-        len(_members(at.request)), first.inputs[2], int(len(first.inputs) > 3), int(nesterov)
+        len(members_of(at.request)), first.inputs[2], int(len(first.inputs) > 3), int(nesterov)
     )
 
 
 def _fields_of_updates(at: Slice) -> tuple[int, ...]:
     found: list[int] = []
-    for member in _members(at.request):
+    for member in members_of(at.request):
         parameter, gradient, _, *states = member.inputs
         found += [at.request.inputs[parameter].elements, parameter, gradient, *states]
     return tuple(found)
 
 
 def _settings(at: Slice) -> tuple[float, ...]:
-    return update_reals(_members(at.request)[0].attributes)
+    return update_reals(members_of(at.request)[0].attributes)
 
 
 def _casts(at: Slice) -> MultiTensorCastArguments:
     request = at.request
-    return MultiTensorCastArguments(len(_members(request)), type_code(request.inputs[0]), type_code(request.outputs[0]))
+    return MultiTensorCastArguments(
+        len(members_of(request)), type_code(request.inputs[0]), type_code(request.outputs[0])
+    )
 
 
 def _fields_of_casts(at: Slice) -> tuple[int, ...]:
     """Outputs are numbered after all inputs."""
     return tuple(
         field
-        for member in _members(at.request)
+        for member in members_of(at.request)
         for field in (at.request.inputs[member.inputs[0]].elements, member.inputs[0], member.outputs[0])
     )
 
 
 def _runnings(at: Slice) -> MultiTensorUpdateRunningArguments:
-    members = _members(at.request)
+    members = members_of(at.request)
     return MultiTensorUpdateRunningArguments(len(members), members[0].inputs[4])
 
 
 def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
     found: list[int] = []
-    for member in _members(at.request):
+    for member in members_of(at.request):
         a = member.attributes
         assert isinstance(a, UpdateRunning)
         found += [at.request.inputs[member.inputs[0]].elements, *member.inputs[:4], a.count]
@@ -143,42 +152,32 @@ def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
 
 
 def _momenta(at: Slice) -> tuple[float, ...]:
-    attributes = (member.attributes for member in _members(at.request))
+    attributes = (member.attributes for member in members_of(at.request))
     return tuple(a.momentum for a in attributes if isinstance(a, UpdateRunning))
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     """The first of the launches is counted with every kernel."""
-    launches = -(-len(_members(request)) // MOST_TENSORS)
+    launches = -(-len(members_of(request)) // MOST_TENSORS)
     return moved_us(request, device) + (launches - 1) * device.launch_us
 
 
 KERNELS = (
-    OwnKernel(
-        "sgd_update*",
-        FILE,
-        MultiTensorUpdateArguments,
-        _updates,
-        _settings,
-        trailing=_fields_of_updates,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
-        time_us=_time_us,
-        launcher="multi_tensor_sgd",
-        takes=_takes_updates,
-    ),
-    OwnKernel(
-        "adamw_update*",
-        FILE,
-        MultiTensorUpdateArguments,
-        _updates,
-        _settings,
-        trailing=_fields_of_updates,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
-        time_us=_time_us,
-        launcher="multi_tensor_adamw",
-        takes=_takes_updates,
+    *(
+        OwnKernel(
+            f"{kind}*",
+            FILE,
+            MultiTensorUpdateArguments,
+            _updates,
+            _settings,
+            trailing=_fields_of_updates,
+            layouts=any_layouts,
+            accepts_layouts=same_layouts,
+            time_us=_time_us,
+            launcher=f"multi_tensor_{kind.removesuffix('_update')}",
+            takes=_takes_updates,
+        )
+        for kind in ("sgd_update", "adamw_update", "ema_update", "accumulate")
     ),
     OwnKernel(
         "cast*",
@@ -186,8 +185,8 @@ KERNELS = (
         MultiTensorCastArguments,
         _casts,
         trailing=_fields_of_casts,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
         time_us=_time_us,
         launcher="multi_tensor_cast",
         takes=_alike,
@@ -199,8 +198,8 @@ KERNELS = (
         _runnings,
         _momenta,
         trailing=_fields_of_runnings,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
         time_us=_time_us,
         launcher="multi_tensor_update_running",
         takes=_takes_running,

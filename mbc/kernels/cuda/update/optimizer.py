@@ -1,4 +1,4 @@
-"""The end of a step: the guard (loss scale, finite gradients), and SGD and AdamW of one tensor."""
+"""The end of a step: the guard (loss scale, finite gradients), and SGD, AdamW and the moving average of one tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
 from mbc.kernels.cuda.update.clip_norm import clips
-from mbc.ops.update import AdamW, Sgd
+from mbc.ops.base import NoAttributes
+from mbc.ops.layerwise import LarsRatio
+from mbc.ops.update import AdamW, Ema, Guard, Sgd
 
 FLAG_BYTES = 4
 
@@ -17,6 +19,7 @@ FLAG_BYTES = 4
 @dataclass(frozen=True, slots=True)
 class GuardArguments(Struct):
     scaled: int
+    accumulate: int
     gradients: int
 
 
@@ -32,8 +35,25 @@ class AdamwUpdateArguments(Struct):
     elements: int
 
 
+@dataclass(frozen=True, slots=True)
+class EmaUpdateArguments(Struct):
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulateArguments(Struct):
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLossArguments(Struct):
+    elements: int
+
+
 def _guard(at: Slice) -> GuardArguments:
-    return GuardArguments(int(at.request.precision is Precision.FP16), len(at.request.inputs) - 2)
+    assert isinstance(at.request.attributes, Guard)
+    scaled, accumulate = int(at.request.precision is Precision.FP16), at.request.attributes.accumulate
+    return GuardArguments(scaled, accumulate, len(at.request.inputs) - 2)
 
 
 def _elements_of_gradients(at: Slice) -> tuple[int, ...]:
@@ -55,10 +75,16 @@ def _sgd(at: Slice) -> SgdUpdateArguments:
 
 
 def update_reals(attributes: Attributes) -> tuple[float, ...]:
-    """What `sgd_settings` and `adamw_settings` of the source read."""
+    """What `sgd_settings`, `adamw_settings` and the like of the sources read."""
     if isinstance(attributes, AdamW):
         a = attributes
         return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
+    if isinstance(attributes, Ema):
+        return (attributes.decay,)
+    if isinstance(attributes, NoAttributes):
+        return ()
+    if isinstance(attributes, LarsRatio):
+        return attributes.trust, attributes.eps, attributes.weight_decay, attributes.clip_value
     assert isinstance(attributes, Sgd)
     return attributes.momentum, attributes.weight_decay, attributes.rate, attributes.clip_value
 
@@ -69,6 +95,10 @@ def _reals(at: Slice) -> tuple[float, ...]:
 
 def _adamw(at: Slice) -> AdamwUpdateArguments:
     return AdamwUpdateArguments(at.request.inputs[0].elements)
+
+
+def _ema(at: Slice) -> EmaUpdateArguments:
+    return EmaUpdateArguments(at.request.inputs[0].elements)
 
 
 FILE = "update/optimizer.cu"
@@ -86,4 +116,7 @@ KERNELS = (
     ),
     OwnKernel("sgd_update", FILE, SgdUpdateArguments, _sgd, _reals),
     OwnKernel("adamw_update", FILE, AdamwUpdateArguments, _adamw, _reals),
+    OwnKernel("accumulate", FILE, AccumulateArguments, lambda at: AccumulateArguments(at.request.inputs[0].elements)),
+    OwnKernel("check_loss", FILE, CheckLossArguments, lambda at: CheckLossArguments(at.request.inputs[1].elements)),
+    OwnKernel("ema_update", FILE, EmaUpdateArguments, _ema, _reals),
 )

@@ -1,0 +1,107 @@
+"""LARS and LAMB: the ratio of each parameter's step, and the step. Of one parameter or of many in few launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from mbc.ir.graph import Attributes
+from mbc.ir.types import Layout, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct
+from mbc.kernels.cuda.update.multi_tensor import any_layouts, members_of, same_layouts, takes_together
+from mbc.kernels.cuda.update.optimizer import update_reals
+from mbc.ops.fused import Fused
+from mbc.ops.update import Sgd
+
+FILE = "update/layerwise.cu"
+PART_ELEMENTS = 16 * THREADS  # at least, of a tensor that is cut into parts
+MOST_PARTS = 4 * REDUCTION_BLOCKS
+SUMS_BYTES = 16  # of a part: two sums
+
+
+@dataclass(frozen=True, slots=True)
+class LayerwiseArguments(Struct):
+    tensors: int
+    parts: int
+    control: int
+    momentum: int
+    nesterov: int
+
+
+# What an operation reads and writes, by kind: parameter, gradient, first and second state, the same written, ratio.
+# Below zero: -1 - number of an output.
+_OPERANDS: Mapping[str, tuple[int | None, ...]] = MappingProxyType(
+    {
+        "lars_ratio": (0, 1, None, None, None, None, None, -1),
+        "lars_update": (0, 1, 4, None, -1, -2, None, 3),
+        "lamb_ratio": (0, 1, 3, 4, None, -1, -2, -3),
+        "lamb_update": (0, None, 2, 3, -1, None, None, 4),
+    }
+)
+_CONTROL: Mapping[str, int] = MappingProxyType({"lars_ratio": 2, "lars_update": 2, "lamb_ratio": 2, "lamb_update": 1})
+
+
+def _parts(tensor: TensorType) -> int:
+    return min(-(-tensor.elements // PART_ELEMENTS), MOST_PARTS)
+
+
+def _operations(request: Request) -> Iterator[tuple[Attributes, tuple[int, ...], tuple[int, ...]]]:
+    """Attributes, inputs and outputs of each operation, by their numbers among the operands of the launch."""
+    count = len(request.inputs)
+    if not isinstance(request.attributes, Fused):
+        yield request.attributes, tuple(range(count)), tuple(range(count, count + len(request.outputs)))
+        return
+    for member in members_of(request):
+        yield member.attributes, member.inputs, member.outputs
+
+
+def _arguments(at: Slice) -> LayerwiseArguments:
+    found = [*_operations(at.request)]
+    a, inputs, _ = found[0]
+    control = inputs[_CONTROL[at.request.kind.removesuffix("*")]]
+    parts = sum(_parts(at.request.inputs[own[0]]) for _, own, _ in found)
+    nesterov = isinstance(a, Sgd) and a.nesterov
+    return LayerwiseArguments(len(found), parts, control, int(isinstance(a, Sgd) and a.momentum > 0), int(nesterov))
+
+
+def _fields(at: Slice) -> tuple[int, ...]:
+    fields: list[int] = []
+    for _, inputs, outputs in _operations(at.request):
+        tensor = at.request.inputs[inputs[0]]
+        fields += [tensor.elements, _parts(tensor)]
+        for operand in _OPERANDS[at.request.kind.removesuffix("*")]:
+            numbers, place = (inputs, operand) if operand is None or operand >= 0 else (outputs, -1 - operand)
+            fields.append(-1 if place is None or place >= len(numbers) else numbers[place])
+    return tuple(fields)
+
+
+def _reals(at: Slice) -> tuple[float, ...]:
+    return update_reals(next(_operations(at.request))[0])
+
+
+def _workspace(request: Request, layout: Layout) -> int:
+    return SUMS_BYTES * sum(_parts(request.inputs[own[0]]) for _, own, _ in _operations(request))
+
+
+def _takes(request: Request) -> bool:
+    return takes_together(request, _CONTROL[request.kind.removesuffix("*")])
+
+
+def _kernels(kind: str) -> Iterator[OwnKernel]:
+    alone = OwnKernel(kind, FILE, LayerwiseArguments, _arguments, _reals, trailing=_fields)
+    if kind.endswith("_ratio"):
+        alone = replace(alone, workspace=_workspace, launches=2)
+    yield alone
+    yield replace(
+        alone,
+        kind=f"{kind}*",
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
+        launcher=f"multi_tensor_{kind}",
+        takes=_takes,
+    )
+
+
+KERNELS = tuple(kernel for kind in _OPERANDS for kernel in _kernels(kind))

@@ -1,0 +1,299 @@
+// LARS and LAMB: the ratio of norms that scales the step of each parameter, and the step. One operation on each of one or
+// many tensors.
+//
+// Bytes      lars_ratio: parameter and gradient in. lars_update: parameter, gradient and momentum in, parameter and momentum
+//            out. lamb_ratio: parameter, gradient and two moments in, the moments out. lamb_update: parameter and moments
+//            in, parameter out. All fp32, 16 bytes at a time where aligned.
+// Tile       a tensor is cut into `parts`, a block each; a launch takes up to `MOST` = 32 tensors, a row of blocks each.
+// Reduction  a block writes two sums of squares of its part in fp64; one block a tensor adds them in order. How many parts
+//            there are depends on the sizes alone, so that every GPU gets the same bits.
+// Threads    256.
+// Limit      memory bandwidth.
+#include "mbc_control.h"
+#include "optimizer.cuh"
+
+// Followed by `FIELDS` integers for every tensor: its elements, its parts, and which pointers of the call are parameter,
+// gradient, two states, these three written, and the ratio; -1: there is none.
+struct LayerwiseArguments {
+  int64_t tensors;
+  int64_t parts;    // of all tensors
+  int64_t control;  // which pointer is the control block
+  int64_t momentum;
+  int64_t nesterov;
+};
+
+namespace mbc {
+
+constexpr int MOST = 32;
+constexpr int FIELDS = 10;
+
+struct Layers {
+  const float *p[MOST], *g[MOST], *a[MOST], *b[MOST];
+  float *p_out[MOST], *a_out[MOST], *b_out[MOST], *ratio[MOST];
+  int64_t elements[MOST];
+  int64_t first[MOST];  // where the sums of its parts begin
+  int32_t parts[MOST];
+};
+
+// Two sums of squares.
+struct Sums {
+  double x, y;
+};
+
+// Adds up what the threads of a block have, in a fixed order; thread 0 gets the sums.
+__device__ inline Sums sums_of_block(Sums own) {
+  __shared__ double x[THREADS], y[THREADS];
+  x[threadIdx.x] = own.x;
+  y[threadIdx.x] = own.y;
+  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) {
+      x[threadIdx.x] += x[threadIdx.x + half];
+      y[threadIdx.x] += y[threadIdx.x + half];
+    }
+  }
+  return {x[0], y[0]};
+}
+
+__device__ inline double squared(float value) { return static_cast<double>(value) * static_cast<double>(value); }
+
+// A rule has `Settings`, which operands it reads and writes, a constructor that all threads of a block run together, and
+// `operator()(p, g, a, b, ratio, sums)` for one element. Rules of ratios add to `sums`, and say by `ratio_of(settings, x, y)`
+// what two norms give.
+struct LarsRatioSettings {
+  double trust, eps, weight_decay, clip_value;
+};
+
+struct LarsRatio {
+  using Settings = LarsRatioSettings;
+  static constexpr bool GRADIENT = true, WRITES_P = false;
+  static constexpr int READS = 0, WRITES = 0;
+  float unscale, limit;
+
+  __device__ LarsRatio(const Settings& settings, const MbcControl* control)
+      : unscale(1.0f / control->gradient_scale), limit(static_cast<float>(settings.clip_value)) {}
+  __device__ void operator()(float& p, float g, float&, float&, float, Sums& sums) const {
+    sums.x += squared(p);
+    sums.y += squared(clipped(g * unscale, limit));
+  }
+  __device__ static double ratio_of(const Settings& s, double p, double g) {
+    return p > 0 && g > 0 ? s.trust * p / (g + s.weight_decay * p + s.eps) : 1.0;
+  }
+};
+
+template <bool MOMENTUM>
+struct LarsUpdate {
+  using Settings = SgdSettings;
+  static constexpr bool GRADIENT = true, WRITES_P = true;
+  static constexpr int READS = MOMENTUM ? 1 : 0, WRITES = READS;
+  Settings settings;
+  float rate, unscale;
+  bool proceed;
+
+  __device__ LarsUpdate(const Settings& given, const MbcControl* control)
+      : settings(given), rate(static_cast<float>(control->learning_rate * given.rate)),
+        unscale(1.0f / control->gradient_scale), proceed(control->proceed != 0) {}
+  __device__ void operator()(float& p, float g, float& velocity, float&, float ratio, Sums&) const {
+    if (!proceed) return;
+    float step = (clipped(g * unscale, settings.clip_value) + settings.weight_decay * p) * ratio;
+    if constexpr (MOMENTUM) {
+      velocity = settings.momentum * velocity + step;
+      step = settings.nesterov ? step + settings.momentum * velocity : velocity;
+    }
+    p -= rate * step;
+  }
+};
+
+// The step of LAMB before the ratio.
+struct LambStep {
+  float correct, widen, eps, weight_decay;
+
+  __device__ LambStep(const AdamwSettings& settings, const MbcControl* control) {
+    __shared__ float shared[2];
+    if (threadIdx.x == 0) {
+      // In fp64 and once a block: 1 - beta^n loses its digits in fp32.
+      const double updates = static_cast<double>(control->updates);
+      shared[0] = static_cast<float>(1.0 / (1.0 - pow(settings.beta1, updates)));
+      shared[1] = static_cast<float>(1.0 / sqrt(1.0 - pow(settings.beta2, updates)));
+    }
+    __syncthreads();
+    correct = shared[0], widen = shared[1];
+    eps = static_cast<float>(settings.eps), weight_decay = static_cast<float>(settings.weight_decay);
+  }
+  __device__ float operator()(float p, float first, float second) const {
+    return correct * (first / (sqrtf(second) * widen + eps)) + weight_decay * p;
+  }
+};
+
+struct LambRatio {
+  using Settings = AdamwSettings;
+  static constexpr bool GRADIENT = true, WRITES_P = false;
+  static constexpr int READS = 2, WRITES = 2;
+  LambStep step;
+  float unscale, limit, beta1, beta2, rest1, rest2;
+  bool proceed;
+
+  __device__ LambRatio(const Settings& settings, const MbcControl* control)
+      : step(settings, control), unscale(1.0f / control->gradient_scale), limit(static_cast<float>(settings.clip_value)),
+        beta1(static_cast<float>(settings.beta1)), beta2(static_cast<float>(settings.beta2)),
+        rest1(static_cast<float>(1.0 - settings.beta1)), rest2(static_cast<float>(1.0 - settings.beta2)),
+        proceed(control->proceed != 0) {}
+  __device__ void operator()(float& p, float gradient, float& first, float& second, float, Sums& sums) const {
+    if (!proceed) return;
+    const float g = clipped(gradient * unscale, limit);
+    first = beta1 * first + rest1 * g;
+    second = beta2 * second + rest2 * (g * g);
+    sums.x += squared(p);
+    sums.y += squared(step(p, first, second));
+  }
+  __device__ static double ratio_of(const Settings&, double p, double step) {
+    return p > 0 && step > 0 ? p / step : 1.0;
+  }
+};
+
+struct LambUpdate {
+  using Settings = AdamwSettings;
+  static constexpr bool GRADIENT = false, WRITES_P = true;
+  static constexpr int READS = 2, WRITES = 0;
+  LambStep step;
+  float rate;
+  bool proceed;
+
+  __device__ LambUpdate(const Settings& settings, const MbcControl* control)
+      : step(settings, control), rate(static_cast<float>(control->learning_rate * settings.rate)),
+        proceed(control->proceed != 0) {}
+  __device__ void operator()(float& p, float, float& first, float& second, float ratio, Sums&) const {
+    if (proceed) p -= rate * ratio * step(p, first, second);
+  }
+};
+
+// One part of one tensor. `READS_RATIO`: the rule applies a ratio rather than adding up for one.
+template <typename Rule, bool READS_RATIO>
+__global__ void run_parts(Layers layers, const MbcControl* control, typename Rule::Settings settings, Sums* sums) {
+  const int n = static_cast<int>(blockIdx.y), parts = layers.parts[n];
+  if (static_cast<int>(blockIdx.x) >= parts) return;
+  const Rule rule(settings, control);
+  const float *p = layers.p[n], *g = layers.g[n], *a = layers.a[n], *b = layers.b[n];
+  float *p_out = layers.p_out[n], *a_out = layers.a_out[n], *b_out = layers.b_out[n];
+  const float ratio = READS_RATIO ? layers.ratio[n][0] : 1.0f;
+  const uintptr_t addresses = reinterpret_cast<uintptr_t>(p) | reinterpret_cast<uintptr_t>(g) |
+                              reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
+                              reinterpret_cast<uintptr_t>(p_out) | reinterpret_cast<uintptr_t>(a_out) |
+                              reinterpret_cast<uintptr_t>(b_out);
+  const int64_t elements = layers.elements[n], stride = static_cast<int64_t>(parts) * THREADS;
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
+  const int64_t vectors = addresses % 16 == 0 ? elements / 4 : 0;
+  Sums own{0, 0};
+  for (int64_t i = start; i < vectors; i += stride) {
+    Vec<float, 4> vp = load<4>(p + i * 4), vg{}, va{}, vb{};
+    if constexpr (Rule::GRADIENT) vg = load<4>(g + i * 4);
+    if constexpr (Rule::READS > 0) va = load<4>(a + i * 4);
+    if constexpr (Rule::READS > 1) vb = load<4>(b + i * 4);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) rule(vp.v[j], vg.v[j], va.v[j], vb.v[j], ratio, own);
+    if constexpr (Rule::WRITES_P) store(p_out + i * 4, vp);
+    if constexpr (Rule::WRITES > 0) store(a_out + i * 4, va);
+    if constexpr (Rule::WRITES > 1) store(b_out + i * 4, vb);
+  }
+  for (int64_t i = vectors * 4 + start; i < elements; i += stride) {
+    float ep = p[i], ea = Rule::READS > 0 ? a[i] : 0.0f, eb = Rule::READS > 1 ? b[i] : 0.0f;
+    rule(ep, Rule::GRADIENT ? g[i] : 0.0f, ea, eb, ratio, own);
+    if constexpr (Rule::WRITES_P) p_out[i] = ep;
+    if constexpr (Rule::WRITES > 0) a_out[i] = ea;
+    if constexpr (Rule::WRITES > 1) b_out[i] = eb;
+  }
+  if constexpr (!READS_RATIO) {
+    own = sums_of_block(own);
+    if (threadIdx.x == 0) sums[layers.first[n] + blockIdx.x] = own;
+  }
+}
+
+// A block a tensor.
+template <typename Rule>
+__global__ void write_ratios(Layers layers, const MbcControl* control, typename Rule::Settings settings,
+                             const Sums* sums) {
+  const int n = static_cast<int>(blockIdx.x);
+  Sums own{0, 0};
+  for (int i = static_cast<int>(threadIdx.x); i < layers.parts[n]; i += THREADS) {
+    own.x += sums[layers.first[n] + i].x;
+    own.y += sums[layers.first[n] + i].y;
+  }
+  own = sums_of_block(own);
+  if (threadIdx.x != 0) return;
+  const double ratio = control->proceed != 0 ? Rule::ratio_of(settings, sqrt(own.x), sqrt(own.y)) : 1.0;
+  layers.ratio[n][0] = static_cast<float>(ratio);
+}
+
+// Divides the tensors of a call among launches: `launch(layers, count, most parts of one)`.
+template <typename Launch>
+const char* for_layers(const MbcCall& call, Launch launch) {
+  const auto& a = arguments<LayerwiseArguments>(call);
+  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const auto at = [&](int64_t index) { return index < 0 ? nullptr : out<float>(call, static_cast<int>(index)); };
+  int64_t first = 0;
+  for (int64_t done = 0; done < a.tensors; done += MOST) {
+    const int some = static_cast<int>(a.tensors - done < MOST ? a.tensors - done : MOST);
+    Layers layers{};
+    int64_t most = 1;
+    for (int i = 0; i < some; ++i) {
+      const int64_t* own = fields + (done + i) * FIELDS;
+      layers.elements[i] = own[0], layers.parts[i] = static_cast<int32_t>(own[1]), layers.first[i] = first;
+      layers.p[i] = at(own[2]), layers.g[i] = at(own[3]), layers.a[i] = at(own[4]), layers.b[i] = at(own[5]);
+      layers.p_out[i] = at(own[6]), layers.a_out[i] = at(own[7]), layers.b_out[i] = at(own[8]);
+      layers.ratio[i] = at(own[9]);
+      first += own[1];
+      if (own[1] > most) most = own[1];
+    }
+    launch(layers, static_cast<unsigned>(some), static_cast<unsigned>(most));
+  }
+  return launched();
+}
+
+template <typename Rule>
+const char* run_ratios(const MbcCall& call, const typename Rule::Settings& settings) {
+  const auto* control = in<MbcControl>(call, static_cast<int>(arguments<LayerwiseArguments>(call).control));
+  auto* sums = out<Sums>(call, static_cast<int>(call.pointer_count) - 1);
+  return for_layers(call, [&](const Layers& layers, unsigned count, unsigned parts) {
+    MBC_LAUNCH((run_parts<Rule, false>), dim3(parts, count), THREADS, call.stream, layers, control, settings, sums);
+    MBC_LAUNCH((write_ratios<Rule>), count, THREADS, call.stream, layers, control, settings, sums);
+  });
+}
+
+template <typename Rule>
+const char* run_steps(const MbcCall& call, const typename Rule::Settings& settings) {
+  const auto* control = in<MbcControl>(call, static_cast<int>(arguments<LayerwiseArguments>(call).control));
+  return for_layers(call, [&](const Layers& layers, unsigned count, unsigned parts) {
+    MBC_LAUNCH((run_parts<Rule, true>), dim3(parts, count), THREADS, call.stream, layers, control, settings,
+               static_cast<Sums*>(nullptr));
+  });
+}
+
+inline const char* lars_ratios(const MbcCall& call) {
+  return run_ratios<LarsRatio>(call, {call.reals[0], call.reals[1], call.reals[2], call.reals[3]});
+}
+
+inline const char* lars_updates(const MbcCall& call) {
+  const auto& a = arguments<LayerwiseArguments>(call);
+  const SgdSettings settings = sgd_settings(call, a.nesterov != 0);
+  return a.momentum != 0 ? run_steps<LarsUpdate<true>>(call, settings) : run_steps<LarsUpdate<false>>(call, settings);
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_lars_ratio(const MbcCall& call) { return mbc::lars_ratios(call); }
+extern "C" const char* mbc_multi_tensor_lars_ratio(const MbcCall& call) { return mbc::lars_ratios(call); }
+extern "C" const char* mbc_lars_update(const MbcCall& call) { return mbc::lars_updates(call); }
+extern "C" const char* mbc_multi_tensor_lars_update(const MbcCall& call) { return mbc::lars_updates(call); }
+
+extern "C" const char* mbc_lamb_ratio(const MbcCall& call) {
+  return mbc::run_ratios<mbc::LambRatio>(call, mbc::adamw_settings(call));
+}
+extern "C" const char* mbc_multi_tensor_lamb_ratio(const MbcCall& call) {
+  return mbc::run_ratios<mbc::LambRatio>(call, mbc::adamw_settings(call));
+}
+extern "C" const char* mbc_lamb_update(const MbcCall& call) {
+  return mbc::run_steps<mbc::LambUpdate>(call, mbc::adamw_settings(call));
+}
+extern "C" const char* mbc_multi_tensor_lamb_update(const MbcCall& call) {
+  return mbc::run_steps<mbc::LambUpdate>(call, mbc::adamw_settings(call));
+}
