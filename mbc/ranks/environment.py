@@ -135,9 +135,7 @@ def _of_launcher(name: str, variables: Mapping[str, str]) -> RankEnvironment | N
     if len(there) < 2:
         if there and name != "torchrun":  # whose names are used by others, too, one by one
             missing = size_name if there == [rank_name] else rank_name
-            raise MbcError(
-                "MBC260", f"{there[0]} is set, but {missing} is not", f"set {missing}, or unset {there[0]}"
-            )
+            raise MbcError("MBC260", f"{there[0]} is set, but {missing} is not", f"set {missing}, or unset {there[0]}")
         return None
     told = [
         given if variables.get(given, "") != "" else own for given, own in zip(_GIVEN_LOCAL, local_names, strict=True)

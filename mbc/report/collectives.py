@@ -112,7 +112,8 @@ def collectives_lines(plan: Plan) -> list[str]:
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
         f"  links      {show_size(found.link_bytes)} a step in each direction",
-        f"  hidden     {show_time(found.hidden_us)} of {time_cell(found.time_us, found.estimated)} of all-reduces",
+        f"  hidden     {show_time(found.hidden_us)} of {time_cell(found.time_us, found.estimated)} of all-reduces, "
+        "slowed by kernels",
         f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside all-reduces lose "
         f"{time_cell(found.slowed_us, found.estimated)}",
     ]
@@ -143,7 +144,7 @@ def collectives_text(plan: Plan, width: int | None) -> str:
     ]  # fmt: skip
     columns = (
         Column("all-reduce"), Column("tensors", right=True), Column("bytes", right=True), Column("starts", right=True),
-        Column("takes", right=True), Column("hidden", right=True), Column("exposed", right=True),
+        Column("beside kernels", right=True), Column("hidden", right=True), Column("exposed", right=True),
     )  # fmt: skip
     exposed_us = sum(found.exposed_us)
     rows.append(

@@ -364,7 +364,7 @@ class Module:
         """Check all inputs, then hand them to the machine; the number of rows."""
         given = matched([w.name for w in wanted], inputs, named)
         arrays: list[Array | DeviceArray] = [received(w, given[w.name], self._machine.stream) for w in wanted]
-        rows = check_rows(wanted, arrays, self.batch, exact)
+        rows = check_rows(wanted, arrays, self.batch, exact, self._plan.graph.ranks, self.rank)
         for w, array in zip(wanted, arrays, strict=True):
             self._machine.feed(places[w.name], array)
         return rows

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
+from mbc.cli.arguments.groups import (
+    Commands,
+    add_json,
+    add_measuring,
+    add_planning,
+    add_sharing,
+    add_two_sharings,
+    command,
+)
 from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
@@ -133,8 +141,9 @@ def add_check(commands: Commands) -> None:
 
 def add_diff(commands: Commands) -> None:
     made = command(
-        commands, "diff", "Compare two plans, or one source planned for two GPUs.",
+        commands, "diff", "Compare two plans, or one source planned twice: for two GPUs, or two numbers of them.",
         "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4\n"
+        "  mbc diff net.mbc --gpus 1 --gpus 2               one GPU, and two that share a mini-batch\n"
         "  mbc diff net.mbc --gpus h200,h100                unlike GPUs that share a mini-batch",
     )  # fmt: skip
     made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
@@ -142,5 +151,5 @@ def add_diff(commands: Commands) -> None:
     made.add_argument("--limit", type=count, metavar="ROWS", help="list the ROWS operations that differ most only")
     made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
     add_planning(made, gpu=False)
-    add_sharing(made)
+    add_two_sharings(made)
     add_json(made)
