@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mbc.plan.model import Plan
 
 
+MOSTLY_MEASURED = 0.5  # share of a step from which on nothing is said of measuring the rest
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Plan a source, write and build its package, say what was decided."""
     from mbc.compiler import compile_source
@@ -83,6 +86,7 @@ def summary(plan: Plan) -> list[str]:
         f"{graph.name}: {batch_text(plan)}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
         f"  times      {known}",
+        *_how_to_measure(plan),
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
         _launches(plan, concurrent),
@@ -104,12 +108,21 @@ def summary(plan: Plan) -> list[str]:
     return lines
 
 
+def _how_to_measure(plan: Plan) -> list[str]:
+    """Where most of the step is estimated."""
+    if plan.predictions.measured_share >= MOSTLY_MEASURED:
+        return []
+    rows = "" if plan.graph.ranks is None else f" --set batch={plan.graph.batch}"
+    return [f"             mbc profile NET{rows} measures the rest, on an {plan.target.gpu}"]
+
+
 def _other(plan: Plan) -> str:
     """Of ranks that have other rows than the first one, or another GPU."""
     p, ranks = plan.predictions, plan.graph.ranks
     members = ranks_text(() if ranks is None else ranks.members)
     rows = f"{plan.graph.batch} row{'' if plan.graph.batch == 1 else 's'} on {plan.target.gpu}"
-    return f"  {members}: {rows}, step {time_cell(p.train_us, True)}, arena {show_size(p.arena_bytes)}"
+    figures = f"step {time_cell(p.train_us, True)} ({p.measured_share:.0%} measured), arena {show_size(p.arena_bytes)}"
+    return f"  {members}: {rows}, {figures}"
 
 
 def _launches(plan: Plan, concurrent: int = 0) -> str:
@@ -175,6 +188,7 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
                 "gpu": other.target.gpu,
                 "batch": other.graph.batch,
                 "train_us": other.predictions.train_us,
+                "measured_share": other.predictions.measured_share,
                 "arena_bytes": other.predictions.arena_bytes,
             }
             for other in compilation.plans[1:]

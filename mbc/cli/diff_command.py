@@ -49,7 +49,7 @@ def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan,
             planned = plan_source(read_source(plans[0]), options(arguments, sharing=sharings[0]))
             return (planned.plan, _title(planned.plan)), (planned.others[0], _title(planned.others[0]))
         if (len(gpus), len(sharings)) in ((2, 0), (2, 1), (0, 2), (1, 2)):
-            titles = gpus if len(gpus) == 2 else [f"--gpus {_words(sharing)}" for sharing in sharings]
+            titles = gpus if len(gpus) == 2 else [_called(sharing) for sharing in sharings]
             asked = _twice(arguments, gpus, sharings)
             first, second = ((find_plan(plans[0], one), title) for one, title in zip(asked, titles, strict=True))
             return first, second
@@ -95,6 +95,10 @@ def _words(sharing: Sharing) -> str:
     return ",".join(
         one.gpu if one.memory_bytes is None else f"{one.gpu}:{show_size(one.memory_bytes)}" for one in sharing
     )
+
+
+def _called(sharing: Sharing) -> str:
+    return _counted(sharing, "GPU") if isinstance(sharing, int) else _words(sharing)
 
 
 def _title(plan: Plan) -> str:

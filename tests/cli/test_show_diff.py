@@ -120,7 +120,7 @@ def test_diff_of_a_source_for_two_numbers_of_gpus(mbc):
     done = mbc("diff", "tiny.mbc", "--gpu", "h200", "--gpus", "1", "--gpus", "2")
     assert done.code == 0, done.err
     heads = done.out.splitlines()[0].split("  ")
-    assert [head.strip() for head in heads if head] == ["in all", "--gpus 1", "--gpus 2", "change"]
+    assert [head.strip() for head in heads if head] == ["in all", "1 GPU", "2 GPUs", "change"]
     assert "all-reduce bytes" in done.out and "all-reduce alone" in done.out
 
 

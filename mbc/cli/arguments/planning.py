@@ -11,6 +11,7 @@ from mbc.cli.arguments.groups import (
     add_two_sharings,
     command,
 )
+from mbc.cli.arguments.parser import Once
 from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
@@ -61,6 +62,7 @@ def add_fit(commands: Commands) -> None:
         commands, "fit", "Find the largest batch that trains within a memory budget, or what a budget costs in time.",
         "  mbc fit resnet.mbc --memory 12GB                 the largest batch, and images/s over the batch\n"
         "  mbc fit resnet.mbc --memory 12GB --multiple 8    of the multiples of 8\n"
+        "  mbc fit resnet.mbc --memory 12GB --gpus 2        the largest that two such GPUs share\n"
         "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
         "Every figure is that of a whole plan, made with the kernel times that are known (mbc profile measures more).",
     )  # fmt: skip
@@ -71,6 +73,11 @@ def add_fit(commands: Commands) -> None:
     made.add_argument(
         "--precision", choices=tuple(map(str, Precision)), help="(default: the network's train.precision)"
     )
+    made.add_argument(
+        "--gpus", dest="shared_by", type=count, default=1, action=Once, metavar="N",
+        help="of a mini-batch that N GPUs share, each within the budget: the batch counts the rows of all, in multiples of"
+        " N (default 1)",
+    )  # fmt: skip
     made.add_argument(
         "--multiple", type=count, default=1, metavar="ROWS", help="try multiples of ROWS only (default 1)"
     )
