@@ -139,8 +139,8 @@ def add_json(made: argparse.ArgumentParser) -> None:
 
 def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Sharing | None = None) -> Options:
     """The planning arguments as the compiler takes them; `gpu` and `sharing` in the place of those given."""
-    if sharing is None:
-        sharing = getattr(arguments, "shared_by", 1)
+    given: Sharing = getattr(arguments, "shared_by", 1)
+    sharing = given if sharing is None else sharing
     if not isinstance(sharing, int) and getattr(arguments, "gpu", None) not in (None, "auto"):
         raise MbcError("MBC285", "--gpus names the GPUs already, and --gpu names one, too", "leave --gpu out")
     return Options(

@@ -75,8 +75,8 @@ def add_fit(commands: Commands) -> None:
     )
     made.add_argument(
         "--gpus", dest="shared_by", type=count, default=1, action=Once, metavar="N",
-        help="of a mini-batch that N GPUs share, each within the budget: the batch counts the rows of all, in multiples of"
-        " N (default 1)",
+        help="N GPUs share the mini-batch, each within the budget: batch counts the rows of all, in multiples of N"
+        " (default 1)",
     )  # fmt: skip
     made.add_argument(
         "--multiple", type=count, default=1, metavar="ROWS", help="try multiples of ROWS only (default 1)"
