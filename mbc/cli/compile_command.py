@@ -113,7 +113,7 @@ def _how_to_measure(plan: Plan) -> list[str]:
     if plan.predictions.measured_share >= MOSTLY_MEASURED:
         return []
     rows = "" if plan.graph.ranks is None else f" --set batch={plan.graph.batch}"
-    return [f"             mbc profile NET{rows} measures the rest, on an {plan.target.gpu}"]
+    return [f"             mbc profile NET{rows} measures the rest where there is such a GPU"]
 
 
 def _other(plan: Plan) -> str:

@@ -23,7 +23,8 @@ def test_compile_says_how_the_rows_are_shared(mbc, package):
     lines = package.out.splitlines()
     assert lines[0].startswith("tiny: batch 8 shared by 3 GPUs (2 x 3 + 2 rows), fp32, for NVIDIA H200")
     assert any(line.startswith("  all-reduce ") and "thread blocks" in line for line in lines)
-    assert any(line.startswith("  rank 2: 2 rows on NVIDIA H200, step ~") for line in lines)
+    assert any(line.startswith("  rank 2: 2 rows on NVIDIA H200, step ~") and " measured)" in line for line in lines)
+    assert "mbc profile NET --set batch=3 measures the rest" in package.out
     document = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200", "--force", "--json").json
     assert document["batch"] == 8 and document["collectives"]["rows"] == [3, 3, 2]
     assert [other["members"] for other in document["other_ranks"]] == [[2]]
