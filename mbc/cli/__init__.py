@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _cleaning_up_when_terminated():
             return _run(words)
     except MbcError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")  # at once: several ranks may share a terminal
         return OTHER_RANK_FAILED if isinstance(error, RankFailed) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

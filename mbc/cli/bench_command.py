@@ -125,11 +125,14 @@ def _peers_of(peers: Sequence[str], gpus: int) -> tuple[str, ...]:
     if not found:
         raise MbcError(
             "MBC278",
-            f"{' and '.join(peers)} is timed on one GPU only",
+            f"{' and '.join(peers)} {'is' if len(peers) == 1 else 'are'} timed on one GPU only",
             f"with --gpus name {' or '.join(SEVERAL_GPUS)} in --against",
         )
     if found != tuple(peers):
-        print(f"note: only {' and '.join(found)} is timed on {gpus} GPUs", file=sys.stderr)
+        print(
+            f"note: only {' and '.join(found)} {'is' if len(found) == 1 else 'are'} timed on {gpus} GPUs",
+            file=sys.stderr,
+        )
     return found
 
 

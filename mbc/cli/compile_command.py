@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mbc.plan.model import Plan
 
 
+MOSTLY_MEASURED = 0.5  # share of a step from which on nothing is said of measuring the rest
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Plan a source, write and build its package, say what was decided."""
     from mbc.compiler import compile_source
@@ -85,6 +88,7 @@ def summary(plan: Plan) -> list[str]:
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
         *_accumulated(plan),
         f"  times      {known}",
+        *_how_to_measure(plan),
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
         _launches(plan, concurrent),
@@ -115,12 +119,21 @@ def _accumulated(plan: Plan) -> list[str]:
     return [f"  accumulate {count - 1} mini-batches of {each} before it: {whole} a step"]
 
 
+def _how_to_measure(plan: Plan) -> list[str]:
+    """Where most of the step is estimated."""
+    if plan.predictions.measured_share >= MOSTLY_MEASURED:
+        return []
+    rows = "" if plan.graph.ranks is None else f" --set batch={plan.graph.batch}"
+    return [f"             mbc profile NET{rows} measures the rest where there is such a GPU"]
+
+
 def _other(plan: Plan) -> str:
     """Of ranks that have other rows than the first one, or another GPU."""
     p, ranks = plan.predictions, plan.graph.ranks
     members = ranks_text(() if ranks is None else ranks.members)
     rows = f"{plan.graph.batch} row{'' if plan.graph.batch == 1 else 's'} on {plan.target.gpu}"
-    return f"  {members}: {rows}, step {time_cell(p.train_us, True)}, arena {show_size(p.arena_bytes)}"
+    figures = f"step {time_cell(p.train_us, True)} ({p.measured_share:.0%} measured), arena {show_size(p.arena_bytes)}"
+    return f"  {members}: {rows}, {figures}"
 
 
 def _launches(plan: Plan, concurrent: int = 0) -> str:
@@ -187,6 +200,7 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
                 "gpu": other.target.gpu,
                 "batch": other.graph.batch,
                 "train_us": other.predictions.train_us,
+                "measured_share": other.predictions.measured_share,
                 "arena_bytes": other.predictions.arena_bytes,
             }
             for other in compilation.plans[1:]

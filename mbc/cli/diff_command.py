@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.groups import Sharing, options
 from mbc.cli.places import check_plannable, find_plan, plan_file, plan_source, read_source
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
+from mbc.options import Options
 from mbc.report.collectives import ranks_text
+from mbc.units import show_size
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -38,27 +41,64 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan, str]]:
-    """Two plans and what to call them: by their place, or by the GPU that one source is planned for; of GPUs that share
-    a mini-batch, those of the first two that are unlike."""
-    plans, gpus = arguments.plans, arguments.gpus
-    if len(plans) == 1 and not gpus and options(arguments).rank_gpus and plan_file(plans[0]) is None:
-        planned = plan_source(read_source(plans[0]), options(arguments))
-        if planned.others:
+    """Two plans and what to call them: by their place, or by the GPU or the GPUs that one source is planned for; of
+    unlike GPUs that share a mini-batch, those of the first two."""
+    plans, gpus, sharings = arguments.plans, arguments.gpus, arguments.sharings
+    if len(plans) == 1 and plan_file(plans[0]) is None:
+        if not gpus and len(sharings) == 1 and _are_unlike(sharings[0]):
+            planned = plan_source(read_source(plans[0]), options(arguments, sharing=sharings[0]))
             return (planned.plan, _title(planned.plan)), (planned.others[0], _title(planned.others[0]))
-    if len(plans) == 1 and len(gpus) == 2 and plan_file(plans[0]) is None:
-        first, second = ((find_plan(plans[0], options(arguments, gpu)), gpu) for gpu in gpus)
-        return first, second
-    if len(plans) == 2 and len(gpus) <= 1:
-        gpu = gpus[0] if gpus else None
+        if (len(gpus), len(sharings)) in ((2, 0), (2, 1), (0, 2), (1, 2)):
+            titles = gpus if len(gpus) == 2 else [_called(sharing) for sharing in sharings]
+            asked = _twice(arguments, gpus, sharings)
+            first, second = ((find_plan(plans[0], one), title) for one, title in zip(asked, titles, strict=True))
+            return first, second
+    if len(plans) == 2 and len(gpus) <= 1 and len(sharings) <= 1:
+        asked = _twice(arguments, gpus, sharings)
         if all(plan_file(plan) is not None for plan in plans):
-            check_plannable(plans[0], options(arguments, gpu))
-        first, second = ((find_plan(plan, options(arguments, gpu)), plan) for plan in plans)
+            check_plannable(plans[0], asked[0])
+        first, second = ((find_plan(plan, one), plan) for plan, one in zip(plans, asked, strict=True))
         return first, second
+    if len(plans) == 1 and plan_file(plans[0]) is not None:
+        for one in _twice(arguments, gpus, sharings):
+            check_plannable(plans[0], one)
+    given = [*(f"--gpu {gpu}" for gpu in gpus), *(f"--gpus {_words(sharing)}" for sharing in sharings)]
     raise MbcError(
         "MBC186",
-        f"cannot compare {_counted(len(plans), 'plan')} with {_counted(len(gpus), 'GPU')}",
-        "name two plans (or packages, or sources), or one source and --gpu twice, or --gpus A,B",
+        f"cannot compare {_counted(len(plans), 'plan')}{' with ' if given else ''}{' '.join(given)}: that is not two",
+        "name two plans (or packages, or sources), or one source and --gpu twice, or --gpus twice, or --gpus A,B for"
+        " unlike GPUs",
     )
+
+
+def _twice(arguments: argparse.Namespace, gpus: Sequence[str], sharings: Sequence[Sharing]) -> list[Options]:
+    """The options of both plans; what is given once is for both. Those of the second are checked before the first is
+    planned."""
+    return [
+        options(
+            arguments,
+            gpus[min(i, len(gpus) - 1)] if gpus else None,
+            sharings[min(i, len(sharings) - 1)] if sharings else None,
+        )
+        for i in range(2)
+    ]
+
+
+def _are_unlike(sharing: Sharing) -> bool:
+    return not isinstance(sharing, int) and len(set(sharing)) > 1
+
+
+def _words(sharing: Sharing) -> str:
+    """As on the command line."""
+    if isinstance(sharing, int):
+        return str(sharing)
+    return ",".join(
+        one.gpu if one.memory_bytes is None else f"{one.gpu}:{show_size(one.memory_bytes)}" for one in sharing
+    )
+
+
+def _called(sharing: Sharing) -> str:
+    return _counted(sharing, "GPU") if isinstance(sharing, int) else _words(sharing)
 
 
 def _title(plan: Plan) -> str:

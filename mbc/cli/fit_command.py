@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
             fit = largest_batch(
                 plan_batch,
                 start,
-                arguments.multiple,
+                math.lcm(arguments.multiple, asked.gpus),  # equal rows on all GPUs: what one holds all do
                 lambda probe: at.line(batch_line(probe)),
-                asked.micro_batch,
+                asked.micro_batch * asked.gpus,
             )
             text, document = batches_text(fit, output_width()), batches_document(fit)
             finished = fit.finished

@@ -14,8 +14,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.hardware.spec import device_specs
     from mbc.hardware.target import local_gpus
     from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
+    from mbc.profile.locate import bundled_path
 
     specs, here, known = device_specs(), local_gpus(), calibration()
+    profiles = {name for name, spec in specs.items() if bundled_path(spec.name).is_file()}
     spread = known.spreads.get(ALL)
     if arguments.json:
         estimates = {
@@ -24,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
             "ratios": {name: asdict(found) for name, found in known.spreads.items()},
             "wider_elsewhere": OTHER_GPU,
         }
-        listed = {name: asdict(spec) for name, spec in specs.items()}
+        listed = {name: {**asdict(spec), "bundled_profile": name in profiles} for name, spec in specs.items()}
         found = {"known": listed, "here": [asdict(gpu) for gpu in here], "estimates": estimates}
         print(json.dumps(found, indent=2))
         return 0
@@ -32,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{'--gpu':<{width}}  {'GPU':<28} {'architecture':<12} {'memory':>9}  {'copy':>9}  {'tf32':>11}  figures")
     for name, spec in specs.items():
         figures = "measured" if spec.measured else "datasheet"
+        if name in profiles:
+            figures += "; kernels measured (bundled profile)"
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
             f"{name:<{width}}  {spec.name:<28} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
@@ -44,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"{spread.count} operations there that the fit had not seen half are within {spread.error:.0%}, nine "
             f"in ten within {spread.error_high:.0%}."
         )
-        print(f"On other GPUs nothing was measured: their ranges are {OTHER_GPU:g} times as wide to either side.\n")
+        print(
+            f"Estimates for other GPUs were compared with no measurements: their ranges are {OTHER_GPU:g} times as wide"
+            " to either side.\n"
+        )
     for index, gpu in enumerate(here):
         print(
             f"here: GPU {index} is an {gpu.name} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from mbc import __version__
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import builds_package, check_free, plan_file, read_plan, sound_plans, up_to_date
+from mbc.cli.places import builds_package, check_free, plan_file, read_plan, read_source, sound_plans, up_to_date
 from mbc.errors import MbcError
 from mbc.hardware.target import local_gpus
+from mbc.ir.ranks import even_rows
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
@@ -67,11 +68,17 @@ def device_of_ranks(device: str) -> str:
     return device if device != "auto" else "cuda" if local_gpus() else "cpu"
 
 
-def check_plan_of_ranks(place: str, size: int) -> None:
-    """MBC281 where `place` is planned already, for another number of ranks."""
+def check_plan_of_ranks(place: str, planning: Options, size: int) -> None:
+    """MBC281 where `place` is planned already, for another number of ranks; MBC280 where the mini-batch of a source is
+    too small for them, or what else is wrong with that."""
     file = plan_file(place)
     if file is not None:
         check_size(read_plan(file).graph.ranks, size)
+        return
+    from mbc.frontend.lower import lower
+    from mbc.frontend.parse import parse
+
+    even_rows(lower(parse(read_source(place)), planning.settings, planning.network).network.batch, size)
 
 
 def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resume: Path | None) -> dict[str, str]:

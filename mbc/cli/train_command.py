@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mbc.cli import INTERRUPTED, TERMINATED
 from mbc.cli.arguments.groups import measuring_options, options
 from mbc.cli.places import check_plannable, package_for_training
 from mbc.cli.ranks import (
@@ -49,9 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     ranks; `--gpus` starts those."""
     environment = read_environment(os.environ)
     if starts(arguments.gpus, environment):
-        _prepare(arguments)  # what is wrong is told once, by this process
-        check_plan_of_ranks(arguments.network_or_package, arguments.gpus)
-        return start_ranks(arguments)
+        prepared = _prepare(arguments)  # what is wrong is told once, by this process
+        check_plan_of_ranks(arguments.network_or_package, options(arguments), arguments.gpus)
+        there = _identity(prepared.checkpoint)
+        code = start_ranks(arguments)
+        # Of an interrupt rank 0 tells itself.
+        if code not in (0, INTERRUPTED, TERMINATED) and _identity(prepared.checkpoint) != there:
+            print(_how_to_go_on(arguments, prepared.checkpoint, prepared.checkpoint), file=sys.stderr)
+        return code
     if environment is None:
         return _train(_prepare(arguments), None)
     with Group.open(environment) as group, silenced(group.rank != 0):
@@ -206,7 +212,10 @@ def _open(prepared: _Prepared, group: Group | None) -> Module:
     else:
         device = device_of_ranks(device)
         group.agree(what_ranks_share(arguments, device, seed, prepared.resume or prepared.weights))
-        subject, member = subject_for_ranks(place, planning, device, arguments.output, group), Member(group)
+        member = Member(group)
+        if device == "cpu":
+            member.check_mpi()  # before anything takes long
+        subject = subject_for_ranks(place, planning, device, arguments.output, group)
     with notes():
         net = Module(subject, seed=seed, device=device, ranks=member)
     if prepared.weights is not None:

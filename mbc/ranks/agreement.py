@@ -17,7 +17,7 @@ def check_same(told: Sequence[Mapping[str, str]]) -> None:
     if differing:
         raise MbcError(
             "MBC263", f"the ranks differ in {'; in '.join(differing)}",
-            "give all ranks the same mbc, source or package, options, driver and cuDNN",
+            "give all ranks the same mbc, source or package, options, seed, driver and cuDNN",
         )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment | None:
     """The rank of this process; None where it is the only one.
 
     `MBC_JOB`, `MBC_MASTER` (host:port), `MBC_LOCAL_RANK` and `MBC_LOCAL_RANKS` say what a launcher leaves open, and
-    count more than what it says of job and address. Raises MBC260 where variables contradict each other.
+    count more than what it says of them. Raises MBC260 where variables contradict each other, or lack something.
     """
     found = [one for name in _VARIABLES if (one := _of_launcher(name, variables)) is not None]
     step = _of_srun(variables)
@@ -74,10 +74,7 @@ def read_environment(variables: Mapping[str, str]) -> RankEnvironment | None:
             )
     told = [one for one in known if one.local_size]
     if not told:
-        raise _contradiction(
-            f"{chosen.launcher} says rank {chosen.rank} of {chosen.size}, but not which of this machine's it is",
-            f"set {_GIVEN_LOCAL[0]} (counted from 0) and {_GIVEN_LOCAL[1]} (how many are on the machine)",
-        )
+        raise _not_told(chosen, variables)
     chosen = replace(chosen, local_rank=told[0].local_rank, local_size=told[0].local_size)
     job = variables.get("MBC_JOB") or next((one.job for one in told if one.job), chosen.job)
     return replace(chosen, job=job, master=_master(chosen, job, variables))
@@ -110,8 +107,8 @@ def parse_address(text: str, name: str) -> Address:
     """`host:port`, with [] around an address of IPv6; `name` is the variable that MBC260 tells of."""
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+)):(\d{1,5})", text.strip())
     if match is None or not 0 < int(match[3]) < 65536:
-        raise _contradiction(
-            f"{name} is '{text}', which is not host:port", f"set {name} to something like node01:29600"
+        raise MbcError(
+            "MBC260", f"{name} is '{text}', which is not host:port", f"set {name} to something like node01:29600"
         )
     return match[1] or match[2], int(match[3])
 
@@ -133,20 +130,23 @@ def tasks_on_node(text: str, node: int) -> int:
 def _of_launcher(name: str, variables: Mapping[str, str]) -> RankEnvironment | None:
     """What one launcher says; None where it did not start this process, or as the only one. `local_size` is 0 where it
     does not tell."""
-    rank_name, size_name, local_rank_name, local_size_name = _VARIABLES[name]
+    rank_name, size_name, *local_names = _VARIABLES[name]
     there = [key for key in (rank_name, size_name) if variables.get(key, "") != ""]
     if len(there) < 2:
         if there and name != "torchrun":  # whose names are used by others, too, one by one
-            raise _contradiction(f"of {rank_name} and {size_name} only {there[0]} is set")
+            missing = size_name if there == [rank_name] else rank_name
+            raise MbcError("MBC260", f"{there[0]} is set, but {missing} is not", f"set {missing}, or unset {there[0]}")
         return None
-    local_rank_name, local_size_name = (
-        (local_rank_name, local_size_name) if variables.get(local_rank_name, "") != "" else _GIVEN_LOCAL
+    told = [
+        given if variables.get(given, "") != "" else own for given, own in zip(_GIVEN_LOCAL, local_names, strict=True)
+    ]
+    local_rank, local_size = (
+        tuple(_number(variables, one) for one in told) if all(variables.get(one, "") != "" for one in told) else (0, 0)
     )
-    local_size = _number(variables, local_size_name) if variables.get(local_rank_name, "") != "" else 0
     made = RankEnvironment(
         rank=_number(variables, rank_name),
         size=_number(variables, size_name),
-        local_rank=_number(variables, local_rank_name) if local_size else 0,
+        local_rank=local_rank,
         local_size=local_size,
         launcher=name,
         job=_job(name, variables),
@@ -215,11 +215,27 @@ def _master(chosen: RankEnvironment, job: str, variables: Mapping[str, str]) -> 
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = variables.get(name, "") or ("" if default is None else str(default))
     if not (text.isascii() and text.isdecimal()):
-        raise _contradiction(f"{name} is '{text}', which is not a whole number")
+        raise MbcError("MBC260", f"{name} is '{text}', which is not a whole number", f"set {name} as launchers do")
     return int(text)
 
 
-def _contradiction(what: str, remedy: str = "start all ranks with one launcher, and unset the variables of others"):
+def _not_told(chosen: RankEnvironment, variables: Mapping[str, str]) -> MbcError:
+    """Where nothing says which of this machine's ranks this process is, or of how many."""
+    names = zip(_VARIABLES.get(chosen.launcher, _VARIABLES["mbc"])[2:], _GIVEN_LOCAL, strict=True)
+    missing = [pair for pair in names if not any(variables.get(name) for name in pair)]
+    if len(missing) == 1:
+        own, given = missing[0]
+        remedy = f"set {given}" if own == given else f"set it or {given}"
+        return MbcError("MBC260", f"{own} is not set", remedy)
     return MbcError(
-        "MBC260", f"the variables that say which rank this process is contradict each other: {what}", remedy
+        "MBC260",
+        f"{chosen.launcher} says rank {chosen.rank} of {chosen.size}, but not which of this machine's it is",
+        f"set {_GIVEN_LOCAL[0]} (counted from 0) and {_GIVEN_LOCAL[1]} (how many are on the machine)",
     )
+
+
+def _contradiction(what: str) -> MbcError:
+    return MbcError(
+        "MBC260", f"the variables that say which rank this process is contradict each other: {what}",
+        "start all ranks with one launcher, and unset the variables of others",
+    )  # fmt: skip

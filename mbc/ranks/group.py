@@ -248,7 +248,7 @@ class Group:
         kind = MbcError if failure.rank == self.rank else RankFailed
         return kind(
             "MBC264", f"rank {failure.rank} of {self.size} failed: {failure.reason}",
-            "see what that rank said; a training goes on from its last checkpoint with --resume",
+            "see what that rank said; where a training has written a checkpoint, --resume goes on from it",
         )  # fmt: skip
 
     def _stop(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ from mbc.ranks.mpi import open_world, wait
 from mbc.ranks.places import Place, connected, launching_process, listening, shown, socket_file
 
 MEETING_S = 120.0
+SILENCE_S = 10.0  # before who waits says for whom
 _STRANGER_S = 5.0  # for who connects to say who it is
 _RETRY_S = 0.05
 _BROADCAST_BYTES = 1024
@@ -70,12 +72,17 @@ def _receive_all(
 ) -> dict[int, Link]:
     links: dict[int, Link] = {}
     began_s = time.monotonic()
+    silent_until_s = min(began_s + SILENCE_S, deadline_s)
     while len(links) < environment.size - 1:
         try:
-            server.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+            server.settimeout(max(silent_until_s - time.monotonic(), 1e-3))
             link = Link(server.accept()[0])
         except TimeoutError:
             missing = [rank for rank in range(1, environment.size) if rank not in links]
+            if silent_until_s < deadline_s:
+                _say_waiting(missing, environment, place, deadline_s)
+                silent_until_s = deadline_s
+                continue
             raise _refused(links, _missing(missing, environment, place, time.monotonic() - began_s)) from None
         except OSError:
             continue  # who connected has gone again
@@ -109,9 +116,13 @@ def _receive_all(
 def _join(environment: RankEnvironment, place: Place, key: bytes, deadline_s: float) -> Link:
     began_s = time.monotonic()
     reason = "nothing listens there"
+    silent = True
     while (left_s := deadline_s - time.monotonic()) > 0:
+        if silent and time.monotonic() - began_s >= SILENCE_S:
+            _say_waiting([0], environment, place, deadline_s)
+            silent = False
         try:
-            link = Link(connected(place, left_s))
+            link = Link(connected(place, min(left_s, SILENCE_S)))
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(_RETRY_S)
@@ -146,11 +157,20 @@ def _refused(links: Mapping[int, Link], error: MbcError) -> MbcError:
 
 
 def _missing(ranks: list[int], environment: RankEnvironment, place: Place, seconds: float) -> MbcError:
-    names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {environment.size}"
     return MbcError(
-        "MBC262", f"{names} did not come to the meeting at {shown(place)} within {seconds:.0f} s",
+        "MBC262", f"{_names(ranks, environment)} did not come to the meeting at {shown(place)} within {seconds:.0f} s",
         "see what the missing ones said; MBC_MEETING_S is how long to wait, MBC_MASTER=host:port names another place",
     )  # fmt: skip
+
+
+def _names(ranks: list[int], environment: RankEnvironment) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {environment.size}"
+
+
+def _say_waiting(missing: list[int], environment: RankEnvironment, place: Place, deadline_s: float) -> None:
+    left_s = deadline_s - time.monotonic()
+    text = f"waiting for {_names(missing, environment)} at {shown(place)}, for {left_s:.0f} s more ..."
+    print(text, file=sys.stderr, flush=True)
 
 
 def _broadcast(environment: RankEnvironment, address: str) -> tuple[Address, bytes]:

@@ -25,9 +25,10 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives of a step. By bucket, in microseconds: `starts_us`, `times_us` (beside the kernels that run
-    then), and `exposed_us`, that part of it in which no kernel runs. `slowed_us`: what the step takes longer since
-    kernels slow down beside collectives. `link_bytes`: what a link carries in each direction, by the ring algorithm.
+    """The collectives of a step. By bucket, in microseconds: `starts_us`, `times_us` (in the step: beside the kernels
+    that run then, and after a wait for them), and `exposed_us`, that part of it in which no kernel runs. `slowed_us`:
+    what the step takes longer since kernels slow down beside collectives. `link_bytes`: what a link carries in each
+    direction, by the ring algorithm.
     """
 
     sharing: Sharing
@@ -112,7 +113,8 @@ def collectives_lines(plan: Plan) -> list[str]:
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
         f"  links      {show_size(found.link_bytes)} a step in each direction",
-        f"  hidden     {show_time(found.hidden_us)} of {time_cell(found.time_us, found.estimated)} of all-reduces",
+        f"  hidden     {show_time(found.hidden_us)} of the {time_cell(found.time_us, found.estimated)} that they "
+        "take in the step",
         f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside all-reduces lose "
         f"{time_cell(found.slowed_us, found.estimated)}",
     ]
@@ -143,7 +145,7 @@ def collectives_text(plan: Plan, width: int | None) -> str:
     ]  # fmt: skip
     columns = (
         Column("all-reduce"), Column("tensors", right=True), Column("bytes", right=True), Column("starts", right=True),
-        Column("takes", right=True), Column("hidden", right=True), Column("exposed", right=True),
+        Column("in the step", right=True), Column("hidden", right=True), Column("exposed", right=True),
     )  # fmt: skip
     exposed_us = sum(found.exposed_us)
     rows.append(

@@ -11,6 +11,9 @@ from mbc.report.columns import DEFAULT_WIDTH, Column, render
 from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, micro_batches, time_cell
 from mbc.units import show_size, show_time
 
+UNLIKE_SHARES = 0.3  # between the measured shares of two plans: what differs then are estimates
+_TITLES = {"all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone"}
+
 
 def diff_text(
     diff: PlanDiff,
@@ -34,6 +37,8 @@ def diff_text(
         rows = [(_title(c.name), _show(c.name, c.before), _show(c.name, c.after), _relative(c)) for c in totals]
         columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
         parts.append(render((*columns, Column("change", right=True)), rows, width))
+    if note := _estimates(diff, before, after):
+        parts.append(note)
     # Too long for a column.
     for change in diff.totals:
         if change.name == "profile":
@@ -110,7 +115,20 @@ def _only(title: str, only: Sequence[tuple[str, OperationSummary]], limit: int |
     return text if len(shown) == len(only) else f"{text}\n… and {len(only) - len(shown)} more"
 
 
+def _estimates(diff: PlanDiff, before: str, after: str) -> str:
+    """Where much more of one plan was measured than of the other; empty elsewhere."""
+    shares = next(((c.before, c.after) for c in diff.totals if c.name == "measured_share"), (0.0, 0.0))
+    if abs(float(shares[0]) - float(shares[1])) < UNLIKE_SHARES:
+        return ""
+    return (
+        f"note: {_show('measured_share', shares[0])} of the step of {before} is measured and "
+        f"{_show('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most part"
+    )
+
+
 def _title(name: str) -> str:
+    if name in _TITLES:
+        return _TITLES[name]
     return name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.graph import Operation, Ranks, TrainingGraph
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS as OPERATIONS
 from mbc.ops.dice import DiceSums
@@ -107,14 +107,30 @@ def wanted_inputs(graph: TrainingGraph, names: Sequence[str]) -> tuple[Wanted, .
     )
 
 
-def check_rows(wanted: Sequence[Wanted], arrays: Sequence[Array | DeviceArray], batch: int, exact: bool) -> int:
-    """The number of rows that all per-sample arrays have; MBC147 unless it is `batch` (`exact`) or 1 to `batch`."""
+def check_rows(
+    wanted: Sequence[Wanted],
+    arrays: Sequence[Array | DeviceArray],
+    batch: int,
+    exact: bool,
+    ranks: Ranks | None = None,
+    rank: int = 0,
+) -> int:
+    """The number of rows that all per-sample arrays have; MBC147 unless it is `batch` (`exact`) or 1 to `batch`, which
+    may be those of one `rank` of several."""
     counts = {w.name: a.shape[0] for w, a in zip(wanted, arrays, strict=True) if w.per_sample}
     if len(set(counts.values())) > 1:
         each = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
         raise MbcError("MBC147", f"inputs have different numbers of rows: {each}", "pass the same samples in each")
     rows = next(iter(counts.values()), batch)
     name = next(iter(counts), "")
+    if exact and rows != batch and ranks is not None:
+        first = ranks.first_row(rank)
+        raise MbcError(
+            "MBC147",
+            f"input '{name}' has {rows} rows, a step of rank {rank} takes exactly {batch}, of {ranks.batch} that"
+            f" {ranks.size} ranks share",
+            f"pass rows [{first}:{first + batch}] of each mini-batch; batch (--set batch) counts the rows of all ranks",
+        )
     if exact and rows != batch:
         raise MbcError(
             "MBC147",

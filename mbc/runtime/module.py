@@ -107,7 +107,8 @@ class Module:
         with self._turns:
             wanted, places = self._train_inputs, self._places.train_inputs
             arrays = self._received(wanted, inputs, named)
-            check_rows(wanted, arrays, self.step_batch, exact=True)
+            ranks = self._plan.graph.ranks if self._plan.graph.optimizer.accumulate == 1 else None
+            check_rows(wanted, arrays, self.step_batch, True, ranks, self.rank)
             last = self.step_batch // self.batch - 1
             self._hand(self._machine, wanted, places, self._mini_batch(arrays, 0))
             with self._changing() as machine:

@@ -27,6 +27,16 @@ def test_the_largest_batch_is_one_that_compiles_and_the_next_is_not(mbc, gpu):
     assert all(p["code"].startswith("MBC20") and p["needed_bytes"] > budget for p in refused)
 
 
+def test_the_largest_batch_that_two_gpus_share(mbc):
+    two = (*FEW, "--gpus", "2")
+    predictions = mbc("show", "tiny.mbc", *two, "--set", "batch=50", "--json").json["predictions"]
+    budget = predictions["arena_bytes"] + predictions["overhead_bytes"]
+    done = mbc("fit", "tiny.mbc", *two, "--memory", f"{budget}B", "--json")
+    assert done.code == 0, done.err
+    assert done.json["largest"]["batch"] >= 50
+    assert all(probe["batch"] % 2 == 0 for probe in done.json["probes"])
+
+
 def test_the_table(mbc):
     figures = mbc("show", "tiny.mbc", *FEW, "--json").json["predictions"]
     budget = figures["arena_bytes"] + figures["overhead_bytes"]

@@ -23,7 +23,8 @@ def test_compile_says_how_the_rows_are_shared(mbc, package):
     lines = package.out.splitlines()
     assert lines[0].startswith("tiny: batch 8 shared by 3 GPUs (2 x 3 + 2 rows), fp32, for NVIDIA H200")
     assert any(line.startswith("  all-reduce ") and "thread blocks" in line for line in lines)
-    assert any(line.startswith("  rank 2: 2 rows on NVIDIA H200, step ~") for line in lines)
+    assert any(line.startswith("  rank 2: 2 rows on NVIDIA H200, step ~") and " measured)" in line for line in lines)
+    assert "mbc profile NET --set batch=3 measures the rest" in package.out
     document = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200", "--force", "--json").json
     assert document["batch"] == 8 and document["collectives"]["rows"] == [3, 3, 2]
     assert [other["members"] for other in document["other_ranks"]] == [[2]]
@@ -118,6 +119,8 @@ def test_unlike_gpus(mbc):
     [
         ("h200,t4:", "'h200,t4:' is neither a number of GPUs nor names such as h200,h100:40GB"),
         ("h200:40GB", "'h200:40GB' is one GPU: --gpu h200 plans for it"),
+        ("-2", "'-2' is not a whole number above 0"),
+        ("1,2", "'1,2' is neither a number of GPUs nor names such as h200,h100:40GB"),
         ("h200,t4:many", "argument --gpus: 'many'"),
     ],
 )
@@ -127,10 +130,16 @@ def test_words_that_are_no_gpus(words: str, said: str, capsys: pytest.CaptureFix
     assert said in capsys.readouterr().err
 
 
+def test_one_option_twice(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(["compile", "tiny.mbc", "--gpu", "h200", "--gpu", "h100"])
+    assert "argument --gpu: given twice, as h200 and as h100" in capsys.readouterr().err
+
+
 def test_gpus_that_are_unknown_or_too_small(mbc):
     assert "error MBC070" in mbc("compile", "tiny.mbc", "--gpus", "h200,h9000").err
     refused = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--gpu", "l4")
-    assert "error MBC285: --gpus names the GPUs, and --gpu another one" in refused.err
+    assert "error MBC285: --gpus names the GPUs already, and --gpu names one, too" in refused.err
     refused = mbc("compile", "tiny.mbc", "--gpus", "h200:1MB,t4:1MB")
     assert refused.code == 1 and "error MBC284: no share of 8 rows was found that fits 2 GPUs" in refused.err
 

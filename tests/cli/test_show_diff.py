@@ -98,16 +98,30 @@ def test_diff_of_a_source_for_two_gpus(mbc):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tiny.mbc",), "cannot compare 1 plan with 0 GPUs"),
-        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with 1 GPU"),
-        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans with 0 GPUs"),
-        (("tiny/plan.json", "--gpu", "h200", "--gpu", "t4"), "cannot compare 1 plan with 2 GPUs"),
+        (("tiny.mbc",), "cannot compare 1 plan: that is not two"),
+        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with --gpu h200: that is not two"),
+        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans: that is not two"),
+        (("tiny.mbc", "--gpus", "2"), "cannot compare 1 plan with --gpus 2: that is not two"),
+        (("tiny.mbc", "--gpus", "h200,h200"), "cannot compare 1 plan with --gpus h200,h200: that is not two"),
     ],
 )
 def test_diff_of_what_cannot_be_compared(mbc, arguments, message):
     done = mbc("diff", *arguments)
     assert done.code == 1
     assert f"error MBC186: {message}\nhelp: name two plans" in done.err
+
+
+def test_diff_does_not_plan_a_package(mbc, package):
+    done = mbc("diff", package, "--gpu", "h200", "--gpu", "t4")
+    assert done.code == 1 and f"error MBC188: '{package}' is planned already" in done.err
+
+
+def test_diff_of_a_source_for_two_numbers_of_gpus(mbc):
+    done = mbc("diff", "tiny.mbc", "--gpu", "h200", "--gpus", "1", "--gpus", "2")
+    assert done.code == 0, done.err
+    heads = done.out.splitlines()[0].split("  ")
+    assert [head.strip() for head in heads if head] == ["in all", "1 GPU", "2 GPUs", "change"]
+    assert "all-reduce bytes" in done.out and "all-reduce alone" in done.out
 
 
 def test_unknown_gpu(mbc, capsys):

@@ -62,6 +62,9 @@ TORCH_JOB = "torchrun-run-gpu07-29500-0"
         (TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1"}, None),
         (OWN, RankEnvironment(0, 2, 0, 2, "mbc", "abc")),
         (OWN | HYDRA | {"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, RankEnvironment(0, 2, 0, 2, "mbc", "abc")),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MBC_LOCAL_RANKS": "2"},
+         RankEnvironment(1, 2, 1, 2, "torchrun")),
+        (HYDRA | {"MBC_LOCAL_RANK": "0", "MBC_LOCAL_RANKS": "1"}, RankEnvironment(1, 2, 0, 1, "mpiexec")),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MBC_LOCAL_RANK": "0", "MBC_LOCAL_RANKS": "1"},
          RankEnvironment(1, 2, 0, 1, "mpiexec")),
     ],
@@ -76,16 +79,10 @@ def test_a_rank_is_what_its_launcher_says(variables, expected):
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4 where OMPI_COMM_WORLD_SIZE is 4"),
         (HYDRA | {"MPI_LOCALRANKID": "2"}, "mpiexec says number 2 of 2 on this machine, of 2 ranks"),
         (HYDRA | {"MPI_LOCALNRANKS": "3"}, "number 1 of 3 on this machine, of 2 ranks"),
-        (HYDRA | {"PMI_SIZE": ""}, "of PMI_RANK and PMI_SIZE only PMI_RANK is set"),
-        (HYDRA | {"PMI_RANK": "-1"}, "PMI_RANK is '-1', which is not a whole number"),
         (OPEN_MPI | HYDRA, "mpirun says rank 3 of 4, mpiexec says rank 1 of 2"),
         (TORCHRUN | OPEN_MPI, "torchrun says rank 2 of 4, mpirun says rank 3 of 4"),
         (OWN | HYDRA, "mbc says rank 0 of 2, mpiexec says rank 1 of 2"),
         (STEP | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7 where SLURM_STEP_NUM_TASKS is 4"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "but not which of this machine's it is"),
-        (OPEN_MPI | {"MBC_MASTER": "gpu07"}, "MBC_MASTER is 'gpu07', which is not host:port"),
-        (OPEN_MPI | {"MBC_MASTER": "gpu07:70000"}, "MBC_MASTER is 'gpu07:70000', which is not host:port"),
-        (TORCHRUN | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x', which is not a whole number"),
     ],
 )
 def test_contradictions_are_refused(variables, words):
@@ -94,6 +91,32 @@ def test_contradictions_are_refused(variables, words):
     assert caught.value.code == "MBC260"
     assert "which rank this process is contradict each other: " in caught.value.message
     assert words in caught.value.message and caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (HYDRA | {"PMI_SIZE": ""}, "PMI_RANK is set, but PMI_SIZE is not"),
+        (HYDRA | {"PMI_RANK": "-1"}, "PMI_RANK is '-1', which is not a whole number"),
+        (TORCHRUN | {"RANK": "x"}, "RANK is 'x', which is not a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says rank 0 of 2, but not which of this machine's it is"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MBC_LOCAL_RANKS": "2"}, "LOCAL_RANK is not set"),
+        (OPEN_MPI | {"MBC_MASTER": "gpu07"}, "MBC_MASTER is 'gpu07', which is not host:port"),
+        (OPEN_MPI | {"MBC_MASTER": "gpu07:70000"}, "MBC_MASTER is 'gpu07:70000', which is not host:port"),
+        (TORCHRUN | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x', which is not a whole number"),
+    ],
+)
+def test_what_is_missing_or_cannot_be_read_is_named(variables, words):
+    with pytest.raises(MbcError) as caught:
+        read_environment(variables)
+    assert (caught.value.code, caught.value.message) == ("MBC260", words)
+
+
+def test_a_number_that_is_missing_may_be_given():
+    with pytest.raises(MbcError) as caught:
+        read_environment({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    assert caught.value.remedy == "set it or MBC_LOCAL_RANKS"
 
 
 @pytest.mark.parametrize(

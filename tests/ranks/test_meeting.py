@@ -53,6 +53,16 @@ def test_an_address_that_nobody_tells() -> None:
         meet(RankEnvironment(3, 4, 1, 2, "torchrun", "job"), {})
 
 
+@pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2 of 3"), (1, "rank 0 of 3")])
+def test_who_waits_says_for_whom(rank: int, missing: str, monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("mbc.ranks.meeting.SILENCE_S", 0.2)
+    with pytest.raises(MbcError, match=f"MBC262: {missing} did not come"):
+        meet(RankEnvironment(rank, 3, rank, 3, "mbc", "job"), {"MBC_MEETING_S": "0.8"})
+    said = capsys.readouterr().err
+    assert said.startswith(f"waiting for {missing} at ") and said.count("\n") == 1
+
+
 def test_how_long_ranks_wait() -> None:
     assert (meeting_seconds({}), meeting_seconds({"MBC_MEETING_S": "2.5"})) == (120.0, 2.5)
     with pytest.raises(MbcError, match="MBC261: MBC_MEETING_S is 'soon', which is no number of seconds"):

@@ -153,12 +153,33 @@ def test_ranks_with_other_sources_are_refused(folder: Path) -> None:
     _refused(_start_two(folder, other=folder / "other"), "the ranks differ in 'tiny.mbc' (digest): ")
 
 
+@with_mpi[0]
+@with_mpi[1]
 def test_ranks_with_data_of_another_length_are_refused(folder: Path) -> None:
     (folder / "other").mkdir()
     shutil.copy(folder / "tiny.mbc", folder / "other")
     np.savez(folder / "other" / "data.npz", images=np.zeros((24, 1, 6, 6), np.float32), labels=np.zeros(24, int))
     words = "the ranks differ in rows of the data: 32 on rank 0; 24 on rank 1"
-    _refused(_start_two(folder, other=folder / "other"), words)
+    at = [["-n", "1", "-wdir", str(there), *COMMAND] for there in (folder, folder / "other")]
+    done = subprocess.run(
+        [str(MPIEXEC), *at[0], ":", *at[1]], cwd=folder, env=_environment(), capture_output=True, text=True,
+        timeout=LONG_S, check=False,
+    )  # fmt: skip
+    assert f"error MBC263: {words}" in done.stderr and "epoch 1" not in done.stderr and done.returncode != 0
+
+
+def test_ranks_that_no_mpi_joins_are_refused_before_anything_is_planned(folder: Path) -> None:
+    (folder / "tiny.mbc").write_text("this is no network")
+    for process in _start_two(folder):
+        said = process.communicate(timeout=LONG_S)[1]
+        assert process.returncode == 1 and "error MBC265: " in said, said
+
+
+def test_a_mini_batch_that_cannot_be_shared_is_refused_at_once(folder: Path) -> None:
+    done = _run(folder, "--gpus", "2", "--set", "batch=1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error MBC280: a mini-batch of 1 cannot be shared by 2 GPUs")
+    assert done.stderr.count("MBC") == 1
 
 
 def _start_two(folder: Path, *more: tuple[str, ...], other: Path | None = None) -> list[subprocess.Popen[str]]:

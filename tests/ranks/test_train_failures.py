@@ -188,7 +188,8 @@ def test_a_training_goes_on_after_a_rank_was_killed(training: Training) -> None:
     training.start("plain", 1_000_000)
     training.trains()
     os.kill(training.ranks()[1], signal.SIGKILL)
-    training.ended(PROMISE_S)
+    said = training.ended(PROMISE_S)
+    assert re.search(f"^go on with: mbc train .* --resume {training.checkpoint}$", said, re.MULTILINE), said
     epochs = training.whole_epochs()
     training.start("plain", epochs + 2, more=("--gpus", "2", "--resume", str(training.checkpoint)))
     assert training.process is not None

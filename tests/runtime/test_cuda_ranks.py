@@ -166,6 +166,17 @@ def test_the_same_numbers_as_on_the_cpu(fakes: Gpu, tmp_path: Path):
     there.check_canaries()
 
 
+def test_the_rows_of_all_ranks_are_not_those_of_one():
+    net = Module(plan_of_two(), device="cpu", ranks=Twice(1))
+    image, target = batch()
+    with pytest.raises(MbcError) as caught:
+        net.step(np.concatenate([image, image]), np.concatenate([target, target]), lr=0.1)
+    assert caught.value.code == "MBC147" and caught.value.message == (
+        "input 'image' has 12 rows, a step of rank 1 takes exactly 6, of 12 that 2 ranks share"
+    )
+    assert caught.value.remedy.startswith("pass rows [6:12] of each mini-batch")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu, tmp_path: Path, rank: int):
     ranks = Twice(rank)

@@ -9,9 +9,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from mbc.cli.arguments.parser import Once
 from mbc.cli.arguments.types import count, duration, setting, shared_by, size, techniques
 from mbc.errors import MbcError
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy, RankGpu
+
+Sharing = int | tuple[RankGpu, ...]  # so many GPUs, or which
+
+_SHARING = (
+    "share each mini-batch by N GPUs: batch counts the rows of all of them (default 1); or by these, each with as many"
+    " rows as make the step shortest, B within SIZE of its memory"
+)
 
 
 class Raw(argparse.RawDescriptionHelpFormatter):
@@ -49,10 +57,9 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     group = made.add_argument_group("planning (of a .mbc source)")
     if gpu:
         group.add_argument(
-            "--gpu",
-            default="auto",
+            "--gpu", default="auto", action=Once,
             help="GPU to plan for (see mbc gpus), NAME@N: N of its multiprocessors; default: this machine's, else h200",
-        )
+        )  # fmt: skip
     group.add_argument(
         "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",
         help="set a parameter of the network or of a section, as batch=64 or memory.device=8GB; may be repeated",
@@ -96,9 +103,15 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
 def add_sharing(made: argparse.ArgumentParser) -> None:
     """How many GPUs share a mini-batch."""
     made.add_argument(
-        "--gpus", dest="shared_by", type=shared_by, default=1, metavar="N|A,B:SIZE",
-        help="share each mini-batch by N GPUs: batch counts the rows of all of them (default 1); or by these, each with"
-        " as many rows as make the step shortest, B within SIZE of its memory",
+        "--gpus", dest="shared_by", type=shared_by, default=1, action=Once, metavar="N|A,B:SIZE", help=_SHARING
+    )
+
+
+def add_two_sharings(made: argparse.ArgumentParser) -> None:
+    """The same of a command that may plan for two numbers of GPUs."""
+    made.add_argument(
+        "--gpus", dest="sharings", type=shared_by, default=[], action="append", metavar="N|A,B:SIZE",
+        help=f"{_SHARING}; twice with one source",
     )  # fmt: skip
 
 
@@ -124,11 +137,12 @@ def add_json(made: argparse.ArgumentParser) -> None:
     made.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def options(arguments: argparse.Namespace, gpu: str | None = None) -> Options:
-    """The planning arguments as the compiler takes them."""
-    sharing: int | tuple[RankGpu, ...] = getattr(arguments, "shared_by", 1)
+def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Sharing | None = None) -> Options:
+    """The planning arguments as the compiler takes them; `gpu` and `sharing` in the place of those given."""
+    given: Sharing = getattr(arguments, "shared_by", 1)
+    sharing = given if sharing is None else sharing
     if not isinstance(sharing, int) and getattr(arguments, "gpu", None) not in (None, "auto"):
-        raise MbcError("MBC285", "--gpus names the GPUs, and --gpu another one", "leave --gpu out")
+        raise MbcError("MBC285", "--gpus names the GPUs already, and --gpu names one, too", "leave --gpu out")
     return Options(
         gpus=sharing if isinstance(sharing, int) else len(sharing),
         rank_gpus=() if isinstance(sharing, int) else sharing,

@@ -40,6 +40,21 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"'{value}' is none of {', '.join(names)}{_meant(value, names)}")
 
 
+class Once(argparse.Action):
+    """Stores an option's value, and refuses a second one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) != self.default:
+            raise argparse.ArgumentError(self, f"given twice, as {getattr(namespace, self.dest)} and as {values}")
+        setattr(namespace, self.dest, values)
+
+
 def _meant(word: str, known: Iterable[str], what: str = "") -> str:
     """The line after the error: the nearest, else the list where `what` names one that is short."""
     names = list(known)

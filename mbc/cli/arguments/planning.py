@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
+from mbc.cli.arguments.groups import (
+    Commands,
+    add_json,
+    add_measuring,
+    add_planning,
+    add_sharing,
+    add_two_sharings,
+    command,
+)
+from mbc.cli.arguments.parser import Once
 from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
@@ -53,6 +62,7 @@ def add_fit(commands: Commands) -> None:
         commands, "fit", "Find the largest batch that trains within a memory budget, or what a budget costs in time.",
         "  mbc fit resnet.mbc --memory 12GB                 the largest batch, and images/s over the batch\n"
         "  mbc fit resnet.mbc --memory 12GB --multiple 8    of the multiples of 8\n"
+        "  mbc fit resnet.mbc --memory 12GB --gpus 2        the largest that two such GPUs share\n"
         "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
         "Every figure is that of a whole plan, made with the kernel times that are known (mbc profile measures more).",
     )  # fmt: skip
@@ -63,6 +73,11 @@ def add_fit(commands: Commands) -> None:
     made.add_argument(
         "--precision", choices=tuple(map(str, Precision)), help="(default: the network's train.precision)"
     )
+    made.add_argument(
+        "--gpus", dest="shared_by", type=count, default=1, action=Once, metavar="N",
+        help="N GPUs share the mini-batch, each within the budget: batch counts the rows of all, in multiples of N"
+        " (default 1)",
+    )  # fmt: skip
     made.add_argument(
         "--multiple", type=count, default=1, metavar="ROWS", help="try multiples of ROWS only (default 1)"
     )
@@ -133,8 +148,9 @@ def add_check(commands: Commands) -> None:
 
 def add_diff(commands: Commands) -> None:
     made = command(
-        commands, "diff", "Compare two plans, or one source planned for two GPUs.",
+        commands, "diff", "Compare two plans, or one source planned twice: for two GPUs, or two numbers of them.",
         "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4\n"
+        "  mbc diff net.mbc --gpus 1 --gpus 2               one GPU, and two that share a mini-batch\n"
         "  mbc diff net.mbc --gpus h200,h100                unlike GPUs that share a mini-batch",
     )  # fmt: skip
     made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
@@ -142,5 +158,5 @@ def add_diff(commands: Commands) -> None:
     made.add_argument("--limit", type=count, metavar="ROWS", help="list the ROWS operations that differ most only")
     made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
     add_planning(made, gpu=False)
-    add_sharing(made)
+    add_two_sharings(made)
     add_json(made)

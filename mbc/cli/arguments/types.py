@@ -43,12 +43,12 @@ def count(text: str) -> int:
 
 def shared_by(text: str) -> int | tuple[RankGpu, ...]:
     """How many GPUs, or which: `h200,h100:40GB`."""
-    if text.isdecimal():
+    if text.lstrip("+-").isdecimal():
         return count(text)
     found: list[RankGpu] = []
     for one in text.split(","):
         name, colon, memory = one.strip().partition(":")
-        if not name or (colon and not memory):
+        if not name or name.isdecimal() or (colon and not memory):
             raise argparse.ArgumentTypeError(f"'{text}' is neither a number of GPUs nor names such as h200,h100:40GB")
         found.append(RankGpu(name, size(memory) if colon else None))
     if len(found) == 1:
