@@ -15,7 +15,8 @@ CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("step", "<u8", 0),  # counts every call of step, skipped or not
     ("seed", "<u8", 8),  # of dropout
     ("learning_rate", "<f8", 16),
-    ("training", "<u4", 24),  # reserved for the host, keeps the host part whole
+    ("training", "<u4", 24),  # reserved for the host
+    ("rank", "<u4", 28),  # this GPU among those that share a mini-batch
     ("loss_scale", "<f4", 32),  # 1 except in fp16
     ("proceed", "<u4", 36),  # 1: this step's updates are applied; written by `guard`
     ("updates", "<u4", 40),  # steps whose updates were applied (adamw's bias correction counts these)

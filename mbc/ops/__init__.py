@@ -59,6 +59,7 @@ from mbc.ops import (
     resize,
     response,
     shape,
+    shard,
     soft_cross_entropy,
     top_k,
     update,
@@ -90,6 +91,7 @@ _FAMILIES = (
     top_k,
     collective,
     update,
+    shard,
 )
 
 KINDS: Mapping[str, OpKind] = MappingProxyType({kind.name: kind for family in _FAMILIES for kind in family.OPS})

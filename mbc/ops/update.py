@@ -121,7 +121,8 @@ def _unscaled(a: Sgd | AdamW, gradient: Array, record: Array) -> Array:
     return np.clip(unscaled, -a.clip_value, a.clip_value) if a.clip_value else unscaled
 
 
-def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def updated_by_sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """The parameter and its momentum after a step."""
     parameter, gradient, control, *state = inputs
     record = control_record(control)
     if not record["proceed"]:
@@ -137,7 +138,8 @@ def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (parameter - kind(record["learning_rate"] * a.rate) * step, *state)
 
 
-def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def updated_by_adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """The parameter and both moments after a step."""
     parameter, gradient, control, m, v = inputs
     record = control_record(control)
     if not record["proceed"]:
@@ -154,8 +156,8 @@ def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
 
 OPS = (
     OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
-    OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
-    OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
+    OpKind("sgd_update", Sgd, _sgd_shape, updated_by_sgd, updates=((0, 0), (1, 3)), reduces=True),
+    OpKind("adamw_update", AdamW, _adamw_shape, updated_by_adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
 )
 
 LAYERS: tuple[Any, ...] = ()

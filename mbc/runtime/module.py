@@ -104,7 +104,7 @@ class Module:
             control = np.zeros((), RECORD)
             control["step"], control["learning_rate"] = self._steps + 1, rate
             control["seed"] = seed_of(self._seed, self.rank)
-            control["training"] = 1
+            control["training"], control["rank"] = 1, self.rank
             with self._changing() as machine:
                 self._steps += 1
                 self._figures = machine.train(control.tobytes()[:HOST_BYTES])

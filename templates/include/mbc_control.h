@@ -9,7 +9,7 @@ struct MbcControl {
   uint64_t seed;
   double learning_rate;
   uint32_t training;
-  uint32_t unused;
+  uint32_t rank;
   // Written by the device.
   float loss_scale;
   uint32_t proceed;

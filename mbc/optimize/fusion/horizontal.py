@@ -18,8 +18,8 @@ from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
 # With multi-tensor kernels.
-_KINDS = frozenset({"cast", "sgd_update", "adamw_update", "update_running"})
-_OF_STATES = frozenset({"sgd_update", "adamw_update"})  # updates of optimizer states
+_OF_STATES = frozenset({"sgd_update", "adamw_update", "sgd_update_part", "adamw_update_part"})  # of the optimizer
+_KINDS = _OF_STATES | {"cast", "update_running"}
 _ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
 
 _Key = tuple[str, Attributes | None, bool]

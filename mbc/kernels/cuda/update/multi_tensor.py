@@ -44,13 +44,13 @@ def _members(request: Request) -> tuple[Member, ...]:
     return request.attributes.members
 
 
-def _any_layouts(request: Request) -> Iterable[Layouts]:
+def any_layouts(request: Request) -> Iterable[Layouts]:
     """Layouts do not matter to elementwise updates: channels first stands for all. The search keeps what
-    `_same_layouts` asks for, since a state and its gradient have one layout."""
+    `same_layouts` asks for, since a state and its gradient have one layout."""
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
 
 
-def _same_layouts(call: Call) -> bool:
+def same_layouts(call: Call) -> bool:
     """Whether the operands of each member have one layout."""
     made = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
     for member in _members(call.request):
@@ -85,7 +85,8 @@ def _one_control(request: Request, operand: int) -> bool:
     return len({member.inputs[operand] for member in _members(request)}) == 1
 
 
-def _takes_updates(request: Request) -> bool:
+def takes_updates(request: Request) -> bool:
+    """Whether it is of updates that differ in their tensors alone."""
     return _alike(request) and _one_control(request, 2)
 
 
@@ -161,11 +162,11 @@ KERNELS = (
         _updates,
         _settings,
         trailing=_fields_of_updates,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
         time_us=_time_us,
         launcher="multi_tensor_sgd",
-        takes=_takes_updates,
+        takes=takes_updates,
     ),
     OwnKernel(
         "adamw_update*",
@@ -174,11 +175,11 @@ KERNELS = (
         _updates,
         _settings,
         trailing=_fields_of_updates,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
         time_us=_time_us,
         launcher="multi_tensor_adamw",
-        takes=_takes_updates,
+        takes=takes_updates,
     ),
     OwnKernel(
         "cast*",
@@ -186,8 +187,8 @@ KERNELS = (
         MultiTensorCastArguments,
         _casts,
         trailing=_fields_of_casts,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
         time_us=_time_us,
         launcher="multi_tensor_cast",
         takes=_alike,
@@ -199,8 +200,8 @@ KERNELS = (
         _runnings,
         _momenta,
         trailing=_fields_of_runnings,
-        layouts=_any_layouts,
-        accepts_layouts=_same_layouts,
+        layouts=any_layouts,
+        accepts_layouts=same_layouts,
         time_us=_time_us,
         launcher="multi_tensor_update_running",
         takes=_takes_running,
