@@ -9,18 +9,20 @@ rest of their parts is padding, which is zero or never read. Which rank this one
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes
+from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.collective import AllGather, check_ranks
 from mbc.ops.control import control_record, control_shape
 from mbc.ops.update import AdamW, Sgd, updated_by_adamw, updated_by_sgd
+
+UPDATES_OF_PARTS = ("sgd_update_part", "adamw_update_part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class ReduceScatter(Attributes):
 def part_of(whole: TensorType, ranks: int) -> TensorType:
     """The type of a part, padding included."""
     return whole.with_rows(-(-whole.shape[0] // ranks))
+
+
+def parameters_of_sharded_states(operations: Iterable[Operation]) -> Mapping[str, str]:
+    """By the name of a state of which each rank has its part: the parameter that it is of, whose shape is that of the
+    whole state."""
+    return {state: op.inputs[0] for op in operations if op.kind in UPDATES_OF_PARTS for state in op.inputs[3:]}
 
 
 def own_rows(whole_rows: int, part_rows: int, rank: int) -> slice:

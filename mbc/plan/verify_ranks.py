@@ -30,7 +30,7 @@ from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
-from mbc.ops.shard import ReduceScatter
+from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.weighted_cross_entropy import WeightedMean, WeightedMeanBackward
 from mbc.plan.file import dump_plan
@@ -42,7 +42,6 @@ OF_ROWS = "linear_backward_filter"
 _LossGradient = (
     CrossEntropyBackward | SoftTargetBackward | WeightedMeanBackward | KlBackward | MseBackward | ElementwiseBackward
 )
-UPDATES_OF_PARTS = ("sgd_update_part", "adamw_update_part")
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 

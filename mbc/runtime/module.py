@@ -15,6 +15,7 @@ from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops.control import RECORD
+from mbc.ops.shard import part_from
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, wanted_inputs
@@ -194,22 +195,26 @@ class Module:
     @property
     def states(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of parameters, statistics and optimizer state, in the order of the source."""
-        return {name: place.shape for name, place in self._places.states.items()}
+        return {name: self._places.wholes.get(name, place).shape for name, place in self._places.states.items()}
 
     def state(self, name: str) -> Array:
-        """A copy of a state in canonical layout; MBC165 when there is none of that name."""
+        """A copy of a state in canonical layout; MBC165 when there is none of that name. Collective for a state that is
+        sharded over several GPUs (`train.shard_optimizer`): all ranks call it."""
+        place = state_place(self._places.states, name)
         with self._turns:
-            return self._machine.read(state_place(self._places.states, name))
+            whole = self._places.wholes.get(name)
+            return self._machine.read(place) if whole is None else self._machine.gathered(place, whole)
 
     def set_state(self, name: str, array: Array) -> None:
         """Overwrite a state with an array of its shape in canonical layout; MBC165."""
         place = state_place(self._places.states, name)
+        shape = self._places.wholes.get(name, place).shape
         array = plain_array(name, array)
-        if array.shape != place.shape or array.dtype.kind not in "fiu":
+        if array.shape != shape or array.dtype.kind not in "fiu":
             got = f"{array.dtype} {list(array.shape)}"
-            raise MbcError("MBC165", f"state '{name}' has the shape {list(place.shape)}, got {got}", "pass it so")
+            raise MbcError("MBC165", f"state '{name}' has the shape {list(shape)}, got {got}", "pass it so")
         with self._turns, self._changing() as machine:
-            machine.write(place, array.astype(canonical_dtype(place.dtype)))
+            machine.write(place, self._own_part(place, array))
 
     def state_dict(self, *, optimizer: bool = False) -> dict[str, Array]:
         """Copies of parameters and statistics by name, in the order of the source: canonical layout, fp32 (fp64 where
@@ -235,10 +240,14 @@ class Module:
         """
         place = path_of(path, "MBC162", "cannot write a checkpoint")
         if self.rank:
+            for name in self._places.wholes:  # rank 0 writes them whole
+                self.state(name)
             return
         described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
         with self._turns:
-            tensors = [(name, self.state(name)) for name in self._places.states]
+            # First what all ranks have a part in, in the order in which they give it.
+            gathered = {name: self.state(name) for name in self._places.wholes}
+            tensors = [(name, gathered[name] if name in gathered else self.state(name)) for name in self.states]
             tensors += counter_tensors(self._read_control())
         write_checkpoint(place, tensors, {**texts(metadata), **described})
 
@@ -345,11 +354,16 @@ class Module:
         values = self._plan.graph.values
         return tuple(name for name in self._places.states if values[name].role is not Role.OPTIMIZER)
 
+    def _own_part(self, place: Place, array: Array) -> Array:
+        """What this rank has of a whole state, as it is computed with."""
+        array = array.astype(canonical_dtype(place.dtype))
+        return part_from(array, place.shape[0], self.rank) if place.value in self._places.wholes else array
+
     def _overwrite(self, arrays: Mapping[str, Array], counters: Mapping[str, float]) -> None:
         with self._changing() as machine:
             for name, array in arrays.items():
                 state = self._places.states[name]
-                machine.write(state, array.astype(canonical_dtype(state.dtype)))
+                machine.write(state, self._own_part(state, array))
             self._write_control({**counters, "proceed": 1})
             self._figures = None
 
