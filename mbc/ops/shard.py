@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes, Operation
+from mbc.ir.graph import Attributes, Operation, TrainingGraph
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.collective import AllGather, check_ranks
@@ -41,6 +41,11 @@ def parameters_of_sharded_states(operations: Iterable[Operation]) -> Mapping[str
     """By the name of a state of which each rank has its part: the parameter that it is of, whose shape is that of the
     whole state."""
     return {state: op.inputs[0] for op in operations if op.kind in UPDATES_OF_PARTS for state in op.inputs[3:]}
+
+
+def is_sharded(graph: TrainingGraph) -> bool:
+    """Whether ranks have parts of the optimizer's states."""
+    return bool(parameters_of_sharded_states(graph.train))
 
 
 def own_rows(whole_rows: int, part_rows: int, rank: int) -> slice:

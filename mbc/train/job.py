@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from mbc.ir.graph import TrainingGraph
+from mbc.ops.shard import is_sharded
 from mbc.train.accuracy import judged
 from mbc.train.checkpoint import Saves
 from mbc.train.data import Data
@@ -75,6 +76,12 @@ class Job:
     best_metric: str | None = None
     interval: int = 0
     stop: Callable[[], bool] = lambda: False
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a checkpoint takes all ranks, since each has a part of the optimizer's states. Then `stop` says the
+        same on all of them."""
+        return is_sharded(self.graph)
 
     @property
     def share(self) -> Share:

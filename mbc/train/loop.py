@@ -59,12 +59,12 @@ def train(
         # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
         on_epoch(finished)
         best = Best(best_metric, value_of(best_metric, finished))
-        if job.best is not None and (not job.best.exists() or best.is_better_than(done.best)):
+        keeps = job.best is not None and (not job.best.exists() or best.is_better_than(done.best))
+        if keeps:
             done = replace(done, best=best)
-            # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
-            write(net, job, job.best, done)
-        if job.checkpoint is not None:
-            write(net, job, job.checkpoint, done)
+        # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
+        write(net, job, job.best if keeps else None, done)
+        write(net, job, job.checkpoint, done)
         kept = job.checkpoint
         if number + 1 < job.schedule.epochs and job.stop():
             raise KeyboardInterrupt
