@@ -3,13 +3,13 @@
 
 A part is of whole rows, along the first axis, so that it is one piece of memory in every layout: of K rows and N ranks,
 rank r has the c = ceil(K / N) rows from r * c on. Where N does not divide K, the last ranks have fewer or none; the
-rest of their parts is padding, which is zero or never read. Which rank this one is the control block says.
+rest of their parts is padding, which is zero. Which rank this one is the control block says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,21 +122,27 @@ def _reads(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
     return tuple(min(1.0, part.elements / operand.elements) for operand in inputs)
 
 
-def _own(inputs: Sequence[Array]) -> list[Array]:
-    """The operands of a whole update of this rank's part: what is whole of them is cut."""
+def _updated(
+    whole: Callable[..., tuple[Array, ...]], a: Attributes, inputs: Sequence[Array], call: Call
+) -> tuple[Array, ...]:
+    """This rank's part of what the update of whole operands makes; in the padding states stay, and the part is zero."""
     parameter, gradient, control, *states = inputs
-    rows, rank = len(states[0]), int(control_record(control)["rank"])
-    if len(gradient) != rows:
-        gradient = part_from(gradient, rows, rank)
-    return [part_from(parameter, rows, rank), gradient, control, *states]
+    rank, rows = int(control_record(control)["rank"]), len(states[0])
+    own = own_rows(len(parameter), rows, rank)
+    if len(gradient) == len(parameter):
+        gradient = gradient[own]
+    count = own.stop - own.start
+    made = whole(a, [parameter[own], gradient[:count], control, *(state[:count] for state in states)], call)
+    before = [np.zeros_like(states[0]), *states]
+    return tuple(np.concatenate([new, old[count:]]) for new, old in zip(made, before, strict=True))
 
 
 def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    return updated_by_sgd(a, _own(inputs), call)
+    return _updated(updated_by_sgd, a, inputs, call)
 
 
 def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    return updated_by_adamw(a, _own(inputs), call)
+    return _updated(updated_by_adamw, a, inputs, call)
 
 
 def _norm_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:

@@ -2,7 +2,8 @@
 //
 // Bytes      of a part: parameter, gradient and states in, parameter's part and states out. The parameter is whole, and
 //            so may be the gradient: they are read from where this rank's part begins, which the control block says.
-// Tile       as in multi_tensor.cu: chunks of 4,096 elements of a part, a block each; what is padding is left alone.
+// Tile       as in multi_tensor.cu: chunks of 4,096 elements of a part, a block each. In the padding of a part states
+//            stay, and the new parameter is zero.
 // Threads    256, four vectors of four elements each.
 // Limit      memory bandwidth.
 //
@@ -33,6 +34,7 @@ __global__ void sharded_update(Chunks chunks, Sharded all, const MbcControl* con
   const int n = chunks.tensor();
   const int64_t whole = all.whole[n], first = min(control->rank * chunks.elements[n], whole);
   const int64_t begin = chunks.begin(n), end = min(chunks.end(n), whole - first);
+  for (int64_t i = max(begin, whole - first) + threadIdx.x; i < chunks.end(n); i += THREADS) all.p_out[n][i] = 0.0f;
   if (begin >= end) return;
   const Tensor t{all.p[n] + first, all.g[n] + (all.whole_gradient[n] ? first : 0), all.a[n], all.b[n],
                  all.p_out[n], all.a[n], all.b[n], end};

@@ -154,7 +154,7 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
     for number, (a, own) in enumerate(zip(attributes, operands, strict=True)):
         for operand in own:
             by_name.setdefault(names.setdefault(id(operand), f"v{len(names)}"), operand)
-        outputs = len({old for _, old in KINDS[kind].updates if old < len(own)}) or 1
+        outputs = 1 + max((new for new, old in KINDS[kind].updates if old < len(own)), default=0)
         inputs = tuple(names[id(operand)] for operand in own)
         made = tuple(f"out{number}.{o}" for o in range(outputs))
         operations.append(Operation(f"op{number}", kind, inputs, made, a))
@@ -291,12 +291,25 @@ def _many() -> Iterable[Case]:
         adamw = AdamW(weight_decay=0.1 + proceed, rate=1.0 + proceed, clip_value=0.5 * proceed)
         operands = [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES]
         yield _together("adamw_update", [adamw] * len(SIZES), operands)
+        yield from _parts(proceed)
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
         vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
         yield _together("update_running", running, vectors)
     for narrow in NARROW:
         yield _together("cast", [Cast(narrow)] * len(SIZES), [(m(n),) for n in SIZES])
     yield _together("cast", [Cast("fp32")] * len(SIZES), [(w(n),) for n in SIZES])
+
+
+def _parts(proceed: int) -> Iterable[Case]:
+    """Of many parameters, of which this is the last of three ranks; gradients are whole and parts by turns."""
+    block, wholes = control(proceed=proceed, rank=2), [n for n in SIZES if n > 1]
+    for kind, a in (("sgd_update_part", Sgd(0.9, bool(proceed), 0.01)), ("adamw_update_part", AdamW(weight_decay=0.1))):
+        operands: list[tuple[Operand, ...]] = []
+        for at, n in enumerate(wholes):
+            part = -(-n // 3)
+            second = (m(part, make=positive),) if isinstance(a, AdamW) else ()
+            operands.append((m(n), m(n if at % 2 else part), block, m(part), *second))
+        yield _together(kind, [a] * len(operands), operands)
 
 
 GROUPS = (*_cases(), *_ups(), *_points(), *_many())
