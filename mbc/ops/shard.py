@@ -160,8 +160,17 @@ OPS = (
     OpKind("reduce_scatter", ReduceScatter, _scatter_shape, _scatter, reduces=True),
     # As the updates of whole parameters (`mbc.ops.update`) of this rank's part: states and the new parameter are parts,
     # the parameter is whole, the gradient is either.
-    OpKind("sgd_update_part", Sgd, _sgd_shape, _sgd, updates=((1, 3),), reduces=True, reads=_reads),
-    OpKind("adamw_update_part", AdamW, _adamw_shape, _adamw, updates=((1, 3), (2, 4)), reduces=True, reads=_reads),
+    OpKind("sgd_update_part", Sgd, _sgd_shape, _sgd, in_place=((0, 1),), updates=((1, 3),), reduces=True, reads=_reads),
+    OpKind(
+        "adamw_update_part",
+        AdamW,
+        _adamw_shape,
+        _adamw,
+        in_place=((0, 1),),
+        updates=((1, 3), (2, 4)),
+        reduces=True,
+        reads=_reads,
+    ),
     # The parts of all ranks, over the old parameter.
     OpKind("gather_parts", AllGather, _gather_shape, _gather, updates=((0, 1),), reduces=True),
     # The L2 norm of all operands together. The norm of the norms of all ranks is that of all gradients.

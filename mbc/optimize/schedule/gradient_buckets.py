@@ -39,7 +39,7 @@ from mbc.kernels.nccl import (
     shard_cost,
 )
 from mbc.ops.collective import AllGather, AllReduce
-from mbc.ops.shard import ReduceScatter
+from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
 from mbc.optimize import effort
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft
 from mbc.optimize.schedule.liveness import owners
@@ -158,12 +158,23 @@ class _Writer:
             if collective not in ready.gathers
         ]
         summed = {launch.accesses[1].buffer: launch.accesses[0].buffer for launch in launches if is_bucket(launch)}
+        summed |= self._updated_in_place(operations)
         buffers = tuple(
             replace(buffer, alias=summed[i]) if i in summed else buffer for i, buffer in enumerate(self.draft.buffers)
         )
         self.draft = replace(self.draft, buffers=buffers)
         train = replace(self.draft.train, launches=tuple(self._ordered(made, operations)))
         return replace(self.draft, train=train)
+
+    def _updated_in_place(self, operations: Mapping[str, Operation]) -> Iterator[tuple[int, int]]:
+        """Buffers of this rank's parts of new parameters, and of the parts of gradients that they are written over."""
+        for launch in self.draft.train.launches:
+            by_value = {self.draft.buffers[access.buffer].value: access.buffer for access in launch.accesses}
+            for operation in (operations[name] for name in launch.operations):
+                if operation.kind in UPDATES_OF_PARTS:
+                    gradient, part = operation.inputs[1], operation.outputs[0]
+                    if self.graph.values[gradient].type == self.graph.values[part].type:
+                        yield by_value[part], by_value[gradient]
 
     def _bucket(self, sums: Sequence[Launch], operations: Mapping[str, Operation]) -> Launch:
         """The launches of one gradient each as one."""
