@@ -31,8 +31,8 @@ from tests.runtime.fake_pycuda import FakeLibrary, Gpu
 from tests.runtime.nets import SMALL, batch, package
 
 FUNCTIONS = (
-    "ncclAllReduce", "ncclAlltoAll", "ncclAllGather", "ncclCommGetAsyncError", "ncclGetErrorString", "ncclGroupStart",
-    "ncclGroupEnd",
+    "ncclAllReduce", "ncclAlltoAll", "ncclAllGather", "ncclReduceScatter", "ncclReduce", "ncclBroadcast",
+    "ncclCommGetAsyncError", "ncclGetErrorString", "ncclGroupStart", "ncclGroupEnd",
 )  # fmt: skip
 COMMUNICATOR = 77
 calls: list[str] = []  # of everything below, in their order
