@@ -164,7 +164,7 @@ def _static_objects() -> dict[str, Path]:
 
 class loaded:
     """The library and a module made by it; both are gone afterwards. With `has_everything` the faked libraries have
-    each algorithm that a measured plan asks for; with `several_ranks` the module is given a communicator (of so many)."""
+    each algorithm that a measured plan asks for; with `several_ranks` the module is given a communicator of so many."""
 
     def __init__(self, library: Path, has_everything: bool = False, several_ranks: int = 0) -> None:
         self.lib = ctypes.CDLL(str(library))

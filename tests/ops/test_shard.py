@@ -119,11 +119,10 @@ def test_the_norm_of_norms_is_that_of_all() -> None:
     assert KINDS["norm"].shape(NoAttributes(), tuple(TensorType(a.shape, DType.FP64) for a in arrays)) == (
         TensorType((1,), DType.FP64),
     )
-    norms = [
-        run("norm", NoAttributes(), some, (TensorType((1,), DType.FP64),))[0][0] for some in (arrays[:1], arrays[1:])
-    ]
+    one = (TensorType((1,), DType.FP64),)
+    norms = [run("norm", NoAttributes(), some, one)[0][0] for some in (arrays[:1], arrays[1:])]
     assert np.hypot(*norms) == pytest.approx(np.linalg.norm(np.concatenate([a.ravel() for a in arrays])), rel=1e-14)
-    assert np.isnan(run("norm", NoAttributes(), [np.array([np.nan, 1.0])], (TensorType((1,), DType.FP64),))[0]).all()
+    assert np.isnan(run("norm", NoAttributes(), [np.array([np.nan, 1.0])], one)[0]).all()
 
 
 @pytest.mark.parametrize(
