@@ -24,7 +24,8 @@ from mbc.source import Source
 SOURCE = """network net(batch = 8) {
   input image[batch, 3, 6, 6] : float
   input label[batch] : class
-  logits = image |> conv(64, 3, pad=1) |> relu |> conv(66, 3, pad=1, stride=2) |> relu |> flatten |> linear(70) |> linear(4)
+  x = image |> conv(64, 3, pad=1) |> relu |> conv(66, 3, pad=1, stride=2) |> relu |> flatten
+  logits = x |> linear(70) |> linear(4)
   output logits
   loss (logits, label) |> softmax_cross_entropy
 }
@@ -59,7 +60,7 @@ def test_plans_are_accepted_and_read_back(precision: str, gpus: int) -> None:
     plan = plan_of(precision, gpus)
     verify_plan(plan)
     verify_ranks([plan])
-    assert load_plan(dump_plan(plan)) == plan
+    assert load_plan(dump_plan(plan), "plan.json") == plan
 
 
 SCATTER, LAST_SCATTER = of_kind("reduce_scatter")[0], of_kind("reduce_scatter")[-1]
