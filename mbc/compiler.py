@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from pprint import pformat
 
@@ -100,14 +101,14 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What there is to plan, for all GPUs that train equally many rows. `sharded`: the graph whose optimizer's states
-    are sharded, where the planner decides whether they are."""
+    """What there is to plan, for all GPUs that train equally many rows. `sharded`: makes the graph whose optimizer's
+    states are sharded, where the planner decides whether they are."""
 
     graph: TrainingGraph
     device: DeviceSpec
     constraints: Constraints
     options: Options
-    sharded: TrainingGraph | None = None
+    sharded: Callable[[], TrainingGraph] | None = None
 
 
 def _read(source: Source, options: Options, stages: Stages) -> _Asked:
@@ -157,9 +158,8 @@ def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages
         stages.run("verify training graph", lambda: verify_training(graph))
         return graph
 
-    graph = graph_of(shard is True)
-    other = graph_of(True) if shard is None and can_shard(ranks) else graph
-    return _Task(graph, device, constraints, options, None if other == graph else other)
+    sharded = partial(graph_of, True) if shard is None and can_shard(ranks) else None
+    return _Task(graph_of(shard is True), device, constraints, options, sharded)
 
 
 def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
@@ -196,15 +196,18 @@ def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
     planned where the step takes other measures against lack of memory."""
     if task.sharded is None:
         return _plan(task, stages)
-    sharded = replace(task, graph=task.sharded)
     try:
         plan = _plan(task, stages)
     except BudgetError:
-        return _plan(sharded, stages)
-    if not saves_memory(plan):
+        graph = task.sharded()
+        if graph == task.graph:
+            raise
+        return _plan(replace(task, graph=graph), stages)
+    graph = task.sharded() if saves_memory(plan) else task.graph
+    if graph == task.graph:
         return plan
     try:
-        return min(plan, _plan(sharded, stages), key=lambda one: one.predictions.train_us)
+        return min(plan, _plan(replace(task, graph=graph), stages), key=lambda one: one.predictions.train_us)
     except BudgetError:
         return plan
 

@@ -91,8 +91,8 @@ GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
             "which the ranks do not gather once",
         ),
         (
-            in_place_of(LAST_GATHER, LAST_GATHER, replace(LAST_GATHER, name="raw", inputs=(NORM.inputs[0], "w"))),
-            "'raw' gathers what is no update of 'w'",
+            in_place_of(GATHER, GATHER, replace(GATHER, name="raw", inputs=(UPDATE.inputs[3], UPDATE.inputs[0]))),
+            f"'raw' gathers what is no update of '{UPDATE.inputs[0]}'",
         ),
         # The norm of what is no part, or that other ranks do not get.
         (
