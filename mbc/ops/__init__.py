@@ -27,6 +27,7 @@
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
+* `shard`: updates of one rank's parts of parameters, and what ranks exchange for them
 * `soft_cross_entropy`: softmax cross entropy with probabilities as targets
 * `top_k`: top-k accuracy
 * `update`: whether a step counts, and the new parameters

@@ -48,6 +48,11 @@ class Collectives:
         return sum(self.times_us)
 
     @property
+    def named(self) -> str:
+        """What all of them are."""
+        return "collectives" if self.sharing.shards else "all-reduces"
+
+    @property
     def hidden_us(self) -> float:
         return self.time_us - sum(self.exposed_us)
 
@@ -119,8 +124,8 @@ def collectives_lines(plan: Plan) -> list[str]:
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
         f"  links      {show_size(found.link_bytes)} a step in each direction",
-        f"  hidden     {show_time(found.hidden_us)} of {time_cell(found.time_us, found.estimated)} of all-reduces",
-        f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside all-reduces lose "
+        f"  hidden     {show_time(found.hidden_us)} of {time_cell(found.time_us, found.estimated)} of {found.named}",
+        f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside {found.named} lose "
         f"{time_cell(found.slowed_us, found.estimated)}",
     ]
 
@@ -187,7 +192,7 @@ def collectives_text(plan: Plan, width: int | None) -> str:
     )  # fmt: skip
     return (
         f"{render(columns, rows, width)}\n{found.sharing.ctas} thread blocks each; a link carries "
-        f"{show_size(found.link_bytes)} a step in each direction; kernels beside all-reduces lose "
+        f"{show_size(found.link_bytes)} a step in each direction; kernels beside {found.named} lose "
         f"{time_cell(found.slowed_us, found.estimated)}"
     )
 

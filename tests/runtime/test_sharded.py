@@ -183,17 +183,18 @@ def test_one_gpu_has_all_states() -> None:
 
 
 def test_the_planner_shards_only_for_want_of_memory() -> None:
-    # States are most of it: they can be neither recomputed nor, here, offloaded.
-    source = Source("net.mbc", (SOURCE % ADAMW).replace("linear(50)", "linear(1500)"))
+    # States are most of it. They can be neither recomputed nor, here, offloaded, so that whole ones are refused at once.
+    wide = "linear(700) |> linear(700) |> linear(700)"
+    source = Source("net.mbc", (SOURCE % ADAMW).replace("linear(50)", wide))
 
     def planned(*settings: tuple[str, str]) -> Plan:
-        (plan,) = compile_plans(source, Options(gpu="h200", gpus=2, settings=settings))
+        (plan,) = compile_plans(source, Options(gpu="h200", gpus=4, settings=settings))
         return plan
 
     whole = planned()
     assert whole.graph == planned(("train.shard_optimizer", "false")).graph
     wanted = planned(("train.shard_optimizer", "true")).predictions
-    budget_bytes = wanted.arena_bytes + wanted.overhead_bytes + (1 << 20)
+    budget_bytes = wanted.arena_bytes + wanted.overhead_bytes
     tight = (("memory.device", f"{budget_bytes} B"), ("memory.host", "0 B"))
     plan = planned(*tight)
     found = sharing_of(plan)
