@@ -183,7 +183,7 @@ def test_one_gpu_has_all_states() -> None:
 
 
 def test_the_planner_shards_only_for_want_of_memory() -> None:
-    # States are most of it. They can be neither recomputed nor, here, offloaded, so that whole ones are refused at once.
+    # States are most of it, and can be neither recomputed nor, here, offloaded: whole ones are refused at once.
     wide = "linear(700) |> linear(700) |> linear(700)"
     source = Source("net.mbc", (SOURCE % ADAMW).replace("linear(50)", wide))
 
