@@ -7,6 +7,7 @@ bucket views and the whole step, all-reduces included, in one CUDA graph (`whole
 What was measured on other GPUs than those here is measured again; a call that was cut off goes on where it stopped.
 
     python benchmarks/many_gpus.py --plan-only --gpu h100
+    python benchmarks/many_gpus.py --for 540 --only adamw       # the optimizer's states sharded, and not
     python benchmarks/many_gpus.py --for 540 [--peers-only] [--only NAME ...] [--gpus 2] [--buckets 25,100,10]
 """
 
@@ -46,6 +47,19 @@ ASKED = {
     "resnet50 32": (0.95, 3.0, 1.35),
     "vgg16 64": (0.96, None, None),
     "resnet50 64 sync": (0.97 / 1.25, None, None),
+    "vgg16 64 adamw": (None, None, None),
+    "vgg16 64 adamw sharded": (None, None, None),
+    "resnet152 32 fp32 adamw": (None, None, None),
+    "resnet152 32 fp32 adamw sharded": (None, None, None),
+}
+SHARDED = "sharded"  # the optimizer's states; else each GPU has all of them
+LONGER = 1.03  # at most: the step with them over the one without
+_NETWORKS = {"resnet50": ("resnet", ("depth", "50")), "resnet152": ("resnet", ("depth", "152"))}
+_SETTINGS = {
+    "sync": (("train.sync_batch_norm", "true"),),
+    "fp32": (("train.precision", "fp32"),),
+    "adamw": (("train.optimizer", "adamw"), ("train.shard_optimizer", "false")),
+    SHARDED: (("train.shard_optimizer", "true"),),
 }
 
 
@@ -57,16 +71,21 @@ class Case:
     job: Job
     each: int
 
+    @property
+    def has_peers(self) -> bool:
+        """Whether DDP is timed, too: not where one way of mbc's is compared with another."""
+        return "adamw" not in self.name
+
     def sized(self, gpus: int) -> Job:
         return self.job.with_settings(("batch", str(self.each * gpus)))
 
 
 def cases() -> Iterator[Case]:
     for name in ASKED:
-        network, each, *sync = name.split()
-        base = example("resnet", ("depth", "50")) if network == "resnet50" else example(network)
-        settings = [("train.precision", "bf16"), *([("train.sync_batch_norm", "true")] if sync else [])]
-        yield Case(name, base.with_settings(*settings), int(each))
+        network, each, *words = name.split()
+        path, *sets = _NETWORKS.get(network, (network,))
+        settings = {"train.precision": "bf16"} | dict(pair for word in words for pair in _SETTINGS[word])
+        yield Case(name, example(path, *sets).with_settings(*settings.items()), int(each))
 
 
 def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
@@ -79,7 +98,7 @@ def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
         found = planner.keep(shelved(case, card.gpu), what, wanted)
         if "failed" in found:
             return row | {"failed": found["failed"]}
-        row |= {f"{what}_predicted_ms": found["predicted_ms"], f"{what}_measured_share": found["measured_share"]}
+        row |= {f"{what}_{key}": found[key] for key in ("predicted_ms", "measured_share", "arena_gib") if key in found}
     return row | {"plans": {"one": 0, "all": 0}}
 
 
@@ -104,7 +123,7 @@ class Bench:
         precision = case.sized(self.gpus).lowered().precision
         first, *whole = ddp_contenders("torch.compile", precision, self.device == "cuda", ("default",), self.buckets_mb)
         ddp = [("ddp", first), *((f"whole {made.bucket_mb}", made) for made in whole)]
-        return ([("mbc", Contender(MBC))] if case.name in self.packages else []) + ddp
+        return ([("mbc", Contender(MBC))] if case.name in self.packages else []) + (ddp if case.has_peers else [])
 
     def timed(self, case: Case, contender: Contender, left_s: float) -> dict[str, Any]:
         """A part of a row: both times, or why there are none."""
@@ -143,8 +162,23 @@ def _part(one: Result, together: Result, batch: int) -> dict[str, Any]:
     return row | {"efficiency": efficiency, "images_s": batch * 1e3 / together.step_ms}
 
 
-def summed_up(row: dict[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with what follows from its parts: the fastest bucket size, ratios, losses compared, what is asked."""
+def _against_whole(sharded: Mapping[str, Any], whole: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A sharded optimizer beside the row in which each GPU has all states: the step's times, and device memory."""
+    if whole is None or "mbc_all_ms" not in whole:
+        return {"passed": None}
+    longer = sharded["mbc_all_ms"] / whole["mbc_all_ms"]
+    return {
+        "over_whole_states": longer,
+        "saved_gib": whole["mbc_all_gib"] - sharded["mbc_all_gib"],
+        "passed": longer <= LONGER,
+    }
+
+
+def summed_up(
+    row: dict[str, Any], planned: Mapping[str, Any], whole: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The row with what follows from its parts: the fastest bucket size, ratios, losses compared, what is asked.
+    `whole`: of a row with sharded states, the one with all of them on each GPU."""
     parts: dict[str, dict[str, Any]] = row["parts"]
     ran = {name: part for name, part in parts.items() if "failed" not in part}
     best = min((n for n in ran if n.startswith("whole")), key=lambda n: ran[n]["all_ms"], default="")
@@ -167,6 +201,8 @@ def summed_up(row: dict[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]
             for key, asked in (("mbc_efficiency", least), ("over_ddp", over_ddp), ("over_whole", over_whole))
             if asked is not None
         )
+        if row["name"].endswith(SHARDED):
+            made |= _against_whole(made, whole)
     failed = "; ".join(f"{name}: {part['failed']}" for name, part in parts.items() if "failed" in part)
     return made | {"precision": row["precision"], "parts": parts} | ({"failed": failed} if failed else {})
 
@@ -205,7 +241,8 @@ def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Result
             print(f"{name} was cut off: {found['failed']}", flush=True)
             return
         rows[case.name]["parts"][name] = found
-        rows[case.name] = summed_up(rows[case.name], planned.rows.get(shelved(case, gpu), {}))
+        beside = measured.rows.get(case.name.removesuffix(f" {SHARDED}")) if case.name.endswith(SHARDED) else None
+        rows[case.name] = summed_up(rows[case.name], planned.rows.get(shelved(case, gpu), {}), beside)
         measured.put(rows[case.name])
         show([found], ["name", "one_ms", "all_ms", "efficiency", "images_s", "all_gib", "stage", "seconds"])
 
@@ -284,11 +321,11 @@ def _never(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str
     raise AssertionError(f"{row['name']} is measured here, not by ahead.py ({sorted(timed)})")
 
 
-_PLANNED = ["name", "gpus", "one_predicted_ms", "all_predicted_ms", "all_measured_share"]
+_PLANNED = ["name", "gpus", "one_predicted_ms", "all_predicted_ms", "all_measured_share", "all_arena_gib"]
 _COLUMNS = [
     "name", "mbc_one_ms", "mbc_all_ms", "mbc_efficiency", "ddp_one_ms", "ddp_all_ms", "ddp_efficiency", "whole_one_ms",
     "whole_all_ms", "whole_efficiency", "whole_bucket", "over_ddp", "over_whole", "one_predicted_over_measured",
-    "all_predicted_over_measured", "losses_apart", "passed",
+    "all_predicted_over_measured", "losses_apart", "over_whole_states", "saved_gib", "passed",
 ]  # fmt: skip
 
 

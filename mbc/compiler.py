@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from pprint import pformat
 
@@ -21,6 +22,7 @@ from mbc.hardware.target import find_device
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
+from mbc.ir.transforms.shard_optimizer import can_shard, check_can_shard
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels.nccl import ctas_of
@@ -32,6 +34,7 @@ from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
+from mbc.plan.techniques import saves_memory
 from mbc.plan.verify import verify_plan
 from mbc.plan.verify_ranks import verify_ranks
 from mbc.profile.locate import find_profile
@@ -98,12 +101,14 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What there is to plan, for all GPUs that train equally many rows."""
+    """What there is to plan, for all GPUs that train equally many rows. `sharded`: makes the graph whose optimizer's
+    states are sharded, where the planner decides whether they are."""
 
     graph: TrainingGraph
     device: DeviceSpec
     constraints: Constraints
     options: Options
+    sharded: Callable[[], TrainingGraph] | None = None
 
 
 def _read(source: Source, options: Options, stages: Stages) -> _Asked:
@@ -141,13 +146,20 @@ def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages
     constraints = stages.run("constrain", lambda: constraints_of(lowered, device, options))
 
     # One whole step: forward, backward and update; and inference.
-    graph = stages.run(
-        "differentiate",
-        lambda: differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks),
-        training_text,
-    )
-    stages.run("verify training graph", lambda: verify_training(graph))
-    return _Task(graph, device, constraints, options)
+    shard = lowered.shard_optimizer
+    check_can_shard(shard is True, ranks, lowered.optimizer)
+
+    def graph_of(sharded: bool) -> TrainingGraph:
+        graph = stages.run(
+            "differentiate",
+            lambda: differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks, sharded),
+            training_text,
+        )
+        stages.run("verify training graph", lambda: verify_training(graph))
+        return graph
+
+    sharded = partial(graph_of, True) if shard is None and can_shard(ranks) else None
+    return _Task(graph_of(shard is True), device, constraints, options, sharded)
 
 
 def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
@@ -165,7 +177,7 @@ def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float
 
 def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
     first, *others = tasks
-    plans = [_plan(first, stages)]
+    plans = [_plan_sharded_or_not(first, stages)]
     if first.graph.ranks is not None:
         # All ranks run the same collectives in the same order, over elements in the same order.
         program, buffers = plans[0].train, plans[0].buffers
@@ -177,6 +189,27 @@ def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
             plans.append(_plan(task, stages, collectives_like=first.device))
         stages.run("verify ranks", lambda: verify_ranks(plans))
     return tuple(plans)
+
+
+def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
+    """With whole states of the optimizer, unless these do not fit, or the step is faster with sharded ones: they are
+    planned where the step takes other measures against lack of memory."""
+    if task.sharded is None:
+        return _plan(task, stages)
+    try:
+        plan = _plan(task, stages)
+    except BudgetError:
+        graph = task.sharded()
+        if graph == task.graph:
+            raise
+        return _plan(replace(task, graph=graph), stages)
+    graph = task.sharded() if saves_memory(plan) else task.graph
+    if graph == task.graph:
+        return plan
+    try:
+        return min(plan, _plan(replace(task, graph=graph), stages), key=lambda one: one.predictions.train_us)
+    except BudgetError:
+        return plan
 
 
 def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = None) -> Plan:

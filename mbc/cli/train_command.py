@@ -155,7 +155,7 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
 
     there = _identity(checkpoint)
     try:
-        with Logs(prepared.log, prepared.tensorboard, prepared.steps) as logs, _stopping(prepared, group) as stop:
+        with Logs(prepared.log, prepared.tensorboard, prepared.steps) as logs, _stopping(prepared, group, job) as stop:
             history = train(net, replace(job, stop=stop), on_step, on_epoch, logs.write)
     except KeyboardInterrupt:
         view.stop()
@@ -167,10 +167,11 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
 
 
 @contextmanager
-def _stopping(prepared: _Prepared, group: Group | None) -> Generator[Callable[[], bool]]:
+def _stopping(prepared: _Prepared, group: Group | None, job: Job) -> Generator[Callable[[], bool]]:
     """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint rank 0 writes it after the step that is
     under way, however long that takes, and needs the others until then: whichever rank has the signal tells it, and
-    all end when they learn that rank 0 has."""
+    all end when they learn that rank 0 has. Where the checkpoint takes all ranks, all stop before the same step, which
+    they ask rank 0 before each, and give their parts."""
     if group is None or not (prepared.arguments.checkpoint or prepared.resume):
         if prepared.checkpoint is not None:
             with stoppable() as stop:
@@ -180,21 +181,31 @@ def _stopping(prepared: _Prepared, group: Group | None) -> Generator[Callable[[]
             yield lambda: False
         return
     with stoppable() as interrupted:
+
+        def told(stop: bool) -> bool:
+            return bool(group.broadcast(b"stop" if stop else b"")) if job.is_sharded else stop
+
         if group.rank == 0:
-            yield lambda: interrupted() or group.stop_asked
+            yield lambda: told(interrupted() or group.stop_asked)
             return
-        asked = False
+        asked = stopped = False
 
         def ask() -> bool:
             # Before a step, not in the handler of the signal, which may have broken off another message.
-            nonlocal asked
+            nonlocal asked, stopped
             if interrupted() and not asked:
                 asked = True
                 group.ask_to_stop()
-            return False
+            stopped = told(False)
+            return stopped
 
         try:
-            yield ask
+            try:
+                yield ask
+            except KeyboardInterrupt:
+                if stopped:
+                    group.barrier()  # rank 0 writes, and ends all
+                raise
         except RankFailed:
             if interrupted():
                 raise KeyboardInterrupt from None

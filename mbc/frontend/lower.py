@@ -28,6 +28,7 @@ from mbc.source import Source, Span
 class Lowered:
     """A network and how it is to be trained. Bytes None: `auto`.
 
+    `shard_optimizer`: whether the optimizer's states are sharded over several GPUs; None: the planner decides.
     `settings` are the parameters of the network, as text, each with the value that it took.
     """
 
@@ -36,6 +37,7 @@ class Lowered:
     precision: Precision
     deterministic: bool
     allow_emulated_fp32: bool
+    shard_optimizer: bool | None
     device_bytes: int | None
     host_bytes: int | None
     settings: tuple[tuple[str, str], ...]
@@ -73,6 +75,7 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
         sections.precision,
         sections.deterministic,
         sections.allow_emulated_fp32,
+        sections.shard_optimizer,
         sections.device_bytes,
         sections.host_bytes,
         parameters,

@@ -54,13 +54,14 @@ MOST_ACCUMULATED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """What the sections say. Bytes None: `auto`."""
+    """What the sections say. None of bytes, or of a choice: `auto`."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     precision: Precision = Precision.FP32
     deterministic: bool = False
     allow_emulated_fp32: bool = True
     sync_batch_norm: bool = False
+    shard_optimizer: bool | None = None
     no_decay: str = ""
     groups: tuple[Group, ...] = ()
     frozen: tuple[Pattern, ...] = ()
@@ -144,6 +145,17 @@ def _emulated_fp32(sections: Sections, value: ast.Expression, evaluator: Evaluat
 def _sync_batch_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
     # On any number of GPUs, so that `--gpus` needs no other change: one has all rows.
     return replace(sections, sync_batch_norm=_flag("sync_batch_norm", value, evaluator, frame))
+
+
+def _shard_optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    # On any number of GPUs, likewise: one has all states.
+    if isinstance(value, ast.Name) and value.text == AUTO:
+        return replace(sections, shard_optimizer=None)
+    worth = evaluator.worth(value, frame)
+    if not isinstance(worth, bool):
+        message = f"`shard_optimizer` is true, false or {AUTO}, but this is {describe(worth)}"
+        raise MbcError("MBC025", message, f"write true, false or {AUTO}", value.span)
+    return replace(sections, shard_optimizer=worth)
 
 
 def _no_decay(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
@@ -247,6 +259,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,
                 "sync_batch_norm": _sync_batch_norm,
+                "shard_optimizer": _shard_optimizer,
             }
         ),
         "memory": MappingProxyType({"device": _device, "host": _host}),

@@ -26,6 +26,7 @@ CONTROL_FIELDS: tuple[tuple[str, str, int], ...] = (
     # Set once by the host, so that all ranks together draw what one would for the same rows.
     ("global_seed", "<u8", 56),  # the same on all ranks
     ("first_row", "<u8", 64),  # of this rank's rows, in the global mini-batch
+    ("rank", "<u4", 72),  # this GPU among those that share a mini-batch
 )
 
 INITIAL_LOSS_SCALE = 65536.0

@@ -2,14 +2,17 @@
 
 A launch sums a bucket: gradients that lie one after another in the arena, each beginning at a multiple of the alignment
 of buffers. Or it gathers some tensors from all ranks: statistics of batch normalisation, operands of a weight's
-gradient. `ctas` is the number of thread blocks, each of which takes a multiprocessor from the kernels beside it; it is
-a property of the communicator, so that all launches of a plan have the same.
+gradient. Of a sharded optimizer (`mbc.ops.shard`) it sums gradients of which each rank keeps its part, or gathers the
+parts of new parameters, wherever these lie: one group of calls, which is one kernel. `ctas` is the number of thread
+blocks, each of which takes a multiprocessor from the kernels beside it; it is a property of the communicator, so that
+all launches of a plan have the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from mbc.hardware.collectives import CollectiveCost, CollectiveKind
 from mbc.hardware.spec import DeviceSpec
@@ -18,16 +21,28 @@ from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.ops.collective import WORD_BYTES, AllGather, AllReduce, in_words
 from mbc.ops.fused import Fused, joined_kind
+from mbc.ops.shard import ReduceScatter, part_of
 from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
 
 NAME = "nccl"
 ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"  # kernels, and kinds of operations
 GATHER_ROWS = "gather_rows"  # a kind that the same kernel does: rows of all ranks lie as what is stacked does
 GATHERS = (ALL_GATHER, GATHER_ROWS)
-COLLECTIVES = (ALL_REDUCE, *GATHERS)
+REDUCE_SCATTER, GATHER_PARTS = "reduce_scatter", "gather_parts"
+SHARDED = (REDUCE_SCATTER, GATHER_PARTS)
+COLLECTIVES = (ALL_REDUCE, *GATHERS, *SHARDED)
 CTAS = "ctas"
 BY_COPIES = 0  # thread blocks: the copy engines move the data, and the parts are summed by a short kernel
-_KINDS = (ALL_REDUCE, joined_kind((ALL_REDUCE, ALL_REDUCE)))  # of one gradient, and of a bucket
+# What a launch does, as in templates/host/nccl.cpp.
+_SUMS, _GATHERS, _SCATTERS, _GATHERS_PARTS = range(4)
+Kind = TypeVar("Kind", bound=Attributes)
+
+
+def _kinds(name: str) -> tuple[str, str]:
+    """Of one operation, and of a bucket."""
+    return name, joined_kind((name, name))
+
+
 LEAST_BYTES = 4  # of a collective, whose time is latency alone
 
 
@@ -45,6 +60,18 @@ def is_bucket(launch: Launch) -> bool:
     """Whether it sums gradients over all ranks."""
     work = collective_of(launch)
     return work is not None and work.name == ALL_REDUCE
+
+
+def is_scatter(launch: Launch) -> bool:
+    """Whether it sums gradients over all ranks, of which each keeps its parts."""
+    work = collective_of(launch)
+    return work is not None and work.name == REDUCE_SCATTER
+
+
+def gathers_parts(launch: Launch) -> bool:
+    """Whether it gathers the parts of new parameters."""
+    work = collective_of(launch)
+    return work is not None and work.name == GATHER_PARTS
 
 
 def ctas_of(program: Program) -> int | None:
@@ -84,19 +111,39 @@ def all_gather_cost(device: DeviceSpec, members: Sequence[TensorType], ranks: in
     return device.collectives.cost(CollectiveKind.ALL_GATHER, size_bytes, ranks, ctas)
 
 
+def shard_cost(device: DeviceSpec, name: str, size_bytes: int, ranks: int, ctas: int) -> CollectiveCost:
+    """Of one of SHARDED, of whole tensors of so many bytes together."""
+    kind = CollectiveKind.REDUCE_SCATTER if name == REDUCE_SCATTER else CollectiveKind.ALL_GATHER
+    return device.collectives.cost(kind, size_bytes, ranks, ctas)
+
+
 def latency_us(device: DeviceSpec, ranks: int) -> float:
     """What a launch takes beyond the times that candidates have, each of which is what a gradient adds to a bucket."""
     return all_reduce_cost(device, LEAST_BYTES, ranks, max(device.collectives.choices(ranks))).time_us
 
 
-def all_reduce_of(attributes: Attributes) -> AllReduce | None:
-    """The attributes of a sum over ranks, or of each member of a bucket of nothing else; None for other work."""
-    if isinstance(attributes, AllReduce):
-        return attributes
-    if not isinstance(attributes, Fused):
-        return None
-    (first, *others) = (member.attributes for member in attributes.members)
-    return first if isinstance(first, AllReduce) and all(other == first for other in others) else None
+def attributes_of(attributes: Attributes, kind: type[Kind]) -> Kind | None:
+    """The attributes of a collective of this type, or of each member of a bucket of nothing else; None for other
+    work."""
+    members = [m.attributes for m in attributes.members] if isinstance(attributes, Fused) else [attributes]
+    first = members[0]
+    return first if isinstance(first, kind) and all(other == first for other in members) else None
+
+
+def _wholes(request: Request) -> Sequence[TensorType]:
+    """Of one of SHARDED: the gradients, or the new parameters."""
+    return request.inputs if request.kind in _kinds(REDUCE_SCATTER) else request.outputs
+
+
+def _ranks_of_shards(request: Request) -> int | None:
+    """Of one of SHARDED; None where it is something else."""
+    if request.kind in _kinds(REDUCE_SCATTER):
+        scatter = attributes_of(request.attributes, ReduceScatter)
+        return None if scatter is None else scatter.ranks
+    if request.kind in _kinds(GATHER_PARTS):
+        gather = attributes_of(request.attributes, AllGather)
+        return None if gather is None else gather.ranks
+    return None
 
 
 @dataclass(frozen=True)
@@ -108,9 +155,12 @@ class Nccl:
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket; that
         of a gather is its own."""
-        if isinstance(request.attributes, AllGather) and in_words(request.inputs):
+        if request.kind in GATHERS and isinstance(request.attributes, AllGather) and in_words(request.inputs):
             yield self._gather(request, request.attributes.ranks, device)
-        attributes = all_reduce_of(request.attributes)
+        ranks = _ranks_of_shards(request)
+        if ranks is not None and all(t.dtype is DType.FP32 for t in request.inputs):
+            yield from self._shard(request, ranks, device)
+        attributes = attributes_of(request.attributes, AllReduce)
         if attributes is None or any(t.dtype is not DType.FP32 for t in request.inputs):
             return
         ctas = max(device.collectives.choices(attributes.ranks))
@@ -133,6 +183,16 @@ class Nccl:
         layouts = (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
         return Candidate(self.name, ALL_GATHER, ((CTAS, ctas),), layouts, 0, cost.time_us, cost.measured)
 
+    def _shard(self, request: Request, ranks: int, device: DeviceSpec) -> Iterable[Candidate]:
+        name = REDUCE_SCATTER if request.kind in _kinds(REDUCE_SCATTER) else GATHER_PARTS
+        ctas = max(device.collectives.choices(ranks))
+        size_bytes = sum(whole.size_bytes for whole in _wholes(request))
+        cost, least = (shard_cost(device, name, size, ranks, ctas) for size in (size_bytes, LEAST_BYTES))
+        operands = len(request.inputs) + len(request.outputs)
+        for layout in Layout:
+            us = max(0.0, cost.time_us - least.time_us)
+            yield Candidate(self.name, name, ((CTAS, ctas),), (layout,) * operands, 0, us, cost.measured)
+
     def arguments(
         self,
         request: Request,
@@ -143,44 +203,67 @@ class Nccl:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """How many operands are gathered (0: a bucket is summed); the number of fp32 elements from the first to the
-        last of a bucket, those between two gradients included (by copies those behind the last, too); that of thread
-        blocks; words of each operand that is gathered."""
+        """What it does; of how many operands; the number of fp32 elements from the first to the last of a bucket, those
+        between two gradients included (by copies those behind the last, too); that of thread blocks. Behind them words
+        of each operand that is gathered; elements of each tensor that is cut into parts, and of a part."""
         ctas = dict(settings)[CTAS]
+        ranks = _ranks_of_shards(request)
+        if ranks is not None:
+            wholes = _wholes(request)
+            sizes = [n for whole in wholes for n in (whole.elements, part_of(whole, ranks).elements)]
+            does = _SCATTERS if name == REDUCE_SCATTER else _GATHERS_PARTS
+            return Arguments((does, len(wholes), 0, ctas, *sizes))
         if isinstance(request.attributes, AllGather):
             words = [operand.size_bytes // WORD_BYTES for operand in request.inputs]
-            return Arguments((len(words), 0, ctas, *words))
+            return Arguments((_GATHERS, len(words), 0, ctas, *words))
         size_bytes = parts_bytes(request.inputs) if ctas == BY_COPIES else bucket_bytes(request.inputs)
-        return Arguments((0, size_bytes // DType.FP32.size_bytes, ctas))
+        return Arguments((_SUMS, len(request.inputs), size_bytes // DType.FP32.size_bytes, ctas))
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        gathers = call.request.kind in GATHERS and isinstance(call.request.attributes, AllGather)
-        sums = call.request.kind in _KINDS and all_reduce_of(call.request.attributes) is not None
-        if not (gathers and call.name == ALL_GATHER) and not (sums and call.name == ALL_REDUCE):
-            return Acceptance(f"NCCL runs no {call.request.kind} as '{call.name}'")
+        request = call.request
+        gathers = request.kind in GATHERS and isinstance(request.attributes, AllGather) and call.name == ALL_GATHER
+        all_reduce = attributes_of(request.attributes, AllReduce)
+        sums = request.kind in _kinds(ALL_REDUCE) and all_reduce is not None and call.name == ALL_REDUCE
+        shards = _ranks_of_shards(request) is not None and request.kind in _kinds(call.name)
+        if not (gathers or sums or shards):
+            return Acceptance(f"NCCL runs no {request.kind} as '{call.name}'")
         if call.accumulate:
             return Acceptance("it cannot add to its output")
-        if sums and any(t.dtype is not DType.FP32 for t in call.operands):
-            return Acceptance("what ranks sum is in fp32")
-        if gathers and not in_words(call.request.inputs):
+        if (sums or shards) and any(t.dtype is not DType.FP32 for t in call.operands):
+            return Acceptance("what ranks sum or have parts of is in fp32")
+        if gathers and not in_words(request.inputs):
             return Acceptance(f"what ranks gather is a multiple of {WORD_BYTES} bytes")
         if [key for key, _ in call.settings] != [CTAS] or call.settings[0][1] < BY_COPIES:
             return Acceptance(f"it takes a number of thread blocks, not {dict(call.settings)}")
         if gathers:
             refused = call.settings[0][1] == BY_COPIES or any(lie is not Layout.CHANNELS_FIRST for lie in call.layouts)
             return Acceptance("it is gathered by thread blocks, channels first" if refused else "")
-        inputs = len(call.request.inputs)
-        if call.request.inputs != call.request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
+        if shards:
+            if call.settings[0][1] == BY_COPIES:
+                return Acceptance("copy engines cut nothing into parts")
+            return Acceptance("" if _members_lie_alike(call) else "a part lies as the whole does")
+        inputs = len(request.inputs)
+        if request.inputs != request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
             lie = ", ".join(call.layouts)
             return Acceptance(f"it does not take operands that lie in {lie}: a sum lies as what it sums")
         if call.settings[0][1] == BY_COPIES:
-            attributes = all_reduce_of(call.request.attributes)
-            if attributes is None or not divides_among(attributes.ranks):
+            if all_reduce is None or not divides_among(all_reduce.ranks):
                 return Acceptance("a bucket cannot be divided among so many ranks")
-            needed_bytes = parts_bytes(call.request.inputs)
+            needed_bytes = parts_bytes(request.inputs)
             if call.workspace_bytes < needed_bytes:
                 return Acceptance(workspace_refusal=f"the parts of all ranks take {needed_bytes} bytes")
         return Acceptance()
+
+
+def _members_lie_alike(call: Call) -> bool:
+    """Whether the operands of each member of a bucket have one layout. Inputs come member by member, as outputs do."""
+    inputs, outputs = len(call.request.inputs), len(call.request.outputs)
+    each = inputs // outputs
+    for member in range(outputs):
+        places = [*range(each * member, each * (member + 1)), inputs + member]
+        if len({call.layouts[at] for at in places if call.operands[at].ordered}) > 1:
+            return False
+    return each * outputs == inputs
 
 
 NCCL = Nccl()

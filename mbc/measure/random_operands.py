@@ -18,8 +18,9 @@ from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
-from mbc.ops.fused import leading_products
+from mbc.ops.fused import SEVERAL, leading_products
 from mbc.ops.pooling import MaxPool
+from mbc.ops.shard import UPDATES_OF_PARTS
 from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import loaded, stored_bytes
@@ -66,7 +67,10 @@ def few(request: Request) -> Request:
             inputs=tuple(t.with_rows(rows) for t in request.inputs),
             outputs=tuple(t.with_rows(rows) for t in request.outputs),
         )
-    if _updates(request):
+    if request.kind.removesuffix(SEVERAL) in UPDATES_OF_PARTS:
+        # A part has fewer rows than the whole: all rows stay, with an element each.
+        inputs = tuple(t if t == CONTROL_TYPE else _narrow(t) for t in request.inputs)
+    elif _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
         weights = range(1, 2 * leading_products(request.attributes), 2)  # may have as many filters as there are rows
@@ -97,6 +101,10 @@ def _few_rows(request: Request) -> int:
 def _short(tensor: TensorType) -> TensorType:
     """A part of a state along its first axis: it may lie in the same layouts."""
     return tensor.with_rows(max(1, min(tensor.shape[0], FEW_STATES * tensor.shape[0] // tensor.elements)))
+
+
+def _narrow(tensor: TensorType) -> TensorType:
+    return TensorType((tensor.shape[0], *(1,) * (len(tensor.shape) - 1)), tensor.dtype)
 
 
 def _updates(request: Request) -> bool:

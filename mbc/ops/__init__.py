@@ -40,6 +40,7 @@
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
+* `shard`: updates of one rank's parts of parameters, and what ranks exchange for them
 * `soft_cross_entropy`: softmax cross entropy with probabilities as targets
 * `top_k`: top-k accuracy
 * `update`: whether a step counts, and the new parameters
@@ -85,6 +86,7 @@ from mbc.ops import (
     resize,
     response,
     shape,
+    shard,
     soft_cross_entropy,
     top_k,
     update,
@@ -129,6 +131,7 @@ _FAMILIES = (
     mean_iou,
     collective,
     update,
+    shard,
 )
 
 KINDS: Mapping[str, OpKind] = MappingProxyType({kind.name: kind for family in _FAMILIES for kind in family.OPS})

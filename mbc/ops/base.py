@@ -29,6 +29,11 @@ class ShapeError(Exception):
 class Collectives(Protocol):
     """What the ranks that share a mini-batch compute together: each gives an array at the same point of the step."""
 
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        ...
+
     def sum_on_host(self, array: Array) -> Array:
         """The sum of all ranks' arrays, the same bits everywhere."""
         ...
@@ -40,6 +45,8 @@ class Collectives(Protocol):
 
 class NoOtherRanks:
     """Of a call that knows of no ranks."""
+
+    rank = 0
 
     def sum_on_host(self, array: Array) -> Array:
         raise ValueError("a sum over ranks was asked for where there are none")

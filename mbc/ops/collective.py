@@ -35,7 +35,8 @@ def in_words(operands: Sequence[TensorType]) -> bool:
     return all(operand.size_bytes % WORD_BYTES == 0 for operand in operands)
 
 
-def _check_ranks(ranks: int, operands: Sequence[TensorType], master_only: bool = True) -> None:
+def check_ranks(ranks: int, operands: Sequence[TensorType], master_only: bool = True) -> None:
+    """ShapeError for what no collective takes."""
     for operand in operands:
         if master_only and operand.dtype is not master(operand.dtype):
             raise ShapeError(f"collectives are in the master type, but the operand is {operand}")
@@ -45,7 +46,7 @@ def _check_ranks(ranks: int, operands: Sequence[TensorType], master_only: bool =
 
 def _sum_shape(a: AllReduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (summand,) = inputs
-    _check_ranks(a.ranks, inputs)
+    check_ranks(a.ranks, inputs)
     return (summand,)
 
 
@@ -54,7 +55,7 @@ def _sum(a: AllReduce, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]
 
 
 def _gather_shape(a: AllGather, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    _check_ranks(a.ranks, inputs)
+    check_ranks(a.ranks, inputs)
     if len({(operand.shape, operand.dtype) for operand in inputs}) != 1:
         raise ShapeError(f"operands of one collective differ: {', '.join(map(str, inputs))}")
     return tuple(TensorType((a.ranks, *operand.shape), operand.dtype) for operand in inputs)
@@ -66,7 +67,7 @@ def _gather(a: AllGather, inputs: Sequence[Array], call: Call) -> tuple[Array, .
 
 def _rows_shape(a: AllGather, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     # Nothing is added: any type will do.
-    _check_ranks(a.ranks, inputs, master_only=False)
+    check_ranks(a.ranks, inputs, master_only=False)
     for operand in inputs:
         if not operand.shape or operand.shape[0] != inputs[0].shape[0]:
             raise ShapeError(f"these are not of the same rows: {', '.join(map(str, inputs))}")

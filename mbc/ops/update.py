@@ -138,7 +138,8 @@ def unscaled(clip_value: float, gradient: Array, record: Array) -> Array:
     return np.clip(found, -clip_value, clip_value) if clip_value else found
 
 
-def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def updated_by_sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """The parameter and its momentum after a step."""
     parameter, gradient, control, *state = inputs
     record = control_record(control)
     if not record["proceed"]:
@@ -154,7 +155,8 @@ def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (parameter - kind(record["learning_rate"] * a.rate) * step, *state)
 
 
-def _adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def updated_by_adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """The parameter and both moments after a step."""
     parameter, gradient, control, m, v = inputs
     record = control_record(control)
     if not record["proceed"]:
@@ -203,8 +205,8 @@ def _check_loss(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
 
 OPS = (
     OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
-    OpKind("sgd_update", Sgd, _sgd_shape, _sgd, updates=((0, 0), (1, 3)), reduces=True),
-    OpKind("adamw_update", AdamW, _adamw_shape, _adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
+    OpKind("sgd_update", Sgd, _sgd_shape, updated_by_sgd, updates=((0, 0), (1, 3)), reduces=True),
+    OpKind("adamw_update", AdamW, _adamw_shape, updated_by_adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
     OpKind("accumulate", NoAttributes, _accumulate_shape, _accumulate, updates=((0, 0),), reduces=True),
     OpKind("check_loss", NoAttributes, _check_loss_shape, _check_loss, reduces=True),
     OpKind("ema_update", Ema, _ema_shape, _ema, updates=((0, 0),), reduces=True),

@@ -4,36 +4,64 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.nccl import BY_COPIES, bucket_bytes, ctas_of, is_bucket, is_collective
+from mbc.hardware.collectives import CollectiveKind, bus_share
+from mbc.kernels.nccl import (
+    BY_COPIES,
+    bucket_bytes,
+    ctas_of,
+    gathers_parts,
+    is_bucket,
+    is_collective,
+    is_scatter,
+)
+from mbc.ops.shard import parameters_of_sharded_states
 from mbc.plan.model import Mode, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """One collective: the `launch` of the training program, the number of tensors that it sums or gathers, and their
-    bytes: of a sum from the first to the last, of a gather those of all ranks. `time_us`: by itself."""
+    bytes: of a sum from the first to the last, of a gather those of all ranks, of a sharded optimizer those of whole
+    tensors. `time_us`: by itself."""
 
     launch: int
     tensors: int
     size_bytes: int
     time_us: float
     measured: bool
+    kind: CollectiveKind = CollectiveKind.ALL_REDUCE
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """How ranks share a mini-batch. `rows`: of each rank; `members`: the ranks that run this plan. `ctas`: thread
-    blocks of each collective; 0: copy engines move the data. `buckets` are summed, `gathers` gathered."""
+    blocks of each collective; 0: copy engines move the data. `buckets` are summed, `gathers` gathered. Of a sharded
+    optimizer `shards` are gradients of whose sums each rank keeps its parts, and new parameters that are gathered;
+    `state_bytes` of its states are on this GPU, of `whole_state_bytes`."""
 
     rows: tuple[int, ...]
     members: tuple[int, ...]
     ctas: int
     buckets: tuple[Bucket, ...]
     gathers: tuple[Bucket, ...] = ()
+    shards: tuple[Bucket, ...] = ()
+    state_bytes: int = 0
+    whole_state_bytes: int = 0
+
+    @property
+    def all_buckets(self) -> tuple[Bucket, ...]:
+        """Sums and shards in the order of their launches."""
+        return tuple(sorted((*self.buckets, *self.shards), key=lambda bucket: bucket.launch))
 
     @property
     def size_bytes(self) -> int:
         return sum(bucket.size_bytes for bucket in self.buckets)
+
+    @property
+    def link_bytes(self) -> int:
+        """What a link carries in each direction for all of them, by the ring algorithm."""
+        ranks = len(self.rows)
+        return round(sum(bucket.size_bytes * bus_share(bucket.kind, ranks) for bucket in self.all_buckets))
 
     @property
     def time_us(self) -> float:
@@ -47,13 +75,33 @@ def sharing_of(plan: Plan) -> Sharing | None:
         return None
     buckets: list[Bucket] = []
     gathers: list[Bucket] = []
+    shards: list[Bucket] = []
     for i, launch in enumerate(plan.train.launches):
-        if is_collective(launch):
-            read = [plan.buffers[a.buffer].value or "" for a in launch.accesses if a.mode is Mode.READ]
-            types = [plan.graph.values[name].type for name in read]
-            if is_bucket(launch):
-                size_bytes, found = bucket_bytes(types), buckets
-            else:
-                size_bytes, found = ranks.size * sum(t.size_bytes for t in types), gathers
-            found.append(Bucket(i, len(read), size_bytes, launch.work.time_us, launch.work.measured))
-    return Sharing(ranks.rows, ranks.members, ctas_of(plan.train) or BY_COPIES, tuple(buckets), tuple(gathers))
+        if not is_collective(launch):
+            continue
+        inputs, outputs = (
+            [
+                plan.graph.values[plan.buffers[access.buffer].value or ""].type
+                for access in launch.accesses
+                if (access.mode is Mode.READ) is read and plan.buffers[access.buffer].value is not None
+            ]
+            for read in (True, False)
+        )
+        kind = CollectiveKind.ALL_REDUCE
+        if is_bucket(launch):
+            tensors, size_bytes, found = len(inputs), bucket_bytes(inputs), buckets
+        elif is_scatter(launch) or gathers_parts(launch):
+            kind = CollectiveKind.REDUCE_SCATTER if is_scatter(launch) else CollectiveKind.ALL_GATHER
+            whole = inputs if is_scatter(launch) else outputs
+            tensors, size_bytes, found = len(whole), sum(t.size_bytes for t in whole), shards
+        else:
+            kind = CollectiveKind.ALL_GATHER
+            tensors, size_bytes, found = len(inputs), ranks.size * sum(t.size_bytes for t in inputs), gathers
+        found.append(Bucket(i, tensors, size_bytes, launch.work.time_us, launch.work.measured, kind))
+    ctas, sharded = ctas_of(plan.train) or BY_COPIES, parameters_of_sharded_states(plan.graph.train)
+    part_bytes, whole_bytes = (
+        sum(plan.graph.values[name].type.size_bytes for name in names) for names in (sharded, sharded.values())
+    )
+    return Sharing(
+        ranks.rows, ranks.members, ctas, tuple(buckets), tuple(gathers), tuple(shards), part_bytes, whole_bytes
+    )

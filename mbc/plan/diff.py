@@ -101,6 +101,7 @@ def _shared(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("all_reduce_bytes", sharing.size_bytes),
         ("all_reduce_us", sharing.time_us),
         ("thread_blocks", sharing.ctas),
+        ("sharded_state_bytes", sharing.state_bytes),
     )
 
 

@@ -77,6 +77,12 @@ class Techniques:
         )
 
 
+def saves_memory(plan: Plan) -> bool:
+    """Whether the training step gives away time for memory: recomputes, offloads, or executes depth-first."""
+    found = techniques(plan, plan.train)
+    return bool(found.recomputed or found.offloaded or found.depth_first)
+
+
 def techniques(plan: Plan, program: Program) -> Techniques:
     """What `program` recomputes, offloads, divides and executes depth-first in micro-batches."""
     touches = _touches(program)

@@ -55,7 +55,8 @@ def verify_plan(
     (a launch that does not fit the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126
     (sums over rows), MBC127 (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130
     (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes), MBC133 (a kernel that does
-    not exist, or does not run its launch), MBC134 (too little workspace), MBC135 (sums over ranks).
+    not exist, or does not run its launch), MBC134 (too little workspace), MBC135 (sums over ranks), MBC136 (parts
+    of a sharded optimizer).
     """
     graph = plan.graph
     verify_training(graph)

@@ -16,7 +16,10 @@ from mbc.kernels.nccl import (
     ALL_REDUCE,
     BY_COPIES,
     COLLECTIVES,
+    GATHER_PARTS,
     GATHER_ROWS,
+    REDUCE_SCATTER,
+    SHARDED,
     ctas_of,
     is_bucket,
     is_collective,
@@ -29,6 +32,7 @@ from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.mean_iou import OVERLAP_MEAN
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
+from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopKMean
 from mbc.ops.weighted_cross_entropy import WeightedMean, WeightedMeanBackward
@@ -54,7 +58,7 @@ _REMEDY = "these plans are not what mbc writes for several GPUs: compile the sou
 
 def verify_rank(plan: Plan) -> None:
     """What holds of each plan alone: every gradient, what decides whether a step counts, and what it reports is summed
-    over all ranks once, on the stream of collectives. MBC135."""
+    over all ranks once, on the stream of collectives. MBC135; MBC136 for the parts of a sharded optimizer."""
     ranks, graph = plan.graph.ranks, plan.graph
     sums = _sums(graph)
     if ranks is None:
@@ -63,7 +67,7 @@ def verify_rank(plan: Plan) -> None:
             _fail("it sums over ranks, and there is one only")
         return
     for op in graph.train:
-        if isinstance(op.attributes, AllReduce | AllGather) and op.attributes.ranks != ranks.size:
+        if isinstance(op.attributes, AllReduce | AllGather | ReduceScatter) and op.attributes.ranks != ranks.size:
             _fail(f"'{op.name}' is of {op.attributes.ranks} ranks of {ranks.size}")
         for name in _must_be_sums(graph, op):
             if name not in sums:
@@ -72,6 +76,7 @@ def verify_rank(plan: Plan) -> None:
         if name not in sums:
             _fail(f"the step reports '{name}', which is of one rank alone")
     _check_once(graph, sums)
+    _check_shards(graph, ranks)
     _check_statistics(graph, ranks)
     _check_class_weights(graph, ranks)
     for i, launch in enumerate(plan.train.launches):
@@ -113,8 +118,10 @@ def shared_digest(plan: Plan) -> str:
 
 
 def _sums(graph: TrainingGraph) -> set[str]:
-    """Values that are sums over all ranks: by an all-reduce, or of the rows of all ranks."""
+    """Values that are sums over all ranks: by an all-reduce, or of the rows of all ranks; and this rank's parts of such
+    sums, and the norms of the parts of all ranks."""
     gathered = {output: op for op in graph.train if op.kind == GATHER_ROWS for output in op.outputs}
+    norms = {output for op in graph.train if op.kind == "norm" for output in op.outputs}
     found: set[str] = set()
     for op in graph.train:
         read = [gathered.get(name) for name in op.inputs]
@@ -127,7 +134,11 @@ def _sums(graph: TrainingGraph) -> set[str]:
             first = read[0]
             if op.kind != OF_ROWS or first is None or read != [first, first] or op.inputs != first.outputs:
                 _fail(f"'{op.name}' reads rows of all ranks, which is for the gradient of a weight alone")
-        if op.kind == ALL_REDUCE or any(read):
+        if (
+            op.kind in (ALL_REDUCE, REDUCE_SCATTER)
+            or any(read)
+            or (op.kind == ALL_GATHER and norms.issuperset(op.inputs))
+        ):
             found.update(op.outputs)
     return found
 
@@ -135,7 +146,7 @@ def _sums(graph: TrainingGraph) -> set[str]:
 def _must_be_sums(graph: TrainingGraph, op: Operation) -> Iterator[str]:
     """Operands of the end of the step that must be the same on all ranks: the loss that `guard` looks at, gradients."""
     changed = {graph.values[op.inputs[old]].role for _, old in KINDS[op.kind].updates if old < len(op.inputs)}
-    if not changed.isdisjoint(_SAME):
+    if not changed.isdisjoint(_SAME) and op.kind != GATHER_PARTS:
         yield from (
             name for name in op.inputs if graph.values[name].role is Role.INTERMEDIATE and not _same(graph, name)
         )
@@ -151,10 +162,49 @@ def _check_once(graph: TrainingGraph, sums: Collection[str]) -> None:
     summed = set(sums)
     for op in graph.train:
         inside = not summed.isdisjoint(op.inputs)
-        if inside and op.kind in (ALL_REDUCE, GATHER_ROWS):
+        if inside and op.kind in (ALL_REDUCE, REDUCE_SCATTER, GATHER_ROWS):
             _fail(f"'{op.name}' sums over ranks what is summed over ranks already")
         if inside:
             summed.update(op.outputs)
+
+
+def _check_shards(graph: TrainingGraph, ranks: Ranks) -> None:
+    """Of a sharded optimizer: this rank's part of a sum serves the update of that part, and the norm that all ranks
+    gather; what an update makes is gathered from all ranks, over the parameter that it is of. Which rows are whose part
+    follows from the shapes (`mbc.ops.shard`), so that the parts of all ranks are all rows, each once."""
+    made = {output: op for op in graph.train for output in op.outputs}
+    readers: dict[str, list[Operation]] = {}
+    for op in graph.train:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op)
+        if op.kind in SHARDED and len(ranks.members) < ranks.size:
+            _fail(
+                f"'{op.name}' is for ranks that run one plan: others could have parts that lie in another order",
+                "MBC136",
+            )
+    normed = [name for op in graph.train if op.kind == "norm" for name in op.inputs]
+    for op in graph.train:
+        if op.kind == REDUCE_SCATTER:
+            part = op.outputs[0]
+            kinds = [reader.kind for reader in readers.get(part, ())]
+            updates = [kind for kind in kinds if kind in UPDATES_OF_PARTS]
+            if len(updates) != 1 or kinds != ["norm"] * bool(normed) + updates:
+                _fail(
+                    f"'{op.name}' is this rank's part of a sum, which serves {' and '.join(kinds) or 'nothing'}",
+                    "MBC136",
+                )
+        elif op.kind in UPDATES_OF_PARTS:
+            gathers = readers.get(op.outputs[0], [])
+            if [(g.kind, g.inputs) for g in gathers] != [(GATHER_PARTS, (op.outputs[0], op.inputs[0]))]:
+                _fail(f"'{op.name}' updates a part of '{op.inputs[0]}', which the ranks do not gather once", "MBC136")
+        elif op.kind == GATHER_PARTS:
+            update = made.get(op.inputs[0])
+            if update is None or update.kind not in UPDATES_OF_PARTS or update.inputs[0] != op.inputs[1]:
+                _fail(f"'{op.name}' gathers what is no update of '{op.inputs[1]}'", "MBC136")
+        elif op.kind == "norm":
+            scattered = all(name in made and made[name].kind == REDUCE_SCATTER for name in op.inputs)
+            if not scattered or [r.kind for r in readers.get(op.outputs[0], ())] != [ALL_GATHER]:
+                _fail(f"'{op.name}' is no norm of parts of gradients that all ranks gather", "MBC136")
 
 
 def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
@@ -259,5 +309,5 @@ def _rank(plan: Plan) -> int:
     return 0 if ranks is None else ranks.members[0]
 
 
-def _fail(message: str) -> NoReturn:
-    raise MbcError("MBC135", f"plans of several GPUs: {message}", _REMEDY)
+def _fail(message: str, code: str = "MBC135") -> NoReturn:
+    raise MbcError(code, f"plans of several GPUs: {message}", _REMEDY)

@@ -137,7 +137,8 @@ class Group:
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """While the body runs, which waits for no other rank, a failure does not end this process."""
+        """While the body runs, which waits for other ranks only where it notices their failure, a failure does not end
+        this process."""
         with self._writing:
             yield
 

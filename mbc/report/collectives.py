@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mbc.hardware.collectives import CollectiveKind, bus_share
+from mbc.hardware.collectives import CollectiveKind
 from mbc.hardware.spec import known_spec
 from mbc.optimize.bounds.critical_path import KERNEL_STREAMS
 from mbc.optimize.schedule.contention import contention
@@ -21,14 +21,19 @@ from mbc.report.tables import time_cell
 from mbc.units import show_size, show_time
 
 Interval = tuple[float, float]
+_KINDS = {
+    CollectiveKind.ALL_REDUCE: "all-reduce, ",
+    CollectiveKind.REDUCE_SCATTER: "reduce-scatter, ",
+    CollectiveKind.ALL_GATHER: "all-gather, ",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives of a step. By bucket, in microseconds: `starts_us`, `times_us` (in the step: beside the kernels
-    that run then, and after a wait for them), and `exposed_us`, that part of it in which no kernel runs. `slowed_us`:
-    what the step takes longer since kernels slow down beside collectives. `link_bytes`: what a link carries in each
-    direction, by the ring algorithm.
+    """The collectives of a step. By bucket, those of a sharded optimizer included, in microseconds: `starts_us`,
+    `times_us` (in the step: beside the kernels that run then, and after a wait for them), and `exposed_us`, that part
+    of it in which no kernel runs. `slowed_us`: what the step takes longer since kernels slow down beside collectives.
+    `link_bytes`: what a link carries in each direction, by the ring algorithm.
     """
 
     sharing: Sharing
@@ -43,24 +48,29 @@ class Collectives:
         return sum(self.times_us)
 
     @property
+    def named(self) -> str:
+        """What all of them are."""
+        return "collectives" if self.sharing.shards else "all-reduces"
+
+    @property
     def hidden_us(self) -> float:
         return self.time_us - sum(self.exposed_us)
 
     @property
     def estimated(self) -> bool:
-        return not all(bucket.measured for bucket in self.sharing.buckets)
+        return not all(bucket.measured for bucket in self.sharing.all_buckets)
 
 
 def collectives_of(plan: Plan) -> Collectives | None:
     """As predicted; None of a plan for one GPU, or for CPUs, which is not timed."""
     sharing = sharing_of(plan)
-    if sharing is None or not sharing.buckets:
+    if sharing is None or not sharing.all_buckets:
         return None
     slower = _contention(plan)
     times = timeline(plan.train, contention=slower)
     runs = list(zip(times.starts_us, times.ends_us, strict=True))
     kernels = [runs[i] for i, launch in enumerate(plan.train.launches) if launch.stream in KERNEL_STREAMS]
-    own = [runs[bucket.launch] for bucket in sharing.buckets]
+    own = [runs[bucket.launch] for bucket in sharing.all_buckets]
     slowed_us = 0.0
     if slower is not None:
         alone = replace(slower, beside_collective=(1.0,) * len(runs))
@@ -71,7 +81,7 @@ def collectives_of(plan: Plan) -> Collectives | None:
         tuple(end - start for start, end in own),
         tuple(end - start - _covered_us((start, end), kernels) for start, end in own),
         slowed_us,
-        round(sharing.size_bytes * bus_share(CollectiveKind.ALL_REDUCE, len(sharing.rows))),
+        sharing.link_bytes,
     )
 
 
@@ -110,12 +120,13 @@ def collectives_lines(plan: Plan) -> list[str]:
     count = len(sharing.buckets)
     return [
         *_gather_lines(found),
+        *_shard_lines(found),
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
         f"  links      {show_size(found.link_bytes)} a step in each direction",
-        f"  hidden     {show_time(found.hidden_us)} of the {time_cell(found.time_us, found.estimated)} that they "
-        "take in the step",
-        f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside all-reduces lose "
+        f"  hidden     {show_time(found.hidden_us)} of the {time_cell(found.time_us, found.estimated)} that "
+        f"{found.named} take in the step",
+        f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside {found.named} lose "
         f"{time_cell(found.slowed_us, found.estimated)}",
     ]
 
@@ -130,32 +141,59 @@ def _gather_lines(found: Collectives) -> list[str]:
     return [f"  all-gather {show_size(sizes_bytes)} in {len(gathers)} calls, {time_cell(times_us, not measured)}"]
 
 
+def _shard_lines(found: Collectives) -> list[str]:
+    """Of a sharded optimizer."""
+    sharing = found.sharing
+    if not sharing.shards:
+        return []
+    told = [
+        f"  sharded    {show_size(sharing.state_bytes)} of {show_size(sharing.whole_state_bytes)} of optimizer states "
+        f"on each of {len(sharing.rows)} GPUs"
+    ]
+    for kind, what in (
+        (CollectiveKind.REDUCE_SCATTER, "reduce-scatter of gradients"),
+        (CollectiveKind.ALL_GATHER, "all-gather of parameters"),
+    ):
+        of_kind = [bucket for bucket in sharing.shards if bucket.kind is kind]
+        size_bytes, time_us = sum(b.size_bytes for b in of_kind), sum(b.time_us for b in of_kind)
+        count, measured = len(of_kind), all(b.measured for b in of_kind)
+        if of_kind:
+            told.append(
+                f"             {what} {show_size(size_bytes)} in {count} call{'' if count == 1 else 's'}, "
+                f"{time_cell(time_us, not measured)}"
+            )
+    return told
+
+
 def collectives_text(plan: Plan, width: int | None) -> str:
     """A table of the buckets; nothing of a plan for one GPU."""
     found = collectives_of(plan)
     if found is None:
         return ""
+    sharing, exposed_us = found.sharing, sum(found.exposed_us)
     rows = [
-        (f"launch {bucket.launch}", str(bucket.tensors), show_size(bucket.size_bytes), show_time(start_us),
+        (f"{_KINDS[bucket.kind]}launch {bucket.launch}" if sharing.shards else f"launch {bucket.launch}",
+         str(bucket.tensors), show_size(bucket.size_bytes), show_time(start_us),
          time_cell(time_us, not bucket.measured), time_cell(time_us - exposed_us, not bucket.measured),
          time_cell(exposed_us, not bucket.measured))
         for bucket, start_us, time_us, exposed_us in zip(
-            found.sharing.buckets, found.starts_us, found.times_us, found.exposed_us, strict=True
+            sharing.all_buckets, found.starts_us, found.times_us, found.exposed_us, strict=True
         )
     ]  # fmt: skip
     columns = (
-        Column("all-reduce"), Column("tensors", right=True), Column("bytes", right=True), Column("starts", right=True),
-        Column("in the step", right=True), Column("hidden", right=True), Column("exposed", right=True),
+        Column("collective" if sharing.shards else "all-reduce"), Column("tensors", right=True),
+        Column("bytes", right=True), Column("starts", right=True), Column("in the step", right=True),
+        Column("hidden", right=True), Column("exposed", right=True),
     )  # fmt: skip
-    exposed_us = sum(found.exposed_us)
     rows.append(
-        ("all", str(sum(b.tensors for b in found.sharing.buckets)), show_size(found.sharing.size_bytes), "",
+        ("all", str(sum(b.tensors for b in sharing.all_buckets)),
+         show_size(sum(b.size_bytes for b in sharing.all_buckets)), "",
          time_cell(found.time_us, found.estimated), time_cell(found.hidden_us, found.estimated),
          time_cell(exposed_us, found.estimated))
     )  # fmt: skip
     return (
         f"{render(columns, rows, width)}\n{found.sharing.ctas} thread blocks each; a link carries "
-        f"{show_size(found.link_bytes)} a step in each direction; kernels beside all-reduces lose "
+        f"{show_size(found.link_bytes)} a step in each direction; kernels beside {found.named} lose "
         f"{time_cell(found.slowed_us, found.estimated)}"
     )
 
@@ -165,7 +203,7 @@ def collectives_document(plan: Plan) -> dict[str, Any] | None:
     found = collectives_of(plan)
     if found is None:
         return None
-    buckets = zip(found.sharing.buckets, found.starts_us, found.times_us, found.exposed_us, strict=True)
+    buckets = zip(found.sharing.all_buckets, found.starts_us, found.times_us, found.exposed_us, strict=True)
     return {
         "ranks": len(found.sharing.rows),
         "rows": list(found.sharing.rows),
@@ -178,6 +216,8 @@ def collectives_document(plan: Plan) -> dict[str, Any] | None:
         "exposed_us": sum(found.exposed_us),
         "slowed_us": found.slowed_us,
         "estimated": found.estimated,
+        "state_bytes": found.sharing.state_bytes,
+        "whole_state_bytes": found.sharing.whole_state_bytes,
         "gathers": [asdict(gather) for gather in found.sharing.gathers],
         "buckets": [
             {**asdict(bucket), "start_us": start_us, "beside_kernels_us": time_us, "exposed_us": exposed_us}

@@ -13,7 +13,10 @@ from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, Nccl, load_nccl, poll
 
 # What generated code calls, in the order of RanksInterface.
-_FUNCTIONS = ("AllReduce", "AlltoAll", "AllGather", "CommGetAsyncError", "GetErrorString", "GroupStart", "GroupEnd")
+_FUNCTIONS = (
+    "AllReduce", "AlltoAll", "AllGather", "ReduceScatter", "Reduce", "Broadcast", "CommGetAsyncError",
+    "GetErrorString", "GroupStart", "GroupEnd",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

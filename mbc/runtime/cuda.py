@@ -23,6 +23,7 @@ from mbc.hardware.part import split_name
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES, ctas_of
+from mbc.ops.shard import own_rows
 from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.live import rounded
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
@@ -186,6 +187,27 @@ class Cuda:
         else:
             self._driver.memcpy_dtoh(data, self._address(place))
         return loaded(data, place.shape, place.dtype, place.layout)
+
+    def gathered(self, part: Place, parameter: Place) -> Array:
+        """By way of the parameter's bytes, which are as many and lie alike, and are put back: nothing is allocated."""
+        assert self._connection is not None and self._membership is not None
+        self._settle()
+        own = own_rows(parameter.shape[0], part.shape[0], self._membership.rank)
+        row_bytes, address = parameter.size_bytes // parameter.shape[0], self._address(parameter)
+        mine = stored_bytes(self.read(part)[: own.stop - own.start], part.dtype, part.layout)
+        kept, whole = (np.empty(parameter.size_bytes, np.uint8) for _ in range(2))
+        self._driver.memcpy_dtoh(kept, address)
+        try:
+            if mine.size:
+                self._driver.memcpy_htod(address + own.start * row_bytes, mine)
+            self._connection.communicator.gather_parts(
+                address, part.shape[0] * row_bytes, parameter.size_bytes, int(self._compute.handle)
+            )
+            self._settle()
+            self._driver.memcpy_dtoh(whole, address)
+        finally:
+            self._driver.memcpy_htod(address, kept)
+        return loaded(whole, parameter.shape, part.dtype, part.layout)
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
         shown = DeviceOutput(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ops.base import NO_OTHER_RANKS
+from mbc.ops.shard import whole_from
 from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.model import Plan, Space
 from mbc.runtime.arguments import shown
@@ -134,6 +135,11 @@ class Machine(Protocol):
         """The canonical array at a place, after everything that was started."""
         ...
 
+    def gathered(self, part: Place, parameter: Place) -> Array:
+        """Collective: the whole of a state of which this rank has a part, as a canonical array of the shape of its
+        `parameter`."""
+        ...
+
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
         """The first rows of an output of `infer`, on a GPU without a copy: there it holds until a program runs."""
         ...
@@ -187,8 +193,8 @@ class Host:
     ) -> None:
         self._plan = plan
         self._places = places
-        ranks = NO_OTHER_RANKS if membership is None else membership
-        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers, collectives=ranks)
+        self._collectives = NO_OTHER_RANKS if membership is None else membership
+        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers, collectives=self._collectives)
         self._figures = (places.loss, *places.metrics.values())
         self._observer: Observer | None = None
 
@@ -211,6 +217,9 @@ class Host:
 
     def read(self, place: Place) -> Array:
         return self._interpreter.read(place)
+
+    def gathered(self, part: Place, parameter: Place) -> Array:
+        return whole_from(self._collectives.gather_on_host(self.read(part)), parameter.shape[0])
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
         # A view of the arena would change under the hands of whoever holds it, and nobody could tell.

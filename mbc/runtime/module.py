@@ -16,6 +16,7 @@ from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops.control import RECORD
+from mbc.ops.shard import part_from
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, rows_of, wanted_inputs
@@ -228,22 +229,26 @@ class Module:
     @property
     def states(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of parameters, statistics and optimizer state, in the order of the source."""
-        return {name: place.shape for name, place in self._places.states.items()}
+        return {name: self._places.wholes.get(name, place).shape for name, place in self._places.states.items()}
 
     def state(self, name: str) -> Array:
-        """A copy of a state in canonical layout; MBC165 when there is none of that name."""
+        """A copy of a state in canonical layout; MBC165 when there is none of that name. Collective for a state that is
+        sharded over several GPUs (`train.shard_optimizer`): all ranks call it."""
+        place = state_place(self._places.states, name)
         with self._turns:
-            return self._machine.read(state_place(self._places.states, name))
+            whole = self._places.wholes.get(name)
+            return self._machine.read(place) if whole is None else self._machine.gathered(place, whole)
 
     def set_state(self, name: str, array: Array) -> None:
         """Overwrite a state with an array of its shape in canonical layout; MBC165."""
         place = state_place(self._places.states, name)
+        shape = self._places.wholes.get(name, place).shape
         array = plain_array(name, array)
-        if array.shape != place.shape or array.dtype.kind not in "fiu":
+        if array.shape != shape or array.dtype.kind not in "fiu":
             got = f"{array.dtype} {list(array.shape)}"
-            raise MbcError("MBC165", f"state '{name}' has the shape {list(place.shape)}, got {got}", "pass it so")
+            raise MbcError("MBC165", f"state '{name}' has the shape {list(shape)}, got {got}", "pass it so")
         with self._turns, self._changing() as machine:
-            machine.write(place, array.astype(canonical_dtype(place.dtype)))
+            machine.write(place, self._own_part(place, array))
 
     @contextmanager
     def averaged(self) -> Generator[None]:
@@ -286,13 +291,17 @@ class Module:
         place = path_of(path, "MBC162", "cannot write a checkpoint")
         averages = self.state_dict(ema=True) if flag("ema", ema) else None
         if self.rank:
+            for name in self._places.wholes:  # rank 0 writes them whole
+                self.state(name)
             return
         described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
         with self._turns:
             if averages is not None:
                 tensors = [*averages.items()]
             else:
-                tensors = [(name, self.state(name)) for name in self._places.states]
+                # First what all ranks have a part in, in the order in which they give it.
+                gathered = {name: self.state(name) for name in self._places.wholes}
+                tensors = [(name, gathered[name] if name in gathered else self.state(name)) for name in self.states]
                 tensors += counter_tensors(self._read_control())
         write_checkpoint(place, tensors, {**texts(metadata), **described})
 
@@ -405,11 +414,16 @@ class Module:
         states = (name for name in self._places.states if name not in averages)
         return tuple(name for name in states if values[name].role is not Role.OPTIMIZER)
 
+    def _own_part(self, place: Place, array: Array) -> Array:
+        """What this rank has of a whole state, as it is computed with."""
+        array = array.astype(canonical_dtype(place.dtype))
+        return part_from(array, place.shape[0], self.rank) if place.value in self._places.wholes else array
+
     def _overwrite(self, arrays: Mapping[str, Array], counters: Mapping[str, float]) -> None:
         with self._changing() as machine:
             for name, array in with_averages(arrays, self._averages).items():
                 state = self._places.states[name]
-                machine.write(state, array.astype(canonical_dtype(state.dtype)))
+                machine.write(state, self._own_part(state, array))
             self._write_control({**counters, "proceed": 1})
             self._figures = None
 
@@ -447,5 +461,6 @@ class Module:
         ranks = self._plan.graph.ranks
         record["global_seed"] = self._seed
         record["first_row"] = 0 if ranks is None else ranks.first_row(self.rank)
+        record["rank"] = self.rank
         machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
         self._steps = int(record["step"])

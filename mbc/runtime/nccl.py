@@ -90,6 +90,20 @@ class Communicator:
         own = address + self.rank * count * kind.size_bytes
         self._collective("ncclAllGather", own, address, count, kind, self.handle, stream)
 
+    def gather_parts(self, address: int, part_bytes: int, size_bytes: int, stream: int) -> None:
+        """Rank r has the bytes from r * `part_bytes` on, so many or up to `size_bytes`, at their place, and gets those
+        of all others."""
+        if size_bytes == part_bytes * self.size:
+            self.all_gather(address, part_bytes, stream, DataType.UINT8)
+            return
+        self._nccl.call("ncclGroupStart")
+        for root, start in enumerate(range(0, size_bytes, part_bytes)):
+            at, count = address + start, min(part_bytes, size_bytes - start)
+            self._nccl.call(
+                "ncclBroadcast", at, at, count, DataType.UINT8, root, self.handle, stream, communicator=self.handle
+            )
+        self._collective("ncclGroupEnd")
+
     def all_to_all(self, address: int, to: int, count: int, stream: int, kind: DataType = DataType.FP32) -> None:
         """`count` elements from every rank to every rank."""
         self._collective("ncclAlltoAll", address, to, count, kind, self.handle, stream)

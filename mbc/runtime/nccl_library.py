@@ -116,6 +116,7 @@ class Nccl:
         calls.ncclAllReduce.argtypes = (pointer, pointer, size, integer, integer, pointer, pointer)
         calls.ncclReduceScatter.argtypes = calls.ncclAllReduce.argtypes
         calls.ncclAllGather.argtypes = (pointer, pointer, size, integer, pointer, pointer)
+        calls.ncclBroadcast.argtypes = (pointer, pointer, size, integer, integer, pointer, pointer)
         calls.ncclCommGetAsyncError.argtypes = (pointer, ctypes.POINTER(integer))
         if self.has_copies:
             calls.ncclAlltoAll.argtypes = calls.ncclAllGather.argtypes

@@ -9,6 +9,7 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
+from mbc.ops.shard import parameters_of_sharded_states
 from mbc.plan.model import Plan, Program, Space
 
 
@@ -38,6 +39,9 @@ class Places:
     infer_outputs: Mapping[str, Place]  # by the name of the network's output
     loss: Place
     metrics: Mapping[str, Place]
+    # By the name of a state of which `states` has this rank's part: the place of its parameter, which is as large as
+    # the whole state.
+    wholes: Mapping[str, Place]
 
 
 def view_roots(operations: Iterable[Operation]) -> dict[str, str]:
@@ -71,6 +75,7 @@ def find_places(plan: Plan) -> Places:
     entry, infer_entry = plan.train.entry, plan.infer.entry
     held = {plan.buffers[index].value for index in entry}
     control = next((name for name in controls if name in held), "control")
+    parameters = parameters_of_sharded_states(graph.train)
     infer_outputs = zip(graph.outputs, graph.infer_outputs, strict=True)
     return Places(
         states={
@@ -84,6 +89,7 @@ def find_places(plan: Plan) -> Places:
         infer_outputs={name: place(value, plan.infer.exit, "output") for name, value in infer_outputs},
         loss=place(graph.loss, plan.train.exit, "the loss"),
         metrics={name: place(name, plan.train.exit, "metric") for name in graph.metrics},
+        wholes={state: place(parameter, entry, "state") for state, parameter in parameters.items()},
     )
 
 

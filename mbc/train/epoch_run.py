@@ -29,6 +29,9 @@ class _Taken:
     awaited_s: float
 
 
+PARTS_ALONE = "of-another-rank"  # the name of a file that is not written
+
+
 class EpochRun:
     """An epoch under way, from where `done` says that it was left. `kept` is the last checkpoint, written after step
     `kept_at` of this epoch, 0 where it is of before."""
@@ -130,17 +133,17 @@ class EpochRun:
 
     def _save(self) -> None:
         """Within the epoch. What would count as diverged at its end does not replace what has not."""
-        if self._job.checkpoint is None:
+        if self._job.checkpoint is None and not self._job.is_sharded:
             return
         self._look()
         tally = self._tally
         now = time.monotonic()
         tally.seconds, self._interval.seconds = now - self._began, now - self._interval_began
         self._count_overflows()
-        if divergence(not_finite(self._net), tally) is None:
-            progress = replace(self._done, running=tally, interval=self._interval)
-            write(self._net, self._job, self._job.checkpoint, progress)
-            self.kept, self.kept_at = self._job.checkpoint, tally.steps
+        path = self._job.checkpoint if divergence(not_finite(self._net), tally) is None else None
+        write(self._net, self._job, path, replace(self._done, running=tally, interval=self._interval))
+        if path is not None:
+            self.kept, self.kept_at = path, tally.steps
 
     def _count_overflows(self) -> None:
         skipped = int(self._net.control["skipped"]) - self._tally.skipped_before
@@ -195,7 +198,13 @@ def writing(job: Job) -> AbstractContextManager[None]:
     return nullcontext() if job.group is None else job.group.writing()
 
 
-def write(net: Trainable, job: Job, path: Path, progress: Progress) -> None:
-    """A checkpoint."""
+def write(net: Trainable, job: Job, path: Path | None, progress: Progress) -> None:
+    """A checkpoint; None: there is to be none. Where the optimizer's states are sharded all ranks call this, and give
+    their parts if rank 0 has a `path`."""
+    if job.group is not None and job.is_sharded:
+        wanted = bool(job.group.broadcast(b"" if path is None else b"write"))
+        path = (path or Path(PARTS_ALONE)) if wanted else None
+    if path is None:
+        return
     with writing(job):
         save_checkpoint(net, path, progress)

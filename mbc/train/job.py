@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from mbc.ir.graph import TrainingGraph
+from mbc.ops.shard import is_sharded
 from mbc.train.checkpoint import Saves
 from mbc.train.data import Data
 from mbc.train.divergence import Holds
@@ -83,6 +84,12 @@ class Job:
     stop: Callable[[], bool] = lambda: False
     evaluate_ema: bool = False
     ema: Path | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a checkpoint takes all ranks, since each has a part of the optimizer's states. Then `stop` says the
+        same on all of them."""
+        return is_sharded(self.graph)
 
     @property
     def share(self) -> Share:

@@ -62,15 +62,15 @@ def train(
         # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
         on_epoch(finished)
         best = Best(by.name, by.of(finished))
-        if job.best is not None and (not job.best.exists() or best.is_better_than(done.best, by.rises)):
+        keeps = job.best is not None and (not job.best.exists() or best.is_better_than(done.best, by.rises))
+        if keeps:
             done = replace(done, best=best)
-            # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
-            write(net, job, job.best, done)
+        # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
+        write(net, job, job.best if keeps else None, done)
         if job.ema is not None:
             with writing(job):
                 net.save(job.ema, ema=True)
-        if job.checkpoint is not None:
-            write(net, job, job.checkpoint, done)
+        write(net, job, job.checkpoint, done)
         kept = job.checkpoint
         if number + 1 < job.schedule.epochs and job.stop():
             raise KeyboardInterrupt

@@ -2,7 +2,8 @@
 // only where several GPUs train.
 //
 // Accesses of a launch: tensors of this rank, then where those of all ranks go, which one call gathers; or the gradients
-// of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket. With thread
+// of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket; or gradients,
+// then this rank's parts of their sums; or, by turns, parts of new parameters and the old ones, then the new. With thread
 // blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all multiprocessors to the kernels
 // beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
 
@@ -19,10 +20,21 @@ constexpr int IN_PROGRESS = 7;  // ncclInProgress
 
 // The integers of a row, in order. mbc/kernels/nccl.py has the same.
 struct CollectiveRow {
-  int64_t gathered;  // operands; 0: a bucket of `elements` is summed
-  int64_t elements;
-  int64_t ctas;  // 0: by copies
-  // Behind it: the words of 4 bytes of each operand that is gathered, whatever its type.
+  int64_t does;
+  int64_t operands;
+  int64_t elements;  // of a bucket that is summed, else 0
+  int64_t ctas;      // 0: by copies
+  // Behind it: the words of 4 bytes of each operand that is gathered, whatever its type; or a `Cut` for each tensor.
+};
+enum Does : int64_t { SUMS, GATHERS, SCATTERS, GATHERS_PARTS };
+
+// A tensor and its parts, in elements: the part of rank r begins at r * part, and ends there or where the tensor does.
+struct Cut {
+  int64_t whole;
+  int64_t part;
+
+  int64_t first(int64_t rank) const { return rank * part < whole ? rank * part : whole; }
+  int64_t size(int64_t rank) const { return first(rank + 1) - first(rank); }
 };
 
 class Nccl final : public Library {
@@ -39,7 +51,9 @@ class Nccl final : public Library {
   void run(int, const MbcCall& call) override {
     if (ranks_ == nullptr) throw Failure("the plan is for several GPUs, and no communicator was given");
     const auto& row = *reinterpret_cast<const CollectiveRow*>(call.integers);
-    if (row.gathered != 0) return gather(call, row);
+    if (row.does == GATHERS) return gather(call, row);
+    if (row.does == SCATTERS) return scatter(call, row);
+    if (row.does == GATHERS_PARTS) return gather_parts(call, row);
     float* bucket = static_cast<float*>(call.pointers[0]);
     void* communicator = ranks_->communicator;
     if (row.ctas != 0) {
@@ -63,12 +77,68 @@ class Nccl final : public Library {
   void gather(const MbcCall& call, const CollectiveRow& row) const {
     const int64_t* words = call.integers + sizeof(CollectiveRow) / sizeof(int64_t);
     settle(ranks_->group_start());
-    for (int64_t i = 0; i < row.gathered; ++i) {
-      const int status = ranks_->all_gather(call.pointers[i], call.pointers[row.gathered + i],
-                                            static_cast<size_t>(words[i]), FP32, ranks_->communicator, call.stream);
-      if (status != SUCCESS && status != IN_PROGRESS) settle(status);
+    for (int64_t i = 0; i < row.operands; ++i)
+      begun(ranks_->all_gather(call.pointers[i], call.pointers[row.operands + i], static_cast<size_t>(words[i]), FP32,
+                               ranks_->communicator, call.stream));
+    settle(ranks_->group_end());
+  }
+
+  static const Cut* cuts(const MbcCall& call) {
+    return reinterpret_cast<const Cut*>(call.integers + sizeof(CollectiveRow) / sizeof(int64_t));
+  }
+
+  // Every sum in one kernel. What the ranks do not share evenly is reduced to each rank in turn, which sends as many
+  // bytes; the padding of a part is zeroed, since all of it is read as one tensor.
+  void scatter(const MbcCall& call, const CollectiveRow& row) const {
+    const Cut* all = cuts(call);
+    for (int64_t i = 0; i < row.operands; ++i) {
+      const int64_t own = all[i].size(ranks_->rank), padding = all[i].part - own;
+      if (padding == 0) continue;
+      float* part = static_cast<float*>(call.pointers[row.operands + i]);
+      const auto bytes = static_cast<size_t>(padding) * sizeof(float);
+      check(cudaMemsetAsync(part + own, 0, bytes, call.stream), "cudaMemsetAsync");
+    }
+    settle(ranks_->group_start());
+    for (int64_t i = 0; i < row.operands; ++i) {
+      const Cut& cut = all[i];
+      const float* from = static_cast<const float*>(call.pointers[i]);
+      void* to = call.pointers[row.operands + i];
+      if (cut.whole == cut.part * ranks_->ranks) {
+        begun(ranks_->reduce_scatter(from, to, static_cast<size_t>(cut.part), FP32, SUM, ranks_->communicator,
+                                     call.stream));
+        continue;
+      }
+      for (int64_t rank = 0; rank < ranks_->ranks; ++rank)
+        if (cut.size(rank) != 0)
+          begun(ranks_->reduce(from + cut.first(rank), to, static_cast<size_t>(cut.size(rank)), FP32, SUM,
+                               static_cast<int>(rank), ranks_->communicator, call.stream));
     }
     settle(ranks_->group_end());
+  }
+
+  // Every parameter in one kernel.
+  void gather_parts(const MbcCall& call, const CollectiveRow& row) const {
+    const Cut* all = cuts(call);
+    settle(ranks_->group_start());
+    for (int64_t i = 0; i < row.operands; ++i) {
+      const Cut& cut = all[i];
+      const void* from = call.pointers[2 * i];
+      float* to = static_cast<float*>(call.pointers[2 * row.operands + i]);
+      if (cut.whole == cut.part * ranks_->ranks) {
+        begun(ranks_->all_gather(from, to, static_cast<size_t>(cut.part), FP32, ranks_->communicator, call.stream));
+        continue;
+      }
+      for (int64_t rank = 0; rank < ranks_->ranks; ++rank)
+        if (cut.size(rank) != 0)
+          begun(ranks_->broadcast(from, to + cut.first(rank), static_cast<size_t>(cut.size(rank)), FP32,
+                                  static_cast<int>(rank), ranks_->communicator, call.stream));
+    }
+    settle(ranks_->group_end());
+  }
+
+  // A call within a group, which is settled at the group's end.
+  void begun(int status) const {
+    if (status != SUCCESS && status != IN_PROGRESS) settle(status);
   }
 
   // The communicator does not block: its own thread may still be enqueueing, which a capture must not miss.

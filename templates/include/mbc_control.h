@@ -20,6 +20,7 @@ struct MbcControl {
   // Written by the host once.
   uint64_t global_seed;
   uint64_t first_row;
+  uint32_t rank;
 };
 
 constexpr float MBC_SCALE_GROWTH = 2.0f;

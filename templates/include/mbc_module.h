@@ -26,6 +26,11 @@ struct MbcRanks {
                     void* stream);
   int (*all_to_all)(const void* from, void* to, size_t count, int type, void* communicator, void* stream);
   int (*all_gather)(const void* from, void* to, size_t count, int type, void* communicator, void* stream);
+  int (*reduce_scatter)(const void* from, void* to, size_t count, int type, int operation, void* communicator,
+                        void* stream);
+  int (*reduce)(const void* from, void* to, size_t count, int type, int operation, int root, void* communicator,
+                void* stream);
+  int (*broadcast)(const void* from, void* to, size_t count, int type, int root, void* communicator, void* stream);
   int (*async_error)(void* communicator, int* status);
   const char* (*error_string)(int status);
   int (*group_start)();

@@ -115,6 +115,23 @@ def test_what_is_asked() -> None:
     assert apart["losses_apart"] == pytest.approx(0.1) and not apart["same_mathematics"]
 
 
+def test_sharded_states_are_compared_with_whole_ones() -> None:
+    part = {"one_ms": 9.9, "all_ms": 10.2, "efficiency": 0.97, "images_s": 1.0, "all_gib": 2.0}
+    part |= {"one_losses": (1.0,), "all_losses": (1.0,), "stage": ""}
+    row = {"name": "vgg16 64 adamw sharded", "each": 64, "gpus": 2, "machine": [], "precision": "bf16"}
+    row |= {"parts": {"mbc": part}}
+    whole = {"mbc_all_ms": 10.0, "mbc_all_gib": 3.0}
+    found = summed_up(row, {}, whole)
+    assert found["passed"] and found["over_whole_states"] == pytest.approx(1.02) and found["saved_gib"] == 1.0
+    assert not summed_up(row, {}, whole | {"mbc_all_ms": 9.8})["passed"]
+    assert summed_up(row, {}, None)["passed"] is None
+    cases = {case.name: case for case in many_gpus.cases()}
+    assert set(many_gpus.ASKED) == set(cases) and not cases[row["name"]].has_peers
+    settings = [dict(cases[name].job.settings) for name in (row["name"], "resnet152 32 fp32 adamw")]
+    assert [s["train.shard_optimizer"] for s in settings] == ["true", "false"]
+    assert [s["train.precision"] for s in settings] == ["bf16", "fp32"] and settings[1]["depth"] == "152"
+
+
 def test_plans_for_one_gpu_and_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     small = example("alexnet", ("size", "64"), ("width", "8"), ("classes", "10"))

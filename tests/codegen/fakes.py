@@ -76,7 +76,9 @@ SHARED = ("-shared", "-Wl,-Bsymbolic")
 def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider] | None = None) -> Run:
     """Generate, compile, create, run and capture; fails the test on any error."""
     library = compile_against_fake(view(plan, providers), folder)
-    with loaded(library, has_everything=True, several_ranks=plan.graph.ranks is not None) as (lib, module):
+    with loaded(
+        library, has_everything=True, several_ranks=0 if plan.graph.ranks is None else plan.graph.ranks.size
+    ) as (lib, module):
         eager: dict[str, Log] = {}
         for number, name in enumerate(PROGRAMS):
             lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
@@ -162,9 +164,9 @@ def _static_objects() -> dict[str, Path]:
 
 class loaded:
     """The library and a module made by it; both are gone afterwards. With `has_everything` the faked libraries have
-    each algorithm that a measured plan asks for; with `several_ranks` the module is given a communicator."""
+    each algorithm that a measured plan asks for; with `several_ranks` the module is given a communicator of so many."""
 
-    def __init__(self, library: Path, has_everything: bool = False, several_ranks: bool = False) -> None:
+    def __init__(self, library: Path, has_everything: bool = False, several_ranks: int = 0) -> None:
         self.lib = ctypes.CDLL(str(library))
         for name in ("fake_log", "mbc_last_error"):
             getattr(self.lib, name).restype = ctypes.c_char_p
@@ -175,7 +177,7 @@ class loaded:
         self.module = ctypes.c_void_p()
         if has_everything:
             self.lib.fake_have_everything()
-        self.ranks = RanksInterface(communicator=COMMUNICATOR, rank=1, ranks=2) if several_ranks else None
+        self.ranks = RanksInterface(communicator=COMMUNICATOR, rank=1, ranks=several_ranks) if several_ranks else None
         if self.ranks is not None:
             self.lib.fake_nccl(ctypes.byref(self.ranks))
 
@@ -247,7 +249,9 @@ def expected_log(plan: Plan, name: str) -> Log:
             # Each operand to where it is gathered; a bucket in place, from where it begins; what copies bring goes to
             # workspace.
             by_copies = dict(launch.work.settings)["ctas"] == 0
-            if launch.work.name == "all_gather":
+            if launch.work.name == "gather_parts":  # a part and where it goes by turns, then the results
+                offsets = (offsets[0], offsets[len(offsets) * 2 // 3])
+            elif launch.work.name in ("all_gather", "reduce_scatter"):
                 offsets = (offsets[0], offsets[len(offsets) // 2])
             else:
                 offsets = (min(offsets[:-1] if by_copies else offsets), offsets[-1] if by_copies else min(offsets))

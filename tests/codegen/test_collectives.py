@@ -150,13 +150,57 @@ def test_operands_of_a_gradient_are_gathered_in_words(tmp_path: Path, precision:
         assert call.detail("all_gather") == f"offsets={places[1]},{places[3]} integers={dy},7"
 
 
+# 64 filters and 70 outputs: two ranks share both evenly, three neither.
+SHARDED = (
+    SOURCE.replace("conv(5", "conv(64").replace("|> linear(3)", "|> linear(70) |> linear(3)")
+    + "train { optimizer = adamw  shard_optimizer = true }"
+)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_sharded_optimizer_scatters_and_gathers_in_groups(tmp_path: Path, size: int) -> None:
+    (plan,) = compile_plans(Source("net.mbc", SHARDED), Options(gpu="h200", gpus=size))
+    run = run_against_fake(plan, tmp_path)
+    named = {"reduce_scatter": "reduce", "gather_parts": "broadcast"}
+    shards = [w for w in plan.train.launches if isinstance(w.work, Kernel) and w.work.name in named]
+    assert {w.work.name for w in shards if isinstance(w.work, Kernel)} == set(named)
+    planned = [w for w in plan.train.launches if isinstance(w.work, Kernel) and w.work.provider == "nccl"]
+    for log in (run.eager["train"], run.captured["train"]):
+        assert as_planned(log) == expected_log(plan, "train")
+        for call, launch in zip(collectives(log), planned, strict=True):
+            assert isinstance(launch.work, Kernel)
+            if launch not in shards:
+                continue
+            scatters, places = launch.work.name == "reduce_scatter", [plan.offsets[a.buffer] for a in launch.accesses]
+            count = len(launch.operations)
+            names = [plan.buffers[a.buffer].value or "" for a in launch.accesses]
+            wholes = names[:count] if scatters else names[2 * count :]
+            calls: list[str] = []
+            for at, whole in enumerate(wholes):
+                type_ = plan.graph.values[whole].type
+                part = -(-type_.shape[0] // size) * type_.elements // type_.shape[0]
+                source, to = places[at if scatters else 2 * at], places[(count if scatters else 2 * count) + at]
+                if part * size == type_.elements:
+                    kind = "reduce_scatter" if scatters else "all_gather"
+                    calls.append(f"{kind} offsets={source},{to} integers={part},7{',0' if scatters else ''}")
+                    continue
+                for root in range(size):  # each gets, or gives, what its rows are
+                    own = min(part, type_.elements - root * part)
+                    first, last = (source + root * part * 4, to) if scatters else (source, to + root * part * 4)
+                    kind, operation = ("reduce", ",0") if scatters else ("broadcast", "")
+                    calls.append(f"{kind} offsets={first},{last} integers={own},7{operation},{root}")
+            told = f"offsets={','.join(map(str, call.offsets))} integers={','.join(map(str, call.integers))}"
+            assert told == calls[0].partition(" ")[2]
+            assert [f"{name} {text}" for name, text in call.details if name != "memset"] == [*calls[1:], "group_end "]
+
+
 @cache
 def _rows() -> View:
     return view(plan_of_two())
 
 
 def test_a_sum_that_is_being_enqueued_is_waited_for(tmp_path: Path) -> None:
-    with loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=True) as (lib, module):
+    with loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=2) as (lib, module):
         for program in (lambda: lib.mbc_run_eager(module, 0), lambda: lib.mbc_capture(module)):
             lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
             lib.fake_nccl_says(3, 0)
@@ -170,7 +214,7 @@ def test_a_sum_that_is_being_enqueued_is_waited_for(tmp_path: Path) -> None:
 def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
     library = compile_against_fake(_rows(), tmp_path)
     number, _, _ = buckets(plan_of_two())[0]
-    with loaded(library, True, several_ranks=True) as (lib, module):
+    with loaded(library, True, several_ranks=2) as (lib, module):
         for polls in (0, 2):  # at once, or found while it is waited for
             lib.fake_nccl_says(polls, 6)
             assert lib.mbc_run_eager(module, 0) == 1
@@ -187,7 +231,7 @@ def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
 
 def test_the_module_keeps_what_it_was_given(tmp_path: Path) -> None:
     """Python's struct may be gone after mbc_create."""
-    made = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=True)
+    made = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=2)
     with made as (lib, module):
         assert made.ranks is not None
         ctypes.memset(ctypes.byref(made.ranks), 0, ctypes.sizeof(made.ranks))

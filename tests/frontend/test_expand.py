@@ -347,6 +347,21 @@ def test_synchronised_batch_norm():
         synchronised("train { sync_batch_norm = 2 }")
 
 
+@pytest.mark.parametrize(("word", "meant"), [("true", True), ("false", False), ("auto", None)])
+def test_a_sharded_optimizer(word: str, meant: bool | None):
+    assert lower_sections("train { }").shard_optimizer is None
+    assert lower_sections(f"train {{ shard_optimizer = {word} }}").shard_optimizer is meant
+    other = "false" if meant else "true"
+    assert (
+        lower_sections(f"train {{ shard_optimizer = {other} }}", f"train.shard_optimizer={word}").shard_optimizer
+        is meant
+    )
+    for wrong in ("2", "1 GB"):
+        with pytest.raises(MbcError, match="MBC025: `shard_optimizer` is true, false or auto") as refused:
+            lower_sections(f"train {{ shard_optimizer = {wrong} }}")
+        assert refused.value.remedy == "write true, false or auto"
+
+
 def test_adamw():
     found = lower_sections("train { optimizer = adamw(beta1=0.8, weight_decay=0) }")
     assert found.optimizer == Optimizer("adamw", beta1=0.8, beta2=0.999, eps=1e-8, weight_decay=0.0)

@@ -139,4 +139,5 @@ def test_the_cases_cover_every_operation() -> None:
     alone = {"batch_norm", "weighted_cross_entropy", "dice", "counted_top_k", "mean_iou"}
     alone |= {"cast", "adamw_update", "relu_mask", "relu_backward_masked"}
     alone |= {"state", "all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
+    alone |= {"reduce_scatter", "gather_parts", "sgd_update_part", "adamw_update_part", "norm"}
     assert KINDS.keys() - seen == alone

@@ -8,6 +8,7 @@ import pytest
 
 from mbc.compiler import compile_plans
 from mbc.hardware.collectives import CollectiveKind, bus_share
+from mbc.ir.graph import Role
 from mbc.kernels.nccl import is_collective
 from mbc.optimize.schedule.simulate import timeline
 from mbc.options import Options
@@ -87,6 +88,34 @@ def test_what_is_printed() -> None:
     text = collectives_text(plans(2)[0], None)
     sharing = sharing_of(plans(2)[0])
     assert sharing is not None and all(f"launch {bucket.launch} " in text for bucket in sharing.buckets)
+
+
+def test_what_is_sharded() -> None:
+    settings = (("train.shard_optimizer", "true"),)
+    (plan,) = compile_plans(Source("wide.mbc", WIDE), Options(gpu="h200", gpus=2, settings=settings))
+    found = collectives_of(plan)
+    assert found is not None
+    sharing, values = found.sharing, plan.graph.values
+    weights = [value.type for value in values.values() if value.role is Role.PARAMETER and len(value.type.shape) > 1]
+    whole_bytes = sum(weight.size_bytes for weight in weights)
+    assert (sharing.state_bytes, sharing.whole_state_bytes) == (whole_bytes // 2, whole_bytes)
+    for kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER):
+        of_kind = [bucket for bucket in sharing.shards if bucket.kind is kind]
+        assert len(of_kind) > 1 and sum(bucket.size_bytes for bucket in of_kind) == whole_bytes
+        # The first travels beside kernels, updates and gradients of other buckets.
+        assert found.exposed_us[sharing.all_buckets.index(of_kind[0])] == pytest.approx(0.0, abs=1e-9)
+    # Half of what an all-reduce sends each way, twice.
+    assert sharing.link_bytes == pytest.approx(whole_bytes + sharing.size_bytes, abs=2)
+    lines = collectives_lines(plan)
+    assert [line.split()[0] for line in lines] == [
+        "sharded", "reduce-scatter", "all-gather", "all-reduce", "links", "hidden", "exposed"
+    ]  # fmt: skip
+    assert "14.1 MiB of 28.1 MiB of optimizer states on each of 2 GPUs" in lines[0] and "of collectives" in lines[5]
+    text = collectives_text(plan, None)
+    assert all(f"launch {bucket.launch} " in text for bucket in sharing.all_buckets)
+    document = collectives_document(plan)
+    assert document is not None and document["state_bytes"] * 2 == document["whole_state_bytes"] == whole_bytes
+    assert {bucket["kind"] for bucket in document["buckets"]} == {"all_reduce", "reduce_scatter", "all_gather"}
 
 
 def test_nothing_of_one_gpu_and_of_cpus() -> None:

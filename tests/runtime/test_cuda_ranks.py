@@ -31,8 +31,8 @@ from tests.runtime.fake_pycuda import FakeLibrary, Gpu
 from tests.runtime.nets import SMALL, batch, package
 
 FUNCTIONS = (
-    "ncclAllReduce", "ncclAlltoAll", "ncclAllGather", "ncclCommGetAsyncError", "ncclGetErrorString", "ncclGroupStart",
-    "ncclGroupEnd",
+    "ncclAllReduce", "ncclAlltoAll", "ncclAllGather", "ncclReduceScatter", "ncclReduce", "ncclBroadcast",
+    "ncclCommGetAsyncError", "ncclGetErrorString", "ncclGroupStart", "ncclGroupEnd",
 )  # fmt: skip
 COMMUNICATOR = 77
 calls: list[str] = []  # of everything below, in their order
@@ -97,11 +97,19 @@ class FakeCommunicator:
     def __init__(self, nccl: FakeNccl, identity: bytes, rank: int, size: int, max_ctas: int) -> None:
         assert identity == nccl.unique_id()
         calls.append(f"connect {rank} of {size}, {max_ctas} thread blocks")
-        self.handle = COMMUNICATOR
+        self.handle, self.rank = COMMUNICATOR, rank
         FakeCommunicator.made.append(self)
 
     def check(self) -> bool:
         return True
+
+    def gather_parts(self, address: int, part_bytes: int, size_bytes: int, stream: int) -> None:
+        """The other rank, whose part this one has put where its own lies, has the same."""
+        calls.append(f"gather {size_bytes} bytes from parts of {part_bytes}")
+        whole = fake_pycuda.device_bytes(address, size_bytes)
+        own = whole[self.rank * part_bytes : (self.rank + 1) * part_bytes].copy()
+        other = whole[(1 - self.rank) * part_bytes : (2 - self.rank) * part_bytes]
+        other[:] = own[: other.size]
 
     def abort(self) -> None:
         calls.append("abort")
@@ -178,6 +186,28 @@ def test_the_rows_of_all_ranks_are_not_those_of_one():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_sharded_state_is_gathered_by_way_of_its_parameter(fakes: Gpu, tmp_path: Path, rank: int):
+    source = SMALL.replace("batch = 6", "batch = 12").replace("conv(4, 3, pad=1) @first", "conv(64, 3, pad=1) @wide")
+    source = source.replace("conv(4, 3, pad=1, bias=true)", "conv(64, 3, pad=1)")
+    settings = (("train.shard_optimizer", "true"), ("train.precision", "bf16"))
+    (plan,) = compile_plans(Source("small.mbc", source), Options(gpu="h200", gpus=2, settings=settings))
+    net = Module(package(tmp_path, plan), device="cuda", ranks=Twice(rank), canaries=True)
+    name = "second.weight.momentum"
+    before = {state: net.state(state) for state in net.states if not state.endswith("momentum")}
+    given = np.random.default_rng(1).normal(0, 1, net.states[name]).astype(np.float32)
+    assert given.shape == before["second.weight"].shape == (64, 64, 3, 3)
+    net.set_state(name, given)
+    half = given[32:] if rank else given[:32]
+    np.testing.assert_array_equal(net.state(name), np.concatenate([half, half]))
+    for state, array in before.items():
+        np.testing.assert_array_equal(net.state(state), array)
+    assert calls[-1] == f"gather {given.nbytes} bytes from parts of {given.nbytes // 2}"
+    net.save(tmp_path / "weights.safetensors")
+    assert (tmp_path / "weights.safetensors").exists() is (rank == 0) and "gather" in calls[-1]
+    net.check_canaries()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu, tmp_path: Path, rank: int):
     ranks = Twice(rank)
     ctas = ctas_of(plan_of_two().train)
@@ -192,7 +222,7 @@ def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu,
     passed = FakeLibrary.made[-1].ranks
     assert isinstance(passed, RanksInterface)
     assert [getattr(passed, name) for name, *_ in RanksInterface._fields_] == [
-        11, 12, 13, 14, 15, 16, 17, COMMUNICATOR, rank, 2,
+        *range(11, 21), COMMUNICATOR, rank, 2,
     ]  # fmt: skip
     assert len(fake_pycuda.Stream.made) == len(Stream) + 1  # those of the plan, and that of inputs
     net.close()

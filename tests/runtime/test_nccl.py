@@ -82,6 +82,18 @@ def test_collectives_work_in_place(fake: ctypes.CDLL):
     ]
 
 
+def test_parts_that_differ_are_broadcast_each_by_its_rank(fake: ctypes.CDLL):
+    communicator = joined()
+    communicator.gather_parts(0x1000, 32, 64, 0)
+    communicator.gather_parts(0x1000, 32, 48, 0)
+    communicator.gather_parts(0x1000, 32, 32, 0)  # nothing is left for the second rank
+    assert log(fake)[1:] == [
+        "all_gather 1020 1000 32 1",
+        "group", "broadcast 1000 1000 32 1 0", "broadcast 1020 1020 16 1 1", "end",
+        "group", "broadcast 1000 1000 32 1 0", "end",
+    ]  # fmt: skip
+
+
 def test_connecting_runs_every_size_once(fake: ctypes.CDLL):
     connect(joined(), 0x1000, (4, 1024), 0)
     assert [line.split()[3] for line in log(fake)[1:]] == ["1", "256"]

@@ -371,3 +371,55 @@ def test_a_folder_is_read_as_needed(arrays, tmp_path):
     data = open_data(str(tmp_path), inputs_of(plan_of(2, 0).graph))
     assert isinstance(data, ArrayData) and all(isinstance(array, np.memmap) for array in data.arrays)
     assert_same(trained(2, data, 1)[1][1], trained(2, ArrayData(arrays), 1)[0][1])
+
+
+# Wide enough for its optimizer states to be sharded.
+WIDE = SOURCE.replace("conv(4, 3, pad=1){norm}", "conv(70, 3, pad=1) |> conv(64, 3, pad=1)") + (
+    "train {{ optimizer = adamw  shard_optimizer = true }}"
+)
+
+
+@cache
+def sharded_plan(size: int) -> Plan:
+    settings = (("train.precision", "fp64"), ("batch", "6"))
+    (plan,) = compile_plans(Source("wide.mbc", WIDE.format()), Options(gpus=size, settings=settings))
+    return plan
+
+
+def sharded(
+    size: int, data: Data, checkpoint: Path, resume: Path | None = None, stop_after: int | None = None
+) -> list[tuple[tuple[Epoch, ...] | None, States]]:
+    """Two epochs, or until rank 0 stops them; what each rank has then."""
+
+    def body(member: ThreadRank) -> tuple[tuple[Epoch, ...] | None, States]:
+        ranks = member if size > 1 else None
+        with Recorded(sharded_plan(size), seed=3, device="cpu", ranks=ranks) as net:
+            net.fed = []
+            job = Job(
+                net.plan.graph, data, Schedule(0.01, 2), None, 3, checkpoint if member.rank == 0 else None, resume,
+                ranks, checkpoint_every=4, best=checkpoint.with_suffix(".best") if member.rank == 0 else None,
+                stop=lambda: len(net.fed) == stop_after,  # the same on all ranks
+            )  # fmt: skip
+            assert job.is_sharded is (size > 1)
+            try:
+                history = train(net, job)
+            except KeyboardInterrupt:
+                history = None
+            return history, {name: net.state(name) for name in net.states}
+
+    return list(run_ranks(size, body))
+
+
+def test_sharded_states_are_saved_whole_and_go_on(arrays, tmp_path):
+    data = ArrayData(arrays)
+    whole = sharded(2, data, tmp_path / "whole")
+    assert all(history is not None and len(history) == 2 for history, _ in whole)
+    assert (tmp_path / "whole.best").exists()
+    for _, states in whole[1:]:
+        assert_same(whole[0][1], states)
+    stopped = sharded(2, data, tmp_path / "stopped", stop_after=9)
+    assert [history for history, _ in stopped] == [None, None]
+    assert read_progress(tmp_path / "stopped").steps_in_all == 9
+    for size in (1, 2, 3):
+        resumed = sharded(size, data, tmp_path / "resumed", resume=tmp_path / "stopped")
+        assert_same(whole[0][1], resumed[0][1], 0.0 if size == 2 else 1e-9)

@@ -6,5 +6,6 @@
 * `commute_relu_pool`: max pooling and relu, backwards in the order that moves fewer bytes
 * `concat_statistics`: batch statistics of a concatenation from those of its parts
 * `gather_operands`: weights' gradients from the rows of all ranks, where that sends less than summing them
+* `shard_optimizer`: gradients, updates and optimizer states in parts, one of each rank
 * `relu_masks`: relu's gradient by ReLU bit masks in the place of relu's output
 """

@@ -33,6 +33,7 @@ from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
 from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
+from mbc.ir.transforms.shard_optimizer import shard_optimizer
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
@@ -47,10 +48,10 @@ _ADAM = ("adamw", "lamb")  # optimizers with two moments
 
 
 def differentiate(
-    network: Network, optimizer: Optimizer, precision: Precision, ranks: Ranks | None = None
+    network: Network, optimizer: Optimizer, precision: Precision, ranks: Ranks | None = None, shard: bool = False
 ) -> TrainingGraph:
     """One training step of `network` and its inference graph; of one rank, whose rows are the network's mini-batch,
-    where several (`ranks`) share a global one.
+    where several (`ranks`) share a global one. `shard`: the optimizer's states over ranks, where these run one plan.
 
     The state of the control block is `constant`; its `value` is the loss scale to start with.
     Raises MBC050 without a loss, MBC051 when the loss depends on no parameter, MBC052 for nesterov without momentum,
@@ -153,6 +154,7 @@ def differentiate(
     wanted = (total, *metrics, *outputs, *(after for _, after in updates))
     kept = relu_behind_pool(live_operations(train.operations, wanted), values, wanted)
     kept = gather_operands(statistics_by_part(kept, values), values, ranks)
+    kept = shard_optimizer(kept, values, ranks if shard else None)
     return TrainingGraph(
         network.name,
         network.batch,

@@ -18,7 +18,10 @@ from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
 _RATIOS = frozenset({"lars_ratio", "lamb_ratio"})  # with a workspace
-_OF_STATES = _RATIOS | {"sgd_update", "adamw_update", "lars_update", "lamb_update", "ema_update", "accumulate"}
+_OF_STATES = _RATIOS | {
+    "sgd_update", "adamw_update", "sgd_update_part", "adamw_update_part", "lars_update", "lamb_update", "ema_update",
+    "accumulate",
+}  # fmt: skip
 _KINDS = _OF_STATES | {"cast", "update_running"}  # with multi-tensor kernels
 _ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
 

@@ -5,6 +5,9 @@ them waits for it.
 
 What depends on the sums (the guard, updates) follows when its bucket should have been summed. A launch that updates
 many parameters is split by the buckets of their gradients, so that most updates run while the last buckets travel.
+
+Of a sharded optimizer gradients go in buckets, too, of which each rank keeps its parts; they need not lie together. The
+parameters that one launch has updated are gathered by one launch, while later gradients are computed.
 """
 
 from __future__ import annotations
@@ -22,15 +25,21 @@ from mbc.kernels.nccl import (
     ALL_REDUCE,
     BY_COPIES,
     CTAS,
+    GATHER_PARTS,
     NAME,
+    REDUCE_SCATTER,
     all_gather_cost,
     all_reduce_cost,
     bucket_bytes,
+    gathers_parts,
     is_bucket,
     is_collective,
+    is_scatter,
     parts_bytes,
+    shard_cost,
 )
 from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
 from mbc.optimize import effort
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft
 from mbc.optimize.schedule.liveness import owners
@@ -45,6 +54,11 @@ def collectives_of(program: Program) -> tuple[Collective, ...]:
     return tuple(launch.operations for launch in program.launches if is_collective(launch))
 
 
+def _is_sum(launch: Launch) -> bool:
+    """Whether it sums gradients over the ranks, whole or in parts."""
+    return is_bucket(launch) or is_scatter(launch)
+
+
 def sum_layouts(program: Program, buffers: Sequence[Buffer]) -> Iterator[tuple[str, Layout]]:
     """How the operand of each sum over ranks lies."""
     for launch in filter(is_bucket, program.launches):
@@ -57,15 +71,13 @@ def bucketings(draft: Draft, held_back: bool = False) -> Iterator[tuple[Collecti
     order in which the last gradient of each is ready, the last cut again so that little is left to sum at the end of
     the step; each bucket as soon as it is ready, unless `held_back`, or behind everything that is gathered.
     """
-    launches = [launch for launch in draft.train.launches if is_bucket(launch)]
-    sums = [name for launch in launches for name in launch.operations]
-    sizes = [draft.buffers[launch.accesses[0].buffer].size_bytes for launch in launches]
     ready = _Ready(draft)
     gathers = tuple(sorted(ready.gathers, key=ready.of))
     tried: set[tuple[Collective, ...]] = set()
     for count in effort.BUCKET_COUNTS:
         for cuts in effort.LAST_BUCKET_CUTS:
-            buckets = tuple(sorted(_cut(sums, sizes, count, cuts), key=ready.of))
+            cut = (_cut(draft, kind, count, cuts) for kind in (is_bucket, is_scatter))
+            buckets = tuple(sorted((bucket for found in cut for bucket in found), key=ready.of))
             behind = (*gathers, *buckets)
             for found in (behind,) if held_back else (tuple(sorted(behind, key=ready.of)), behind):
                 if found not in tried:
@@ -73,8 +85,11 @@ def bucketings(draft: Draft, held_back: bool = False) -> Iterator[tuple[Collecti
                     yield found
 
 
-def _cut(sums: Sequence[str], sizes: Sequence[int], count: int, cuts: int) -> tuple[Collective, ...]:
-    """`count` buckets, the last of which is halved `cuts` times."""
+def _cut(draft: Draft, is_kind: Callable[[Launch], bool], count: int, cuts: int) -> tuple[Collective, ...]:
+    """Sums of one kind in `count` buckets, the last of which is halved `cuts` times."""
+    launches = [launch for launch in draft.train.launches if is_kind(launch)]
+    sums = [name for launch in launches for name in launch.operations]
+    sizes = [draft.buffers[launch.accesses[0].buffer].size_bytes for launch in launches]
     total = sum(sizes)
     ends = [total * (n + 1) / count for n in range(count)]
     for _ in range(cuts):
@@ -99,16 +114,20 @@ def with_buckets(
 
 class _Ready:
     """When collectives can run, in a draft with a launch for each sum. `sums`: these, by operation; `gathers`: where
-    the others are."""
+    the others are, but for those of what depends on sums, which follow them."""
 
     def __init__(self, draft: Draft) -> None:
         launches = draft.train.launches
-        self.sums = {name: launch for launch in launches if is_bucket(launch) for name in launch.operations}
-        self.gathers = {
-            launch.operations: i
-            for i, launch in enumerate(launches) if is_collective(launch) and not is_bucket(launch)
-        }  # fmt: skip
-        self._after = {a.buffer: i + 1 for i, w in enumerate(launches) if not is_bucket(w) for a in w.accesses}
+        self.sums = {name: launch for launch in launches if _is_sum(launch) for name in launch.operations}
+        self.gathers: dict[Collective, int] = {}
+        dependent: set[int] = set()
+        for i, launch in enumerate(launches):
+            depends = not dependent.isdisjoint(access.buffer for access in launch.accesses)
+            if _is_sum(launch) or depends:
+                dependent.update(access.buffer for access in launch.accesses if access.mode is not Mode.READ)
+            elif is_collective(launch):
+                self.gathers[launch.operations] = i
+        self._after = {a.buffer: i + 1 for i, w in enumerate(launches) if not _is_sum(w) for a in w.accesses}
 
     def of(self, collective: Collective) -> int:
         """Behind its launch where it gathers. Else the first position at which all gradients of a bucket are there, and
@@ -139,6 +158,7 @@ class _Writer:
             if collective not in ready.gathers
         ]
         summed = {launch.accesses[1].buffer: launch.accesses[0].buffer for launch in launches if is_bucket(launch)}
+        summed |= self._updated_in_place(operations)
         buffers = tuple(
             replace(buffer, alias=summed[i]) if i in summed else buffer for i, buffer in enumerate(self.draft.buffers)
         )
@@ -146,10 +166,22 @@ class _Writer:
         train = replace(self.draft.train, launches=tuple(self._ordered(made, operations)))
         return replace(self.draft, train=train)
 
+    def _updated_in_place(self, operations: Mapping[str, Operation]) -> Iterator[tuple[int, int]]:
+        """Buffers of this rank's parts of new parameters, and of the parts of gradients that they are written over."""
+        for launch in self.draft.train.launches:
+            by_value = {self.draft.buffers[access.buffer].value: access.buffer for access in launch.accesses}
+            for operation in (operations[name] for name in launch.operations):
+                if operation.kind in UPDATES_OF_PARTS:
+                    gradient, part = operation.inputs[1], operation.outputs[0]
+                    if self.graph.values[gradient].type == self.graph.values[part].type:
+                        yield by_value[part], by_value[gradient]
+
     def _bucket(self, sums: Sequence[Launch], operations: Mapping[str, Operation]) -> Launch:
         """The launches of one gradient each as one."""
         bucket = tuple(name for launch in sums for name in launch.operations)
         first = operations[bucket[0]].attributes
+        if isinstance(first, ReduceScatter):
+            return self._sharded(REDUCE_SCATTER, sums, operations)
         assert isinstance(first, AllReduce)
         types = [self.graph.values[operations[name].inputs[0]].type for name in bucket]
         size_bytes = bucket_bytes(types)
@@ -160,6 +192,21 @@ class _Writer:
             bucket,
             Stream.COLLECTIVE,
             (*(launch.accesses[0] for launch in sums), *(launch.accesses[1] for launch in sums), *workspace),
+        )
+
+    def _sharded(self, name: str, launches: Sequence[Launch], operations: Mapping[str, Operation]) -> Launch:
+        """Launches of one tensor each, which is cut into parts or gathered from them, as one."""
+        members = [operations[launch.operations[0]] for launch in launches]
+        attributes = members[0].attributes
+        assert isinstance(attributes, AllGather | ReduceScatter)
+        wholes = (member.inputs[0] if name == REDUCE_SCATTER else member.outputs[0] for member in members)
+        size_bytes = sum(self.graph.values[whole].type.size_bytes for whole in wholes)
+        cost = shard_cost(self.device, name, size_bytes, attributes.ranks, self.ctas)
+        return Launch(
+            Kernel(NAME, name, ((CTAS, self.ctas),), cost.time_us, cost.measured),
+            tuple(member.name for member in members),
+            Stream.COLLECTIVE,
+            (*(a for w in launches for a in w.accesses[:-1]), *(w.accesses[-1] for w in launches)),
         )
 
     def _gather(self, launch: Launch, operations: Mapping[str, Operation]) -> Launch:
@@ -181,7 +228,7 @@ class _Writer:
         """The buckets as soon as they are ready, what depends on them once they should be summed, the rest as it
         was."""
         launches = self.draft.train.launches
-        starts_us = [0.0, *accumulate(0.0 if is_bucket(launch) else launch.work.time_us for launch in launches)]
+        starts_us = [0.0, *accumulate(0.0 if _is_sum(launch) else launch.work.time_us for launch in launches)]
         before: dict[int, list[Launch]] = {}
         there: dict[int, int] = {}  # by buffer: the position at which what depends on a sum is there
         of_bucket: dict[int, int] = {}
@@ -195,21 +242,34 @@ class _Writer:
                     continue
                 there[access.buffer], of_bucket[access.buffer] = at, number
         after: list[tuple[int, Launch]] = []
-        last = _LastTouch(self.draft, is_bucket)
+        last = _LastTouch(self.draft, _is_sum)
         for i, launch in enumerate(launches):
-            if is_bucket(launch) or there.keys().isdisjoint(access.buffer for access in launch.accesses):
+            if _is_sum(launch) or there.keys().isdisjoint(access.buffer for access in launch.accesses):
                 continue
             for part in self._parts(launch, of_bucket, operations):
                 at = max([last.before(part, i), *(there.get(access.buffer, 0) for access in part.accesses)])
                 there |= {access.buffer: at for access in part.accesses if access.mode is not Mode.READ}
                 after.append((at, part))
             last.moved.add(i)
-        for at, part in sorted(after, key=_position):
+        for at, part in sorted(self._gathered(after, operations), key=_position):
             before.setdefault(at, []).append(part)
         for i, launch in enumerate((*launches, None)):
             yield from before.get(i, ())
-            if launch is not None and not is_bucket(launch) and i not in last.moved:
+            if launch is not None and not _is_sum(launch) and i not in last.moved:
                 yield self._gather(launch, operations) if is_collective(launch) else launch
+
+    def _gathered(
+        self, launches: Sequence[tuple[int, Launch]], operations: Mapping[str, Operation]
+    ) -> Iterator[tuple[int, Launch]]:
+        """What follows sums, each at its position: parts of new parameters that are there together are gathered
+        together, behind all updates; other gathers as they come."""
+        parts: dict[int, list[Launch]] = {}
+        for at, launch in launches:
+            if gathers_parts(launch):
+                parts.setdefault(at, []).append(launch)
+            else:
+                yield at, self._gather(launch, operations) if is_collective(launch) else launch
+        yield from ((at, self._sharded(GATHER_PARTS, together, operations)) for at, together in parts.items())
 
     def _parts(
         self, launch: Launch, of_bucket: Mapping[int, int], operations: Mapping[str, Operation]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mbc.kernels.nccl import BY_COPIES, GATHERS, divides_among
+from mbc.kernels.nccl import BY_COPIES, GATHERS, SHARDED, divides_among
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
@@ -128,7 +128,7 @@ def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...
     ranks = table.graph.ranks
     assert ranks is not None
     # Copies reach the same address in the memory of every rank, which are of one plan then, and gather nothing.
-    gathers = any(operation.kind in GATHERS for operation in table.graph.train)
+    gathers = any(operation.kind in (*GATHERS, *SHARDED) for operation in table.graph.train)
     one_plan = len(ranks.members) == ranks.size
     copies = divides_among(ranks.size) and one_plan and not gathers
     choices = [c for c in table.device.collectives.choices(ranks.size) if c != BY_COPIES or copies]

@@ -18,6 +18,12 @@ struct ClipNormArguments {
   int64_t parts;  // of all gradients
 };
 
+// Likewise.
+struct NormArguments {
+  int64_t gradients;
+  int64_t parts;
+};
+
 namespace mbc {
 
 constexpr double NORM_EPSILON = 1e-6;  // PyTorch's
@@ -73,14 +79,15 @@ __global__ void decide_clipped(const MbcControl* before, MbcControl* after, cons
   *after = control;
 }
 
-}  // namespace mbc
+__global__ void root_of_sum(const double* sums, int64_t parts, float* norm) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < parts; i += THREADS) sum += sums[i];
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) norm[0] = static_cast<float>(sqrt(sum));
+}
 
-extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<ClipNormArguments>(call);
-  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
-  const int count = static_cast<int>(a.gradients);
-  auto* sums = out<double>(call, count + 3);
+// The sums of squares of `count` gradients, whose pointers begin with number `begin`.
+inline void sum_all_squares(const MbcCall& call, int begin, int count, const int64_t* fields, double* sums) {
   int64_t first = 0;
   for (int done = 0; done < count; done += TENSORS) {
     GradientParts gradients{};
@@ -88,7 +95,7 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
     unsigned most = 1;
     for (int i = 0; i < some; ++i) {
       const int64_t* own = fields + (done + i) * 2;
-      gradients.data[i] = in<float>(call, 2 + done + i);
+      gradients.data[i] = in<float>(call, begin + done + i);
       gradients.elements[i] = own[0], gradients.parts[i] = static_cast<int32_t>(own[1]);
       gradients.first[i] = first;
       first += own[1];
@@ -96,7 +103,28 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
     }
     MBC_LAUNCH(sum_squares, dim3(most, static_cast<unsigned>(some)), THREADS, call.stream, gradients, sums);
   }
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<ClipNormArguments>(call);
+  const int count = static_cast<int>(a.gradients);
+  auto* sums = out<double>(call, count + 3);
+  sum_all_squares(call, 2, count, call.integers + sizeof(a) / sizeof(int64_t), sums);
   MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2),
              in<float>(call, 1), sums, a.parts, a.scaled != 0, a.accumulate, call.reals[0]);
+  return launched();
+}
+
+// The norm of all operands together, to be gathered from all ranks where these have parts of the gradients.
+extern "C" const char* mbc_norm(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<NormArguments>(call);
+  const int count = static_cast<int>(a.gradients);
+  auto* sums = out<double>(call, count + 1);
+  sum_all_squares(call, 0, count, call.integers + sizeof(a) / sizeof(int64_t), sums);
+  MBC_LAUNCH(root_of_sum, 1, THREADS, call.stream, sums, a.parts, out<float>(call, count));
   return launched();
 }

@@ -167,6 +167,13 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;
   return cudaSuccess;
 }
+cudaError_t cudaMemsetAsync(void* to, int, size_t bytes, cudaStream_t) {
+  std::ostringstream& out = fake_detail("memset");
+  fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(to)});
+  fake_list(out, "integers", std::initializer_list<int64_t>{static_cast<int64_t>(bytes)});
+  fake_end();
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   std::ostringstream& out = fake_launch("copy", stream);
   fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(from), fake_offset(to)});

@@ -39,6 +39,37 @@ int all_gather(const void* from, void* to, size_t count, int type, void*, void* 
   return !in_group && polls_left > 0 ? IN_PROGRESS : end_status;
 }
 
+// The first call of a group begins the launch.
+std::ostringstream& of_group(const char* name, void* stream) {
+  const bool first = in_group && !begun;
+  begun = in_group;
+  return first ? fake_launch("nccl", static_cast<cudaStream_t>(stream)) : fake_detail(name);
+}
+
+int reduce_scatter(const void* from, void* to, size_t count, int type, int operation, void*, void* stream) {
+  std::ostringstream& out = of_group("reduce_scatter", stream);
+  fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(from), fake_offset(to)});
+  fake_list(out, "integers", std::initializer_list<int64_t>{static_cast<int64_t>(count), type, operation});
+  fake_end();
+  return end_status;
+}
+
+int reduce(const void* from, void* to, size_t count, int type, int operation, int root, void*, void* stream) {
+  std::ostringstream& out = of_group("reduce", stream);
+  fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(from), fake_offset(to)});
+  fake_list(out, "integers", std::initializer_list<int64_t>{static_cast<int64_t>(count), type, operation, root});
+  fake_end();
+  return end_status;
+}
+
+int broadcast(const void* from, void* to, size_t count, int type, int root, void*, void* stream) {
+  std::ostringstream& out = of_group("broadcast", stream);
+  fake_list(out, "offsets", std::initializer_list<int64_t>{fake_offset(from), fake_offset(to)});
+  fake_list(out, "integers", std::initializer_list<int64_t>{static_cast<int64_t>(count), type, root});
+  fake_end();
+  return end_status;
+}
+
 int group_start() {
   in_group = true;
   begun = false;
@@ -69,6 +100,9 @@ __attribute__((visibility("default"))) void fake_nccl(MbcRanks* interface) {
   interface->all_reduce = all_reduce;
   interface->all_to_all = all_to_all;
   interface->all_gather = all_gather;
+  interface->reduce_scatter = reduce_scatter;
+  interface->reduce = reduce;
+  interface->broadcast = broadcast;
   interface->async_error = async_error;
   interface->error_string = error_string;
   interface->group_start = group_start;

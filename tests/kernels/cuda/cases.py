@@ -677,8 +677,30 @@ def _spoiled(value: float) -> Make:
     return make
 
 
+SIZES: list[Shape] = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18  # of gradients
+
+
+def _parts(cases: Cases) -> None:
+    """Of rows that two and three ranks share evenly and not: whole parts, a shorter one, one of padding alone."""
+    cases.add("norm", NONE, *(m(*size) for size in SIZES), m(9000), note="many")
+    cases.add("norm", NONE, m(3, make=_spoiled(np.nan)), note="nan")
+    cases.add("norm", NONE, m(70, make=_spoiled(-np.inf)), m(4), note="inf")
+    for rows, part, rank in ((16, 8, 0), (16, 8, 1), (17, 6, 2), (4, 2, 2), (1031, 344, 2)):
+        rest = (3, 3, 3) if rows < 100 else (5,)
+        for proceed in (0, 1):
+            block, note = control(rank=rank, proceed=proceed), f"{rows}-{rank}-proceed{proceed}"
+            for gradient_rows in (rows, part):
+                parameter, gradient, state = (m(n, *rest) for n in (rows, gradient_rows, part))
+                second = m(part, *rest, make=positive)
+                a: Attributes = Sgd(0.9, proceed == 0, 0.01, rate=3.0)
+                named = f"{note}-{gradient_rows}"
+                cases.add("sgd_update_part", a, parameter, gradient, block, state, note=named)
+                a = AdamW(weight_decay=0.1, clip_value=0.05 * proceed)
+                cases.add("adamw_update_part", a, parameter, gradient, block, state, second, note=named)
+
+
 def _updates(cases: Cases) -> None:
-    sizes = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18
+    sizes = SIZES
     gradients = [m(*size) for size in sizes]
     grown = control(since_growth=1999, updates=1999)
     cases.add("guard", Guard(), control(), m(1), note="loss")
@@ -855,6 +877,7 @@ def _all() -> tuple[Case, ...]:
         _moves,
         _augment,
         _losses,
+        _parts,
         _updates,
         _products,
         _matmuls,

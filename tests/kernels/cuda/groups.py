@@ -296,6 +296,7 @@ def _many() -> Iterable[Case]:
         more = control(accumulated=proceed)
         yield _together("accumulate", [NoAttributes()] * len(SIZES), [(m(n), m(n), more) for n in SIZES])
         yield from _layerwise(block)
+        yield from _parts(proceed)
         running = [UpdateRunning(0.1 + proceed / 10, 2 + n) for n in SIZES]
         vectors = [(m(n), m(n, make=positive), m(n), m(n, make=positive), block) for n in SIZES]
         yield _together("update_running", running, vectors)
@@ -315,6 +316,18 @@ def _layerwise(block: Operand) -> Iterable[Case]:
     lamb = AdamW(eps=1e-6, weight_decay=0.1, rate=3.0, clip_value=0.5)
     yield _together("lamb_ratio", [lamb] * count, [(m(n), m(n), block, m(n), m(n, make=positive)) for n in SIZES])
     yield _together("lamb_update", [lamb] * count, [(m(n), block, m(n), m(n, make=positive), m(1)) for n in SIZES])
+
+
+def _parts(proceed: int) -> Iterable[Case]:
+    """Of many parameters, of which this is the last of three ranks; gradients are whole and parts by turns."""
+    block, wholes = control(proceed=proceed, rank=2), [n for n in SIZES if n > 1]
+    for kind, a in (("sgd_update_part", Sgd(0.9, bool(proceed), 0.01)), ("adamw_update_part", AdamW(weight_decay=0.1))):
+        operands: list[tuple[Operand, ...]] = []
+        for at, n in enumerate(wholes):
+            part = -(-n // 3)
+            second = (m(part, make=positive),) if isinstance(a, AdamW) else ()
+            operands.append((m(n), m(n if at % 2 else part), block, m(part), *second))
+        yield _together(kind, [a] * len(operands), operands)
 
 
 GROUPS = (*_cases(), *_ups(), *_points(), *_many())

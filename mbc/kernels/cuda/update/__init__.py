@@ -1,7 +1,8 @@
 """The end of a step.
 
 * `optimizer`: the guard (loss scale, finite gradients), and SGD, AdamW and the moving average of one tensor
-* `clip_norm`: the guard that clips the gradients to a global norm
+* `clip_norm`: the guard that clips the gradients to a global norm, and the norm of one rank's parts of them
 * `layerwise`: LARS and LAMB
+* `sharded`: SGD and AdamW of this rank's parts
 * `multi_tensor`: one operation on each of many tensors, in few launches
 """

@@ -22,6 +22,12 @@ class ClipNormArguments(Struct):
     parts: int
 
 
+@dataclass(frozen=True, slots=True)
+class NormArguments(Struct):
+    gradients: int
+    parts: int
+
+
 def clips(request: Request) -> bool:
     """Whether a guard clips the gradients to a norm."""
     assert isinstance(request.attributes, Guard)
@@ -52,7 +58,28 @@ def _workspace(request: Request, layout: Layout) -> int:
     return SUM_BYTES * sum(map(_parts, request.inputs[2:]))
 
 
+def _norm(at: Slice) -> NormArguments:
+    return NormArguments(len(at.request.inputs), sum(map(_parts, at.request.inputs)))
+
+
+def _fields_of_norm(at: Slice) -> tuple[int, ...]:
+    return tuple(field for gradient in at.request.inputs for field in (gradient.elements, _parts(gradient)))
+
+
+def _workspace_of_norm(request: Request, layout: Layout) -> int:
+    return SUM_BYTES * sum(map(_parts, request.inputs))
+
+
 KERNELS = (
+    OwnKernel(
+        "norm",
+        FILE,
+        NormArguments,
+        _norm,
+        trailing=_fields_of_norm,
+        workspace=_workspace_of_norm,
+        launches=2,
+    ),
     OwnKernel(
         "guard",
         FILE,

@@ -92,7 +92,8 @@ def takes_together(request: Request, control: int) -> bool:
     return _alike(request) and _one_control(request, control)
 
 
-def _takes_updates(request: Request) -> bool:
+def takes_updates(request: Request) -> bool:
+    """Whether it is of updates that differ in their tensors alone."""
     return takes_together(request, 2)
 
 
@@ -175,7 +176,7 @@ KERNELS = (
             accepts_layouts=same_layouts,
             time_us=_time_us,
             launcher=f"multi_tensor_{kind.removesuffix('_update')}",
-            takes=_takes_updates,
+            takes=takes_updates,
         )
         for kind in ("sgd_update", "adamw_update", "ema_update", "accumulate")
     ),

@@ -1,0 +1,136 @@
+"""The optimizer's states sharded over ranks: each has those of its part of a parameter (`mbc.ops.shard`).
+
+The all-reduce of a gradient becomes a reduce-scatter, the update that of this rank's part, and the new parameter is
+gathered from all ranks: the same bytes on a link as before. A gradient that every rank has whole already, of gathered
+rows, is read at this rank's part. Where `guard` looks at gradients, it sees the norms of all ranks' parts in their
+place, since the norm of norms is the norm of all, and is finite where all are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, Optimizer, Ranks, Role, Value
+from mbc.ir.types import TensorType
+from mbc.ops.base import NoAttributes
+from mbc.ops.collective import AllGather, AllReduce
+from mbc.ops.shard import ReduceScatter, part_of
+
+# Of a parameter: smaller ones, as those of batch normalisation and biases, are summed and updated whole. They are a few
+# thousandths of a network, and each would take a call of NCCL's.
+LEAST_BYTES = 16 << 10
+PARTS = {"sgd_update": "sgd_update_part", "adamw_update": "adamw_update_part"}
+NORM, NORMS = "norm.parts", "norms.parts"
+
+
+def shard_optimizer(operations: Sequence[Operation], values: dict[str, Value], ranks: Ranks | None) -> list[Operation]:
+    """`operations` with the states of large parameters sharded, where all ranks run one plan. `values` gets
+    `part.<gradient>` and `part.<new parameter>`, and the types of the states become those of parts."""
+    if not can_shard(ranks):
+        return [*operations]
+    assert ranks is not None
+    updates = {op.name: op for op in operations if _is_worth_it(op, values, ranks)}
+    gradients = {op.inputs[1] for op in updates.values()}
+    scattered: dict[str, str] = {}  # by the sum over ranks, its part
+    found: list[Operation] = []
+    gathers: list[Operation] = []
+    for op in operations:
+        if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients:
+            found.append(_scatter(op, values, ranks))
+            scattered[op.outputs[0]] = found[-1].outputs[0]
+        elif op.name in updates:
+            update, gather = _update(op, scattered, values, ranks)
+            found.append(update)
+            gathers.append(gather)
+        elif op.kind == "guard" and not scattered.keys().isdisjoint(op.inputs):
+            found += _guard(op, scattered, values, ranks)
+        else:
+            found.append(op)
+    if not gathers:
+        return found
+    # Behind all updates, which one launch may run, and before what reads the new parameters.
+    behind = 1 + max(at for at, op in enumerate(found) if op.kind in PARTS.values())
+    return [*found[:behind], *gathers, *found[behind:]]
+
+
+def can_shard(ranks: Ranks | None) -> bool:
+    """Whether there are ranks, and all of them run one plan: parts of another one could lie in another order."""
+    return ranks is not None and len(ranks.members) == ranks.size
+
+
+def check_can_shard(wanted: bool, ranks: Ranks | None, optimizer: Optimizer) -> None:
+    """MBC100 where states are to be sharded over several ranks that do not run one plan, MBC101 where they are of an
+    optimizer whose states are not sharded."""
+    if wanted and f"{optimizer.kind}_update" not in PARTS:
+        raise MbcError(
+            "MBC101",
+            f"states of {optimizer.kind} cannot be sharded: its steps depend on norms of whole parameters",
+            "choose sgd or adamw, or leave shard_optimizer out",
+        )
+    if wanted and ranks is not None and not can_shard(ranks):
+        raise MbcError(
+            "MBC100",
+            f"the optimizer's states cannot be sharded over {ranks.size} GPUs that do not run one plan, with "
+            f"{', '.join(map(str, ranks.rows))} rows",
+            "choose a batch that the GPUs share evenly, and GPUs alike, or leave shard_optimizer out",
+        )
+
+
+def _is_worth_it(op: Operation, values: dict[str, Value], ranks: Ranks) -> bool:
+    if op.kind not in PARTS or len(op.inputs) < 4:  # sgd without momentum has no states
+        return False
+    parameter = values[op.inputs[0]].type
+    return parameter.size_bytes >= LEAST_BYTES and bool(parameter.shape) and parameter.shape[0] >= 2
+
+
+def _scatter(total: Operation, values: dict[str, Value], ranks: Ranks) -> Operation:
+    own = total.inputs[0]
+    part = _declare(f"part.{own}", part_of(values[own].type, ranks.size), total, values)
+    return Operation(
+        f"{own}.reduce_scatter", "reduce_scatter", total.inputs, (part,), ReduceScatter(ranks.size), total.span
+    )
+
+
+def _update(
+    op: Operation, scattered: dict[str, str], values: dict[str, Value], ranks: Ranks
+) -> tuple[Operation, Operation]:
+    """Of a part, and what gathers the new parameter."""
+    parameter, gradient, control, *states = op.inputs
+    after, *next_states = op.outputs
+    kind = part_of(values[parameter].type, ranks.size)
+    for name in (*states, *next_states):
+        values[name] = replace(values[name], type=kind)
+    part = _declare(f"part.{after}", kind, op, values)
+    update = replace(
+        op,
+        kind=PARTS[op.kind],
+        inputs=(parameter, scattered.get(gradient, gradient), control, *states),
+        outputs=(part, *next_states),
+    )
+    gather = Operation(
+        f"{parameter}.gather_parts", "gather_parts", (part, parameter), (after,), AllGather(ranks.size), op.span
+    )
+    return update, gather
+
+
+def _guard(op: Operation, scattered: dict[str, str], values: dict[str, Value], ranks: Ranks) -> list[Operation]:
+    """That sees the norms of all ranks' parts."""
+    kind = TensorType((1,), values[op.inputs[1]].type.dtype)
+    norm = _declare(NORM, kind, op, values)
+    norms = _declare(NORMS, TensorType((ranks.size, 1), kind.dtype), op, values)
+    parts = tuple(scattered[name] for name in op.inputs if name in scattered)
+    whole = tuple(name for name in op.inputs if name not in scattered)
+    return [
+        Operation(NORM, "norm", parts, (norm,), NoAttributes(), op.span),
+        Operation(f"{NORM}.all_gather", "all_gather", (norm,), (norms,), AllGather(ranks.size), op.span),
+        replace(op, inputs=(*whole, norms)),
+    ]
+
+
+def _declare(name: str, kind: TensorType, by: Operation, values: dict[str, Value]) -> str:
+    while name in values:
+        name += "_"
+    values[name] = Value(name, kind, Role.INTERMEDIATE, span=by.span)
+    return name

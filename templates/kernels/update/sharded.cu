@@ -1,0 +1,86 @@
+// A sharded optimizer: this rank's part of each parameter (mbc/ops/shard.py), one or many in few launches.
+//
+// Bytes      of a part: parameter, gradient and states in, parameter's part and states out. The parameter is whole, and
+//            so may be the gradient: they are read from where this rank's part begins, which the control block says.
+// Tile       as in multi_tensor.cu: chunks of 4,096 elements of a part, a block each. In the padding of a part states
+//            stay, and the new parameter is zero.
+// Threads    256, four vectors of four elements each.
+// Limit      memory bandwidth.
+//
+// Integers of a call: the structure, then `FIELDS` of them for every tensor: the elements of its part, those of the
+// whole, whether the gradient is whole, then which pointers of the call are its operands, the part's new one last.
+#include "multi_tensor.cuh"
+#include "optimizer.cuh"
+
+struct ShardedUpdateArguments {
+  int64_t tensors;
+  int64_t control;  // which pointer is the control block
+  int64_t nesterov;
+};
+
+namespace mbc {
+
+struct Sharded {
+  const float *p[MOST_TENSORS], *g[MOST_TENSORS];
+  float *a[MOST_TENSORS], *b[MOST_TENSORS], *p_out[MOST_TENSORS];
+  int64_t whole[MOST_TENSORS];  // elements
+  bool whole_gradient[MOST_TENSORS];
+};
+
+template <typename Rule>
+__global__ void sharded_update(Chunks chunks, Sharded all, const MbcControl* control,
+                               typename Rule::Settings settings) {
+  const Rule rule(settings, control);
+  const int n = chunks.tensor();
+  const int64_t whole = all.whole[n], first = min(control->rank * chunks.elements[n], whole);
+  const int64_t begin = chunks.begin(n), end = min(chunks.end(n), whole - first);
+  for (int64_t i = max(begin, whole - first) + threadIdx.x; i < chunks.end(n); i += THREADS) all.p_out[n][i] = 0.0f;
+  if (begin >= end) return;
+  const Tensor t{all.p[n] + first, all.g[n] + (all.whole_gradient[n] ? first : 0), all.a[n], all.b[n],
+                 all.p_out[n], all.a[n], all.b[n], end};
+  const uintptr_t addresses = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
+                              reinterpret_cast<uintptr_t>(t.a) | reinterpret_cast<uintptr_t>(t.b) |
+                              reinterpret_cast<uintptr_t>(t.p_out);
+  const int64_t last = addresses % 16 == 0 ? end / 4 : begin / 4;
+  update(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
+}
+
+template <typename Rule>
+const char* run_sharded(const MbcCall& call, const typename Rule::Settings& settings) {
+  const auto& a = arguments<ShardedUpdateArguments>(call);
+  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
+  Sharded all{};
+  const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
+  for_each_launch<6 + Rule::STATES>(
+      fields, a.tensors,
+      [&](int slot, int, const int64_t* own) {
+        all.whole[slot] = own[1];
+        all.whole_gradient[slot] = own[2] != 0;
+        all.p[slot] = at(own[3]);
+        all.g[slot] = at(own[4]);
+        all.a[slot] = at(own[5]);
+        all.b[slot] = Rule::STATES > 1 ? at(own[6]) : nullptr;
+        all.p_out[slot] = at(own[5 + Rule::STATES]);
+      },
+      [&](const Chunks& chunks, uint32_t blocks) {
+        MBC_LAUNCH((sharded_update<Rule>), blocks, THREADS, call.stream, chunks, all, control, settings);
+      });
+  return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_multi_tensor_sgd_part(const MbcCall& call) {
+  using namespace mbc;
+  return run_sharded<Sgd<true>>(call, sgd_settings(call, arguments<ShardedUpdateArguments>(call).nesterov != 0));
+}
+
+extern "C" const char* mbc_multi_tensor_adamw_part(const MbcCall& call) {
+  using namespace mbc;
+  return run_sharded<Adamw>(call, adamw_settings(call));
+}
+
+extern "C" const char* mbc_sgd_update_part(const MbcCall& call) { return mbc_multi_tensor_sgd_part(call); }
+
+extern "C" const char* mbc_adamw_update_part(const MbcCall& call) { return mbc_multi_tensor_adamw_part(call); }

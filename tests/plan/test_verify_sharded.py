@@ -1,0 +1,165 @@
+"""Plans with sharded optimizer states: what would leave a part of a parameter as it was, or update it twice, or keep it
+from other ranks, is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from mbc.compiler import compile_plans
+from mbc.errors import MbcError
+from mbc.ir.graph import Operation, Ranks
+from mbc.ops.shard import ReduceScatter
+from mbc.options import Options
+from mbc.plan.file import dump_plan, load_plan
+from mbc.plan.model import Kernel, Plan
+from mbc.plan.verify import verify_plan
+from mbc.plan.verify_ranks import verify_rank, verify_ranks
+from mbc.source import Source
+
+SOURCE = """network net(batch = 8) {
+  input image[batch, 3, 6, 6] : float
+  input label[batch] : class
+  x = image |> conv(64, 3, pad=1) |> relu |> conv(66, 3, pad=1, stride=2) |> relu |> flatten
+  logits = x |> linear(70) |> linear(4)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9)  clip_norm = 1  shard_optimizer = true }
+"""
+
+
+@cache
+def plan_of(precision: str = "fp32", gpus: int = 2) -> Plan:
+    options = Options(gpu="h200", gpus=gpus, settings=(("train.precision", precision), ("batch", str(4 * gpus))))
+    (plan,) = compile_plans(Source("net.mbc", SOURCE), options)
+    return plan
+
+
+def of_kind(kind: str) -> list[Operation]:
+    return [op for op in plan_of().graph.train if op.kind == kind]
+
+
+def changed(change: Callable[[Operation], list[Operation]]) -> Plan:
+    plan = plan_of()
+    train = tuple(made for op in plan.graph.train for made in change(op))
+    return replace(plan, graph=replace(plan.graph, train=train))
+
+
+def in_place_of(old: Operation, *new: Operation) -> Plan:
+    return changed(lambda op: [*new] if op == old else [op])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_plans_are_accepted_and_read_back(precision: str, gpus: int) -> None:
+    plan = plan_of(precision, gpus)
+    verify_plan(plan)
+    verify_ranks([plan])
+    assert load_plan(dump_plan(plan), "plan.json") == plan
+
+
+SCATTER, LAST_SCATTER = of_kind("reduce_scatter")[0], of_kind("reduce_scatter")[-1]
+UPDATE, LAST_UPDATE = of_kind("sgd_update_part")[0], of_kind("sgd_update_part")[-1]
+GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
+(NORM,) = of_kind("norm")
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        # A part that is not updated, is updated twice, or whose gradient's norm is not seen, or seen twice.
+        (in_place_of(UPDATE), f"'{SCATTER.name}' is this rank's part of a sum, which serves norm"),
+        (
+            in_place_of(UPDATE, UPDATE, replace(UPDATE, name="again", outputs=("again", "again.momentum"))),
+            "which serves norm and sgd_update_part and sgd_update_part",
+        ),
+        (in_place_of(NORM, replace(NORM, inputs=NORM.inputs[1:])), "which serves sgd_update_part"),
+        (in_place_of(NORM, replace(NORM, inputs=(*NORM.inputs, NORM.inputs[0]))), "which serves norm and norm and"),
+        # A new part that is not gathered, that is gathered twice, or over another parameter.
+        (in_place_of(GATHER), f"updates a part of '{GATHER.inputs[1]}', which the ranks do not gather once"),
+        (
+            in_place_of(GATHER, GATHER, replace(GATHER, name="again", outputs=("again",))),
+            f"updates a part of '{GATHER.inputs[1]}', which the ranks do not gather once",
+        ),
+        (
+            in_place_of(GATHER, replace(GATHER, inputs=(GATHER.inputs[0], LAST_GATHER.inputs[1]))),
+            "which the ranks do not gather once",
+        ),
+        (
+            in_place_of(GATHER, GATHER, replace(GATHER, name="raw", inputs=(UPDATE.inputs[3], UPDATE.inputs[0]))),
+            f"'raw' gathers what is no update of '{UPDATE.inputs[0]}'",
+        ),
+        # The norm of what is no part, or that other ranks do not get.
+        (
+            in_place_of(NORM, NORM, replace(NORM, name="whole", inputs=(GATHER.inputs[1],), outputs=("n",))),
+            "'whole' is no norm of parts of gradients that all ranks gather",
+        ),
+        (
+            changed(lambda op: [] if op.kind == "all_gather" and op.inputs == NORM.outputs else [op]),
+            "is of one rank alone",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_parts_is_refused(plan: Plan, words: str) -> None:
+    with pytest.raises(MbcError, match=re.escape(words)) as caught:
+        verify_rank(plan)
+    assert caught.value.code == ("MBC135" if words == "is of one rank alone" else "MBC136")
+
+
+def test_a_part_that_is_not_gathered_once() -> None:
+    with pytest.raises(MbcError, match=r"MBC136: .*which the ranks do not gather once"):
+        verify_rank(in_place_of(GATHER))
+
+
+def test_a_part_of_other_ranks() -> None:
+    with pytest.raises(MbcError, match=r"MBC135: .*is of 3 ranks of 2"):
+        verify_rank(in_place_of(SCATTER, replace(SCATTER, attributes=ReduceScatter(3))))
+
+
+def test_a_part_of_a_gradient_that_no_rank_summed() -> None:
+    own = replace(UPDATE, inputs=(UPDATE.inputs[0], SCATTER.inputs[0], *UPDATE.inputs[2:]))
+    with pytest.raises(MbcError, match=r"MBC135: .*reads 'd\..*which is of one rank alone"):
+        verify_rank(in_place_of(UPDATE, own))
+
+
+def test_ranks_of_which_some_run_another_plan() -> None:
+    plan = plan_of()
+    graph = replace(plan.graph, ranks=Ranks((4, 4), (0,)))
+    with pytest.raises(MbcError, match=r"MBC136: .*is for ranks that run one plan"):
+        verify_rank(replace(plan, graph=graph))
+
+
+def test_a_sum_that_is_scattered_again() -> None:
+    twice = replace(LAST_SCATTER, name="twice", inputs=SCATTER.outputs, outputs=("twice",))
+    with pytest.raises(MbcError, match=r"'twice' sums over ranks what is summed over ranks already"):
+        verify_rank(in_place_of(LAST_SCATTER, LAST_SCATTER, twice))
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "gather_parts"])
+def test_a_launch_that_does_something_else(name: str) -> None:
+    """Another collective's kernel, copy engines, and a launch that leaves a tensor out."""
+    plan = plan_of()
+    at, launch = next(
+        (i, w) for i, w in enumerate(plan.train.launches) if isinstance(w.work, Kernel) and w.work.name == name
+    )
+    assert isinstance(launch.work, Kernel)
+
+    def with_launch(new: object) -> Plan:
+        launches = tuple(new if i == at else w for i, w in enumerate(plan.train.launches))
+        return replace(plan, train=replace(plan.train, launches=launches))
+
+    for work, code in (
+        (replace(launch.work, name="all_reduce"), "MBC133"),
+        (replace(launch.work, settings=(("ctas", 0),)), "MBC133"),
+    ):
+        with pytest.raises(MbcError) as caught:
+            verify_plan(with_launch(replace(launch, work=work)))
+        assert caught.value.code == code
+    with pytest.raises(MbcError) as caught:
+        verify_plan(with_launch(replace(launch, operations=launch.operations[1:])))
+    assert caught.value.code in ("MBC123", "MBC127")

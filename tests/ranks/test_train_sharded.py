@@ -1,0 +1,92 @@
+"""`mbc train` with sharded optimizer states: checkpoints take all ranks, also after a signal to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from mbc.train.checkpoint import read_progress
+from tests.ranks.processes import ROOT
+from tests.ranks.test_mpi import AS_ROOT, with_mpi
+from tests.ranks.test_train import COMMAND
+from tests.ranks.test_train_failures import MBC, PROMISE_S, Training
+
+pytestmark = with_mpi
+SOURCE = """\
+network tiny(batch = 8, classes = 3) {
+  input image[batch, 1, 6, 6] : float
+  input target[batch] : class
+  logits = image |> conv(70, 3, pad=1) |> conv(64, 3, pad=1) |> relu |> global_avgpool |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = adamw  shard_optimizer = true }
+"""
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)} | AS_ROOT
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    (folder / "tiny.mbc").write_text(SOURCE)
+    made = subprocess.run(
+        [*MBC, "compile", "tiny.mbc", "--gpus", "2", "-o", "pair"], cwd=folder, env=_environment(), check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0 and re.search(r"sharded +\S+ KiB of \S+ KiB of optimizer states", made.stdout), made
+    return folder / "pair"
+
+
+@pytest.fixture
+def training(pair: Path, tmp_path: Path) -> Iterator[Training]:
+    made = Training(pair, tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(("rank", "number"), [(None, signal.SIGINT), (0, signal.SIGTERM), (1, signal.SIGINT)])
+def test_an_interrupt_leaves_a_whole_checkpoint(training: Training, rank: int | None, number: signal.Signals) -> None:
+    training.start("plain", 1_000_000)
+    training.trains()
+    assert training.process is not None
+    os.kill(training.process.pid if rank is None else training.ranks()[rank], number)
+    said = training.ended(PROMISE_S)
+    assert re.search(f"^go on with: mbc train .* --resume {training.checkpoint}$", said, re.MULTILINE), said
+    assert rank is not None or (training.process.returncode == 130 and "MBC264" not in said)
+    assert training.whole_epochs() >= 1
+    saved = load_file(training.checkpoint)
+    assert saved["conv1.weight.v"].shape == saved["conv1.weight"].shape == (64, 70, 3, 3)
+    assert saved["conv1.weight.v"].reshape(64, -1).max(axis=1).min() > 0  # of both ranks
+
+
+@pytest.mark.parametrize("others", [(1, 3), pytest.param((2,), marks=pytest.mark.exhaustive)])
+def test_a_training_goes_on_on_other_ranks(tmp_path: Path, others: tuple[int, ...]) -> None:
+    (tmp_path / "tiny.mbc").write_text(SOURCE.replace("batch = 8", "batch = 6"))
+    images = np.random.default_rng(0).normal(size=(30, 1, 6, 6)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", images=images, labels=np.arange(30) % 3)
+
+    def run(*more: str) -> list[dict[str, float]]:
+        done = subprocess.run(
+            [*COMMAND, "--json", *more], cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["epochs"]
+
+    alone = run("--epochs", "3")
+    run("--epochs", "2", "--gpus", "2", "--checkpoint", "w.safetensors", "--checkpoint-every", "3", "--keep-best")
+    assert read_progress(tmp_path / "w.best.safetensors").epochs in (1, 2)
+    for gpus in others:
+        (found,) = run("--epochs", "3", "--gpus", str(gpus), "--resume", "w.safetensors", "--checkpoint", f"{gpus}")
+        assert found["loss"] == pytest.approx(alone[2]["loss"], rel=1e-4)
