@@ -38,6 +38,7 @@ class Lowered:
     allow_emulated_fp32: bool
     device_bytes: int | None
     host_bytes: int | None
+    peer_bytes: int
     settings: tuple[tuple[str, str], ...]
 
 
@@ -75,6 +76,7 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
         sections.allow_emulated_fp32,
         sections.device_bytes,
         sections.host_bytes,
+        sections.peer_bytes,
         parameters,
     )
 

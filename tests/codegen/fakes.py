@@ -21,7 +21,7 @@ import pytest
 
 from mbc.codegen.build import host_files
 from mbc.codegen.render import render, render_kernel_library
-from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, View, view
+from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
 from mbc.kernels.base import Provider
 from mbc.plan.model import Copy, Kernel, Plan, Program, Space, Stream
 from mbc.resources import folder
@@ -30,8 +30,9 @@ from mbc.runtime.library import RanksInterface
 FAKE = Path(__file__).parent / "fake"
 ARENA = 1 << 40  # an address; nothing is ever read there
 HOST = 1 << 44
+PEER = HOST + PEER_BASE  # so that the log has offsets as rows have them
 COMMUNICATOR = 77
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT, Stream.COLLECTIVE)
+STREAMS = tuple(Stream)
 PROGRAMS = ("train", "infer")
 
 
@@ -171,6 +172,7 @@ class loaded:
         self.lib.mbc_last_error.argtypes = [ctypes.c_void_p]
         self.lib.mbc_arena_bytes.restype = ctypes.c_uint64
         self.lib.mbc_host_bytes.restype = ctypes.c_uint64
+        self.lib.mbc_peer_bytes.restype = ctypes.c_uint64
         self.lib.mbc_cudnn_version.restype = ctypes.c_size_t
         self.module = ctypes.c_void_p()
         if has_everything:
@@ -188,6 +190,8 @@ class loaded:
             ctypes.c_uint64(size),
             ctypes.c_void_p(HOST),
             ctypes.c_uint64(self.lib.mbc_host_bytes()),
+            ctypes.c_void_p(PEER),
+            ctypes.c_uint64(self.lib.mbc_peer_bytes()),
             streams,
             None if self.ranks is None else ctypes.byref(self.ranks),
             ctypes.byref(self.module),
