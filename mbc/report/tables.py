@@ -191,6 +191,9 @@ def totals_text(plan: Plan) -> str:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_size(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
+    if predictions.peer_bytes:
+        most = f"of at most {show_size(plan.peer_limit_bytes)}"
+        rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))
     limits = [
         (
             "best serial schedule",
