@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import movable_states, states_to_offload
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.search.search import Limits, search
+from mbc.options import Options
 from mbc.plan.model import Plan, Space, Stream
 from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
-from tests.optimize.planned import H200, draft_of, kept_plan, table
+from mbc.source import Source
+from tests.optimize.planned import H200, NETWORKS, draft_of, kept_plan, table
 from tests.optimize.remat.test_apply_decisions import trained, undecided
 
 CASE = ("residual", "fp32", 0)
@@ -103,6 +106,14 @@ def test_hidden_copies_take_the_link_that_is_preferred(
     found = choose_residency(made.graph, draft, fast, techniques, int(0.85 * kept))
     assert found.decisions.offloads and not found.stalling
     assert {offload.space for offload in found.decisions.offloads} == {first}
+
+
+def test_gpus_that_share_a_mini_batch_lend_each_other_nothing() -> None:
+    source = Source("residual.mbc", NETWORKS["residual"])
+    with pytest.raises(MbcError) as caught:
+        compile_plan(source, Options(gpu="h200", gpus=2, settings=(("memory.peers", "1 GB"),)))
+    assert caught.value.code == "MBC103"
+    assert "memory.peers is for one GPU that trains: 2 that share a mini-batch" in caught.value.message
 
 
 def test_states_go_where_there_is_room() -> None:
