@@ -29,7 +29,9 @@ def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[],
         try:
             say(("link", bench.identity(), bench.peer_link(task.precision)))
         except DoesNotFit as error:
-            raise MbcError("MBC106", f"copies between GPUs are not measured: {error}", "end other programs") from error
+            raise MbcError(
+                "MBC275", f"memory for copies between GPUs is missing: {error}", "end other programs that use the GPUs"
+            ) from error
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def _taken(driver: Any, gpu: Any, size_bytes: int) -> Lent | int:
             return free_bytes
         try:
             allocation = driver.mem_alloc(size_bytes)
-        except driver.MemoryError:  # in pieces
+        except driver.MemoryError:  # it is fragmented
             return int(driver.mem_get_info()[0])
     finally:
         driver.Context.pop()

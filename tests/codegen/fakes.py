@@ -274,7 +274,9 @@ def _offset(plan: Plan, number: int, row: int) -> int:
     if buffer.value is not None and plan.graph.values[buffer.value].per_sample:
         shape = plan.graph.values[buffer.value].type.shape
         offset += (row - buffer.rows.start) * math.prod(shape[1:]) * buffer.dtype.size_bytes
-    return offset if buffer.space is Space.ARENA else -1 - offset
+    if buffer.space is Space.ARENA:
+        return offset
+    return -1 - offset - (PEER_BASE if buffer.space is Space.PEER else 0)
 
 
 def as_planned(log: Log) -> Log:

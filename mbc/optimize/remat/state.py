@@ -65,7 +65,7 @@ class Techniques:
         return sum(self.room_bytes.values()) if self.offload > 0 else 0
 
     def less(self, taken_bytes: Mapping[Space, int]) -> Techniques:
-        """With so much of the room taken."""
+        """With so many bytes of each space taken."""
         host_bytes, peer_bytes = (taken_bytes.get(space, 0) for space in (Space.HOST, Space.PEER))
         return replace(self, host_bytes=self.host_bytes - host_bytes, peer_bytes=self.peer_bytes - peer_bytes)
 
