@@ -247,6 +247,12 @@ def kernels_cell(summary: OperationSummary) -> str:
     return " | ".join(summary.kernels) + (EMULATED if summary.emulated_fp32 else "")
 
 
+def outside_cell(host_bytes: int, peer_bytes: int) -> str:
+    """What a plan keeps in host memory, and of a peer's where it is lent any."""
+    host = show_size(host_bytes) if host_bytes else "-"
+    return f"{host}, peer {show_size(peer_bytes)}" if peer_bytes else host
+
+
 def time_cell(time_us: float, estimated: bool) -> str:
     return ("~" if estimated else "") + show_time(time_us)
 

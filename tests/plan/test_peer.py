@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.errors import MbcError
+from mbc.fit import figures
 from mbc.plan.diff import diff_plans
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Copy, Launch, Plan, Program, Space, Stream
@@ -15,8 +16,10 @@ from mbc.plan.techniques import techniques
 from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan
 from mbc.report.memory import curve_text
+from mbc.report.tables import outside_cell
 from mbc.report.techniques import techniques_document, techniques_text
 from mbc.runtime.transfers import Transfers
+from mbc.units import show_size
 from tests.optimize.remat.test_apply_decisions import everything_at_once, trained, undecided
 from tests.plan.offload import offloaded_plan
 from tests.plan.peer import lent
@@ -111,3 +114,11 @@ def test_what_is_shown_and_compared() -> None:
     assert changed["copied_to_peer_bytes"] == (0, link.out_bytes)
     assert changed["copied_to_host_bytes"] == (link.out_bytes, 0)
     assert changed["peer_bytes"] == (0, peer.predictions.peer_bytes)
+
+
+def test_what_fits_is_told_with_what_is_outside() -> None:
+    plan = everything_at_once("residual")
+    found, other = figures(plan), figures(lent(plan))
+    assert (found.peer_bytes, other.peer_bytes) == (0, plan.predictions.host_bytes)
+    assert outside_cell(0, 0) == "-" and outside_cell(found.host_bytes, 0) == show_size(found.host_bytes)
+    assert outside_cell(other.host_bytes, other.peer_bytes) == f"-, peer {show_size(other.peer_bytes)}"

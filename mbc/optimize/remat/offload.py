@@ -47,6 +47,8 @@ class Offloader:
             both = not busy.isdisjoint(lanes)
             for lane in lanes:
                 self._times_us[lane] = {b: links.copy_us(size, lane, both) for b, size in sizes.items()}
+        # By value: the spaces, those first whose copies are over soonest.
+        self._nearest = {b: sorted(self._spaces, key=lambda s, b=b: self.round_trip_us(b, s)) for b in sizes}
         self.peak = 0
         self.offloaded_share = 0.0
         self.stalling: set[int] = set()
@@ -106,8 +108,10 @@ class Offloader:
         """The space with room for a value whose copies are over soonest; None where there is none."""
         ledger = self._ledger
         size_bytes = ledger.size_bytes[buffer]
-        fitting = (s for s in self._spaces if ledger.offloaded_bytes[s] + size_bytes <= self._room_bytes[s])
-        return min(fitting, key=lambda space: self.round_trip_us(buffer, space), default=None)
+        for space in self._nearest[buffer]:
+            if ledger.offloaded_bytes[space] + size_bytes <= self._room_bytes[space]:
+                return space
+        return None
 
     def _queues(self, starts_us: NDArray[np.float64]) -> Mapping[Space, tuple[_Queue, _Queue]]:
         """The copy queues of both directions around the peak, by space: earliest first out, latest first back."""
