@@ -104,6 +104,7 @@ def figures(card: Card, plan: Plan) -> dict[str, Any]:
         "counted_gb": card.counted_bytes(plan) / GB,
         "arena_bytes": p.arena_bytes,
         "host_gb": p.host_bytes / GB,
+        "peer_gb": p.peer_bytes / GB,
         "over_bound": p.train_us / plan.bounds.least_us - 1,
         "beside": plan.bounds.critical_path_us > 0,  # which bound it is
         "over_fastest": p.train_us / plan.bounds.fastest_us - 1,

@@ -138,10 +138,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     arguments = parser.parse_args()
-    drive("capped", tuple(tasks()), _COLUMNS, arguments)
+    drive("capped", tuple(tasks()), COLUMNS, arguments)
 
 
-_COLUMNS = [
+COLUMNS = [
     "name", "batch", "cap_gb", "unlimited_gb", "counted_gb", "host_gb", "predicted_ms", "step_ms", "free_batch",
     "free_ms", "loss", "most_loss", "over_bound", "predicted_over_measured", "arena_equal", "gradient_median", "passed",
 ]  # fmt: skip

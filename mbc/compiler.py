@@ -13,7 +13,7 @@ from mbc.codegen.build import Package, check_output, write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.collection import uncollected
 from mbc.constraints import Constraints, constraints_of
-from mbc.errors import BudgetError
+from mbc.errors import BudgetError, MbcError
 from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
@@ -126,6 +126,12 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
     gpus, devices, batch = asked.gpus, asked.devices, asked.lowered.network.batch
     if len(gpus) == 1:
         return (_task(asked.lowered, devices[gpus[0].gpu], options, stages, None),)
+    if asked.lowered.peer_bytes:
+        raise MbcError(
+            "MBC103",
+            f"memory.peers is for one GPU that trains: {len(gpus)} that share a mini-batch lend each other nothing",
+            "train on one GPU, or leave out memory.peers; where it is the source's: --set memory.peers=0B",
+        )
 
     def of_rows(gpu: RankGpu, rows: int, ranks: Ranks) -> _Task:
         rank_options = _options_of_rank(options, gpu, rows)

@@ -45,7 +45,9 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32)
     host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
-    limits = Limits(options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes)
+    limits = Limits(
+        options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes, lowered.peer_bytes
+    )
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     if device.memory_bytes < budget_bytes < UNLIMITED_BYTES and not on_cpu:
         warnings.warn(

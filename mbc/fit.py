@@ -39,6 +39,7 @@ class Figures:
     train_us: float
     least_us: float
     measured_share: float
+    peer_bytes: int = 0
 
     @property
     def images_per_s(self) -> float:
@@ -58,6 +59,7 @@ def figures(plan: Plan) -> Figures:
         p.train_us,
         plan.bounds.least_us,
         p.measured_share,
+        p.peer_bytes,
     )
 
 

@@ -107,6 +107,9 @@ def summary(plan: Plan) -> list[str]:
     if p.host_bytes:
         most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
         lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
+    if p.peer_bytes:
+        most = show_size(plan.peer_limit_bytes)
+        lines.append(f"  peers      {show_size(p.peer_bytes)} of another GPU's memory, of at most {most}")
     return lines
 
 
@@ -184,8 +187,10 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "overhead_measured": p.overhead_measured,
         "prefetch_bytes": prefetch_bytes(plan),
         "host_bytes": p.host_bytes,
+        "peer_bytes": p.peer_bytes,
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,
+        "peer_limit_bytes": plan.peer_limit_bytes,
         "live_bytes": b.live_bytes,
         "floor_bytes": b.floor_bytes,
         "floor_operation": b.floor_operation,

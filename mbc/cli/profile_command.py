@@ -89,10 +89,20 @@ def _knows_collectives(path: Path, gpus: tuple[str, ...]) -> bool:
 
 def _measure_collectives(gpus: tuple[str, ...], path: Path) -> Measured:
     from mbc.measure.collective_fleet import measure_collectives
+    from mbc.measure.peer_fleet import measure_peer_link
 
     began_s = time.monotonic()
     line = StatusLine()
-    return measure_collectives(gpus, path, lambda text: line.line(f"{time.monotonic() - began_s:5.1f} s  {text}"))
+
+    def tell(text: str) -> None:
+        line.line(f"{time.monotonic() - began_s:5.1f} s  {text}")
+
+    found = measure_collectives(gpus, path, tell)
+    try:
+        measure_peer_link(gpus, path, tell)
+    except MbcError as error:  # GPUs that do not reach each other still share a mini-batch
+        tell(f"copies between GPUs were not measured: {error.message}")
+    return found
 
 
 def _collectives(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -> int:

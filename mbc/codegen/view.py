@@ -18,7 +18,8 @@ from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
 
 # As the streams of mbc_create (mbc_module.h).
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT, Stream.COLLECTIVE)
+STREAMS = tuple(Stream)
+PEER_BASE = 1 << 62  # as in plan_tables.h
 COPY = "copy"  # the name of the launcher of copies
 
 
@@ -37,8 +38,8 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One launch. `launcher` and `stream` are indices; `offsets` in bytes, one an access: of the arena, or -1 - offset
-    for one of host memory; `waits` are launches of the same program."""
+    """One launch. `launcher` and `stream` are indices; `offsets` in bytes, one an access: of the arena, -1 - offset
+    for one of host memory, and PEER_BASE less than that for one of a peer's; `waits`: launches of the same program."""
 
     launcher: int
     stream: int
@@ -59,6 +60,7 @@ class View:
     working: int  # MBC_WORKING: code of the working type
     arena_bytes: int
     host_bytes: int
+    peer_bytes: int
     launchers: tuple[Launcher, ...]
     libraries: tuple[str, ...]  # of LIBRARIES, those that are used
     train: tuple[Row, ...]
@@ -108,6 +110,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
         working=working,
         arena_bytes=plan.predictions.arena_bytes,
         host_bytes=plan.predictions.host_bytes,
+        peer_bytes=plan.predictions.peer_bytes,
         launchers=launchers,
         libraries=tuple(name for name in LIBRARIES if name in used),
         train=tuple(_placed(row, place) for row in train),
@@ -216,7 +219,9 @@ class _Flattener:
         start = access.rows.start - buffer.rows.start
         skipped = start * self._bytes_per_row(access.buffer) if start else 0
         offset = self.plan.offsets[access.buffer] + skipped
-        return offset if buffer.space is Space.ARENA else -1 - offset
+        if buffer.space is Space.ARENA:
+            return offset
+        return -1 - offset - (PEER_BASE if buffer.space is Space.PEER else 0)
 
     def _comment(self, launch: Launch) -> str:
         """Operations, kernel and rows: what a message or a reader calls this launch."""

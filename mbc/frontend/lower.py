@@ -40,6 +40,7 @@ class Lowered:
     shard_optimizer: bool | None
     device_bytes: int | None
     host_bytes: int | None
+    peer_bytes: int
     settings: tuple[tuple[str, str], ...]
 
 
@@ -78,6 +79,7 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
         sections.shard_optimizer,
         sections.device_bytes,
         sections.host_bytes,
+        sections.peer_bytes,
         parameters,
     )
 

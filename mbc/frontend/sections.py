@@ -71,6 +71,7 @@ class Sections:
     accumulate: int = 1
     device_bytes: int | None = None
     host_bytes: int | None = None
+    peer_bytes: int = 0
 
     @property
     def rule(self) -> Optimizer:
@@ -224,6 +225,13 @@ def _host(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame
     return replace(sections, host_bytes=_bytes("host", 0, value, evaluator, frame))
 
 
+def _peers(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    if isinstance(value, ast.Name) and value.text == AUTO:
+        message = "`memory.peers` is a size with a unit: what another GPU has to spare is not known here"
+        raise MbcError("MBC026", message, "write what a plan may take of it, such as 40 GB", value.span)
+    return replace(sections, peer_bytes=_bytes("peers", 0, value, evaluator, frame) or 0)
+
+
 def _bytes(name: str, least: int, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
     allowed = "positive" if least else "0 B or more"
     negated = value.operand if isinstance(value, ast.Unary) and value.operator == "-" else None
@@ -262,7 +270,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "shard_optimizer": _shard_optimizer,
             }
         ),
-        "memory": MappingProxyType({"device": _device, "host": _host}),
+        "memory": MappingProxyType({"device": _device, "host": _host, "peers": _peers}),
     }
 )
 

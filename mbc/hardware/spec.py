@@ -9,7 +9,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveModel, Link
 from mbc.hardware.part import check_part, part_name, split_name
-from mbc.hardware.transfers import HostLink, estimated_link
+from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 from mbc.resources import data_text
 
 # By judgement: a multiprocessor moves more bytes than its share where few others ask for memory.
@@ -28,8 +28,8 @@ class DeviceSpec:
 
     `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
     was never measured. `collectives`: over the link by which such GPUs are usually joined. `communicator_bytes`: device
-    memory that NCCL takes, where several GPUs share a mini-batch. `host_link` is an estimate even of a GPU that was
-    measured: it is the machine's around the GPU.
+    memory that NCCL takes, where several GPUs share a mini-batch. `host_link` and `peer_link` are estimates even of a
+    GPU that was measured: they are the machine's around the GPU.
     """
 
     name: str
@@ -45,10 +45,16 @@ class DeviceSpec:
     launch_us: float
     overhead_bytes: int
     host_link: HostLink
+    peer_link: PeerLink
     measured: bool
     buildable: bool  # the CUDA toolkit still makes code for it
     collectives: CollectiveModel
     communicator_bytes: int = 0
+
+    @property
+    def links(self) -> Links:
+        """What carries copies out of its memory and back."""
+        return Links(self.host_link, self.peer_link)
 
     @property
     def has_bf16(self) -> bool:
@@ -88,12 +94,19 @@ def device_specs() -> dict[str, DeviceSpec]:
 
 def _spec(row: dict[str, Any]) -> DeviceSpec:
     known = {f.name for f in fields(DeviceSpec)}
-    link = estimated_link(row["pcie_generation"], row["pcie_lanes"])
-    # What was seen on some machine with this GPU is a better guess than what its bus promises.
-    seen = {f.name: row[f.name] for f in fields(HostLink) if f.name.endswith("_gb_s") and f.name in row}
-    peers = CollectiveModel(Link(row.get("peer_link", Link.PCIE)))
+    link = _as_seen(estimated_link(row["pcie_generation"], row["pcie_lanes"]), row)
+    nvlink_gb_s = row.get("nvlink_gb_s", 0.0)  # each direction between two of them; 0: joined by the bus
+    peer = estimated_peer_link(link, nvlink_gb_s)
+    joined = Link.NVLINK if nvlink_gb_s else Link.PCIE
     settings = {key: value for key, value in row.items() if key in known}
-    return DeviceSpec(host_link=replace(link, **seen), collectives=peers, **settings)
+    return DeviceSpec(
+        host_link=link, peer_link=_as_seen(peer, row), collectives=CollectiveModel(joined), **settings
+    )  # fmt: skip
+
+
+def _as_seen(link: AnyLink, row: dict[str, Any]) -> AnyLink:
+    """What was seen on some machine with this GPU is a better guess than what its bus promises."""
+    return replace(link, **{f.name: row[f.name] for f in fields(link) if f.name.endswith("_gb_s") and f.name in row})
 
 
 def is_plan_only(architecture: str) -> bool:

@@ -17,7 +17,7 @@
 * `operand_buffers`: operands of one operation on a GPU
 * `random_operands`: random operands for any kind of operation
 * `compare`: distances between results, computed on the GPU
-* `host_copies`: copies between device and pinned host memory
+* `host_copies`: copies between device and pinned host memory, or another GPU's
 * `kernel_library`: any candidate, by the code of a generated module
 * `cudnn_library`: cuDNN's backend API through ctypes
 * `cudnn_constants`: its constants
@@ -30,4 +30,6 @@
 * `collective_harness`: those of a real GPU
 * `collective_fleet`: a process for each GPU, which meet in one communicator after another
 * `collective_worker`: the process of one rank
+* `peer_fleet`: one process that copies between two GPUs
+* `peer_worker`: that process
 """

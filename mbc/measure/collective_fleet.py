@@ -93,7 +93,7 @@ def measure_collectives(
     with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
         library = Path(folder) / "libkernels.so"
         tell("building the kernels that run beside collectives")
-        (build or _build)(here.architecture, precision, library)
+        (build or build_kernels)(here.architecture, precision, library)
         link, ctas, sizes = link_of(gpus), tuple(max_ctas), tuple(sizes_bytes)
         first = CollectiveTask(0, len(gpus), link, precision, str(library), ctas, sizes)
         tasks = [replace(first, rank=rank) for rank in range(len(gpus))]
@@ -102,7 +102,8 @@ def measure_collectives(
             return _Watch(processes, told, path, tell, silent_s).run()
 
 
-def _build(architecture: str, precision: Precision, library: Path) -> None:
+def build_kernels(architecture: str, precision: Precision, library: Path) -> None:
+    """The library of kernels that run beside collectives and copies."""
     build_kernel_library(architecture, precision, library, find_toolchain(), CONCURRENT_KERNELS)
 
 

@@ -30,7 +30,7 @@ SETTLED_S, MOST_READINGS = 0.05, 40  # between two readings of the free memory, 
 Say = Callable[[object], None]
 
 
-def serve(work: Callable[[CollectiveTask, Say, Callable[[], Any]], None]) -> None:
+def serve(work: Callable[[Any, Say, Callable[[], Any]], None]) -> None:
     """Do the one task; whoever started this ends it by SIGKILL."""
     say = speaker()
     try:

@@ -138,9 +138,10 @@ class Gpu:
         if size_bytes:
             self.driver.memset_d8(address, byte, size_bytes)
 
-    def copy(self, target: int, source: int, size_bytes: int) -> None:
-        """On the stream, so that it can be captured."""
-        self.driver.memcpy_dtod_async(target, source, size_bytes, self._stream)
+    def copy(self, target: int, source: int, size_bytes: int, stream: Any = None) -> None:
+        """On the GPU's stream, so that it can be captured, or one of `new_stream`. Either end may be memory of another
+        GPU that this one reaches."""
+        self.driver.memcpy_dtod_async(target, source, size_bytes, stream or self._stream)
 
     def pinned(self, size_bytes: int) -> NDArray[np.uint8]:
         """Host memory that copies reach directly; `DoesNotFit` where the machine does not give it."""

@@ -1,5 +1,5 @@
-"""Measures copies between a GPU and pinned host memory, alone, in both directions concurrently, and concurrently with
-kernels.
+"""Measures copies between a GPU and pinned host memory, or another GPU's, alone, in both directions concurrently, and
+concurrently with kernels and copies of the other link.
 
 What is timed runs on one stream while copies keep another one busy in each direction that is asked for: they start
 before it and end after it. Kernels are timed alone and concurrently with copies in turn, so that a change of clocks
@@ -17,24 +17,27 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.hardware.transfers import HostLink, Slowdown
+from mbc.hardware.transfers import HostLink, PeerLink, Slowdown
 from mbc.measure.gpu import DoesNotFit, Gpu
-from mbc.plan.model import Stream
+from mbc.plan.model import STREAM_FROM, STREAM_TO, Space, Stream
 
 MIB = 1 << 20
 SIZES_BYTES = tuple(mib * MIB for mib in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
+TIMED_BYTES = {Space.HOST: 64 * MIB, Space.PEER: 512 * MIB}  # of concurrent copies: so long that latency counts little
 BESIDE_BYTES = 64 * MIB  # of each copy that only keeps its direction busy
 TIMED_US = 4000.0  # of one timing of a kernel or of concurrent copies
 REPEATS = 5  # of each timing, after one that is left out
 ROUNDS = 3  # of alone and concurrent
-BUSY_GB_S = 100.0  # no direction is faster: rather too many concurrent copies than too few
-MOST_SHARE = 4  # a buffer takes no more than one in so many bytes of the GPU's block
+# No direction is faster: rather too many concurrent copies than too few.
+BUSY_GB_S = {Space.HOST: 100.0, Space.PEER: 1000.0}
+MOST_SHARE = 2  # a buffer takes no more than one in so many bytes a direction of the GPU's block
 MOST_TRIES = 4  # until the concurrent copies last longer than what is timed
 
 ALONE: tuple[Stream, ...] = ()
-TO_HOST, TO_DEVICE = (Stream.TO_HOST,), (Stream.TO_DEVICE,)
-BOTH = (Stream.TO_HOST, Stream.TO_DEVICE)
+BOTH = (STREAM_TO[Space.HOST], STREAM_FROM[Space.HOST])
+PEER_BOTH = (STREAM_TO[Space.PEER], STREAM_FROM[Space.PEER])
 Work = Callable[[], None]
+Outside = NDArray[np.uint8] | int  # pinned memory, or an address in another GPU's
 
 
 class TransferBench(Protocol):
@@ -55,20 +58,43 @@ class TransferBench(Protocol):
 
 
 def measure_link(bench: TransferBench) -> HostLink:
-    """The whole link. Takes some seconds."""
-    to_host_gb_s, to_host_latency_us = _line(bench, Stream.TO_HOST)
-    to_device_gb_s, to_device_latency_us = _line(bench, Stream.TO_DEVICE)
-    return HostLink(
-        to_host_gb_s,
-        to_device_gb_s,
-        min(to_host_gb_s, _rate(bench, Stream.TO_HOST, TO_DEVICE)),
-        min(to_device_gb_s, _rate(bench, Stream.TO_DEVICE, TO_HOST)),
-        max(to_host_latency_us, to_device_latency_us),
-        _slowdown(bench, "streaming"),
-        _slowdown(bench, "cached"),
-        _slowdown(bench, "computing"),
+    """The whole link to the host. Takes some seconds."""
+    return HostLink(*_measured(bench, BOTH), measured=True)
+
+
+def measure_peer_link(bench: TransferBench) -> PeerLink:
+    """The whole link to another GPU, and what it and the link to the host cost each other. Takes some seconds."""
+    measured = _measured(bench, PEER_BOTH)
+    return PeerLink(
+        *measured,
         measured=True,
+        beside_host=_beside(bench, PEER_BOTH, BOTH),
+        host_beside=_beside(bench, BOTH, PEER_BOTH),
     )
+
+
+def _measured(
+    bench: TransferBench, lanes: tuple[Stream, Stream]
+) -> tuple[float, float, float, float, float, Slowdown, Slowdown, Slowdown]:
+    """Rates of both directions alone and at once, latency, and slow-downs of each kind of kernel."""
+    out, back = lanes
+    out_gb_s, out_latency_us = _line(bench, out)
+    back_gb_s, back_latency_us = _line(bench, back)
+    return (
+        out_gb_s,
+        back_gb_s,
+        min(out_gb_s, _rate(bench, out, (back,))),
+        min(back_gb_s, _rate(bench, back, (out,))),
+        max(out_latency_us, back_latency_us),
+        _slowdown(bench, "streaming", lanes),
+        _slowdown(bench, "cached", lanes),
+        _slowdown(bench, "computing", lanes),
+    )
+
+
+def _beside(bench: TransferBench, lanes: Sequence[Stream], busy: Sequence[Stream]) -> float:
+    """Time of copies in the direction that loses most while `busy` ones run, over that alone."""
+    return max(1.0, *(_rate(bench, lane, ALONE) / _rate(bench, lane, busy) for lane in lanes))
 
 
 def _line(bench: TransferBench, direction: Stream) -> tuple[float, float]:
@@ -98,14 +124,14 @@ def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
 
 def _rate(bench: TransferBench, direction: Stream, beside: Sequence[Stream]) -> float:
     """In GB/s, of copies one after another while `beside` is busy."""
-    size = min(BESIDE_BYTES, bench.most_bytes)
+    size = min(TIMED_BYTES[Space.PEER if direction in PEER_BOTH else Space.HOST], bench.most_bytes)
     count = max(1, round(TIMED_US / bench.copies_us(direction, size, 1, ALONE)))
     return count * size / (bench.copies_us(direction, size, count, beside) * 1e3)
 
 
-def _slowdown(bench: TransferBench, kind: str) -> Slowdown:
+def _slowdown(bench: TransferBench, kind: str, lanes: tuple[Stream, Stream]) -> Slowdown:
     count = max(1, round(TIMED_US / bench.kernels_us(kind, 1, ALONE)))
-    ratios: dict[tuple[Stream, ...], list[float]] = {TO_HOST: [], TO_DEVICE: [], BOTH: []}
+    ratios: dict[tuple[Stream, ...], list[float]] = {lanes[:1]: [], lanes[1:]: [], lanes: []}
     for _ in range(ROUNDS):
         for beside, found in ratios.items():
             alone_us = bench.kernels_us(kind, count, ALONE)
@@ -115,46 +141,49 @@ def _slowdown(bench: TransferBench, kind: str) -> Slowdown:
 
 @dataclass(frozen=True)
 class _Lane:
-    """One direction: a stream for what only keeps it busy, and memory at both ends for that and for what is timed."""
+    """One direction: a stream for what only keeps it busy, and memory at both ends for that and for what is timed: of
+    the GPU, and outside it."""
 
     stream: Any
     device: int
-    host: NDArray[np.uint8]
+    outside: Outside
     beside_device: int
-    beside_host: NDArray[np.uint8]
+    beside_outside: Outside
 
 
 class GpuTransfers:
     """The bench of a real GPU. `kernels` run each kind once on the GPU's stream, for long enough that the CPU keeps up.
-    `DoesNotFit` where not even a copy of the smallest size fits the GPU's block."""
+    `lend` gives memory of another GPU, so many bytes, where copies there are measured, too. `DoesNotFit` where not even
+    a copy of the smallest size fits the GPU's block."""
 
-    def __init__(self, gpu: Gpu, kernels: Mapping[str, Work]) -> None:
+    def __init__(self, gpu: Gpu, kernels: Mapping[str, Work], lend: Callable[[int], int] | None = None) -> None:
         self._gpu = gpu
         self._kernels = kernels
-        fitting = [size for size in SIZES_BYTES if size * MOST_SHARE <= gpu.left_bytes]
+        takers = {BOTH: gpu.pinned} if lend is None else {BOTH: gpu.pinned, PEER_BOTH: lend}
+        share = MOST_SHARE * sum(map(len, takers))
+        fitting = [size for size in SIZES_BYTES if size * share <= gpu.left_bytes]
         if not fitting:
-            raise DoesNotFit(f"{SIZES_BYTES[0] * MOST_SHARE} bytes are needed, {gpu.left_bytes} are left")
+            raise DoesNotFit(f"{SIZES_BYTES[0] * share} bytes are needed, {gpu.left_bytes} are left")
         self.most_bytes = fitting[-1]
         self._beside_bytes = min(BESIDE_BYTES, self.most_bytes)
-        self._lanes = {direction: self._lane() for direction in BOTH}
+        self._lanes = {direction: self._lane(take) for lanes, take in takers.items() for direction in lanes}
 
-    def _lane(self) -> _Lane:
+    def _lane(self, take: Callable[[int], Outside]) -> _Lane:
         gpu = self._gpu
         return _Lane(
             gpu.new_stream(),
             gpu.take(self.most_bytes),
-            gpu.pinned(self.most_bytes),
+            take(self.most_bytes),
             gpu.take(self._beside_bytes),
-            gpu.pinned(self._beside_bytes),
+            take(self._beside_bytes),
         )
 
     def copies_us(self, direction: Stream, size_bytes: int, count: int, beside: Sequence[Stream]) -> float:
         lane = self._lanes[direction]
-        data = lane.host[:size_bytes]
 
         def work() -> None:
             for _ in range(count):
-                self._copy(direction, lane.device, data, None)
+                self._copy(direction, lane.device, lane.outside, size_bytes, None)
 
         return self._timed(work, beside)
 
@@ -167,11 +196,15 @@ class GpuTransfers:
 
         return self._timed(work, beside)
 
-    def _copy(self, direction: Stream, device: int, host: NDArray[np.uint8], stream: Any) -> None:
-        if direction is Stream.TO_HOST:
-            self._gpu.copy_to_host(host, device, stream)
+    def _copy(self, direction: Stream, device: int, outside: Outside, size_bytes: int, stream: Any) -> None:
+        gpu = self._gpu
+        if isinstance(outside, int):
+            target, source = (outside, device) if direction is Stream.TO_PEER else (device, outside)
+            gpu.copy(target, source, size_bytes, stream)
+        elif direction is Stream.TO_HOST:
+            gpu.copy_to_host(outside[:size_bytes], device, stream)
         else:
-            self._gpu.copy_to_device(device, host, stream)
+            gpu.copy_to_device(device, outside[:size_bytes], stream)
 
     def _timed(self, work: Work, beside: Sequence[Stream]) -> float:
         time_us = self._median_us(work)
@@ -195,6 +228,7 @@ class GpuTransfers:
     def _keep_busy(self, direction: Stream, lasting_us: float) -> Any:
         """Copies that take at least so long; the event after the last."""
         lane = self._lanes[direction]
-        for _ in range(1 + round(lasting_us * BUSY_GB_S * 1e3 / self._beside_bytes)):
-            self._copy(direction, lane.beside_device, lane.beside_host, lane.stream)
+        busy_gb_s = BUSY_GB_S[Space.PEER if direction in PEER_BOTH else Space.HOST]
+        for _ in range(1 + round(lasting_us * busy_gb_s * 1e3 / self._beside_bytes)):
+            self._copy(direction, lane.beside_device, lane.beside_outside, self._beside_bytes, lane.stream)
         return self._gpu.mark_time(lane.stream)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mbc.errors import MbcError
 from mbc.hardware.collectives import ConcurrentKernel
-from mbc.hardware.transfers import HostLink
+from mbc.hardware.transfers import HostLink, PeerLink
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -23,7 +23,7 @@ from mbc.measure.clock import Clock, calls_per_graph
 from mbc.measure.gemm_harness import ProductHarness
 from mbc.measure.gemm_trial import PRODUCT_KINDS, Trials
 from mbc.measure.gpu import Gpu, Graph
-from mbc.measure.host_copies import GpuTransfers, measure_link
+from mbc.measure.host_copies import GpuTransfers, measure_link, measure_peer_link
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.need import Need
 from mbc.measure.offers import Offered, device_spec, offers
@@ -36,6 +36,7 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from mbc.profile.model import Identity
 from mbc.runtime.formats import stored_bytes
+from mbc.runtime.lender import Lent, borrow
 
 WARM_S = 0.3
 WARM_SIDE = 4096  # of the matrices multiplied meanwhile
@@ -141,6 +142,29 @@ class Bench:
             self.gpu.reset(mark)
 
     def host_link(self, precision: Precision) -> HostLink:
+        with self._beside_copies(precision) as kernels:
+            return measure_link(GpuTransfers(self.gpu, kernels))
+
+    def peer_link(self, precision: Precision) -> PeerLink:
+        """Copies to another GPU and back. MBC105, MBC106 where none lends memory."""
+        lent: list[Lent] = []
+
+        def lend(size_bytes: int) -> int:
+            found = borrow(self.gpu.driver, size_bytes)
+            assert found is not None, "copies have bytes"
+            lent.append(found)
+            return found.address
+
+        try:
+            with self._beside_copies(precision) as kernels:
+                return measure_peer_link(GpuTransfers(self.gpu, kernels, lend))
+        finally:
+            for memory in lent:
+                memory.free()
+
+    @contextmanager
+    def _beside_copies(self, precision: Precision) -> Generator[Mapping[str, Callable[[], None]]]:
+        """A kernel of each kind that copies slow down, which runs for long enough that the CPU keeps up."""
         mark = self.gpu.mark()
         graphs: dict[str, Graph] = {}
         try:
@@ -151,7 +175,7 @@ class Bench:
             }
             for kind, call in calls.items():
                 graphs[kind] = self._repeated(call)
-            return measure_link(GpuTransfers(self.gpu, {kind: graph.launch for kind, graph in graphs.items()}))
+            yield {kind: graph.launch for kind, graph in graphs.items()}
         finally:
             for graph in graphs.values():
                 graph.close()

@@ -19,6 +19,7 @@
 * `live`: live bytes at each launch, by kind
 * `memory`: bytes by kind, launch by launch
 * `techniques`: what a program recomputes, offloads and divides
+* `traffic`: what the links of a GPU carry
 * `collectives`: what a plan of several GPUs sums over its ranks
 * `summary`: a plan operation by operation
 * `diff`: what differs between two plans

@@ -65,6 +65,7 @@ _FIELDS = (
     "target",
     "budget_bytes",
     "host_limit_bytes",
+    "peer_limit_bytes",
     "predictions",
     "bounds",
     "graph",
@@ -129,6 +130,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
         predictions=predictions,
         bounds=bounds,
         host_limit_bytes=None if host_limit is None else at("host_limit_bytes", whole, host_limit),
+        peer_limit_bytes=at("peer_limit_bytes", whole, document["peer_limit_bytes"]),
     )
 
 
@@ -252,7 +254,7 @@ class _BufferReader:
     def __init__(self, graph: TrainingGraph, predictions: Predictions) -> None:
         self._values = graph.values
         self._batch = graph.batch
-        self._sizes = {Space.ARENA: predictions.arena_bytes, Space.HOST: predictions.host_bytes}
+        self._sizes = {space: predictions.bytes_of(space) for space in Space}
 
     def read(self, row: list[Any]) -> tuple[Buffer, int]:
         value, start, stop, layout, dtype, size_bytes, space_name, alias, offset = row

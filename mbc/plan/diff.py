@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.text import optimizer_summary
 from mbc.plan.collectives import Sharing, sharing_of
-from mbc.plan.model import Plan
+from mbc.plan.model import COPY_STREAMS, Plan
 from mbc.plan.summary import OperationSummary, summarise
+from mbc.plan.traffic import direction_bytes
 
 Figure = str | int | float
 
@@ -122,6 +123,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("profile", target.profile),
         ("budget_bytes", plan.budget_bytes),
         ("host_limit_bytes", plan.host_limit_bytes or "none"),
+        ("peer_limit_bytes", plan.peer_limit_bytes),
         ("train_us", predictions.train_us),
         ("train_low_us", predictions.train_low_us),
         ("train_high_us", predictions.train_high_us),
@@ -132,6 +134,8 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
         ("arena_bytes", predictions.arena_bytes),
         ("overhead_bytes", predictions.overhead_bytes),
         ("host_bytes", predictions.host_bytes),
+        ("peer_bytes", predictions.peer_bytes),
+        *((f"copied_{stream}_bytes", direction_bytes(plan, plan.train, stream)) for stream in COPY_STREAMS),
         ("live_bytes", plan.bounds.live_bytes),
         ("floor_bytes", plan.bounds.floor_bytes),
         ("fastest_us", plan.bounds.fastest_us),

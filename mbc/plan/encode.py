@@ -34,6 +34,7 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
         "target": _record(plan.target),
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,
+        **({"peer_limit_bytes": plan.peer_limit_bytes} if plan.peer_limit_bytes else {}),
         "predictions": _record(plan.predictions),
         "bounds": _record(plan.bounds),
         "graph": _graph(plan.graph),

@@ -188,7 +188,7 @@ class Execution:
             self._fail("MBC123", f"{place}: '{launch.work.provider}/{launch.work.name}' runs no operation")
         else:
             self.kernels.check(launch, self.demands.operations, place)
-        if new.alias is not None and not self._updates_host_state(launch, new):
+        if new.alias is not None and not self._updates_state_outside(launch, new):
             self._fail("MBC128", f"{place}: a conversion or copy cannot work in place")
         span = self._span(source)
         if span.overlaps(self._span(target)):
@@ -196,7 +196,7 @@ class Execution:
         self._read(index, launch.stream, source, span, place)
         self._write(index, launch.stream, target, None, place)
 
-    def _updates_host_state(self, launch: Launch, new: Buffer) -> bool:
+    def _updates_state_outside(self, launch: Launch, new: Buffer) -> bool:
         """Whether a copy brings the next version of a state to where the state lay, outside the arena."""
         if new.alias is None or not isinstance(launch.work, Copy) or new.space is Space.ARENA:
             return False

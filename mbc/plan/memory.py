@@ -1,4 +1,4 @@
-"""Bytes of the arena by kind, launch by launch, and those of the host."""
+"""Bytes of the arena by kind, launch by launch, and those outside it."""
 
 from __future__ import annotations
 
@@ -81,12 +81,13 @@ def live_values_at(plan: Plan, program: Program, launch: int) -> tuple[LiveValue
     return tuple(sorted(found, key=lambda taken: (-taken.size_bytes, taken.start, taken.value or "")))
 
 
-def host_curve(plan: Plan, program: Program) -> tuple[int, ...]:
-    """Bytes of host memory that hold something while each launch runs, sizes rounded up to the alignment."""
+def outside_curve(plan: Plan, program: Program, space: Space) -> tuple[int, ...]:
+    """Bytes of host memory, or a peer's, that hold something while each launch runs, sizes rounded up to the
+    alignment."""
     count = max(1, len(program.launches))
     changes = [0] * (count + 1)
     for buffer, (start, stop) in lifetimes(program).items():
-        if plan.buffers[buffer].space is Space.HOST:
+        if plan.buffers[buffer].space is space:
             changes[start] += rounded(plan.buffers[buffer].size_bytes)
             changes[stop] -= rounded(plan.buffers[buffer].size_bytes)
     return tuple(accumulate(changes[:-1]))

@@ -6,10 +6,13 @@ is in bytes. A lifetime is half-open, [first write, last read + 1), in launch or
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from mbc.ir.graph import TrainingGraph
+from mbc.ir.optional import optional
 from mbc.ir.types import DType, Layout
 
 SCHEMA_VERSION = 5
@@ -22,10 +25,11 @@ def aligned(size_bytes: int) -> int:
 
 
 class Space(StrEnum):
-    """Where a buffer lies."""
+    """Where a buffer lies: in the arena, in pinned memory of the host, or in memory that another GPU lends."""
 
     ARENA = "arena"
     HOST = "host"
+    PEER = "peer"
 
 
 class Mode(StrEnum):
@@ -37,14 +41,23 @@ class Mode(StrEnum):
 
 
 class Stream(StrEnum):
-    """Launches of one stream run in order. CONCURRENT: the concurrent stream, of kernels that run concurrently with
-    those of COMPUTE. COLLECTIVE: of collectives, which all ranks launch in one order."""
+    """Launches of one stream run in order. TO_HOST and TO_DEVICE: copies to the host and back; TO_PEER and FROM_PEER:
+    those to a peer's memory. CONCURRENT: the concurrent stream, of kernels that run concurrently with those of COMPUTE.
+    COLLECTIVE: of collectives, which all ranks launch in one order."""
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
     TO_DEVICE = "to_device"
     CONCURRENT = "concurrent"
     COLLECTIVE = "collective"
+    TO_PEER = "to_peer"
+    FROM_PEER = "from_peer"
+
+
+# By space outside the arena: the streams of the copies there, and of those back. Each link has two lanes.
+STREAM_TO: Mapping[Space, Stream] = MappingProxyType({Space.HOST: Stream.TO_HOST, Space.PEER: Stream.TO_PEER})
+STREAM_FROM: Mapping[Space, Stream] = MappingProxyType({Space.HOST: Stream.TO_DEVICE, Space.PEER: Stream.FROM_PEER})
+COPY_STREAMS = tuple(stream for space in STREAM_TO for stream in (STREAM_TO[space], STREAM_FROM[space]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,11 @@ class Predictions:
     overhead_bytes: int
     overhead_measured: bool
     host_bytes: int
+    peer_bytes: int = optional(0)
+
+    def bytes_of(self, space: Space) -> int:
+        """The size of a space."""
+        return {Space.ARENA: self.arena_bytes, Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}[space]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +217,8 @@ class Bounds:
 class Plan:
     """`offsets[i]` is the address of `buffers[i]` from the start of its space.
 
-    `budget_bytes` bounds arena and overhead, `host_limit_bytes` the pinned host memory (None: nothing does).
+    `budget_bytes` bounds arena and overhead, `host_limit_bytes` the pinned host memory (None: nothing does),
+    `peer_limit_bytes` the memory of another GPU.
     """
 
     version: str  # of mbc
@@ -213,3 +232,4 @@ class Plan:
     predictions: Predictions
     bounds: Bounds
     host_limit_bytes: int | None = None
+    peer_limit_bytes: int = 0

@@ -30,14 +30,15 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """One live range of a value in host memory. `time_us` is that of its copies, `launches`; the value is out of the
-    arena during `absent`: all of the program but its use for what lies on the host between steps."""
+    """One live range of a value outside the arena, in `space`. `time_us` is that of its copies, `launches`; it is out
+    of the arena during `absent`: all of the program but its use for what lies outside between steps."""
 
     value: str
     launches: tuple[int, ...]
     time_us: float
     saved_bytes: int
     absent: Launches
+    space: Space = Space.HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +168,14 @@ def _share(plan: Plan, launch: Launch, buffers: tuple[int, ...]) -> float:
 
 def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -> tuple[Offloaded, ...]:
     found: list[Offloaded] = []
-    for host, at in sorted(touches.items(), key=lambda item: item[1][0]):
-        buffer = plan.buffers[host]
-        if buffer.space is not Space.HOST:
+    for outside, at in sorted(touches.items(), key=lambda item: item[1][0]):
+        buffer = plan.buffers[outside]
+        if buffer.space is Space.ARENA:
             continue
-        # On the host before the first launch: absent from the start on. Still there after the last: absent until the
-        # end.
-        sent = [i for i in at if _writes(program.launches[i], host)]
-        fetched = [i for i in at if not _writes(program.launches[i], host)]
-        start = 0 if host in program.entry else sent[0]
+        # Outside before the first launch: absent from the start on. Still there after the last: absent until the end.
+        sent = [i for i in at if _writes(program.launches[i], outside)]
+        fetched = [i for i in at if not _writes(program.launches[i], outside)]
+        start = 0 if outside in program.entry else sent[0]
         later = [i for i in fetched if i >= start]
         found.append(
             Offloaded(
@@ -184,6 +184,7 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
                 sum(program.launches[i].work.time_us for i in at),
                 rounded(buffer.size_bytes),
                 (start, later[0] if later else len(program.launches)),
+                buffer.space,
             )
         )
     return tuple(found)

@@ -129,7 +129,7 @@ def _check_values(plan: Plan) -> None:
 
 def _check_buffers(plan: Plan, views: set[str]) -> None:
     """Rows, layouts, types and sizes; alignment, and that everything lies in its space."""
-    ends = {Space.ARENA: plan.predictions.arena_bytes, Space.HOST: plan.predictions.host_bytes}
+    ends = {space: plan.predictions.bytes_of(space) for space in Space}
     if len(plan.offsets) != len(plan.buffers):
         _fail("MBC121", f"{len(plan.offsets)} offsets for {len(plan.buffers)} buffers")
     for index, (buffer, offset) in enumerate(zip(plan.buffers, plan.offsets, strict=True)):
@@ -263,7 +263,8 @@ def _first_owner(plan: Plan, index: int) -> int:
 
 def _check_figures(plan: Plan, live: int) -> None:
     """Sizes of the spaces, the budget and the lower bound `live` as they were recomputed."""
-    for space, said in ((Space.ARENA, plan.predictions.arena_bytes), (Space.HOST, plan.predictions.host_bytes)):
+    for space in Space:
+        said = plan.predictions.bytes_of(space)
         ends = (o + rounded(b.size_bytes) for b, o in zip(plan.buffers, plan.offsets, strict=True) if b.space is space)
         end = max(ends, default=0)
         if said != end:
@@ -274,6 +275,9 @@ def _check_figures(plan: Plan, live: int) -> None:
     host = plan.predictions.host_bytes
     if plan.host_limit_bytes is not None and host > plan.host_limit_bytes:
         _fail("MBC131", f"the plan takes {host} bytes of host memory, it may take {plan.host_limit_bytes}")
+    peer = plan.predictions.peer_bytes
+    if peer > plan.peer_limit_bytes:
+        _fail("MBC131", f"the plan takes {peer} bytes of another GPU's memory, it may take {plan.peer_limit_bytes}")
     if plan.bounds.live_bytes != live:
         _fail("MBC131", f"the plan says that its peak live bytes are {plan.bounds.live_bytes}, they are {live}")
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from mbc.hardware.collectives import CollectiveModel, CollectiveSlowdown, CollectiveTime, Link
 from mbc.hardware.spec import DeviceSpec, spec_like
-from mbc.hardware.transfers import measured_link
+from mbc.hardware.transfers import measured_link, measured_peer_link
 from mbc.ir.types import Layout
 from mbc.kernels import runs
 from mbc.kernels.base import Candidate, Request
@@ -250,5 +250,6 @@ def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
         overhead_bytes=profile.overhead_bytes or device.overhead_bytes,
         launch_us=profile.constants.get("graph_gap_us", device.launch_us),
         host_link=measured_link(profile.constants, profile.stale) or device.host_link,
+        peer_link=measured_peer_link(profile.constants, profile.stale) or device.peer_link,
         collectives=profile.collective_model(device.collectives.link),
     )

@@ -9,7 +9,7 @@ from typing import Any
 from mbc.ablation import Ablation
 from mbc.options import ABLATION_ORDER
 from mbc.report.columns import Column, render
-from mbc.report.tables import over, time_cell
+from mbc.report.tables import outside_cell, over, time_cell
 from mbc.units import show_size
 
 _COLUMNS = (
@@ -38,7 +38,7 @@ def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> st
             (
                 left_out,
                 show_size(f.arena_bytes),
-                show_size(f.host_bytes) if f.host_bytes else "-",
+                outside_cell(f.host_bytes, f.peer_bytes),
                 show_size(f.needed_bytes),
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, first.train_us),

@@ -25,6 +25,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
         "target": asdict(plan.target),
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,
+        "peer_limit_bytes": plan.peer_limit_bytes,
         "predictions": asdict(plan.predictions),
         "prefetch_bytes": prefetch_bytes(plan),
         "bounds": asdict(plan.bounds),

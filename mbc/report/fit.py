@@ -9,7 +9,7 @@ from typing import Any
 from mbc.errors import BudgetError
 from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
 from mbc.report.columns import Column, render
-from mbc.report.tables import over, time_cell
+from mbc.report.tables import outside_cell, over, time_cell
 from mbc.units import show_size
 
 _BAR = 24
@@ -74,7 +74,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, f.least_us),
                 show_size(f.needed_bytes),
-                show_size(f.host_bytes) if f.host_bytes else "-",
+                outside_cell(f.host_bytes, f.peer_bytes),
                 note,
             )
         )
@@ -111,7 +111,7 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
                 over(f.train_us, unlimited.train_us),
                 f"{_guess(f)}{f.images_per_s:,.0f}",
                 show_size(f.needed_bytes),
-                show_size(f.host_bytes) if f.host_bytes else "-",
+                outside_cell(f.host_bytes, f.peer_bytes),
                 "",
             )
         )

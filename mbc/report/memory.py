@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mbc.plan.memory import MemoryCurve, host_curve, memory_curve
-from mbc.plan.model import Plan, Program
+from mbc.plan.memory import MemoryCurve, memory_curve, outside_curve
+from mbc.plan.model import STREAM_TO, Plan, Program
 from mbc.units import show_size
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -26,7 +26,7 @@ def sparkline(values: Sequence[int], width: int, top: int | None = None) -> str:
 
 def curve_text(plan: Plan, program: Program, width: int) -> str:
     """One part of a page: the arena over the launches of a program against the budget, in all and by kind, on one
-    scale; host memory on its own."""
+    scale; host memory and a peer's on their own."""
     curve = memory_curve(plan, program)
     total = curve.total_bytes
     left = plan.budget_bytes - plan.predictions.overhead_bytes
@@ -40,9 +40,10 @@ def curve_text(plan: Plan, program: Program, width: int) -> str:
     lines += [
         _row(kind, taken, room, top) for kind, taken in curve.bytes_by_kind.items() if max(taken) * _NOTHING >= top
     ]
-    host = host_curve(plan, program)
-    if any(host):
-        lines.append(_row("host, own scale", host, room, max(host)))
+    for space in STREAM_TO:
+        outside = outside_curve(plan, program, space)
+        if any(outside):
+            lines.append(_row(f"{space}, own scale", outside, room, max(outside)))
     return "\n".join(lines)
 
 

@@ -206,6 +206,9 @@ def totals_text(plan: Plan) -> str:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_size(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
+    if predictions.peer_bytes:
+        most = f"of at most {show_size(plan.peer_limit_bytes)}"
+        rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))
     limits = [
         (
             "best serial schedule",
@@ -257,6 +260,12 @@ def over(figure: float, bound: float) -> str:
 
 def kernels_cell(summary: OperationSummary) -> str:
     return " | ".join(summary.kernels) + (EMULATED if summary.emulated_fp32 else "")
+
+
+def outside_cell(host_bytes: int, peer_bytes: int) -> str:
+    """What a plan keeps in host memory, and of a peer's where it is lent any."""
+    host = show_size(host_bytes) if host_bytes else "-"
+    return f"{host}, peer {show_size(peer_bytes)}" if peer_bytes else host
 
 
 def time_cell(time_us: float, estimated: bool) -> str:

@@ -13,11 +13,16 @@ from mbc.optimize.schedule.simulate import Timeline, timeline
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Copy, Kernel, Plan, Program, Stream
 from mbc.plan.techniques import Techniques, techniques
+from mbc.plan.traffic import traffic
 from mbc.report.columns import Column, render
 from mbc.report.tables import launch_title, micro_batches, over, time_cell
 from mbc.units import show_size, show_time
 
 LONGEST = 8  # rows of a table, the largest first
+_DIRECTIONS = {
+    Stream.TO_HOST: "to the host", Stream.TO_DEVICE: "from the host",
+    Stream.TO_PEER: "to the peer", Stream.FROM_PEER: "from the peer",
+}  # fmt: skip
 WORTH_SAYING = 1e-4  # of the step: shorter stalls are left out of the table
 
 
@@ -60,6 +65,8 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
         return ""
     waits = stalls(program, predicted_timeline(plan, program))
     parts = [_overview(plan, program, found, waits)]
+    if found.offloaded:
+        parts.append(_links_table(plan, program, width))
     if found.recomputed:
         parts.append(_recomputed_table(found, width, limit))
     if found.offloaded:
@@ -77,6 +84,7 @@ def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
     return {
         "recomputed": [asdict(r) for r in found.recomputed],
         "offloaded": [asdict(o) for o in found.offloaded],
+        "links": [asdict(link) for link in traffic(plan, program)],
         "divided": [asdict(d) for d in found.divided],
         "depth_first": [asdict(h) for h in found.depth_first],
         "stalls": [asdict(s) for s in stalls(program, predicted_timeline(plan, program))],
@@ -109,6 +117,19 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
     return render(columns, used)
 
 
+def _links_table(plan: Plan, program: Program, width: int | None) -> str:
+    rows = [
+        (str(link.space), str(link.copies), show_size(link.out_bytes), time_cell(link.out_us, not link.measured),
+         show_size(link.back_bytes), time_cell(link.back_us, not link.measured))
+        for link in traffic(plan, program)
+    ]  # fmt: skip
+    columns = (
+        Column("link to"), Column("copies", right=True), Column("out", right=True), Column("takes", right=True),
+        Column("back", right=True), Column("takes", right=True),
+    )  # fmt: skip
+    return render(columns, rows, width)
+
+
 def _recomputed_table(found: Techniques, width: int | None, limit: int) -> str:
     ordered = sorted(found.recomputed, key=lambda r: (-r.saved_bytes, r.launches))
     rows = [
@@ -130,6 +151,7 @@ def _offloaded_table(found: Techniques, waits: Sequence[Stall], width: int | Non
         rows.append(
             (
                 o.value,
+                str(o.space),
                 show_size(o.saved_bytes),
                 f"{o.absent[0]}..{o.absent[1]}",
                 show_time(o.time_us),
@@ -137,8 +159,8 @@ def _offloaded_table(found: Techniques, waits: Sequence[Stall], width: int | Non
             )
         )
     columns = (
-        Column("offloaded", shrinks=True, least=18), Column("saves", right=True), Column("during", right=True),
-        Column("copies", right=True), Column("stalls", right=True),
+        Column("offloaded", shrinks=True, least=18), Column("to"), Column("saves", right=True),
+        Column("during", right=True), Column("copies", right=True), Column("stalls", right=True),
     )  # fmt: skip
     return render(columns, rows, width) + _others(len(ordered), limit)
 
@@ -185,7 +207,7 @@ def _stalls_table(plan: Plan, program: Program, waits: Sequence[Stall], width: i
 def _cause(plan: Plan, program: Program, index: int) -> str:
     launch = program.launches[index]
     value = next((plan.buffers[a.buffer].value for a in launch.accesses), None)
-    direction = "to the host" if launch.stream is Stream.TO_HOST else "from the host"
+    direction = _DIRECTIONS.get(launch.stream, "within the arena")
     return f"launch {index} ({value} {direction})"
 
 

@@ -15,6 +15,7 @@
 * `nvml`: how much of a GPU's memory is in use
 * `usage`: what this process took of it
 * `pinned`: pinned host memory
+* `lender`: memory of another GPU
 * `feeding`: inputs into the arena of a GPU
 * `transfers`: order of launches of several streams in the interpreter
 * `shadow`: who owns each byte: the interpreter's check

@@ -69,10 +69,7 @@ class Interpreter:
     ) -> None:
         self._plan = plan
         self._collectives = collectives
-        self._spaces = {
-            Space.ARENA: _aligned(plan.predictions.arena_bytes),
-            Space.HOST: _aligned(plan.predictions.host_bytes),
-        }
+        self._spaces = {space: _aligned(plan.predictions.bytes_of(space)) for space in Space}
         self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
         self._roots = view_roots(self._operations.values())
         self._programs = {"train": plan.train, "infer": plan.infer}
@@ -88,13 +85,8 @@ class Interpreter:
         return self._spaces[Space.ARENA]
 
     def space(self, space: Space) -> NDArray[np.uint8]:
-        """All bytes of the arena or of what stands for the host's memory."""
+        """All bytes of the arena, or of what stands for the host's memory or a peer's: exactly as many as predicted."""
         return self._spaces[space]
-
-    @property
-    def host_bytes(self) -> int:
-        """What stands for the host's memory: exactly `predictions.host_bytes`."""
-        return self._spaces[Space.HOST].nbytes
 
     def write(self, place: Place, array: Array) -> None:
         """Store a canonical array of the place's shape."""

@@ -1,4 +1,4 @@
-"""Runs a package on a GPU. PyCUDA owns context, arena, pinned memory and streams; the library gets pointers.
+"""Runs a package on a GPU. PyCUDA owns context, arena, pinned and lent memory and streams; the library gets pointers.
 
 Order of construction: arena, library, one warm-up of every launch on a zeroed arena, capture; states are written only
 then, so that nothing of the warm-up stays. Afterwards nothing is allocated on the device.
@@ -34,6 +34,7 @@ from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
 from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.green_context import limited_streams
+from mbc.runtime.lender import Lent, borrow
 from mbc.runtime.library import LIBRARY_FILE, Library, RanksInterface
 from mbc.runtime.machine import Figures, Memory, Observer
 from mbc.runtime.membership import Membership
@@ -62,7 +63,8 @@ def open_cuda(
     them.
 
     Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
-    MBC154 (not the planned architecture), MBC155 (too little free memory), and what `Library` raises.
+    MBC154 (not the planned architecture), MBC155 (too little free memory), MBC105 and MBC106 (no GPU lends what the
+    plan offloads to it), and what `Library` raises.
     """
     if plan.graph.precision is Precision.FP64:
         raise MbcError("MBC168", "precision fp64 runs on the CPU only", 'choose another precision, or device="cpu"')
@@ -134,6 +136,7 @@ class Cuda:
         self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._observer: Observer | None = None
         self._connection: Connection | None = None  # where there are other ranks
+        self._lent: Lent | None = None  # memory of another GPU
         self._home = Home()
         self._taken = _Taken(self._home)
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
@@ -158,6 +161,7 @@ class Cuda:
         return Memory(
             predicted.arena_bytes, self._arena_bytes, predicted.overhead_bytes, self._overhead,
             predicted.host_bytes, 0 if host is None else host.nbytes, self._feeder.staging_bytes, self._prefetch_bytes,
+            predicted.peer_bytes, 0 if self._lent is None else self._lent.size_bytes,
         )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
@@ -292,7 +296,7 @@ class Cuda:
             assert self._taken.host is not None
             return self._taken.host[start:stop]
         data = np.empty(stop - start, np.uint8)
-        self._driver.memcpy_dtoh(data, self._arena + start)
+        self._driver.memcpy_dtoh(data, self._base(space) + start)
         return data
 
     def check_canaries(self) -> None:
@@ -376,6 +380,9 @@ class Cuda:
             self._streams = tuple(driver.Stream() for _ in Stream)
         self._compute = self._streams[0]
         self._taken.host = pin(driver, predicted.host_bytes)
+        self._lent = borrow(driver, predicted.peer_bytes)
+        if self._lent is not None:
+            self._taken.memory.append(self._lent)
         self._slots = deque(self._slot() for _ in range(_STEPS_AHEAD))
         landings = self._landings(self._arena + self._arena_bytes + guard) if self._prefetch_bytes else {}
         self._feeder = Feeder(driver, self._compute, driver.Stream(), landings)
@@ -406,6 +413,7 @@ class Cuda:
         """Everything that a step needs beside the arena is made here."""
         self._library.create(
             self._arena, self._arena_bytes, address_of(self._taken.host), self._plan.predictions.host_bytes,
+            0 if self._lent is None else self._lent.address, self._plan.predictions.peer_bytes,
             [int(stream.handle) for stream in self._streams], self._connected(),
         )  # fmt: skip
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
@@ -462,7 +470,14 @@ class Cuda:
         return self._taken.host[place.offset_bytes : place.offset_bytes + place.size_bytes]
 
     def _address(self, place: Place) -> int:
-        return self._arena + place.offset_bytes
+        return self._base(place.space) + place.offset_bytes
+
+    def _base(self, space: Space) -> int:
+        """Where the arena, or the memory that a peer lends, begins."""
+        if space is Space.ARENA:
+            return self._arena
+        assert space is Space.PEER and self._lent is not None
+        return self._lent.address
 
     def _measured_overhead(self) -> int | None:
         """Device memory taken since before the context was made, without what `_build` allocates."""

@@ -14,7 +14,7 @@ from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.model import Plan
 
 LIBRARY_FILE = "libmodule.so"
-ABI_VERSION = 4  # MBC_ABI_VERSION of templates/include/mbc_module.h
+ABI_VERSION = 5  # MBC_ABI_VERSION of templates/include/mbc_module.h
 PROGRAMS = {"train": 0, "infer": 1, ACCUMULATE: 2}
 
 _CUDNN = "libcudnn.so."
@@ -111,8 +111,6 @@ class Library:
             raise MbcError(
                 "MBC157", f"cannot load '{path}': {error}", "see `mbc doctor` for what is missing"
             ) from error
-        for name in ("mbc_arena_bytes", "mbc_host_bytes"):
-            getattr(calls, name).restype = ctypes.c_uint64
         calls.mbc_cudnn_version.restype = ctypes.c_size_t
         calls.mbc_last_error.restype = ctypes.c_char_p
         for name in ("mbc_warm", "mbc_capture", "mbc_last_error", "mbc_destroy"):
@@ -140,18 +138,21 @@ class Library:
         )
 
     def create(
-        self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: Sequence[int],
-        ranks: RanksInterface | None = None,
+        self, arena: int, arena_bytes: int, host: int, host_bytes: int, peer: int, peer_bytes: int,
+        streams: Sequence[int], ranks: RanksInterface | None = None,
     ) -> None:  # fmt: skip
         """Make the library's handles and plans over memory, streams and a communicator that must outlive it."""
         create = self._calls.mbc_create
         create.argtypes = (
-            ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64,
+            ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64,
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p),
         )  # fmt: skip
         handles = (ctypes.c_void_p * len(streams))(*streams)
         shared = None if ranks is None else ctypes.byref(ranks)
-        self._check(create(arena, arena_bytes, host or None, host_bytes, handles, shared, ctypes.byref(self._module)))
+        made = ctypes.byref(self._module)
+        self._check(
+            create(arena, arena_bytes, host or None, host_bytes, peer or None, peer_bytes, handles, shared, made)
+        )
 
     @property
     def cudnn_version(self) -> int:
@@ -190,16 +191,26 @@ class Library:
             raise MbcError("MBC159", f"on the GPU: {text.decode(errors='replace')}", "see `mbc doctor`")
 
     def _check_identity(self, plan: Plan, path: Path) -> None:
-        version = self._calls.mbc_abi_version()
-        arena, host = self._calls.mbc_arena_bytes(), self._calls.mbc_host_bytes()
-        predicted = plan.predictions
-        if (version, arena, host) != (ABI_VERSION, predicted.arena_bytes, predicted.host_bytes):
-            raise MbcError(
-                "MBC158",
-                f"'{path}' was built for another plan: interface {version}, arena {arena:,} bytes, host {host:,};"
-                f" expected {ABI_VERSION}, {predicted.arena_bytes:,}, {predicted.host_bytes:,}",
-                "build the package again with `mbc compile --force`",
-            )
+        found, predicted = int(self._calls.mbc_abi_version()), plan.predictions
+        expected = predicted.arena_bytes, predicted.host_bytes, predicted.peer_bytes
+        if found == ABI_VERSION:
+            sizes = (self._bytes("arena"), self._bytes("host"), self._bytes("peer"))
+            if sizes == expected:
+                return
+            what = "arena {:,} bytes, host {:,}, peer {:,}"
+            difference = f"{what.format(*sizes)}; expected {what.format(*expected)}"
+        else:
+            difference = f"interface {found}; expected {ABI_VERSION}"
+        raise MbcError(
+            "MBC158",
+            f"'{path}' was built for another plan: {difference}",
+            "build the package again with `mbc compile --force`",
+        )
+
+    def _bytes(self, space: str) -> int:
+        call = getattr(self._calls, f"mbc_{space}_bytes")
+        call.restype = ctypes.c_uint64
+        return int(call())
 
     def _check_cudnn(self, plan: Plan, folder: Path | None) -> None:
         """Engines and their settings are those of one minor version."""

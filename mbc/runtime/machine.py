@@ -32,7 +32,7 @@ class Memory:
     """Bytes a module was planned to take, and takes. `overhead` is device memory outside the arena: context, library
     handles, loaded code, executable graphs; None where it does not apply or cannot be told. `host` is the memory that
     the plan's copies go to, pinned where there is a GPU; `staging` what is pinned beside it, to feed inputs;
-    `prefetch` device memory beside the arena, where inputs of the next step arrive."""
+    `prefetch` device memory beside the arena, where inputs of the next step arrive; `peer` memory of another GPU."""
 
     arena_planned: int
     arena_taken: int
@@ -42,6 +42,8 @@ class Memory:
     host_taken: int
     staging_taken: int = 0
     prefetch_taken: int = 0
+    peer_planned: int = 0
+    peer_taken: int = 0
 
     def __str__(self) -> str:
         taken = "not measured" if self.overhead_taken is None else show_size(self.overhead_taken)
@@ -52,6 +54,8 @@ class Memory:
         )
         if self.host_planned:
             text += f", host memory {show_size(self.host_taken)} (planned {show_size(self.host_planned)})"
+        if self.peer_planned:
+            text += f", another GPU's memory {show_size(self.peer_taken)} (planned {show_size(self.peer_planned)})"
         if self.staging_taken:
             text += f", {show_size(self.staging_taken)} pinned to feed inputs"
         return text
@@ -202,8 +206,11 @@ class Host:
     def memory(self) -> Memory:
         predicted = self._plan.predictions
         taken = self._interpreter.arena.nbytes
-        host = self._interpreter.host_bytes
-        return Memory(predicted.arena_bytes, taken, predicted.overhead_bytes, None, predicted.host_bytes, host)
+        host, peer = (self._interpreter.space(space).nbytes for space in (Space.HOST, Space.PEER))
+        return Memory(
+            predicted.arena_bytes, taken, predicted.overhead_bytes, None, predicted.host_bytes, host,
+            peer_planned=predicted.peer_bytes, peer_taken=peer,
+        )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
         if isinstance(array, DeviceArray):

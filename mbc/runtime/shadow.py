@@ -59,13 +59,12 @@ def describe(plan: Plan, index: int) -> str:
 
 
 class Shadow:
-    """The owner of each byte of the arena and of the host space, as indices of `plan.buffers`."""
+    """The owner of each byte of the arena and of the spaces outside it, as indices of `plan.buffers`."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        sizes = {Space.ARENA: plan.predictions.arena_bytes, Space.HOST: plan.predictions.host_bytes}
         self._owners: dict[Space, NDArray[np.int32]] = {
-            space: np.full(size_bytes, _NOBODY, np.int32) for space, size_bytes in sizes.items()
+            space: np.full(plan.predictions.bytes_of(space), _NOBODY, np.int32) for space in Space
         }
         self._persistent: tuple[int, ...] = ()
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int STREAMS = 5;   // compute, to_host, to_device, concurrent, collective
+constexpr int STREAMS = 7;   // compute, to_host, to_device, concurrent, collective, to_peer, from_peer
 constexpr int COMPUTE = 0;
 
 std::string creation_error;
@@ -40,9 +40,22 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// Where the spaces of a plan begin: the arena, pinned host memory, memory of another GPU.
+struct Spaces {
+  char* arena;
+  char* host;
+  char* peer;
+
+  // Of an offset as rows have it (plan_tables.h).
+  void* address(int64_t offset) const {
+    if (offset >= 0) return arena + offset;
+    return offset > -1 - MBC_PEER_BASE ? host - 1 - offset : peer - 1 - (offset + MBC_PEER_BASE);
+  }
+};
+
 class Program {
  public:
-  Program(const ProgramTable& table, char* arena, char* host, void* const* streams,
+  Program(const ProgramTable& table, const Spaces& spaces, void* const* streams,
           const std::vector<std::unique_ptr<Library>>& libraries)
       : libraries_(libraries) {
     for (int i = 0; i < STREAMS; ++i) streams_[i] = static_cast<cudaStream_t>(streams[i]);
@@ -56,7 +69,7 @@ class Program {
       Launch launch{&mbc_plan.launchers[row[0]], static_cast<int>(row[1]), 0, offsets + accesses, integer_count, reals,
                     {}, offsets + accesses + integer_count, waits, nullptr, name};
       for (int64_t a = 0; a < accesses; ++a)
-        launch.pointers.push_back(offsets[a] >= 0 ? arena + offsets[a] : host - 1 - offsets[a]);
+        launch.pointers.push_back(spaces.address(offsets[a]));
       if (launch.stream != COMPUTE) other_streams_[launch.stream] = true;
       for (int64_t w = 0; w < waits; ++w) {
         Launch& earlier = launches_[static_cast<size_t>(launch.waits[w])];
@@ -227,8 +240,10 @@ uint64_t mbc_arena_bytes() { return mbc_plan.arena_bytes; }
 void mbc_set_multiprocessors(int64_t count) { mbc::multiprocessors_of_part = count; }
 uint64_t mbc_host_bytes() { return mbc_plan.host_bytes; }
 
-int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
-               const MbcRanks* ranks, MbcModule** module) {
+uint64_t mbc_peer_bytes() { return mbc_plan.peer_bytes; }
+
+int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* peer, uint64_t peer_bytes,
+               void* const* streams, const MbcRanks* ranks, MbcModule** module) {
   *module = nullptr;
   return guarded(creation_error, [&] {
     if (arena_bytes < mbc_plan.arena_bytes)
@@ -237,14 +252,17 @@ int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_byte
     if (host_bytes < mbc_plan.host_bytes)
       throw Failure("the host memory has " + std::to_string(host_bytes) + " bytes, the plan needs " +
                     std::to_string(mbc_plan.host_bytes));
+    if (peer_bytes < mbc_plan.peer_bytes)
+      throw Failure("the peer's memory has " + std::to_string(peer_bytes) + " bytes, the plan needs " +
+                    std::to_string(mbc_plan.peer_bytes));
     if (reinterpret_cast<uintptr_t>(arena) % 256 != 0) throw Failure("the arena is not aligned to 256 bytes");
     auto made = std::make_unique<MbcModule>();
     if (ranks != nullptr) made->ranks = *ranks;
     made->shared.ranks = ranks != nullptr ? &made->ranks : nullptr;
     for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i](made->shared));
+    const Spaces spaces{static_cast<char*>(arena), static_cast<char*>(host), static_cast<char*>(peer)};
     for (int64_t i = 0; i < mbc_plan.program_count; ++i)
-      made->programs.push_back(std::make_unique<Program>(mbc_plan.programs[i], static_cast<char*>(arena),
-                                                         static_cast<char*>(host), streams, made->libraries));
+      made->programs.push_back(std::make_unique<Program>(mbc_plan.programs[i], spaces, streams, made->libraries));
     *module = made.release();
   });
 }

@@ -52,8 +52,9 @@ struct Launcher {
 };
 
 // One row: launcher, stream, accesses, integers, reals, waits (four counts), then the offset of each access (below
-// zero: -1 - offset in host memory), the integers, and the launches to wait for. Reals lie in a pool of their own.
+// zero: -1 - offset in host memory, and MBC_PEER_BASE less than that in a peer's), the integers, and the launches to wait for. Reals lie in a pool of their own.
 constexpr int ROW_HEADER = 6;
+constexpr int64_t MBC_PEER_BASE = int64_t{1} << 62;
 
 struct ProgramTable {
   int64_t launches;
@@ -65,6 +66,7 @@ struct ProgramTable {
 struct PlanTables {
   uint64_t arena_bytes;
   uint64_t host_bytes;
+  uint64_t peer_bytes;
   const Launcher* launchers;
   int64_t library_count;
   std::unique_ptr<Library> (*const* libraries)(Shared&);

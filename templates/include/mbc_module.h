@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define MBC_ABI_VERSION 4
+#define MBC_ABI_VERSION 5
 
 #if defined(_WIN32)
 #define MBC_EXPORT extern "C" __declspec(dllexport)
@@ -43,17 +43,19 @@ struct MbcRanks {
 MBC_EXPORT int mbc_abi_version();
 // cuDNN's version as loaded (91900), 0 where the plan does not use cuDNN.
 MBC_EXPORT size_t mbc_cudnn_version();
-// Bytes of device memory and of pinned host memory that the plan was made for.
+// Bytes of device memory, of pinned host memory and of another GPU's memory that the plan was made for.
 MBC_EXPORT uint64_t mbc_arena_bytes();
 MBC_EXPORT uint64_t mbc_host_bytes();
 // How many multiprocessors launches are sized for, where streams are limited to a part of the GPU; 0: all. Before
 // mbc_create.
 MBC_EXPORT void mbc_set_multiprocessors(int64_t count);
-// `streams`: compute, to_host, to_device, concurrent, collective: handles of streams of the current context. `host`:
-// pinned memory, or null where mbc_host_bytes() is 0. `ranks`: null for one GPU. The library owns neither memory nor
-// streams nor communicator; they must outlive the module.
-MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* const* streams,
-                          const MbcRanks* ranks, MbcModule** module);
+MBC_EXPORT uint64_t mbc_peer_bytes();
+// `streams`: compute, to_host, to_device, concurrent, collective, to_peer, from_peer: handles of streams of the current
+// context. `host`: pinned memory, or null where mbc_host_bytes() is 0. `peer`: memory of another GPU that the current
+// context has peer access to, likewise. `ranks`: null for one GPU. The library owns neither memory nor streams nor
+// communicator; they must outlive the module.
+MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_bytes, void* peer,
+                          uint64_t peer_bytes, void* const* streams, const MbcRanks* ranks, MbcModule** module);
 // Runs every launch of all programs once, one by one, each waited for: loads kernels and finds errors where they
 // happen. It writes all over the arena; states are written afterwards.
 MBC_EXPORT int mbc_warm(MbcModule* module);

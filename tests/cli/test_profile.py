@@ -16,7 +16,7 @@ from mbc.cli import terminal
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.hardware.target import LocalGpu
-from mbc.measure import collective_fleet, fleet
+from mbc.measure import collective_fleet, fleet, peer_fleet
 from mbc.measure.collective_fleet import Measured
 from mbc.measure.collectives import MAX_CTAS
 from mbc.measure.fleet import Outcome, Progress
@@ -115,7 +115,13 @@ def collectives(tasks, monkeypatch):
             writer.record_collectives(times, slowdowns)
         return Measured(times, slowdowns, (Overhead("collectives", collective_subject(2, 8), 1 << 20),))
 
+    def measure_peer_link(gpus, path, tell):
+        with ProfileWriter(path, IDENTITY) as writer:
+            writer.record_constant("to_peer_gb_s", 390.0)
+        raise MbcError("MBC106", "and of Fake none has so much: 1 are free", "end other programs")
+
     monkeypatch.setattr(collective_fleet, "measure_collectives", measure_collectives)
+    monkeypatch.setattr(peer_fleet, "measure_peer_link", measure_peer_link)
     return SimpleNamespace(asked=asked, ctas=ctas)
 
 
@@ -125,6 +131,8 @@ def test_collectives_alone(mbc, tasks, collectives):
     assert done.code == 0 and not tasks and collectives.asked == [(("0", "1"), own)]
     assert done.out.startswith(f"{own}: 7 times of collectives between 2 GPUs and 1 slow-downs measured in ")
     assert "8 thread blocks: connected" in done.err
+    assert "copies between GPUs were not measured: and of Fake none has so much" in done.err
+    assert read_profile(own).constants["to_peer_gb_s"] == 390.0
     figures = mbc("profile", "--gpu", "all", "-o", "here.sqlite", "--json").json
     assert figures["profile"] == "here.sqlite" and figures["gpus"] == ["0", "1"]
     assert figures["times"][0]["time_us"] == 9.0 and figures["slowdowns"][0]["kernel"] == "gemm"

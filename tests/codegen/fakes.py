@@ -21,7 +21,7 @@ import pytest
 
 from mbc.codegen.build import host_files
 from mbc.codegen.render import render, render_kernel_library
-from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, View, view
+from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
 from mbc.kernels.base import Provider
 from mbc.plan.model import Copy, Kernel, Plan, Program, Space, Stream
 from mbc.resources import folder
@@ -30,8 +30,9 @@ from mbc.runtime.library import RanksInterface
 FAKE = Path(__file__).parent / "fake"
 ARENA = 1 << 40  # an address; nothing is ever read there
 HOST = 1 << 44
+PEER = HOST + PEER_BASE  # so that the log has offsets as rows have them
 COMMUNICATOR = 77
-STREAMS = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.CONCURRENT, Stream.COLLECTIVE)
+STREAMS = tuple(Stream)
 PROGRAMS = ("train", "infer")
 
 
@@ -173,6 +174,7 @@ class loaded:
         self.lib.mbc_last_error.argtypes = [ctypes.c_void_p]
         self.lib.mbc_arena_bytes.restype = ctypes.c_uint64
         self.lib.mbc_host_bytes.restype = ctypes.c_uint64
+        self.lib.mbc_peer_bytes.restype = ctypes.c_uint64
         self.lib.mbc_cudnn_version.restype = ctypes.c_size_t
         self.module = ctypes.c_void_p()
         if has_everything:
@@ -190,6 +192,8 @@ class loaded:
             ctypes.c_uint64(size),
             ctypes.c_void_p(HOST),
             ctypes.c_uint64(self.lib.mbc_host_bytes()),
+            ctypes.c_void_p(PEER),
+            ctypes.c_uint64(self.lib.mbc_peer_bytes()),
             streams,
             None if self.ranks is None else ctypes.byref(self.ranks),
             ctypes.byref(self.module),
@@ -274,7 +278,9 @@ def _offset(plan: Plan, number: int, row: int) -> int:
     if buffer.value is not None and plan.graph.values[buffer.value].per_sample:
         shape = plan.graph.values[buffer.value].type.shape
         offset += (row - buffer.rows.start) * math.prod(shape[1:]) * buffer.dtype.size_bytes
-    return offset if buffer.space is Space.ARENA else -1 - offset
+    if buffer.space is Space.ARENA:
+        return offset
+    return -1 - offset - (PEER_BASE if buffer.space is Space.PEER else 0)
 
 
 def as_planned(log: Log) -> Log:

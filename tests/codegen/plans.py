@@ -68,7 +68,7 @@ class _Maker:
         self.values: dict[str, Value] = {}
         self.buffers: list[Buffer] = []
         self.offsets: list[int] = []
-        self.end = {Space.ARENA: 0, Space.HOST: 0}
+        self.end = dict.fromkeys(Space, 0)
 
     def value(self, name: str, shape: tuple[int, ...], dtype: DType | None = None, per_sample: bool = True) -> None:
         role = Role.INTERMEDIATE if per_sample else Role.PARAMETER

@@ -3,13 +3,14 @@ the plan says, launch by launch and captured."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mbc.codegen.view import view
-from mbc.plan.model import Copy, Kernel, Launch, Plan, Program
+from mbc.plan.model import Copy, Kernel, Launch, Plan, Program, Space
 from tests.codegen.fakes import (
     PROGRAMS,
     Call,
@@ -21,6 +22,7 @@ from tests.codegen.fakes import (
 )
 from tests.codegen.plans import EchoProvider
 from tests.plan.offload import copies, offloaded_plan, recomputations
+from tests.plan.peer import lent
 
 PROVIDERS = {"mbc": EchoProvider()}
 
@@ -38,9 +40,12 @@ def with_kernels(plan: Plan) -> Plan:
     return replace(plan, train=program(plan.train), infer=program(plan.infer))
 
 
-@pytest.mark.parametrize("seed", [2, 5])
-def test_copies_run_on_streams_of_their_own_and_wait_as_planned(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "moved"), [(2, None), (5, None), (2, lent)], ids=["2", "5", "2 to a peer"])
+def test_copies_run_on_streams_of_their_own_and_wait_as_planned(
+    tmp_path: Path, seed: int, moved: Callable[[Plan], Plan] | None
+) -> None:
     plan = with_kernels(offloaded_plan(seed))
+    plan = plan if moved is None else moved(plan)
     assert copies(plan.train) > 1 and recomputations(plan.train) and plan.train.waits
     run = run_against_fake(plan, tmp_path, PROVIDERS)
     for name in PROGRAMS:
@@ -57,11 +62,16 @@ def test_copies_run_on_streams_of_their_own_and_wait_as_planned(tmp_path: Path, 
     assert found == sizes
 
 
-def test_too_little_host_memory_is_refused_by_the_library_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("space", "title"), [(Space.HOST, "host"), (Space.PEER, "peer's")])
+def test_too_little_memory_outside_is_refused_by_the_library_too(
+    space: Space, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = with_kernels(offloaded_plan(2))
+    plan = plan if space is Space.HOST else lent(plan)
     library = loaded(compile_against_fake(view(plan, PROVIDERS), tmp_path))
-    assert library.lib.mbc_host_bytes() == plan.predictions.host_bytes > 256
-    monkeypatch.setattr(library.lib, "mbc_host_bytes", lambda: 256)
+    needed = plan.predictions.bytes_of(space)
+    assert getattr(library.lib, f"mbc_{space}_bytes")() == needed > 256
+    monkeypatch.setattr(library.lib, f"mbc_{space}_bytes", lambda: 256)
     assert library.create() == 1
     text = library.lib.mbc_last_error(None).decode()
-    assert text == f"the host memory has 256 bytes, the plan needs {plan.predictions.host_bytes}"
+    assert text == f"the {title} memory has 256 bytes, the plan needs {needed}"

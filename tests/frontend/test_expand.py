@@ -314,7 +314,7 @@ def test_defaults_of_sections():
     found = lower_sections("")
     assert (found.optimizer, found.precision, found.deterministic) == (Optimizer(), Precision.FP32, False)
     assert found.allow_emulated_fp32
-    assert (found.device_bytes, found.host_bytes) == (None, None)
+    assert (found.device_bytes, found.host_bytes, found.peer_bytes) == (None, None, 0)
 
 
 def test_sections():
@@ -323,7 +323,12 @@ def test_sections():
       memory { device = 12 GB  host = 1.5GiB }""")
     assert found.optimizer == Optimizer("sgd", momentum=0.9, nesterov=True, weight_decay=1e-4)
     assert (found.precision, found.deterministic) == (Precision.BF16, True)
-    assert (found.device_bytes, found.host_bytes) == (12 * 10**9, 3 << 29)
+    assert (found.device_bytes, found.host_bytes, found.peer_bytes) == (12 * 10**9, 3 << 29, 0)
+
+
+def test_memory_of_peers():
+    assert lower_sections("memory { peers = 40 GB }").peer_bytes == 40 * 10**9
+    assert lower_sections("memory { peers = 40 GB }", "memory.peers=0B").peer_bytes == 0
 
 
 def test_emulated_fp32_can_be_turned_off():

@@ -253,7 +253,15 @@ def _check(gpu: Gpu, cases: list[Case], precision: Precision, tmp_path: Path) ->
     streams = (ctypes.c_void_p * len(STREAMS))(*(gpu.stream() for _ in STREAMS))
     module = ctypes.c_void_p()
     status = library.mbc_create(
-        ctypes.c_void_p(arena), ctypes.c_uint64(size), None, ctypes.c_uint64(0), streams, None, ctypes.byref(module)
+        ctypes.c_void_p(arena),
+        ctypes.c_uint64(size),
+        None,
+        ctypes.c_uint64(0),
+        None,
+        ctypes.c_uint64(0),
+        streams,
+        None,
+        ctypes.byref(module),
     )
     assert status == 0, library.mbc_last_error(None).decode()
     generator = np.random.default_rng(1)

@@ -7,9 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from mbc.hardware.collectives import Link
 from mbc.hardware.spec import device_specs, find_spec
-from mbc.hardware.transfers import IN_STEP, HostLink, Slowdown, estimated_link, link_constants, measured_link
-from mbc.plan.model import Stream
+from mbc.hardware.transfers import (
+    IN_STEP,
+    HostLink,
+    Links,
+    PeerLink,
+    Slowdown,
+    estimated_link,
+    link_constants,
+    measured_link,
+    measured_peer_link,
+)
+from mbc.plan.model import Copy, Space, Stream
 from mbc.profile.edit import write_profile
 from mbc.profile.model import Identity, Profile, calibrated
 from mbc.profile.read import read_profile
@@ -17,6 +28,10 @@ from mbc.profile.read import read_profile
 LINK = HostLink(
     20.0, 25.0, 16.0, 18.0, 5.0, Slowdown(1.01, 1.02, 1.03), Slowdown(1.1, 1.2, 1.3), Slowdown(1.0, 1.0, 1.5), True
 )
+PEER = PeerLink(
+    200.0, 190.0, 120.0, 110.0, 6.0, Slowdown(1.1, 1.2, 1.3), Slowdown(1.3, 1.4, 1.5), Slowdown(1.0, 1.0, 1.01), True,
+    beside_host=1.1, host_beside=1.2,
+)  # fmt: skip
 IDENTITY = Identity("NVIDIA H200", "sm_90", 132, "580.1", 91900, "2026-11-21")
 
 
@@ -47,6 +62,38 @@ def test_every_known_gpu_has_an_estimate() -> None:
         ):
             assert alone / 2 < both <= alone
     assert find_spec("h200").host_link.to_host_gb_s == 55.3  # seen, so not what its bus promises
+
+
+def test_every_known_gpu_has_an_estimate_of_its_link_to_another() -> None:
+    for spec in device_specs().values():
+        host, peer = spec.host_link, spec.peer_link
+        assert not peer.measured and 0 < peer.to_peer_both_gb_s <= peer.to_peer_gb_s
+        assert peer.streaming.out >= 1 and peer.beside_host == 1
+        if spec.collectives.link is Link.PCIE:
+            assert peer.to_peer_gb_s == min(host.to_host_gb_s, host.to_device_gb_s)
+    seen = find_spec("h100").peer_link
+    assert (seen.to_peer_gb_s, seen.from_peer_gb_s, seen.to_peer_both_gb_s) == (395, 395, 215)
+    # As fast by the datasheet's rate and what was reached of it.
+    assert find_spec("b200").peer_link.to_peer_gb_s == pytest.approx(2 * seen.to_peer_gb_s, rel=0.01)
+
+
+def test_links_by_the_direction_of_a_copy() -> None:
+    links = Links(LINK, PEER)
+    assert links.fastest((Space.HOST, Space.PEER)) == (Space.PEER, Space.HOST)
+    assert links.copy_us(10**6, Stream.TO_DEVICE) == LINK.copy_us(10**6, Stream.TO_DEVICE)
+    assert links.copy(10**6, Stream.FROM_PEER) == Copy(PEER.copy_us(10**6, Stream.FROM_PEER), measured=True)
+    with pytest.raises(ValueError, match="direction"):
+        PEER.copy_us(1, Stream.TO_HOST)
+
+
+def test_constants_of_a_profile_hold_the_link_to_another_gpu_beside_that_to_the_host() -> None:
+    constants = {**link_constants(LINK), **link_constants(PEER)}
+    assert len(constants) == len(link_constants(LINK)) + len(link_constants(PEER))
+    assert measured_link(constants) == LINK and measured_peer_link(constants) == PEER
+    assert measured_peer_link(link_constants(LINK)) is None and measured_link(link_constants(PEER)) is None
+    spec = find_spec("h200")
+    assert calibrated(spec, Profile(IDENTITY, {}, constants=constants)).links == Links(LINK, PEER)
+    assert calibrated(spec, Profile(IDENTITY, {}, constants=link_constants(LINK))).peer_link == spec.peer_link
 
 
 def test_constants_of_a_profile_hold_the_whole_link(tmp_path: Path) -> None:

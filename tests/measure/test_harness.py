@@ -67,7 +67,7 @@ class Memory(Gpu):
     def fill(self, address: int, byte: int, size_bytes: int) -> None:
         self.data[address : address + size_bytes] = byte
 
-    def copy(self, target: int, source: int, size_bytes: int) -> None:
+    def copy(self, target: int, source: int, size_bytes: int, stream: Any = None) -> None:
         self.data[target : target + size_bytes] = self.data[source : source + size_bytes].copy()
 
     def synchronize(self) -> None:

@@ -10,16 +10,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mbc.hardware.transfers import HostLink, Slowdown
+from mbc.hardware.transfers import IN_STEP, HostLink, PeerLink, Slowdown, link_constants
 from mbc.ir.types import Precision
 from mbc.measure.gpu import DoesNotFit
-from mbc.measure.host_copies import MIB, GpuTransfers, measure_link
+from mbc.measure.host_copies import MIB, GpuTransfers, measure_link, measure_peer_link
 from mbc.plan.model import Stream
 from tests.measure.test_harness import Kernels, Memory, bench_of
 
 TRUE = HostLink(
     50.0, 40.0, 35.0, 30.0, 8.0, Slowdown(1.02, 1.04, 1.08), Slowdown(1.1, 1.2, 1.4), Slowdown(1.0, 1.01, 1.02), True
 )
+TRUE_PEER = PeerLink(
+    400.0, 380.0, 220.0, 210.0, 9.0, Slowdown(1.1, 1.12, 1.2), Slowdown(1.3, 1.3, 1.5), Slowdown(1.0, 1.0, 1.05), True,
+    beside_host=1.25, host_beside=1.5,
+)  # fmt: skip
+LENT = 1 << 50  # from here on addresses are another GPU's
 DIRECTIONS = ("to_host", "to_device")
 KERNELS_US = {"streaming": 900.0, "cached": 500.0, "computing": 3000.0}
 
@@ -61,13 +66,17 @@ class CopyingGpu(Memory):
     def __init__(self, link: HostLink = TRUE, size_bytes: int = 1 << 33) -> None:
         super().__init__(0)
         self._block_bytes = size_bytes
-        self.link, self.pinned_bytes = link, 0
+        self.link, self.pinned_bytes, self.lent_bytes = link, 0, 0
         self.own = Line()
         self.lines = [self.own]
 
     def pinned(self, size_bytes: int) -> np.ndarray:
         self.pinned_bytes += size_bytes
         return np.broadcast_to(np.uint8(0), (size_bytes,))
+
+    def lend(self, size_bytes: int) -> int:
+        self.lent_bytes += size_bytes
+        return LENT + self.lent_bytes
 
     def new_stream(self) -> Line:
         self.lines.append(Line())
@@ -88,6 +97,12 @@ class CopyingGpu(Memory):
 
     def copy_to_device(self, target: int, source: np.ndarray, stream: Line | None = None) -> None:
         (stream or self.own).queue.append(Op(Stream.TO_DEVICE, self.alone_us(source.size, self.link.to_device_gb_s)))
+
+    def copy(self, target: int, source: int, size_bytes: int, stream: Line | None = None) -> None:
+        direction = Stream.TO_PEER if target >= LENT else Stream.FROM_PEER
+        assert (source >= LENT) is (direction is Stream.FROM_PEER)
+        rate = TRUE_PEER.gb_s(direction) / IN_STEP
+        (stream or self.own).queue.append(Op(direction, TRUE_PEER.latency_us + size_bytes / (rate * 1e3)))
 
     def alone_us(self, size_bytes: int, gb_s: float) -> float:
         return self.link.latency_us + size_bytes / (gb_s * 1e3)
@@ -117,12 +132,17 @@ class CopyingGpu(Memory):
                     line.ends_us.append(self.now_us)
 
     def factor(self, what: Stream | str, running: Sequence[Stream | str]) -> float:
-        link = self.link
-        to_host, to_device = Stream.TO_HOST in running, Stream.TO_DEVICE in running
+        busy = {link: [direction in running for direction in link.directions] for link in (self.link, TRUE_PEER)}
         if isinstance(what, Stream):
-            return link.gb_s(what) / link.gb_s(what, busy_both=to_host and to_device)
-        slowdown = getattr(link, what)
-        return (slowdown.both if to_device else slowdown.to_host) if to_host else slowdown.to_device if to_device else 1
+            link, other = (TRUE_PEER, self.link) if what in TRUE_PEER.directions else (self.link, TRUE_PEER)
+            beside = TRUE_PEER.beside_host if link is TRUE_PEER else TRUE_PEER.host_beside
+            alone = link.gb_s(what) / link.gb_s(what, busy_both=all(busy[link]))
+            return alone * (beside if all(busy[other]) else 1.0)
+        factor = 1.0
+        for link, (out, back) in busy.items():
+            slowdown = getattr(link, what)
+            factor *= (slowdown.both if back else slowdown.out) if out else slowdown.back if back else 1
+        return factor
 
 
 def measured(gpu: CopyingGpu) -> HostLink:
@@ -139,8 +159,17 @@ def test_the_whole_link_is_found() -> None:
     assert found.latency_us == pytest.approx(TRUE.latency_us, rel=0.01)
     for kind in KERNELS_US:
         one, other = getattr(found, kind), getattr(TRUE, kind)
-        assert (one.to_host, one.to_device, one.both) == pytest.approx((other.to_host, other.to_device, other.both))
+        assert (one.out, one.back, one.both) == pytest.approx((other.out, other.back, other.both))
     assert found.measured
+
+
+def test_the_link_to_another_gpu_is_found_and_what_both_links_cost_each_other() -> None:
+    gpu = CopyingGpu()
+    kernels = {kind: lambda kind=kind: gpu.launch(kind) for kind in KERNELS_US}
+    found = measure_peer_link(GpuTransfers(gpu, kernels, gpu.lend))
+    for name, value in link_constants(TRUE_PEER).items():
+        assert link_constants(found)[name] == pytest.approx(value, rel=0.02), name
+    assert found.measured and 0 < gpu.lent_bytes <= gpu.mark()
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 33, 1 << 30, 64 * MIB])

@@ -9,7 +9,7 @@ import pytest
 
 from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.live import rounded
-from mbc.plan.memory import host_curve, live_values_at, memory_curve
+from mbc.plan.memory import live_values_at, memory_curve, outside_curve
 from mbc.plan.model import Copy, Mode, Space, Stream
 from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
@@ -123,7 +123,7 @@ def test_what_is_taken_adds_up(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_host_memory_over_the_step(seed):
     plan = offloaded_plan(seed)
-    curve = host_curve(plan, plan.train)
+    curve = outside_curve(plan, plan.train, Space.HOST)
     for launch in range(len(plan.train.launches)):
         there = 0
         for b, buffer in enumerate(plan.buffers):

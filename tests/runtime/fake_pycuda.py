@@ -126,7 +126,8 @@ def drain() -> None:
 
 
 class Memory:
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, gpu: int = 0) -> None:
+        self.gpu = gpu
         self.raw = np.full(size_bytes + 256, 0xCD, np.uint8)
         self.address = -(-self.raw.ctypes.data // 256) * 256
         self.freed = False
@@ -162,11 +163,14 @@ class Gpu:
     """What the fake machine has."""
 
     count: int = 1
+    joined: bool = True  # any of them reaches any other one
+    lendable: int = 1 << 34  # free on those that are not used
     capability: tuple[int, int] = (9, 0)
     free: int = 1 << 34
     pinnable: int = 1 << 34
     pinned: list[weakref.ref[np.ndarray]] = field(default_factory=list[Any])
     allocations: list[Memory] = field(default_factory=list)
+    accessed: set[int] = field(default_factory=set)  # numbers of those that lend
 
 
 def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
@@ -184,13 +188,22 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
             return gpu.count
 
         def pci_bus_id(self) -> str:
-            return "0000:00:00.0"
+            return f"0000:{self.number:02x}:00.0"
 
         def compute_capability(self) -> tuple[int, int]:
             return gpu.capability
 
         def name(self) -> str:
             return "Fake"
+
+        def total_memory(self) -> int:
+            return 1 << 35
+
+        def can_access_peer(self, other: Device) -> bool:
+            return gpu.joined and other.number != self.number
+
+        def retain_primary_context(self) -> Primary:
+            return Primary(self.number)
 
     class Context:
         @staticmethod
@@ -201,12 +214,36 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
         def synchronize() -> None:
             drain()
 
-        def get_device(self) -> Device:
-            return Device(0)
+        @staticmethod
+        def get_device() -> Device:
+            return Device(pushed[-1].number if pushed else 0)
+
+        @staticmethod
+        def pop() -> None:
+            pushed.pop()
+
+        @staticmethod
+        def enable_peer_access(peer: Primary) -> None:
+            assert not pushed, "access is that of the context that is current"
+            if peer.number in gpu.accessed:
+                raise Error("cuCtxEnablePeerAccess failed: peer access is already enabled")
+            gpu.accessed.add(peer.number)
+
+    @dataclass
+    class Primary:
+        number: int
+
+        def push(self) -> None:
+            pushed.append(self)
+
+    pushed: list[Primary] = []
 
     def allocate(size_bytes: int) -> Memory:
-        gpu.allocations.append(Memory(size_bytes))
+        gpu.allocations.append(Memory(size_bytes, pushed[-1].number if pushed else 0))
         return gpu.allocations[-1]
+
+    def free_and_all() -> tuple[int, int]:
+        return gpu.lendable if pushed else gpu.free, 1 << 35
 
     def pin(shape: Any, dtype: Any) -> np.ndarray:
         array = np.empty(shape, dtype)
@@ -242,7 +279,7 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
     driver.get_driver_version = lambda: 13000
     driver.Device, driver.Context, driver.Stream, driver.Event = Device, Context, Stream, Event
     driver.Memcpy2D = Copy2D
-    driver.mem_alloc, driver.mem_get_info = allocate, lambda: (gpu.free, 1 << 35)
+    driver.mem_alloc, driver.mem_get_info = allocate, free_and_all
     driver.pagelocked_empty = pin
     driver.memcpy_htod, driver.memcpy_dtoh = after_all(to_device), after_all(to_host)
     driver.memset_d8 = after_all(fill)
@@ -265,9 +302,11 @@ class FakeLibrary:
         FakeLibrary.made.append(self)
 
     def create(
-        self, arena: int, arena_bytes: int, host: int, host_bytes: int, streams: list[int], ranks: Any = None
-    ) -> None:
+        self, arena: int, arena_bytes: int, host: int, host_bytes: int, peer: int, peer_bytes: int, streams: list[int],
+        ranks: Any = None,
+    ) -> None:  # fmt: skip
         self.ranks = ranks
+        self.peer, self.peer_bytes = peer, peer_bytes
         self.arena = device_bytes(arena, arena_bytes)
         self.host, self.host_bytes = host, host_bytes
         self.compute = next(stream for stream in Stream.made if stream.handle == streams[0])

@@ -26,11 +26,12 @@ int mbc_abi_version() { return ABI; }
 size_t mbc_cudnn_version() { return 91901; }
 uint64_t mbc_arena_bytes() { return ARENA; }
 uint64_t mbc_host_bytes() { return 0; }
-int mbc_create(void* arena, uint64_t bytes, void* host, uint64_t, void* const* streams, const MbcRanks* ranks,
-               MbcModule** module) {
+uint64_t mbc_peer_bytes() { return 0; }
+int mbc_create(void* arena, uint64_t bytes, void* host, uint64_t, void* peer, uint64_t, void* const* streams,
+               const MbcRanks* ranks, MbcModule** module) {
   *module = nullptr;
   if (ranks != nullptr && !numbered(*ranks)) return 1;
-  if (bytes != ARENA || host != nullptr || streams[2] != (void*)33) return 1;
+  if (bytes != ARENA || host != nullptr || peer != nullptr || streams[2] != (void*)33) return 1;
   *module = new MbcModule{0};
   return 0;
 }
@@ -71,7 +72,7 @@ def build(folder: Path, plan: Plan, *flags: str) -> Path:
 
 def test_calls_and_their_failures(plan: Plan, built: Path):
     library = Library(plan, built)
-    library.create(256, plan.predictions.arena_bytes, 0, 0, [11, 22, 33])
+    library.create(256, plan.predictions.arena_bytes, 0, 0, 0, 0, [11, 22, 33])
     library.warm()
     library.capture()
     library.run("train", eager=False)
@@ -83,7 +84,7 @@ def test_calls_and_their_failures(plan: Plan, built: Path):
     library.destroy()
     library.destroy()
     with pytest.raises(MbcError, match="no arena"):
-        Library(plan, built).create(256, 1, 0, 0, [11, 22, 33])
+        Library(plan, built).create(256, 1, 0, 0, 0, 0, [11, 22, 33])
 
 
 def test_launches_are_run_one_by_one(plan: Plan, built: Path, tmp_path: Path):

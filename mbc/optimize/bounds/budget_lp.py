@@ -27,7 +27,7 @@ from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import updates_early
-from mbc.plan.model import Stream, aligned
+from mbc.plan.model import STREAM_TO, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ def budget_bound_us(table: CandidateTable, techniques: Techniques, available_byt
 
 
 def _least_us(table: CandidateTable, techniques: Techniques, kept: list[_Item], excess: int, before_us: float) -> float:
-    link = table.device.host_link
-    copied_us = math.inf  # a byte that the link has no time for
+    copied_us = math.inf  # a byte that no link has time for
     if techniques.offload > 0:
-        copied_us = 1 / (link.gb_s(Stream.TO_HOST) * 1e3)
-        excess -= min(int(before_us / copied_us), techniques.host_bytes)
+        rates = {space: table.device.links.gb_s(STREAM_TO[space]) * 1e3 for space in techniques.room_bytes}
+        excess -= sum(min(int(before_us / (1 / rates[s])), room) for s, room in techniques.room_bytes.items())
+        copied_us = 1 / sum(rates.values())  # by all links together
     total_us = 0.0
     prices = sorted((item.time_us / item.size_bytes, item.size_bytes) for item in kept)
     for price, size_bytes in prices if techniques.recompute else ():

@@ -1,4 +1,4 @@
-"""Give every buffer of a draft its address, in the arena and in host memory."""
+"""Give every buffer of a draft its address, in the arena and outside it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Placed:
     arena_bytes: int
     live_bytes: int
     host_bytes: int
+    peer_bytes: int = 0
 
 
 def assign_addresses(
@@ -67,16 +68,18 @@ def assign_addresses(
             offsets[owners_[buffer]] = start
     for buffer, owner in enumerate(owners_):
         offsets[buffer] = offsets[owner]
-    return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST])
+    return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST], ends[Space.PEER])
 
 
-def check_host(placed: Placed, limit_bytes: int | None, network: str) -> None:
-    """MBC210 where the pinned memory of a plan is more than the limit (None: there is none)."""
-    if limit_bytes is None or placed.host_bytes <= limit_bytes:
-        return
-    kept, allowed = show_distinct(placed.host_bytes, limit_bytes)
-    raise MbcError(
-        "MBC210",
-        f"the plan of '{network}' keeps {kept} in host memory at once, memory.host allows {allowed}",
-        f"raise memory.host to {show_enough(placed.host_bytes)}, raise memory.device, or lower the batch",
-    )
+def check_outside(placed: Placed, host_bytes: int | None, peer_bytes: int, network: str) -> None:
+    """MBC210 where a plan needs more outside the arena than the limits (None: there is none)."""
+    limits = (("host", "host memory", placed.host_bytes, host_bytes), ("peers", "peers", placed.peer_bytes, peer_bytes))
+    for setting, where, taken_bytes, limit_bytes in limits:
+        if limit_bytes is None or taken_bytes <= limit_bytes:
+            continue
+        kept, allowed = show_distinct(taken_bytes, limit_bytes)
+        raise MbcError(
+            "MBC210",
+            f"the plan of '{network}' keeps {kept} in {where} at once, memory.{setting} allows {allowed}",
+            f"raise memory.{setting} to {show_enough(taken_bytes)}, raise memory.device, or lower the batch",
+        )

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mbc.hardware.transfers import HostLink
+from mbc.hardware.transfers import Links
 from mbc.ir.types import DType, Layout
 from mbc.optimize.remat.fused_remat import FusedRematLaunch, FusedRematLaunches
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft, renumbered
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Space, Stream
+from mbc.plan.model import STREAM_FROM, STREAM_TO, Access, Buffer, Launch, Mode, Space, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """`buffer` is copied to the host, listed just before region `out`, and back, listed just before region `back`.
+    """`buffer` is copied to `space`, listed just before region `out`, and back, listed just before region `back`.
 
     A copy starts as soon as its stream and what it waits for allow, so the positions in the list say when the value is
     live in the arena: until `out`, and from `back` on.
@@ -38,6 +38,7 @@ class Offload:
     buffer: int
     out: int
     back: int
+    space: Space = Space.HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,12 @@ def rewrite(
     draft: Draft,
     regions: Sequence[Region],
     decisions: Decisions,
-    link: HostLink,
+    links: Links,
     fused_remat: FusedRematLaunches | None = None,
 ) -> Rewritten:
     """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. A value
     that is recomputed according to `fused_remat` (fused rematerialization) has no launch of its own."""
-    writer = _Writer(draft, regions, link)
+    writer = _Writer(draft, regions, links)
     defined_at = {buffer: i for i, region in enumerate(regions) for buffer in region.writes}
     recomputed: dict[int, dict[int, list[int]]] = {}  # position -> region -> outputs
     fused: dict[int, FusedRematLaunch] = {}  # by the region that it replaces
@@ -82,17 +83,17 @@ def rewrite(
             fused[found.reductions] = max(found, fused.get(found.reductions, found), key=lambda one: len(one.targets))
         else:
             recomputed.setdefault(decision.before, {}).setdefault(region, []).append(decision.buffer)
-    out: dict[int, list[int]] = {}
+    out: dict[int, list[Offload]] = {}
     back: dict[int, list[int]] = {}
     for decision in decisions.offloads:
         assert decision.out <= decision.back
-        out.setdefault(decision.out, []).append(decision.buffer)
+        out.setdefault(decision.out, []).append(decision)
         back.setdefault(decision.back, []).append(decision.buffer)
     for position, region in enumerate(regions):
-        for buffer in out.get(position, ()):
-            writer.to_host(buffer, position)
+        for offload in out.get(position, ()):
+            writer.send(offload.buffer, offload.space, position)
         for buffer in back.get(position, ()):
-            writer.to_device(buffer, position)
+            writer.fetch(buffer, position)
         for clone, outputs in sorted(recomputed.get(position, {}).items()):
             writer.region(regions[clone], position, outputs)
         if position in fused:
@@ -114,24 +115,24 @@ def in_launch_order(draft: Draft) -> Draft:
 class _Writer:
     """Writes the new training program. `_now`: the buffer of the latest live range of each value."""
 
-    def __init__(self, draft: Draft, regions: Sequence[Region], link: HostLink) -> None:
+    def __init__(self, draft: Draft, regions: Sequence[Region], links: Links) -> None:
         self._draft = draft
         self._runs = regions
-        self._link = link
+        self._links = links
         self._buffers = list(draft.buffers)
         self._launches: list[Launch] = []
         self._position: list[int] = []
         self._now: dict[int, int] = {}
-        self._host: dict[int, int] = {}
+        self._away: dict[int, int] = {}  # the buffer of a value outside the arena
 
-    def to_host(self, buffer: int, position: int) -> None:
-        if buffer not in self._host:  # a value never changes, so one copy serves every prefetch
-            self._host[buffer] = self._new(replace(self._draft.buffers[buffer], space=Space.HOST, alias=None))
-            self._copy(self._now.get(buffer, buffer), self._host[buffer], Stream.TO_HOST, position)
+    def send(self, buffer: int, space: Space, position: int) -> None:
+        if buffer not in self._away:  # a value never changes, so one copy serves every prefetch
+            self._away[buffer] = self._new(replace(self._draft.buffers[buffer], space=space, alias=None))
+            self._copy(self._now.get(buffer, buffer), self._away[buffer], STREAM_TO[space], position)
 
-    def to_device(self, buffer: int, position: int) -> None:
-        returned = self._new(self._alone(buffer))
-        self._copy(self._host[buffer], returned, Stream.TO_DEVICE, position)
+    def fetch(self, buffer: int, position: int) -> None:
+        away, returned = self._away[buffer], self._new(self._alone(buffer))
+        self._copy(away, returned, STREAM_FROM[self._buffers[away].space], position)
         self._now[buffer] = returned
 
     def region(self, region: Region, position: int, recomputed: Sequence[int] | None) -> None:
@@ -194,7 +195,7 @@ class _Writer:
     def _copy(self, source: int, target: int, stream: Stream, position: int) -> None:
         rows = self._buffers[source].rows
         accesses = (Access(source, rows, Mode.READ), Access(target, rows, Mode.WRITE))
-        work = Copy(self._link.copy_us(self._buffers[source].size_bytes, stream), self._link.measured)
+        work = self._links.copy(self._buffers[source].size_bytes, stream)
         self._add(Launch(work, (), stream, accesses), position)
 
     def _add(self, launch: Launch, position: int) -> None:

@@ -1,4 +1,4 @@
-"""Coalesces copies to and from the host where enough bytes are free for them to wait for each other.
+"""Coalesces copies out of the arena and back where enough bytes are free for them to wait for each other.
 
 A kernel at an end of a wait for a copy starts late, no later at the ends of several
 (`mbc.optimize.schedule.coalesce_waits`). A value that is prefetched as late as possible, and freed as soon as its copy
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.offload import Offloader
-from mbc.plan.model import Stream
+from mbc.plan.model import STREAM_FROM, Space
 
 
 def coalesce_copies(
@@ -25,17 +25,21 @@ def coalesce_copies(
     """Reschedule copies; `excess_bytes`: by how much each region exceeds the available bytes, without the ledger's
     delta."""
     excess_bytes = excess_bytes + int(effort.COALESCE_SPARE_SHARE * available_bytes)  # stays free
-    _coalesce_prefetches(offloader, ledger, excess_bytes)
+    for space in STREAM_FROM:  # copies of different links do not wait for each other
+        _coalesce_prefetches(offloader, ledger, excess_bytes, space)
     _coalesce_offloads(offloader, ledger, excess_bytes)
 
 
-def _coalesce_prefetches(offloader: Offloader, ledger: Ledger, excess_bytes: NDArray[np.int64]) -> None:
+def _coalesce_prefetches(
+    offloader: Offloader, ledger: Ledger, excess_bytes: NDArray[np.int64], space: Space
+) -> None:  # fmt: skip
     starts_us = offloader.starts_us()
-    needed = {b: ledger.first_read(b, ledger.offloads[b][1]) for b in offloader.overlapped()}
+    here = (b for b in offloader.overlapped() if ledger.offloads[b].space is space)
+    needed = {b: ledger.first_read(b, ledger.offloads[b].back) for b in here}
     group: list[int] = []
     free_us = group_us = 0.0  # end of the previous group's copies, and duration of this group's
     for buffer in sorted(needed, key=lambda b: (needed[b], b)):
-        takes_us = offloader.copy_us(buffer, Stream.TO_DEVICE)
+        takes_us = offloader.copy_us(buffer, STREAM_FROM[space])
         joined = [*group, buffer]
         end_us = float(starts_us[needed[joined[0]]])
         at = int(np.searchsorted(starts_us, end_us - group_us - takes_us, side="right")) - 1
@@ -51,7 +55,7 @@ def _prefetch_at(ledger: Ledger, group: Sequence[int], position: int, excess_byt
     """Schedule the prefetches of a whole group at one region, if that is possible; whether it is."""
     listed: list[tuple[int, int, int]] = []
     for buffer in group:
-        out, back = ledger.offloads[buffer]
+        out, back, _ = ledger.offloads[buffer]
         if position <= out or position <= ledger.last_touch(buffer, back):
             return False
         if position < back:
@@ -62,8 +66,8 @@ def _prefetch_at(ledger: Ledger, group: Sequence[int], position: int, excess_byt
 def _coalesce_offloads(offloader: Offloader, ledger: Ledger, excess_bytes: NDArray[np.int64]) -> None:
     """From the last offload to the first: free each value together with the next one, if the bytes are free."""
     later = -1
-    for buffer in sorted(offloader.overlapped(), key=lambda b: (-ledger.offloads[b][0], -b)):
-        out, back = ledger.offloads[buffer]
+    for buffer in sorted(offloader.overlapped(), key=lambda b: (-ledger.offloads[b].out, -b)):
+        out, back, _ = ledger.offloads[buffer]
         if not (out < later < back and _reschedule(ledger, [(buffer, later, back)], excess_bytes)):
             later = out
 

@@ -1,6 +1,6 @@
 """Choose for every gap between two uses of a value whether it is kept, recomputed or offloaded.
 
-First as many values are offloaded as the host link can copy without a stall, those that are slowest to recompute first.
+First as many values are offloaded as links can copy without a stall, those that are slowest to recompute first.
 Then, at the peak of live bytes, the gap that costs least time per byte is recomputed, until everything fits; live bytes
 are measured in the rewritten program, and the choice goes on from there. Decisions that prove unneeded are dropped.
 Local search then improves the result (`mbc.optimize.remat.local_search`).
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mbc.hardware.transfers import HostLink
+from mbc.hardware.transfers import Links
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import in_launch_order
@@ -38,7 +38,7 @@ from mbc.optimize.schedule.regions import Region, regions_of
 def choose_residency(
     graph: TrainingGraph,
     draft: Draft,
-    link: HostLink,
+    links: Links,
     techniques: Techniques,
     available_bytes: int,
     known_us: float = math.inf,
@@ -60,7 +60,7 @@ def choose_residency(
     """
     regions = tuple(regions) or regions_of(graph, draft, draft.train)
     state = RematState(
-        graph, draft, link, techniques, available_bytes, known_us, groups, points or {}, fused_remat or {}, regions
+        graph, draft, links, techniques, available_bytes, known_us, groups, points or {}, fused_remat or {}, regions
     )
     found = _decide(state, work, start)
     return replace(found, draft=in_launch_order(found.draft))

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute
-from mbc.optimize.remat.undo_log import UndoLog, WorkspaceCut
+from mbc.optimize.remat.undo_log import Away, UndoLog, WorkspaceCut
+from mbc.plan.model import Space
 
 NO_CHAIN: tuple[float, Sequence[int]] = (math.inf, ())
 
@@ -39,8 +40,8 @@ class Ledger(UndoLog):
     """Mutable: decisions are entered one by one."""
 
     def decisions(self) -> Decisions:
-        offloads = sorted((b, out, back) for b, (out, back) in self.offloads.items())
-        return Decisions(tuple(Recompute(b, p) for b, p in self.recomputed()), tuple(Offload(*o) for o in offloads))
+        offloads = (Offload(b, *away) for b, away in sorted(self.offloads.items()))
+        return Decisions(tuple(Recompute(b, p) for b, p in self.recomputed()), tuple(offloads))
 
     def recomputed(self) -> list[tuple[int, int]]:
         """The values that are recomputed, each with the region before which it is, in the order of regions."""
@@ -168,7 +169,7 @@ class Ledger(UndoLog):
         s = bisect_right(starts, position)
         if s and starts[s - 1] == position:
             return True
-        if buffer in self.offloads and position < self.offloads[buffer][0] and self.defined_at[buffer] < position:
+        if buffer in self.offloads and position < self.offloads[buffer].out and self.defined_at[buffer] < position:
             return True
         end = starts[s] if s < len(starts) else len(self.regions) + 1
         k = bisect_left(reads, position)
@@ -181,7 +182,7 @@ class Ledger(UndoLog):
         for wanted in chain if self.offloads else ():
             for source in self.live_operands(self.defined_at[wanted], position):
                 if not self.resident(source, position) and self._can_prefetch(source, position):
-                    self.offload(source, self.offloads[source][0], position)
+                    self.offload(source, self.offloads[source].out, position)
         for wanted in chain:
             self.recompute_value(wanted, position)
         for wanted in chain:
@@ -199,11 +200,13 @@ class Ledger(UndoLog):
         if not outputs or buffer not in outputs:
             self._enter_recompute(True, buffer, position)
 
-    def offload(self, buffer: int, out: int, back: int) -> None:
-        """Enter, or move, the offload of a value."""
-        if buffer in self.offloads:
-            self._enter_offload(False, buffer, self.offloads[buffer])
-        self._enter_offload(True, buffer, (out, back))
+    def offload(self, buffer: int, out: int, back: int, space: Space | None = None) -> None:
+        """Enter, or move, the offload of a value; `space`: where to, by default where it is offloaded to already, else
+        the host."""
+        known = self.offloads.get(buffer)
+        if known is not None:
+            self._enter_offload(False, buffer, known)
+        self._enter_offload(True, buffer, Away(out, back, space or (known.space if known else Space.HOST)))
 
     def keep(self, buffer: int) -> None:
         """Undo the offload of a value."""
@@ -259,7 +262,7 @@ class Ledger(UndoLog):
         """Whether the value is offloaded then and prefetched later: it could be prefetched earlier."""
         if buffer not in self.offloads:
             return False
-        out, back = self.offloads[buffer]
+        out, back, _ = self.offloads[buffer]
         starts = self.starts[buffer]
         s = bisect_right(starts, position)
         return out <= position < back and starts[s] == back and self.first_read(buffer, position) >= back

@@ -1,24 +1,25 @@
-"""Offloads values to the host over the peak, and schedules their copies.
+"""Offloads values over the peak, to the host or to a peer's memory, and schedules their copies.
 
 A link carries one copy in each direction at a time. So what goes out has to be out before the peak, and what comes back
-starts after it; where there is time for both the offload costs nothing, and kernels wait for the rest.
+starts after it; where there is time for both the offload costs nothing, and kernels wait for the rest. Each link has
+queues of its own: a value takes the fastest one with room behind it that hides its copies.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.hardware.transfers import HostLink
+from mbc.hardware.transfers import Links
 from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import Copy, Stream
+from mbc.plan.model import STREAM_FROM, STREAM_TO, Space, Stream
 
 
 class Offloader:
@@ -26,18 +27,28 @@ class Offloader:
     share of the excess there; `stalling`: offloaded values that kernels wait for."""
 
     def __init__(
-        self, draft: Draft, link: HostLink, regions: Sequence[Region], ledger: Ledger, host_bytes: int
-    ) -> None:
+        self, draft: Draft, links: Links, regions: Sequence[Region], ledger: Ledger, room_bytes: Mapping[Space, int],
+        slow_first: bool = False,
+    ) -> None:  # fmt: skip
+        """`room_bytes`: what may be offloaded, by space. `slow_first`: the slowest link that hides a copy takes it."""
         self._runs = regions
         self._ledger = ledger
-        self._host_bytes = host_bytes
-        self._times_us = np.array([region.time_us for region in regions] + [0.0])
+        self._room_bytes = room_bytes
+        self._spaces = links.fastest(room_bytes)
+        self._hiding = self._spaces[:: -1 if slow_first else 1]
+        self._regions_us = np.array([region.time_us for region in regions] + [0.0])
         # Copies go out before the peak and back after it, so the two directions overlap only where states are offloaded
         # as well.
-        busy_both = any(isinstance(launch.work, Copy) for launch in draft.train.launches)
+        busy = {launch.stream for launch in draft.train.launches}
         sizes = {b: ledger.size_bytes[b] for b in ledger.movable}
-        self._out_us = {b: link.copy_us(size, Stream.TO_HOST, busy_both) for b, size in sizes.items()}
-        self._back_us = {b: link.copy_us(size, Stream.TO_DEVICE, busy_both) for b, size in sizes.items()}
+        self._times_us: dict[Stream, dict[int, float]] = {}
+        for space in room_bytes:
+            lanes = STREAM_TO[space], STREAM_FROM[space]
+            both = not busy.isdisjoint(lanes)
+            for lane in lanes:
+                self._times_us[lane] = {b: links.copy_us(size, lane, both) for b, size in sizes.items()}
+        # By value: the spaces, those first whose copies are over soonest.
+        self._nearest = {b: sorted(self._spaces, key=lambda s, b=b: self.round_trip_us(b, s)) for b in sizes}
         self.peak = 0
         self.offloaded_share = 0.0
         self.stalling: set[int] = set()
@@ -56,22 +67,19 @@ class Offloader:
             return -time_us / ledger.size_bytes[gap.buffer], gap.after - gap.before, gap.buffer
 
         queues = self._queues(starts_us)
-        host_bytes = self._host_bytes
-        chosen: list[Gap] = []
+        left_bytes = dict(self._room_bytes)
+        chosen: list[tuple[Gap, Space]] = []
         for gap in sorted(gaps, key=worth):
             if needed <= 0:
                 break
-            size_bytes = ledger.size_bytes[gap.buffer]
-            if size_bytes > host_bytes or not self.worth_copying(gap.buffer):
+            space = self._hidden(queues, left_bytes, gap, starts_us)
+            if space is None:
                 continue
-            if not self._queued(queues, gap.buffer, gap.before, starts_us):
-                continue
-            needed -= size_bytes
-            host_bytes -= size_bytes
-            chosen.append(gap)
+            needed -= ledger.size_bytes[gap.buffer]
+            chosen.append((gap, space))
         self.offloaded_share = (wanted - needed) / max(1, int(excess_bytes[peak]))
-        for gap in chosen:
-            ledger.offload(gap.buffer, gap.after + 1, gap.before)
+        for gap, space in chosen:
+            ledger.offload(gap.buffer, gap.after + 1, gap.before, space)
         self.schedule()
 
     def offload_more(self, buffers: Sequence[int]) -> None:
@@ -80,35 +88,64 @@ class Offloader:
         starts_us = self.starts_us()
         queues = self._queues(starts_us)
         for other in self.overlapped():
-            if not self._queued(queues, other, ledger.first_read(other, ledger.offloads[other][1]), starts_us):
+            _, back, space = ledger.offloads[other]
+            if not self._queued(queues, other, space, ledger.first_read(other, back), starts_us):
                 return
-        left_bytes = self._host_bytes - ledger.offloaded_bytes
+        left_bytes = {space: room - ledger.offloaded_bytes[space] for space, room in self._room_bytes.items()}
         for buffer in buffers:
             gap = ledger.gap(buffer, self.peak)
-            if gap is None or buffer in ledger.offloads or ledger.size_bytes[buffer] > left_bytes:
+            if gap is None or buffer in ledger.offloads:
                 continue
-            if self.worth_copying(buffer) and self._queued(queues, buffer, gap.before, starts_us):
-                left_bytes -= ledger.size_bytes[buffer]
-                ledger.offload(buffer, gap.after + 1, gap.before)
+            space = self._hidden(queues, left_bytes, gap, starts_us)
+            if space is not None:
+                ledger.offload(buffer, gap.after + 1, gap.before, space)
 
     def overlapped(self) -> list[int]:
-        """The values on the host that no kernel waits for."""
+        """The offloaded values that no kernel waits for."""
         return sorted(self._ledger.offloads.keys() - self.stalling)
 
-    def _queues(self, starts_us: NDArray[np.float64]) -> tuple[_Queue, _Queue]:
-        """The copy queues of both directions around the peak: earliest first out, latest first back."""
-        return _Queue(float(starts_us[self.peak])), _Queue(-float(starts_us[min(self.peak + 1, len(starts_us) - 1)]))
+    def fastest(self, buffer: int) -> Space | None:
+        """The space with room for a value whose copies are over soonest; None where there is none."""
+        ledger = self._ledger
+        size_bytes = ledger.size_bytes[buffer]
+        for space in self._nearest[buffer]:
+            if ledger.offloaded_bytes[space] + size_bytes <= self._room_bytes[space]:
+                return space
+        return None
 
-    def _queued(self, queues: tuple[_Queue, _Queue], buffer: int, needed: int, starts_us: NDArray[np.float64]) -> bool:
+    def _queues(self, starts_us: NDArray[np.float64]) -> Mapping[Space, tuple[_Queue, _Queue]]:
+        """The copy queues of both directions around the peak, by space: earliest first out, latest first back."""
+        out_us, back_us = float(starts_us[self.peak]), -float(starts_us[min(self.peak + 1, len(starts_us) - 1)])
+        return {space: (_Queue(out_us), _Queue(back_us)) for space in self._spaces}
+
+    def _hidden(
+        self, queues: Mapping[Space, tuple[_Queue, _Queue]], left_bytes: dict[Space, int], gap: Gap,
+        starts_us: NDArray[np.float64],
+    ) -> Space | None:  # fmt: skip
+        """Where a value goes without a stall, its copies queued and its bytes taken of those left; None: nowhere."""
+        size_bytes = self._ledger.size_bytes[gap.buffer]
+        if not self.worth_copying(gap.buffer):
+            return None
+        for space in self._hiding:
+            if size_bytes <= left_bytes[space] and self._queued(queues, gap.buffer, space, gap.before, starts_us):
+                left_bytes[space] -= size_bytes
+                return space
+        return None
+
+    def _queued(
+        self, queues: Mapping[Space, tuple[_Queue, _Queue]], buffer: int, space: Space, needed: int,
+        starts_us: NDArray[np.float64],
+    ) -> bool:  # fmt: skip
         """Queue the copies of a value if both are over in time, together with those that are queued; whether they
         are."""
+        out, back = queues[space]
         made_us = float(starts_us[self._ledger.defined_at[buffer] + 1])
-        out_us = self.copy_us(buffer, Stream.TO_HOST)
-        if not queues[0].add(made_us, out_us):
+        out_us = self.copy_us(buffer, STREAM_TO[space])
+        if not out.add(made_us, out_us):
             return False
-        if queues[1].add(-float(starts_us[needed]), self.copy_us(buffer, Stream.TO_DEVICE)):
+        if back.add(-float(starts_us[needed]), self.copy_us(buffer, STREAM_FROM[space])):
             return True
-        queues[0].remove(made_us, out_us)
+        out.remove(made_us, out_us)
         return False
 
     def schedule(self) -> None:
@@ -119,37 +156,43 @@ class Offloader:
             return
         starts_us = self.starts_us()
         count = len(self._runs)
-        free_us = 0.0
+        free = dict.fromkeys(self._spaces, 0.0)
         outs: dict[int, int] = {}
         for buffer in sorted(ledger.offloads, key=lambda b: ledger.defined_at[b]):
-            defined_at = ledger.defined_at[buffer]
-            free_us = max(free_us, float(starts_us[defined_at + 1])) + self.copy_us(buffer, Stream.TO_HOST)
+            defined_at, space = ledger.defined_at[buffer], ledger.offloads[buffer].space
+            free_us = max(free[space], float(starts_us[defined_at + 1])) + self.copy_us(buffer, STREAM_TO[space])
+            free[space] = free_us
             outs[buffer] = min(max(defined_at + 1, bisect_left(starts_us, free_us)), count)
-        free_us = math.inf
-        needed = {b: ledger.first_read(b, back) for b, (_, back) in ledger.offloads.items()}
+        free = dict.fromkeys(self._spaces, math.inf)
+        needed = {b: ledger.first_read(b, away.back) for b, away in ledger.offloads.items()}
         for buffer in sorted(needed, key=lambda b: -needed[b]):
-            free_us = min(free_us, float(starts_us[needed[buffer]])) - self.copy_us(buffer, Stream.TO_DEVICE)
+            space = ledger.offloads[buffer].space
+            free_us = min(free[space], float(starts_us[needed[buffer]])) - self.copy_us(buffer, STREAM_FROM[space])
+            free[space] = free_us
             if buffer in self.stalling:
                 continue
             last = ledger.last_touch(buffer, needed[buffer])
             out = min(max(outs[buffer], last + 1), needed[buffer])
             back = min(max(bisect_right(starts_us, free_us) - 1, out), needed[buffer])
-            if ledger.offloads[buffer] != (out, back):
+            if ledger.offloads[buffer][:2] != (out, back):
                 ledger.offload(buffer, out, back)
 
     def copy_us(self, buffer: int, stream: Stream) -> float:
-        return (self._out_us if stream is Stream.TO_HOST else self._back_us)[buffer]
+        return self._times_us[stream][buffer]
 
     def worth_copying(self, buffer: int) -> bool:
-        """Whether its copies are long enough to be worth the waits."""
-        return self._out_us[buffer] >= effort.MIN_COPY_US
+        """Whether its copies are long enough to be worth the waits: those to the host, since waits cost no more for a
+        faster link."""
+        return self._times_us[Stream.TO_HOST][buffer] >= effort.MIN_COPY_US
 
-    def round_trip_us(self, buffer: int) -> float:
-        return self._out_us[buffer] + self._back_us[buffer]
+    def round_trip_us(self, buffer: int, space: Space | None = None) -> float:
+        """Of the copies of a value to `space` and back; None: to where it is offloaded."""
+        space = space or self._ledger.offloads[buffer].space
+        return self.copy_us(buffer, STREAM_TO[space]) + self.copy_us(buffer, STREAM_FROM[space])
 
     def starts_us(self) -> NDArray[np.float64]:
         """When the launches at each region start, recomputations before it included."""
-        spent = self._times_us + self._ledger.recomputed_us()
+        spent = self._regions_us + self._ledger.recomputed_us()
         return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""Optimizer states offloaded to host memory between steps: they are in the arena for their update only.
+"""Optimizer states offloaded between steps, to host memory or a peer's: they are in the arena for their update only.
 
 A state of the optimizer is read and written once a step. It is prefetched some time before its update, and its next
 version is offloaded some time after; both cost only bandwidth while kernels overlap them.
@@ -7,14 +7,14 @@ version is offloaded some time after; both cost only bandwidth while kernels ove
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mbc.hardware.transfers import HostLink
+from mbc.hardware.transfers import Links
 from mbc.ir.graph import Role, TrainingGraph
 from mbc.optimize.schedule.emit_launches import Draft, renumbered
 from mbc.optimize.schedule.regions import regions_of
-from mbc.plan.model import Access, Buffer, Copy, Launch, Mode, Program, Space, Stream, aligned
+from mbc.plan.model import STREAM_FROM, STREAM_TO, Access, Buffer, Launch, Mode, Program, Space, Stream, aligned
 
 
 def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:
@@ -40,29 +40,36 @@ def persistent_bytes(draft: Draft) -> int:
     return sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
 
 
-def states_to_offload(graph: TrainingGraph, draft: Draft, wanted_bytes: int, host_bytes: int) -> tuple[int, ...]:
-    """The largest of the movable states, until they are so many bytes, or all that the host memory holds."""
-    chosen: list[int] = []
+def states_to_offload(
+    graph: TrainingGraph, draft: Draft, wanted_bytes: int, room_bytes: Mapping[Space, int], links: Links
+) -> Mapping[int, Space]:  # fmt: skip
+    """The largest of the movable states, until they are so many bytes, or all that the spaces hold, and where each
+    goes: by the fastest link with room beyond it."""
+    chosen: dict[int, Space] = {}
+    left_bytes = dict(room_bytes)
     for state in sorted(movable_states(graph, draft), key=lambda b: (-draft.buffers[b].size_bytes, b)):
         size_bytes = aligned(draft.buffers[state].size_bytes)
-        if wanted_bytes > 0 and size_bytes <= host_bytes:
-            chosen.append(state)
-            host_bytes -= size_bytes
+        space = next((space for space in links.fastest(room_bytes) if size_bytes <= left_bytes[space]), None)
+        if wanted_bytes > 0 and space is not None:
+            chosen[state] = space
+            left_bytes[space] -= size_bytes
             wanted_bytes -= size_bytes
-    return tuple(sorted(chosen))
+    return dict(sorted(chosen.items()))
 
 
-def offload_states(graph: TrainingGraph, draft: Draft, states: Collection[int], link: HostLink, lead: float) -> Draft:
-    """The draft with these persistent buffers in host memory, each prefetched for its uses and, where a program
+def offload_states(
+    graph: TrainingGraph, draft: Draft, states: Mapping[int, Space], links: Links, lead: float
+) -> Draft:  # fmt: skip
+    """The draft with these persistent buffers outside the arena, each prefetched for its uses and, where a program
     computes its next version, offloaded again.
 
     A state is in the arena for `lead` times of its copy before it is needed, and after: a smaller lead takes less
     memory, and kernels may wait.
     """
     buffers = list(draft.buffers)
-    for state in states:
-        buffers[state] = replace(buffers[state], space=Space.HOST)
-    moved = _Programs(buffers, frozenset(states), link, lead)
+    for state, space in states.items():
+        buffers[state] = replace(buffers[state], space=space)
+    moved = _Programs(buffers, frozenset(states), links, lead)
     # Copies stand between regions, so that regions stay whole.
     train, infer = (
         moved.program(program, [*(run.start for run in regions_of(graph, draft, program)), len(program.launches)])
@@ -86,7 +93,7 @@ class _LiveRange:
     first: int
     last: int
     final: int | None = None
-    host_buffer: int = -1
+    away: int = -1  # the buffer of that version outside the arena
 
 
 @dataclass
@@ -95,7 +102,7 @@ class _Programs:
 
     buffers: list[Buffer]
     states: frozenset[int]
-    link: HostLink
+    links: Links
     lead: float
     _live_ranges: dict[int, _LiveRange] = field(default_factory=dict[int, _LiveRange])
     _finals: set[int] = field(default_factory=set[int])
@@ -110,32 +117,30 @@ class _Programs:
         before: dict[int, list[Launch]] = {}
         after: dict[int, list[Launch]] = {}
         for live_range in self._live_ranges.values():
-            size_bytes = self.buffers[live_range.state].size_bytes
-            fetch_us = self.lead * self.link.copy_us(size_bytes, Stream.TO_DEVICE)
+            size_bytes, space = self.buffers[live_range.state].size_bytes, self.buffers[live_range.state].space
+            fetch_us = self.lead * self.links.copy_us(size_bytes, STREAM_FROM[space])
             position = _position_before(starts_us, live_range.first, fetch_us)
             position = between[bisect_right(between, position) - 1]
-            before.setdefault(position, []).append(self._copy(live_range.state, live_range.arena, Stream.TO_DEVICE))
+            before.setdefault(position, []).append(self._copy(live_range.state, live_range.arena, STREAM_FROM[space]))
             if live_range.final is not None:
-                live_range.host_buffer = self._new(
-                    replace(self.buffers[live_range.final], space=Space.HOST, alias=live_range.state)
+                live_range.away = self._new(
+                    replace(self.buffers[live_range.final], space=space, alias=live_range.state)
                 )
-                send_us = self.lead * self.link.copy_us(size_bytes, Stream.TO_HOST)
+                send_us = self.lead * self.links.copy_us(size_bytes, STREAM_TO[space])
                 position = _position_after(starts_us, live_range.last + 1, send_us)
                 position = between[bisect_left(between, position)]
-                after.setdefault(position, []).append(
-                    self._copy(live_range.final, live_range.host_buffer, Stream.TO_HOST)
-                )
+                after.setdefault(position, []).append(self._copy(live_range.final, live_range.away, STREAM_TO[space]))
         launches: list[Launch] = []
         for i in range(len(old.launches) + 1):
             # Offloads come first: a prefetched state may get the freed bytes.
             launches += (*after.get(i, ()), *before.get(i, ()))
             launches += [self._renamed(launch) for launch in old.launches[i : i + 1]]
-        host_buffers = {
-            live_range.final: live_range.host_buffer
+        away = {
+            live_range.final: live_range.away
             for live_range in self._live_ranges.values()
             if live_range.final is not None
         }
-        return replace(old, launches=tuple(launches), exit=tuple(host_buffers.get(b, b) for b in old.exit))
+        return replace(old, launches=tuple(launches), exit=tuple(away.get(b, b) for b in old.exit))
 
     def _touch(self, access: Access, launch: int) -> None:
         buffer = self.buffers[access.buffer]
@@ -165,7 +170,7 @@ class _Programs:
 
     def _copy(self, source: int, target: int, stream: Stream) -> Launch:
         buffer = self.buffers[source]
-        work = Copy(self.link.copy_us(buffer.size_bytes, stream), self.link.measured)
+        work = self.links.copy(buffer.size_bytes, stream)
         accesses = (Access(source, buffer.rows, Mode.READ), Access(target, buffer.rows, Mode.WRITE))
         return Launch(work, (), stream, accesses)
 

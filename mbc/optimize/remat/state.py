@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.hardware.transfers import HostLink
+from mbc.hardware.transfers import Links
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
@@ -30,6 +30,7 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import in_place, in_place_operands, with_aliases
 from mbc.optimize.schedule.liveness import live_of
 from mbc.optimize.schedule.regions import Region
+from mbc.plan.model import Space
 
 NOTHING_BYTES = np.iinfo(np.int64).min  # of a region at which nothing can be done
 
@@ -37,7 +38,8 @@ NOTHING_BYTES = np.iinfo(np.int64).min  # of a region at which nothing can be do
 @dataclass(frozen=True, slots=True)
 class Techniques:
     """The memory-saving techniques that may be used. `offload`: the share of the excess bytes that is offloaded at
-    most. `states_bytes`: bytes of the optimizer's states that are in host memory between steps, and in the arena for
+    most, to `host_bytes` of host memory and `peer_bytes` of another GPU's; `slow_first`: by the slower link where both
+    hide a copy. `states_bytes`: bytes of the optimizer's states that are outside the arena between steps, and in it for
     `lead` times of their copy before their update, and after. `split`: whether large values may exist in micro-batches
     only; `division`: how, in this try."""
 
@@ -48,6 +50,24 @@ class Techniques:
     division: Division | None = None
     states_bytes: int = 0
     lead: float = 0.0
+    peer_bytes: int = 0
+    slow_first: bool = False
+
+    @property
+    def room_bytes(self) -> Mapping[Space, int]:
+        """What may be outside the arena, by space; without a peer that lends memory the host is the only one."""
+        found = {Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}
+        return {space: size_bytes for space, size_bytes in found.items() if space is Space.HOST or size_bytes}
+
+    @property
+    def outside_bytes(self) -> int:
+        """What may be outside the arena in all."""
+        return sum(self.room_bytes.values()) if self.offload > 0 else 0
+
+    def less(self, taken_bytes: Mapping[Space, int]) -> Techniques:
+        """With so many bytes of each space taken."""
+        host_bytes, peer_bytes = (taken_bytes.get(space, 0) for space in (Space.HOST, Space.PEER))
+        return replace(self, host_bytes=self.host_bytes - host_bytes, peer_bytes=self.peer_bytes - peer_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +105,7 @@ class RematState:
         self,
         graph: TrainingGraph,
         draft: Draft,
-        link: HostLink,
+        links: Links,
         techniques: Techniques,
         available_bytes: int,
         known_us: float,
@@ -96,7 +116,7 @@ class RematState:
     ) -> None:
         self._in_place_operands = in_place_operands(graph, groups)
         self.draft = with_aliases(draft, draft.infer, self._in_place_operands)  # whatever is decided
-        self._link = link
+        self._links = links
         self.techniques = techniques
         self.available_bytes = available_bytes
         self.regions = regions
@@ -105,7 +125,9 @@ class RematState:
         self.fused_remat = fused_remat
         self.ledger = Ledger(draft, self.regions, self.small_bytes, self._in_place, self.fused_remat)
         self._persistent_bytes = persistent_bytes(draft)
-        self.offloader = Offloader(draft, link, self.regions, self.ledger, techniques.host_bytes)
+        self.offloader = Offloader(
+            draft, links, self.regions, self.ledger, techniques.room_bytes, techniques.slow_first
+        )
         self.price_perturbations: dict[int, float] = {}  # factors of prices, by value
         launches = draft.train.launches
         self._smaller_workspaces = [points.get(launches[region.start].operations, ()) for region in self.regions]
@@ -118,7 +140,7 @@ class RematState:
     def resume(self, start: Residency) -> None:
         self.ledger.undo(self.ledger.empty)
         for offload in start.decisions.offloads:
-            self.ledger.offload(offload.buffer, offload.out, offload.back)
+            self.ledger.offload(offload.buffer, offload.out, offload.back, offload.space)
         for recompute in start.decisions.recomputes:
             self.ledger.recompute_value(recompute.buffer, recompute.before)
         for region, cut in start.workspace_cuts:
@@ -151,7 +173,7 @@ class RematState:
         return measured
 
     def measure(self, decisions: Decisions, workspace_cuts: Mapping[int, WorkspaceCut]) -> Measured:
-        rewritten = rewrite(self.draft, self.regions, decisions, self._link, self.fused_remat)
+        rewritten = rewrite(self.draft, self.regions, decisions, self._links, self.fused_remat)
         draft = with_aliases(rewritten.draft, rewritten.draft.train, self._in_place_operands)
         live = live_of(draft.train, draft.buffers, frozenset(draft.persistent)) + self._persistent_bytes
         if workspace_cuts:
@@ -289,7 +311,7 @@ class RematState:
             self.ledger.recompute_chain(gap.buffer, gap.before)
         else:
             self.offloader.stalling.add(gap.buffer)
-            self.ledger.offload(gap.buffer, gap.after + 1, gap.before)
+            self.ledger.offload(gap.buffer, gap.after + 1, gap.before, self.offloader.fastest(gap.buffer))
 
     def _recompute_us(self, gap: Gap) -> float:
         if not self.techniques.recompute or (gap.buffer, gap.before) in self.forbidden:
@@ -304,10 +326,8 @@ class RematState:
         return copies_us
 
     def _copies_us(self, buffer: int) -> float:
-        """The time of an offload's copies, both ways, if the link is idle."""
-        ledger = self.ledger
-        if self.techniques.offload <= 0 or buffer in ledger.offloads:
+        """The time of an offload's copies, both ways, by the fastest link with room beyond it, if that is idle."""
+        if self.techniques.offload <= 0 or buffer in self.ledger.offloads:
             return math.inf
-        if ledger.offloaded_bytes + ledger.size_bytes[buffer] > self.techniques.host_bytes:
-            return math.inf
-        return self.offloader.round_trip_us(buffer)
+        space = self.offloader.fastest(buffer)
+        return math.inf if space is None else self.offloader.round_trip_us(buffer, space)

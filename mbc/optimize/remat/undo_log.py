@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,18 @@ from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.transient_peak import transient_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import Space, aligned
+from mbc.plan.model import STREAM_TO, Space, aligned
 
 _Span = tuple[int, int]  # regions [start, stop)
+
+
+class Away(NamedTuple):
+    """An offload of a value: the regions just before which it is copied out of the arena, and back; and where it is in
+    between."""
+
+    out: int
+    back: int
+    space: Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +78,8 @@ class UndoLog:
         self.defined_at: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
         self.reads: dict[int, list[int]] = {}
         self.starts: dict[int, list[int]] = {}
-        self.offloads: dict[int, tuple[int, int]] = {}  # buffer -> (out, back)
-        self.offloaded_bytes = 0  # of `offloads`
+        self.offloads: dict[int, Away] = {}
+        self.offloaded_bytes = dict.fromkeys(STREAM_TO, 0)  # of `offloads`, by space
         self._own_launch_us = [region.recompute_us for region in regions]  # time to recompute each by its own launch
         self._recomputable = [*(region.recomputable for region in regions), False]  # the last one: what no region makes
         self._recomputed: dict[tuple[int, int], set[int]] = {}  # (region, position) -> outputs that are wanted of it
@@ -293,23 +302,23 @@ class UndoLog:
         else:
             insort(reads, position)
 
-    def _enter_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
+    def _enter_offload(self, added: bool, buffer: int, away: Away) -> None:
         self._count_live_ranges(buffer, -1)
-        self._list_offload(added, buffer, places)
+        self._list_offload(added, buffer, away)
         self._count_live_ranges(buffer, 1)
         self._update_spans(buffer)
         self._chains.clear()
-        self._journal.append((self._list_offload, (not added, buffer, places)))
+        self._journal.append((self._list_offload, (not added, buffer, away)))
 
-    def _list_offload(self, added: bool, buffer: int, places: tuple[int, int]) -> None:
+    def _list_offload(self, added: bool, buffer: int, away: Away) -> None:
         if added:
-            self.offloads[buffer] = places
-            self.offloaded_bytes += self.size_bytes[buffer]
-            insort(self.starts.setdefault(buffer, []), places[1])
+            self.offloads[buffer] = away
+            self.offloaded_bytes[away.space] += self.size_bytes[buffer]
+            insort(self.starts.setdefault(buffer, []), away.back)
         else:
             del self.offloads[buffer]
-            self.offloaded_bytes -= self.size_bytes[buffer]
-            self.starts[buffer].remove(places[1])
+            self.offloaded_bytes[away.space] -= self.size_bytes[buffer]
+            self.starts[buffer].remove(away.back)
 
     def _enter_workspace_cut(self, added: bool, region: int, cut: WorkspaceCut) -> None:
         self._list_workspace_cut(added, region, cut)
@@ -357,8 +366,8 @@ class UndoLog:
         stop = last + 1
         if number and stop == start + 1 and buffer not in self.regions[start].reads:
             return start, start  # an intermediate of a recomputation chain, freed before the region
-        if not number and buffer in self.offloads and self.offloads[buffer][0] > last:
-            return start, max(stop, self.offloads[buffer][0])
+        if not number and buffer in self.offloads and self.offloads[buffer].out > last:
+            return start, max(stop, self.offloads[buffer].out)
         return start, stop - ((last, buffer) in self._in_place)
 
     def _count_transient(self, position: int) -> None:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from mbc.optimize import effort
-from mbc.optimize.schedule.simulate import COPIES, Contention, Timeline, simulate, timeline
+from mbc.optimize.schedule.simulate import Contention, Timeline, simulate, timeline
 from mbc.optimize.schedule.synchronise import essential
-from mbc.plan.model import Program, Stream
+from mbc.plan.model import COPY_STREAMS, Program, Stream
 
 
 def coalesce_waits(program: Program, contention: Contention | None) -> tuple[Program, float]:
     """The program with stronger waits where that is predicted to be faster, and its time in microseconds."""
-    if contention is None or all(launch.stream not in COPIES for launch in program.launches):
+    if contention is None or all(launch.stream not in COPY_STREAMS for launch in program.launches):
         return program, simulate(program, contention=contention)
     known = timeline(program, contention=contention)
     found = replace(program, waits=essential(program.launches, _Sweep(program, known).waits()))
@@ -50,9 +50,9 @@ class _Sweep:
         found: list[tuple[int, int]] = []
         streams = [launch.stream for launch in self.program.launches]
         for earlier, later in self.program.waits:
-            if streams[earlier] is Stream.COMPUTE and streams[later] in COPIES:
+            if streams[earlier] is Stream.COMPUTE and streams[later] in COPY_STREAMS:
                 self._after[later] = max(earlier, self._after.get(later, -1))
-            elif streams[earlier] in COPIES and streams[later] is Stream.COMPUTE:
+            elif streams[earlier] in COPY_STREAMS and streams[later] is Stream.COMPUTE:
                 self._before.setdefault(later, []).append(earlier)
             else:
                 found.append((earlier, later))
@@ -67,7 +67,7 @@ class _Sweep:
             for copy in copies:
                 needed.setdefault(copy, kernel)
         waiting = sorted(self._after, key=lambda copy: (-self._after[copy], copy))
-        for stream in COPIES:
+        for stream in COPY_STREAMS:
             self._unsettled[stream] = deque(i for i, other in enumerate(streams) if other is stream)
         open_: list[int] = []  # copies that wait for a kernel up to here
         settled: dict[int, int] = {}
@@ -84,7 +84,7 @@ class _Sweep:
             open_.clear()
             self._settle(settled)
             start_us = self.known.starts_us[kernel] - effort.WAIT_SLACK_US
-            for stream in COPIES:
+            for stream in COPY_STREAMS:
                 over = [c for c in needed if streams[c] is stream and c < kernel]
                 over = [c for c in over if needed[c] == kernel or self._ends_us.get(c, math.inf) <= start_us]
                 if over:
@@ -120,12 +120,12 @@ class _Sweep:
         found: dict[int, float] = {}
         until_us = [math.inf] * len(streams)  # the end of each copy
         for earlier, later in self.program.waits:
-            if streams[later] not in COPIES:
+            if streams[later] not in COPY_STREAMS:
                 until_us[earlier] = min(until_us[earlier], self.known.starts_us[later] - effort.WAIT_SLACK_US)
-        free_us = dict.fromkeys(COPIES, self.known.total_us)
+        free_us = dict.fromkeys(COPY_STREAMS, self.known.total_us)
         for copy in reversed(range(len(streams))):
             stream = streams[copy]
-            if stream in COPIES:
+            if stream in COPY_STREAMS:
                 latest_us = min(until_us[copy], free_us[stream]) - self._takes_us(copy)
                 found[copy] = free_us[stream] = max(latest_us, self.known.starts_us[copy])
                 for other in self._between.get(copy, ()):

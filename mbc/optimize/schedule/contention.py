@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from mbc.analysis.roofline import flops_of
 from mbc.hardware.collectives import ConcurrentKernel
 from mbc.hardware.spec import DeviceSpec
-from mbc.hardware.transfers import KernelClass, Slowdown
+from mbc.hardware.transfers import KernelClass, Links, Slowdown
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.nccl import ctas_of
 from mbc.ops import KINDS
 from mbc.ops.base import OpKind
-from mbc.optimize.schedule.simulate import Contention
-from mbc.plan.model import Buffer, Copy, Launch, Program, Stream
+from mbc.optimize.schedule.simulate import Contention, LinkContention
+from mbc.plan.model import STREAM_FROM, STREAM_TO, Buffer, Copy, Launch, Program, Space, Stream
 
 # A kernel that takes longer than so many times the move of its bytes is not memory-bound.
 COMPUTING = 2.0
@@ -37,20 +37,28 @@ def contention(
     """How the launches of a program slow down one another on `device`; None where all run serially."""
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
-    link = device.host_link
+    streams = {launch.stream for launch in program.launches}
+    spaces = (space for space in STREAM_TO if not streams.isdisjoint((STREAM_TO[space], STREAM_FROM[space])))
+    classes = [
+        None if isinstance(launch.work, Copy) else _class(launch, buffers, device) for launch in program.launches
+    ]
     concurrent = any(launch.stream is Stream.CONCURRENT for launch in program.launches)
     return Contention(
-        tuple(
-            _ALONE if isinstance(launch.work, Copy) else _slowdown(launch, buffers, device)
-            for launch in program.launches
-        ),
-        link.to_host_gb_s / link.to_host_both_gb_s,
-        link.to_device_gb_s / link.to_device_both_gb_s,
+        {space: _of_link(device.links, space, classes) for space in spaces},
         _fills(program, graph, buffers, device) if concurrent else (0.0,) * len(program.launches),
         WAIT_US,
         COPY_WAIT_US,
         *_of_collectives(program, graph, buffers, device),
     )
+
+
+def _of_link(links: Links, space: Space, classes: Sequence[KernelClass | None]) -> LinkContention:
+    """`classes`: of each launch; None for copies."""
+    link = links.of(STREAM_TO[space])
+    out, back = link.directions
+    beside = links.peer.beside_host if space is Space.PEER else links.peer.host_beside
+    slowdowns = tuple(_ALONE if kernels is None else link.slowdown(kernels) for kernels in classes)
+    return LinkContention(slowdowns, link.slower_both(out), link.slower_both(back), beside)
 
 
 def _of_collectives(
@@ -109,14 +117,10 @@ def _touched_bytes(launch: Launch, buffers: Sequence[Buffer]) -> int:
     return touched
 
 
-def _slowdown(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> Slowdown:
-    """The slowdown by copies, from the launch's time and bytes: a launch that is slow for its bytes is compute-bound;
+def _class(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> KernelClass:
+    """What copies slow down, from the launch's time and bytes: a launch that is slow for its bytes is compute-bound;
     operands of the others are assumed to be in the L2 cache if they fit, since the previous launch has just written
     them."""
-    return device.host_link.slowdown(_class(launch, buffers, device))
-
-
-def _class(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> KernelClass:
     touched = _touched_bytes(launch, buffers)
     if launch.work.time_us > device.launch_us + COMPUTING * touched / (device.copy_gb_s * 1e3):
         return KernelClass.COMPUTING

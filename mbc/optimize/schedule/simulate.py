@@ -4,29 +4,36 @@ down one another."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.hardware.transfers import Slowdown
-from mbc.plan.model import Program, Stream
+from mbc.plan.model import COPY_STREAMS, STREAM_FROM, STREAM_TO, Program, Space, Stream
 
-COPIES = (Stream.TO_HOST, Stream.TO_DEVICE)
 _IDLE_US = 1e-9  # rounding: a launch with less left has ended
 
 
 @dataclass(frozen=True, slots=True)
+class LinkContention:
+    """What copies of one link do. `slowdowns`: of each kernel while they run (unused for other launches); `out`,
+    `back`: time of a copy while the other direction is busy, over that alone; `beside`: while another link is busy."""
+
+    slowdowns: tuple[Slowdown, ...]
+    out: float
+    back: float
+    beside: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Contention:
-    """How concurrent launches slow down one another. `slowdowns`: of each kernel while copies run (unused for other
-    launches); `to_host`, `to_device`: time of a copy while the other direction is busy, over that alone. `fills`: the
+    """How concurrent launches slow down one another. `links`: by copies, by the space at their other end. `fills`: the
     share of the GPU that each kernel fills, 0 to 1: two concurrent kernels whose shares exceed 1 slow down. `wait_us`:
     additional time of a kernel that waits for one of the other stream of kernels. `copy_wait_us`: that of a kernel at
     either end of a wait for a copy. `beside_collective`: the slowdown of each kernel while a collective runs (empty
     where none does), `collective`: that of a collective while a kernel runs.
     """
 
-    slowdowns: tuple[Slowdown, ...]
-    to_host: float
-    to_device: float
+    links: Mapping[Space, LinkContention]
     fills: tuple[float, ...]
     wait_us: float = 0.0
     copy_wait_us: float = 0.0
@@ -132,10 +139,10 @@ def _waiting_us(program: Program, contention: Contention) -> list[float]:
     found = [0.0] * len(program.launches)
     for earlier, later in program.waits:
         first, second = program.launches[earlier].stream, program.launches[later].stream
-        if first in COPIES:
+        if first in COPY_STREAMS:
             if second is Stream.COMPUTE:
                 found[later] = max(found[later], contention.copy_wait_us)
-        elif second in COPIES:
+        elif second in COPY_STREAMS:
             if first is Stream.COMPUTE:
                 found[earlier] = max(found[earlier], contention.copy_wait_us)
         elif first is not second:
@@ -145,18 +152,20 @@ def _waiting_us(program: Program, contention: Contention) -> list[float]:
 
 def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:
     """Slowdown of each running launch relative to running alone."""
-    to_host, to_device = Stream.TO_HOST in running, Stream.TO_DEVICE in running
-    both = to_host and to_device
-    found = {
-        Stream.TO_HOST: contention.to_host if both else 1.0,
-        Stream.TO_DEVICE: contention.to_device if both else 1.0,
-    }
+    found = dict.fromkeys(running, 1.0)
+    busy = {space: (STREAM_TO[space] in running, STREAM_FROM[space] in running) for space in contention.links}
+    busy = {space: lanes for space, lanes in busy.items() if any(lanes)}
+    for space, lanes in busy.items():
+        link, beside = contention.links[space], contention.links[space].beside if len(busy) > 1 else 1.0
+        found[STREAM_TO[space]] = beside * (link.out if all(lanes) else 1.0)
+        found[STREAM_FROM[space]] = beside * (link.back if all(lanes) else 1.0)
     kernels = [stream for stream in (Stream.COMPUTE, Stream.CONCURRENT) if stream in running]
     crowd = max(1.0, sum(contention.fills[running[stream]] for stream in kernels)) if len(kernels) > 1 else 1.0
     for stream in kernels:
-        slowdown = contention.slowdowns[running[stream]]
-        one_way = slowdown.to_host if to_host else slowdown.to_device if to_device else 1.0
-        found[stream] = crowd * (slowdown.both if both else one_way)
+        found[stream] = crowd
+        for space, (out, back) in busy.items():
+            slowdown = contention.links[space].slowdowns[running[stream]]
+            found[stream] *= slowdown.both if out and back else slowdown.out if out else slowdown.back
         if Stream.COLLECTIVE in running and contention.beside_collective:
             found[stream] *= contention.beside_collective[running[stream]]
     if Stream.COLLECTIVE in running:

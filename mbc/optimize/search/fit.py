@@ -40,7 +40,7 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
             found.append(solution)
         return solution
 
-    whole_bytes, _ = floor_bytes(table, techniques.host_bytes if techniques.offload > 0 else 0)
+    whole_bytes, _ = floor_bytes(table, techniques.outside_bytes)
     moved_bytes = _movable_bytes(table, techniques)
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
         tried(
@@ -48,9 +48,12 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
         )  # few bytes are left with them in the arena
     stay_bytes, _ = floor_bytes(table, split=techniques.split)
     if (stay_bytes <= available_bytes or not found) and (whole_bytes <= available_bytes or not techniques.split):
-        with_host = tried(techniques)
+        sending = tried(techniques)
+        # Where a link has too little memory behind it for all, the faster one may be worth more to later values.
+        if techniques.peer_bytes and sending is not None and sending.links_used > 1:
+            tried(replace(techniques, slow_first=True))
         # Offloads are chosen before it is known how long kernels wait for copies.
-        if techniques.recompute and with_host is not None and with_host.copies and not _is_good(problem, with_host):
+        if techniques.recompute and sending is not None and sending.copies and not _is_good(problem, sending):
             # With the caller's `known_us`, not the time of the step with copies.
             alone = _fit(problem, replace(techniques, offload=0.0), known_us)
             found += [alone] if alone is not None else []
@@ -84,11 +87,11 @@ def _with_depth_first(
 
 
 def _movable_bytes(table: CandidateTable, techniques: Techniques) -> int:
-    """Bytes of the optimizer's states, where they may be in host memory; 0 where they may not, or do not all fit
+    """Bytes of the optimizer's states, where they may be outside the arena; 0 where they may not, or do not all fit
     there."""
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
-    return all_bytes if techniques.offload > 0 and all_bytes <= techniques.host_bytes else 0
+    return all_bytes if all_bytes <= techniques.outside_bytes else 0
 
 
 def _divisions(problem: Problem, techniques: Techniques, found: Sequence[Solution]) -> Iterator[list[Division]]:

@@ -18,7 +18,7 @@ from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import Programs, fuse, plain
-from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_host
+from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_outside
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.simulate import measured_share
@@ -38,7 +38,7 @@ from mbc.plan.prefetch import ahead_bytes
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits besides the budget: workspace of one operation, and of all of a program together; host memory that a plan
-    may pin (None: no limit).
+    may pin (None: no limit), and memory of another GPU.
 
     `without`: techniques that are not used, of mbc.options.TECHNIQUES."""
 
@@ -46,6 +46,7 @@ class Limits:
     total_bytes: int | None = None
     without: frozenset[str] = frozenset()
     host_bytes: int | None = None
+    peer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,11 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     device, precision = table.device, table.graph.precision
     usual = usual_bytes(device, precision)
     techniques = _techniques(table, limits)
-    host_bytes = techniques.host_bytes if techniques.offload > 0 else 0
-    floor, floor_operation = floor_bytes(table, host_bytes, techniques.split)
+    outside_bytes = techniques.outside_bytes
+    floor, floor_operation = floor_bytes(table, outside_bytes, techniques.split)
     if floor + usual > budget_bytes:
-        raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, host_bytes, techniques.split)
-    start = start_bytes(table, host_bytes)
+        raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, outside_bytes, techniques.split)
+    start = start_bytes(table, outside_bytes)
     if start + usual > budget_bytes:
         raise cannot_start(table, start, usual, budget_bytes)
     table = with_bitwise_remat(table) if techniques.recompute else table
@@ -97,7 +98,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     overhead_bytes = reserved_bytes(device, precision, solution.draft)
     table, draft, placed = solution.table, solution.draft, solution.placed
     unlimited = StepVariant.of(table).unlimited  # with the bit masks of this step
-    floor, floor_operation = floor_bytes(table, host_bytes, techniques.split)
+    floor, floor_operation = floor_bytes(table, outside_bytes, techniques.split)
     copies = solution.copies
     if not copies and placed.arena_bytes > effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so addresses cost no time: place again, for the smallest arena.
@@ -107,7 +108,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         draft, placed = solution.draft, solution.placed
     if placed.arena_bytes + overhead_bytes > budget_bytes:
         raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
-    check_host(placed, limits.host_bytes, table.graph.name)
+    check_outside(placed, limits.host_bytes, limits.peer_bytes, table.graph.name)
     # A serial step sums all gradients in one launch.
     summing_us = 0.0 if table.graph.ranks is None else latency_us(device, table.graph.ranks.size)
     fastest_us = unlimited.train_us + summing_us
@@ -121,15 +122,16 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     bounds = Bounds(
         floor, floor_operation.name, placed.live_bytes, fastest_us, nondeterministic_us, least_us, critical_us
     )
-    return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits.host_bytes)
+    return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits)
 
 
 def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
     """Whether a plan may fit by its shapes alone. Where not, `search` raises MBC203 with any profile."""
     techniques = _techniques(table, limits)
-    host_bytes = techniques.host_bytes if techniques.offload > 0 else 0
-    floor, _ = floor_bytes(table, host_bytes, techniques.split, workspaces=False)
-    return max(floor, start_bytes(table, host_bytes)) + usual_bytes(table.device, table.graph.precision) <= budget_bytes
+    outside_bytes = techniques.outside_bytes
+    floor, _ = floor_bytes(table, outside_bytes, techniques.split, workspaces=False)
+    usual = usual_bytes(table.device, table.graph.precision)
+    return max(floor, start_bytes(table, outside_bytes)) + usual <= budget_bytes
 
 
 def _with_other_budgets(
@@ -209,7 +211,8 @@ def _techniques(table: CandidateTable, limits: Limits) -> Techniques:
     # Depth-first execution relies on recomputation in the backward pass.
     recompute = "recompute" not in limits.without
     split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
-    return Techniques(recompute, 0.0 if "offload" in limits.without else 1.0, host_bytes, split)
+    offload = 0.0 if "offload" in limits.without else 1.0
+    return Techniques(recompute, offload, host_bytes, split, peer_bytes=limits.peer_bytes)
 
 
 def _workspace_limits(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
@@ -236,7 +239,7 @@ def _plan(
     bounds: Bounds,
     budget_bytes: int,
     overhead_bytes: int,
-    host_limit_bytes: int | None,
+    limits: Limits,
 ) -> Plan:
     solution = Solution(draft, placed, table)
     device = table.device
@@ -269,9 +272,11 @@ def _plan(
             overhead_bytes,
             device.overhead_bytes > 0,
             placed.host_bytes,
+            placed.peer_bytes,
         ),
         bounds,
-        host_limit_bytes,
+        limits.host_bytes,
+        limits.peer_bytes,
     )
 
 

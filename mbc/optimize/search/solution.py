@@ -24,7 +24,7 @@ from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.schedule.split_updates import split_within
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.selection.select import Choices, choose
-from mbc.plan.model import Copy, Program
+from mbc.plan.model import Copy, Program, Space
 
 NO_LIMIT_BYTES = 1 << 62
 
@@ -80,6 +80,11 @@ class Solution:
         return self.finished(self.draft.train)[1]
 
     @property
+    def links_used(self) -> int:
+        """How many links carry copies of the step: that to the host, that to a peer."""
+        return len({buffer.space for buffer in self.draft.buffers} - {Space.ARENA})
+
+    @property
     def copies(self) -> bool:
         """Whether the step offloads anything."""
         return any(isinstance(launch.work, Copy) for launch in self.draft.train.launches)
@@ -102,10 +107,10 @@ def scheduled_draft(
     if available_bytes is not None:
         by_name = {operation.name: operation for operation in table.graph.train}
         draft = split_within(draft, available_bytes, by_name, table.device)
-    states = states_to_offload(table.graph, draft, techniques.states_bytes, techniques.host_bytes)
+    states = states_to_offload(table.graph, draft, techniques.states_bytes, techniques.room_bytes, table.device.links)
     if not states:
         return draft
-    return offload_states(table.graph, draft, states, table.device.host_link, techniques.lead)
+    return offload_states(table.graph, draft, states, table.device.links, techniques.lead)
 
 
 def with_collectives(table: CandidateTable, draft: Draft) -> Draft:

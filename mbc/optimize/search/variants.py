@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -193,9 +193,10 @@ def _variant(
     start: Residency | None = None,
 ) -> _Variant:
     table = problem.table
-    persistent = (draft.buffers[b] for b in draft.persistent)
-    taken_bytes = sum(aligned(buffer.size_bytes) for buffer in persistent if buffer.space is Space.HOST)
-    left = replace(techniques, host_bytes=techniques.host_bytes - taken_bytes)
+    taken_bytes: Counter[Space] = Counter()
+    for state in draft.persistent:
+        taken_bytes[draft.buffers[state].space] += aligned(draft.buffers[state].size_bytes)
+    left = techniques.less(taken_bytes)
     regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
     fused_remat = fused_remat_launches(table, draft, regions, choices.train)
     groups = (*choices.train, *choices.infer, *(found.operation for found in fused_remats_of(table)))
@@ -205,9 +206,9 @@ def _variant(
     )
     kept = {draft.train.launches[regions[i].start].operations for i in others}
     points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
-    link = table.device.host_link
+    links = table.device.links
     residency = choose_residency(
-        table.graph, draft, link, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
+        table.graph, draft, links, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
     )
     return _Variant(table, draft, residency, choices, techniques, divided)
 

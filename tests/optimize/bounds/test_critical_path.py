@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from mbc.compiler import compile_plan
 from mbc.hardware.collectives import CollectiveKind
 from mbc.hardware.spec import device_specs
-from mbc.hardware.transfers import Slowdown
 from mbc.kernels import PROVIDERS
 from mbc.optimize.bounds.critical_path import LaunchOption, critical_path_us, earliest_us
 from mbc.optimize.candidates.table import CandidateTable
@@ -93,7 +92,7 @@ def test_no_schedule_of_a_small_program_is_faster(data: st.DataObject) -> None:
                 for place, i in enumerate(run)
             )
             waits = tuple((run.index(j), place) for place, i in enumerate(run) for j in sorted(reads[i]))
-            contention = Contention((Slowdown(),) * count, 1.0, 1.0, tuple(fills[i] for i in run))
+            contention = Contention({}, tuple(fills[i] for i in run))
             best_us = min(best_us, simulate(Program(launches, waits, (), ()), contention=contention))
     assert bound_us * (1 - 1e-9) <= best_us <= sum(times_us) * (1 + 1e-9)
 

@@ -8,7 +8,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout
-from mbc.optimize.placement.assign_addresses import assign_addresses, check_host
+from mbc.optimize.placement.assign_addresses import assign_addresses, check_outside
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Space, Stream
@@ -80,14 +80,21 @@ def test_persistent_buffers_lie_at_the_bottom_of_their_space() -> None:
     assert placed.arena_bytes == assign_addresses(draft).arena_bytes - 256
 
 
-def test_a_limit_of_host_memory_that_is_too_small_is_refused() -> None:
-    placed = assign_addresses(two_stays())
-    check_host(placed, None, "net")
-    check_host(placed, 3072, "net")
+@pytest.mark.parametrize(("setting", "space"), [("host", Space.HOST), ("peers", Space.PEER)])
+def test_a_limit_outside_the_arena_that_is_too_small_is_refused(setting: str, space: Space) -> None:
+    draft = two_stays()
+    moved = (replace(buffer, space=space) if buffer.space is HOST else buffer for buffer in draft.buffers)
+    placed = assign_addresses(replace(draft, buffers=tuple(moved)))
+    assert (placed.host_bytes, placed.peer_bytes) == ((3072, 0) if space is HOST else (0, 3072))
+
+    def check(limit_bytes: int) -> None:
+        check_outside(placed, *((limit_bytes, 0) if space is HOST else (None, limit_bytes)), "net")
+
+    check(3072)
     with pytest.raises(MbcError) as caught:
-        check_host(placed, 3071, "net")
+        check(3071)
     assert caught.value.code == "MBC210"
-    assert "memory.host" in caught.value.message and "3072B" in caught.value.remedy
+    assert f"memory.{setting}" in caught.value.message and "3072B" in caught.value.remedy
 
 
 def test_a_plan_over_its_limit_of_host_memory_is_no_plan() -> None:

@@ -66,7 +66,7 @@ def decisions(draw: st.DrawFn, case: Case) -> Decisions:
 
 def decided(case: Case, chosen: Decisions) -> Plan:
     made = table(*case)
-    rewritten = rewrite(draft_of(*case), regions(case), chosen, made.device.host_link)
+    rewritten = rewrite(draft_of(*case), regions(case), chosen, made.device.links)
     assert len(rewritten.position) == len(rewritten.draft.train.launches)
     return plan_of(kept_plan(*case), in_launch_order(alias_in_place(made.graph, rewritten.draft)))
 
@@ -123,5 +123,5 @@ def everything_at_once(network: str) -> Plan:
 def test_everything_at_once(network: str) -> None:
     plan = everything_at_once(network)
     verify_plan(plan)
-    assert {launch.stream for launch in plan.train.launches} == set(Stream) - {Stream.CONCURRENT, Stream.COLLECTIVE}
+    assert {launch.stream for launch in plan.train.launches} == {Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE}
     assert trained(plan, Transfers.LATE) == trained(plan, Transfers.EARLY) == undecided((network, "fp32", 0))

@@ -108,7 +108,7 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     fused_remats = fused_remat_launches(table, copied, regions, choices.train)
     (again,) = (run for (by, at), run in fused_remats.items() if (by, at) == (maker, position + 1))
     decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))
-    written = rewrite(copied, regions, decisions, UNCLUSTERED.host_link, fused_remats).draft.train.launches
+    written = rewrite(copied, regions, decisions, UNCLUSTERED.links, fused_remats).draft.train.launches
     conversions = [i for i, launch in enumerate(written) if launch.work == convert.work]
     sums = [i for i, launch in enumerate(written) if launch.operations == again.launch.operations]
     assert len(conversions) == 2 and conversions[0] < sums[0] < conversions[1]

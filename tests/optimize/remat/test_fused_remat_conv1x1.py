@@ -169,9 +169,7 @@ class Pairs:
     def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
         """The step that recomputes them."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
-        return rewrite(
-            self.draft, self.regions, Decisions(both), H200.host_link, self.fused_remats
-        ).draft.train.launches
+        return rewrite(self.draft, self.regions, Decisions(both), H200.links, self.fused_remats).draft.train.launches
 
     def check_ledger(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
         """`beside_us`: what the first value takes where the last one is made along."""
@@ -230,9 +228,7 @@ def test_both_are_not_where_one_of_them_is_read_before():
             (output,) = (b for b in pairs.regions[reader].writes if b in Ledger(pairs.draft, pairs.regions, 0).movable)
             decisions = [Recompute(pairs.target(key), key[1]) for key in (first, last)]
             decisions.append(Recompute(output, position))
-            written = rewrite(
-                pairs.draft, pairs.regions, Decisions(tuple(decisions)), H200.host_link, pairs.fused_remats
-            )
+            written = rewrite(pairs.draft, pairs.regions, Decisions(tuple(decisions)), H200.links, pairs.fused_remats)
             assert len(written.draft.train.launches) == len(pairs.draft.train.launches) + 3
             ledger = Ledger(pairs.draft, pairs.regions, 0, (), pairs.fused_remats)
             for decision in decisions:

@@ -44,7 +44,7 @@ OVERHEAD = find_spec("h200").overhead_bytes
 @functools.cache
 def kept_bytes(network: str) -> int:
     defined_at = table(network)
-    return choose_residency(defined_at.graph, draft_of(network), defined_at.device.host_link, BOTH, 1 << 60).live_bytes
+    return choose_residency(defined_at.graph, draft_of(network), defined_at.device.links, BOTH, 1 << 60).live_bytes
 
 
 @pytest.mark.parametrize("network", ["residual", "dense"])
@@ -53,7 +53,7 @@ def test_smaller_budgets_are_kept_to(network: str, techniques: Techniques) -> No
     defined_at = table(network)
     available_bytes = int(0.9 * kept_bytes(network))
     residency = choose_residency(
-        defined_at.graph, draft_of(network), defined_at.device.host_link, techniques, available_bytes
+        defined_at.graph, draft_of(network), defined_at.device.links, techniques, available_bytes
     )
     assert residency.live_bytes <= available_bytes
     assert bool(residency.decisions.recomputes) <= techniques.recompute
@@ -150,7 +150,7 @@ def cost(
     defined_at: CandidateTable, draft: Draft, regions: tuple[Region, ...], decisions: Decisions
 ) -> tuple[int, float]:
     """Most bytes alive, and the time of all kernels."""
-    found = alias_in_place(defined_at.graph, rewrite(draft, regions, decisions, defined_at.device.host_link).draft)
+    found = alias_in_place(defined_at.graph, rewrite(draft, regions, decisions, defined_at.device.links).draft)
     program_blocks = blocks(found.train, found.buffers, frozenset(found.persistent))
     live = max(live_bytes(program_blocks, len(found.train.launches))) + persistent_bytes(found)
     return live, sum(launch.work.time_us for launch in found.train.launches)
@@ -176,7 +176,7 @@ def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> No
     most, least = max(live for live, _ in ways), min(live for live, _ in ways)
     for part in (0.0, 0.25, 0.5, 0.75):
         available_bytes = int(least + part * (most - least))
-        residency = choose_residency(defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, available_bytes)
+        residency = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
         live, time_us = cost(defined_at, draft, regions, residency.decisions)
         best_us = min(time_us for live, time_us in ways if live <= available_bytes)
         assert live <= available_bytes

@@ -22,9 +22,7 @@ DECISIONS = 12
 def chooser(seed: int) -> RematState:
     defined_at, draft = network(seed)
     regions = regions_of(defined_at.graph, draft, draft.train)
-    return RematState(
-        defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, regions
-    )
+    return RematState(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, float("inf"), (), {}, {}, regions)
 
 
 def decide(found: RematState, rng: random.Random) -> None:

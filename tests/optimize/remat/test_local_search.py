@@ -59,7 +59,7 @@ train {{ optimizer = sgd() }}
 
 def residency(seed: int, techniques: Techniques, work: int, part: float = PART) -> tuple[Residency, int]:
     defined_at, draft = network(seed)
-    link = defined_at.device.host_link
+    link = defined_at.device.links
     kept_bytes = choose_residency(defined_at.graph, draft, link, techniques, 1 << 60).live_bytes
     available_bytes = int(part * kept_bytes)
     return choose_residency(defined_at.graph, draft, link, techniques, available_bytes, work=work), available_bytes
@@ -120,7 +120,7 @@ def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither at first nor in place of others; here everything that is offloaded could be recomputed, too."""
     shortest_us = 40.0
     monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
-    link = network(0)[0].device.host_link
+    link = network(0)[0].device.links
     for seed in SEEDS:
         offloaded_share = offloaded_bytes(seed, residency(seed, BOTH, WORK, 0.5)[0])
         assert offloaded_share and all(

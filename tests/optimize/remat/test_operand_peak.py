@@ -14,6 +14,7 @@ from mbc.optimize.remat.optimizer_offload import offload_states, states_to_offlo
 from mbc.optimize.remat.state import Residency, Techniques
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.selection.select import choose
+from mbc.plan.model import Space
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED
 from tests.optimize.fusion.test_select_groups import table as fused_table
 from tests.optimize.planned import draft_of, table
@@ -54,10 +55,10 @@ def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_by
     tabulated = fused_table(graph(RESIDUAL), gpu=UNCLUSTERED)
     programs = fuse(tabulated) if fused else None
     every = choose(tabulated, {}, None, programs)
-    host = tabulated.device.host_link
+    host = tabulated.device.links
     for rows, part in itertools.product((2, 4), (0.7, 0.4, 0.0)):
         _, draft = divided_drafts(tabulated, Division(500, rows), programs)
-        states = states_to_offload(tabulated.graph, draft, states_bytes, 1 << 40)
+        states = states_to_offload(tabulated.graph, draft, states_bytes, {Space.HOST: 1 << 40}, host)
         draft = offload_states(tabulated.graph, draft, states, host, 0.0) if states else draft
         groups = (*every.train, *every.infer)
         kept = choose_residency(tabulated.graph, draft, host, BOTH, 1 << 60, groups=groups)
@@ -69,7 +70,7 @@ def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_by
 
 def test_nothing_is_searched_below(monkeypatch: pytest.MonkeyPatch) -> None:
     tabulated, draft = table("residual"), draft_of("residual")
-    link = tabulated.device.host_link
+    link = tabulated.device.links
     least_bytes = choose_residency(tabulated.graph, draft, link, BOTH, 1 << 60).least_bytes
     searched: list[int] = []
 

@@ -36,7 +36,13 @@ IDS = ["-".join(map(str, case)) for case in CASES]
 def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
     """With one in `every` states of the optimizer at the host."""
     draft, made = draft_of(*case), table(*case)
-    return offload_states(made.graph, draft, movable_states(made.graph, draft)[::every], made.device.host_link, lead)
+    return offload_states(
+        made.graph,
+        draft,
+        dict.fromkeys(movable_states(made.graph, draft)[::every], Space.HOST),
+        made.device.links,
+        lead,
+    )
 
 
 def planned(case: Case, every: int = 1, lead: float = 2.0) -> Plan:

@@ -78,7 +78,7 @@ def test_what_is_recomputed_takes_what_the_ledger_says():
         assert len(run.writes) == 3, "the product, its mean and its variance"
         (product,) = set(run.writes) & set(ledger.movable)
         ledger.recompute_value(product, ledger.reads[product][-1])
-    rewritten = rewrite(draft, regions, ledger.decisions(), H200.host_link).draft
+    rewritten = rewrite(draft, regions, ledger.decisions(), H200.links).draft
     assert _train_us(rewritten) - _train_us(draft) == pytest.approx(ledger.recompute_us)
 
 

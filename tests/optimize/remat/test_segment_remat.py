@@ -19,9 +19,7 @@ SEEDS = range(4)
 def chooser(seed: int) -> RematState:
     defined_at, draft = network(seed)
     regions = regions_of(defined_at.graph, draft, draft.train)
-    return RematState(
-        defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, 0, float("inf"), (), {}, {}, regions
-    )
+    return RematState(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, float("inf"), (), {}, {}, regions)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -40,9 +38,9 @@ def test_a_segment_is_recomputed_once(seed: int, parts: int) -> None:
 
 def least(seed: int, part: float) -> tuple[Residency, float, int]:
     defined_at, draft = network(seed)
-    kept_bytes = choose_residency(defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, 1 << 60).live_bytes
+    kept_bytes = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 1 << 60).live_bytes
     available_bytes = int(part * kept_bytes)
-    found = choose_residency(defined_at.graph, draft, defined_at.device.host_link, RECOMPUTE, available_bytes)
+    found = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
     return (
         found,
         cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), found.decisions)[1],
@@ -78,7 +76,7 @@ def test_workspace_is_given_up_where_that_takes_less_time() -> None:
     names = draft.train.launches[regions[region].start].operations
     workspace_bytes = found.ledger.scratch_bytes(region)
     points = {names: ((workspace_bytes - 4096, regions[region].time_us + 0.5), (0, regions[region].time_us + 1000.0))}
-    link = defined_at.device.host_link
+    link = defined_at.device.links
     workspace_cuts = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes, points=points)
     without = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes)
     assert workspace_cuts.live_bytes <= available_bytes

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from mbc.hardware.transfers import Slowdown
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.simulate import Contention, simulate
 from mbc.optimize.schedule.synchronise import synchronise
@@ -17,7 +16,7 @@ WAIT_US = 7.0
 def disturbed(program: Program) -> Contention:
     count = len(program.launches)
     alone = (1.0,) * count
-    return Contention((Slowdown(),) * count, 1.0, 1.0, (0.0,) * count, WAIT_US, WAIT_US, alone, alone)
+    return Contention({}, (0.0,) * count, WAIT_US, WAIT_US, alone, alone)
 
 
 @given(programs())

@@ -11,7 +11,6 @@ import pytest
 
 from mbc.compiler import compile_plans
 from mbc.hardware.collectives import CollectiveCost, CollectiveKind, CollectiveModel
-from mbc.hardware.transfers import Slowdown
 from mbc.kernels.nccl import ctas_of, is_bucket, is_collective
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
@@ -194,7 +193,7 @@ def test_the_gradients_of_a_bucket_are_one_block(name: str) -> None:
 def test_a_collective_and_a_kernel_slow_down_each_other() -> None:
     """Alone 100 us each: the kernel has 1.5 times, the sum twice as long beside the other."""
     kernel, total = launch_on(Stream.COMPUTE, 100.0), launch_on(Stream.COLLECTIVE, 100.0)
-    slower = Contention((Slowdown(),) * 2, 1.0, 1.0, (0.0,) * 2, 0.0, 0.0, (1.5, 1.0), (2.0, 1.0))
+    slower = Contention({}, (0.0,) * 2, 0.0, 0.0, (1.5, 1.0), (2.0, 1.0))
     found = timeline(Program((kernel, total), (), (), ()), contention=slower)
     # The sum has done 75 us of its work when the kernel ends, and does the rest alone.
     assert found.ends_us == pytest.approx((150.0, 175.0))

@@ -11,9 +11,9 @@ from mbc.hardware.spec import find_spec
 from mbc.hardware.transfers import Slowdown
 from mbc.ir.types import DType, Layout
 from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.simulate import Contention, measured_share, simulate, timeline
+from mbc.optimize.schedule.simulate import Contention, LinkContention, measured_share, simulate, timeline
 from mbc.optimize.schedule.synchronise import synchronise
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Stream
+from mbc.plan.model import STREAM_TO, Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Space, Stream
 from tests.optimize.planned import table
 
 WHOLE = Rows(0, 1)
@@ -106,7 +106,11 @@ def test_stalls_are_where_a_stream_stood_still() -> None:
 
 ALONE = Slowdown()
 SLOW = Slowdown(1.25, 1.5, 2.0)
-NOTHING = Contention((ALONE,) * 12, 1.0, 1.0, (0.0,) * 12)
+NOTHING = Contention({space: LinkContention((ALONE,) * 12, 1.0, 1.0) for space in STREAM_TO}, (0.0,) * 12)
+
+
+def slow(count: int) -> dict[Space, LinkContention]:
+    return {space: LinkContention((SLOW,) * count, 1.3, 1.1) for space in STREAM_TO}
 
 
 @given(programs())
@@ -128,7 +132,7 @@ def test_without_slowdowns_launches_run_when_streams_and_waits_say(
 def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, list[Buffer], list[int]]) -> None:
     program, buffers, offsets = case
     timed = replace(program, waits=synchronise(program, buffers, offsets))
-    slowed = simulate(timed, None, Contention((SLOW,) * 12, 1.3, 1.1, (0.0,) * 12))
+    slowed = simulate(timed, None, Contention(slow(12), (0.0,) * 12))
     assert simulate(timed) - 1e-6 <= slowed <= 2 * sum(x.work.time_us for x in program.launches) + 1e-6
 
 
@@ -144,11 +148,11 @@ def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, 
 )
 def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], ends: tuple[float, ...] | None) -> None:
     launches = (launch(Stream.COMPUTE, 12), *(launch(stream, 5) for stream in streams))
-    found = timeline(Program(launches, (), (), ()), None, Contention((SLOW,) * 3, 1.3, 1.1, (1.0,) * 3))
+    found = timeline(Program(launches, (), (), ()), None, Contention(slow(3), (1.0,) * 3))
     if ends is None:
         device_end = 5 * 1.1
         host_end = device_end + (5 - device_end / 1.3)
-        done = device_end / SLOW.both + (host_end - device_end) / SLOW.to_host
+        done = device_end / SLOW.both + (host_end - device_end) / SLOW.out
         ends = (host_end + 12 - done, host_end, device_end)
     assert found.ends_us == pytest.approx(ends)
 
@@ -156,14 +160,14 @@ def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], e
 @pytest.mark.parametrize(("fills", "ends"), [((0.3, 0.6), (12, 5)), ((0.5, 1.0), (14.5, 7.5)), ((1.0, 1.0), (17, 10))])
 def test_concurrent_kernels_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
     launches = (launch(Stream.COMPUTE, 12), launch(Stream.CONCURRENT, 5))
-    found = timeline(Program(launches, (), (), ()), None, Contention((ALONE,) * 2, 1.0, 1.0, fills))
+    found = timeline(Program(launches, (), (), ()), None, Contention({}, fills))
     assert found.ends_us == pytest.approx(ends)
 
 
 def test_kernels_at_an_end_of_a_wait_take_longer() -> None:
     streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.COMPUTE, Stream.COMPUTE, Stream.CONCURRENT)
     launches = tuple(launch(stream, 10) for stream in streams)
-    waiting = replace(NOTHING, slowdowns=(ALONE,) * 5, fills=(0.0,) * 5, wait_us=2.0, copy_wait_us=3.0)
+    waiting = replace(NOTHING, fills=(0.0,) * 5, wait_us=2.0, copy_wait_us=3.0)
     found = timeline(Program(launches, ((0, 1), (1, 3), (2, 4)), (), ()), None, waiting)
     # The first is waited for by the copy and the fourth waits for it; the last waits for the third.
     assert found.ends_us == (13, 23, 23, 36, 35)
@@ -184,8 +188,10 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     found = contention(Program(launches, (), (), ()), graph, [small, large], spec)
     link = spec.host_link
     assert found is not None
-    assert found.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
-    assert found.to_host == link.to_host_gb_s / link.to_host_both_gb_s > 1
+    assert found.links.keys() == {Space.HOST}
+    host = found.links[Space.HOST]
+    assert host.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
+    assert host.out == link.to_host_gb_s / link.to_host_both_gb_s > 1
     # What each fills matters only with a concurrent stream.
     assert found.fills == (0,) * 5
     aside = (*launches, replace(launches[3], stream=Stream.CONCURRENT))

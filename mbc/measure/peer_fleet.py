@@ -1,0 +1,69 @@
+"""Measuring copies between two GPUs of this machine: one process that sees both, and copies from the first one."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.hardware.spec import spec_like
+from mbc.hardware.target import local_gpus
+from mbc.hardware.transfers import PeerLink, link_constants
+from mbc.ir.types import Precision
+from mbc.measure.collective_fleet import build_kernels
+from mbc.measure.processes import Told, started
+from mbc.profile.model import Identity
+from mbc.profile.writer import ProfileWriter
+
+WORKER = (sys.executable, "-m", "mbc.measure.peer_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTask:
+    """`library`: path of the built kernels that run beside copies."""
+
+    precision: Precision
+    library: str
+
+
+def measure_peer_link(
+    gpus: Sequence[str],
+    path: Path,
+    tell: Callable[[str], None] = lambda text: None,
+    worker: Sequence[str] = WORKER,
+    build: Callable[[str, Precision, Path], None] = build_kernels,
+) -> PeerLink:
+    """Measure copies between the first two of `gpus` (named as CUDA_VISIBLE_DEVICES names them) into the profile at
+    `path`. Takes under a minute. MBC275 where the process died, and what it failed with: MBC105 and MBC106 where the
+    second GPU lends the first one no memory."""
+    here = local_gpus()[0]
+    precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16 else Precision.FP16
+    tell("copies between two GPUs, beside kernels and beside copies to the host")
+    with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
+        library = Path(folder) / "libkernels.so"
+        build(here.architecture, precision, library)
+        told: Told = SimpleQueue()
+        with started(worker, [(",".join(gpus[:2]), PeerTask(precision, str(library)))], told) as processes:
+            said: list[Any] = []
+            while (message := told.get()[1]) is not None:
+                said.append(message)
+            status = processes[0].wait()
+    match said:
+        case [("link", Identity() as identity, PeerLink() as link)]:
+            with ProfileWriter(path, identity) as writer:
+                for name, value in link_constants(link).items():
+                    writer.record_constant(name, value)
+            return link
+        case [("error", MbcError() as error)]:
+            raise error
+        case _:
+            raise MbcError(
+                "MBC275",
+                f"the process that measured copies between GPUs died (exit status {status})",
+                "run the same command again; mbc doctor checks the GPUs",
+            )

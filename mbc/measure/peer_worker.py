@@ -1,0 +1,38 @@
+"""The process that measures copies between two GPUs, for `mbc.measure.peer_fleet`: a task comes in by stdin, the link
+goes out by stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.ir.types import Precision
+from mbc.measure.collective_worker import serve
+from mbc.measure.gpu import DoesNotFit, Gpu
+from mbc.measure.kernel_library import KernelLibrary
+from mbc.measure.peer_fleet import PeerTask
+from mbc.measure.workbench import Bench
+
+MEMORY_SHARE = 0.25  # of what is free: copies are of 512 MiB at most
+
+
+def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[], Any]) -> None:
+    """The one link."""
+
+    def open_library(gpu: Gpu, precision: Precision) -> KernelLibrary:
+        return KernelLibrary(Path(task.library), gpu.stream_handle.value or 0)
+
+    with Gpu(MEMORY_SHARE) as gpu, Bench(gpu, open_library) as bench:
+        bench.warm(task.precision)
+        try:
+            say(("link", bench.identity(), bench.peer_link(task.precision)))
+        except DoesNotFit as error:
+            raise MbcError(
+                "MBC275", f"memory for copies between GPUs is missing: {error}", "end other programs that use the GPUs"
+            ) from error
+
+
+if __name__ == "__main__":
+    serve(measure)

@@ -1,0 +1,28 @@
+"""A process that measures no copies between GPUs: it says what it was asked, or fails or dies as it is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from mbc.errors import MbcError
+from mbc.hardware.spec import find_spec
+from mbc.measure.collective_worker import serve
+from tests.profile.profiles import IDENTITY
+
+BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+def work(task, say, receive):
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    print("what a library prints")
+    if BEHAVIOUR == "dies":
+        os._exit(7)
+    if BEHAVIOUR == "refuses":
+        raise MbcError("MBC105", "no peer access", "look there")
+    say(("link", IDENTITY, replace(find_spec("h200").peer_link, to_peer_gb_s=390.0, measured=True)))
+
+
+if __name__ == "__main__":
+    serve(work)
