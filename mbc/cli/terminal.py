@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TextIO
 
+from mbc.source import visible
+
 _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # a log wants a sign of life, not a film
 _PATIENCE_S = 1.0  # what ends sooner needs no progress
@@ -163,7 +165,7 @@ def notes() -> Generator[None]:
     said: set[str] = set()
 
     def say(message: Warning | str, *_: object) -> None:
-        text = f"note: {message}"
+        text = visible(f"note: {message}")
         if text not in said:
             said.add(text)
             print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr)
