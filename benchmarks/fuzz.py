@@ -149,10 +149,10 @@ def main() -> None:
         open_ = [name for name in names if held.rows[name]["inputs"] < arguments.inputs * TARGETS[name].share]
         if not open_:
             break
-        # The target that is furthest behind its share; every third chunk by coverage, which takes several times as long.
+        # The target that is furthest behind its share; every eighth chunk by coverage, which takes several times as long.
         name = min(open_, key=lambda n: held.rows[n]["inputs"] / TARGETS[n].share)
         turn += 1
-        row = chunk(name, held.rows[name], chunk_of(held.rows[name]), guided and turn % 3 == 0)
+        row = chunk(name, held.rows[name], chunk_of(held.rows[name]), guided and turn % 8 == 0)
         held.put(row)
         if turn % 10 == 1:
             print(f"{sum(row['inputs'] for row in held.rows.values()):,} inputs", flush=True)

@@ -242,7 +242,9 @@ def change_lines(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes
             elif how == 3:
                 lines.insert(at, str(draw.choice(NUMBERS))[:60])
             elif how == 4 and at < len(lines):
-                lines[at] += draw.choice(("", "=", "=1", "=" + draw.choice(words), draw.choice(TEXTS).replace("\n", "")))
+                lines[at] += draw.choice(
+                    ("", "=", "=1", "=" + draw.choice(words), draw.choice(TEXTS).replace("\n", ""))
+                )
             else:
                 lines.insert(at, draw.choice(words))
         return "\n".join(lines[:40]).encode("utf-8", "surrogateescape")[:LARGEST]

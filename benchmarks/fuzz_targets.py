@@ -218,7 +218,9 @@ def _profiles() -> list[bytes]:
                 writer.record(request(8, kind), [measurement(1, 20.0), measurement(2, 10.0, 4096)])
             writer.record_constant("graph_gap_us", 1.25)
             writer.record_overhead(Overhead("context", "", 1 << 20))
-            writer.record_collectives([CollectiveTime(CollectiveKind.ALL_REDUCE, 2, Link.NVLINK, 8, 4096, 9.0, 9.0)], [])
+            writer.record_collectives(
+                [CollectiveTime(CollectiveKind.ALL_REDUCE, 2, Link.NVLINK, 8, 4096, 9.0, 9.0)], []
+            )
         data = path.read_bytes()
         return [data, gzip.compress(data, mtime=0)]
 
@@ -333,7 +335,9 @@ def _runs(words: list[str]) -> bool:
     commands = [word for word in words if word in _COMMANDS]
     measures = words[:1] == ["profile"] and words[1:2] not in (["list"], ["diff"], ["merge"], ["ship"])
     slow = any(word.startswith("--abl") or word.isdecimal() and int(word) > 9 for word in words)
-    return bool(commands) and commands[0] in _ENDS_SOON and words[0] == commands[0] and not (outside or measures or slow)
+    return (
+        bool(commands) and commands[0] in _ENDS_SOON and words[0] == commands[0] and not (outside or measures or slow)
+    )
 
 
 @functools.cache
