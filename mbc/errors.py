@@ -13,8 +13,8 @@ OTHER_RANK_FAILED = 3  # the exit code of RankFailed
 class MbcError(Exception):
     """What went wrong, where, and what to do about it.
 
-    `code` is unique to one kind of mistake (`MBC012`); `remedy` is an imperative sentence. As text, it holds nothing that
-    a terminal acts on, whoever wrote the names in it.
+    `code` is unique to one kind of mistake (`MBC012`); `remedy` is an imperative sentence. As text, it holds nothing
+    that a terminal acts on, whoever wrote the names in it.
     """
 
     code: str
