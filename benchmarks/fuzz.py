@@ -32,7 +32,7 @@ from record import ROOT, results, show, start
 
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "fuzz"
-CHUNK_S = 90.0  # of one process, about
+CHUNK_S = 200.0  # of one process, about
 KILLS = {
     signal.SIGPROF: "more than 10 s of processor time",
     signal.SIGALRM: "waits for ever",

@@ -174,10 +174,10 @@ def change_database(data: bytes, draw: random.Random) -> bytes:
                 connection.execute(
                     form.format(table=table, column=column, value=draw.choice(_SQL_VALUES), number=number)
                 )
-            except sqlite3.Error:
+            except (sqlite3.Error, UnicodeError):
                 continue
         return connection.serialize()[: 1 << 20]
-    except (sqlite3.Error, IndexError):
+    except (sqlite3.Error, IndexError, UnicodeError):
         return change_bytes(data, draw)
     finally:
         connection.close()
