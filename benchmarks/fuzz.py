@@ -1,5 +1,5 @@
-"""Hostile inputs: sources, plans, checkpoints, profiles, archives of data and command lines, changed at random or, where
-atheris is installed, guided by coverage.
+"""Hostile inputs: sources, plans, checkpoints, profiles, archives of data and command lines, changed at random or,
+where atheris is installed, guided by coverage.
 
 Whatever the input, mbc takes it or refuses it with an error of its own: no other exception, no message that acts on a
 terminal, at most 10 s of processor time, at most 1 GB of memory. Each target is run in processes of a few thousand
@@ -149,7 +149,8 @@ def main() -> None:
         open_ = [name for name in names if held.rows[name]["inputs"] < arguments.inputs * TARGETS[name].share]
         if not open_:
             break
-        # The target that is furthest behind its share; every eighth chunk by coverage, which takes several times as long.
+        # The target that is furthest behind its share; every eighth chunk by coverage, which takes several times as
+        # long.
         name = min(open_, key=lambda n: held.rows[n]["inputs"] / TARGETS[n].share)
         turn += 1
         row = chunk(name, held.rows[name], chunk_of(held.rows[name]), guided and turn % 8 == 0)

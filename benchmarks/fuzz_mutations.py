@@ -54,8 +54,8 @@ def change_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def change_words(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes]:
-    """Of a text of the language: words dropped, doubled, swapped, replaced by `words` or numbers; half of the times only
-    by words of their sort, which leaves more that can be read."""
+    """Of a text of the language: words dropped, doubled, swapped, replaced by `words` or numbers; half of the times
+    only by words of their sort, which leaves more that can be read."""
 
     def change(data: bytes, draw: random.Random) -> bytes:
         parts = re.findall(r"\s+|\w+|[^\w\s]", data.decode("utf-8", "replace")) or [" "]
@@ -142,7 +142,8 @@ def change_checkpoint(data: bytes, draw: random.Random) -> bytes:
 
 
 _SQL_VALUES = (
-    "-1", "0", "1", "'abc'", "9e999", "-9e999", "NULL", "x'00ff'", "9223372036854775807", "'[[\"engine\",1]]'", "1e-300",
+    "-1", "0", "1", "'abc'", "9e999", "-9e999", "NULL", "x'00ff'", "9223372036854775807", "'[[\"engine\",1]]'",
+    "1e-300",
     "'[[' || zeroblob(9) || ']]'", "char(27) || '[2J'", "char(8238)", "'NCHW'", "zeroblob(100000)", "'a' || char(0)",
     "'[]'", "'{}'", "'[[1,2,3]]'", "printf('%.*c', 30000, '[')", "'1/0'", "''", "'convolution'", "random()", "0.5",
 )  # fmt: skip
@@ -184,7 +185,8 @@ def change_database(data: bytes, draw: random.Random) -> bytes:
 
 
 _HEADERS = (
-    ("'fortran_order': False", "'fortran_order': True"), ("<f4", "|O"), ("<f4", "<f8"), ("<f4", "<U9"), ("<i8", "<M8[s]"),
+    ("'fortran_order': False", "'fortran_order': True"), ("<f4", "|O"), ("<f4", "<f8"), ("<f4", "<U9"),
+    ("<i8", "<M8[s]"),
     ("<f4", "V0"), ("(4,", "(-4,"), ("(4,", "(1000000000000,"), ("(4,", "(4, 0,"), ("(4,", "(" * 200 + "4,"),
     ("'shape'", "'shapf'"), ("{", "[" * 100), ("<f4", "<f2"), ("(4,", "(2**70,"), ("(4,", "(True,"), ("<f4", "<i1"),
     ("'<f4'", "[('a', '<f4')]"), ("(4,", "(9" + "9" * 400 + ","), ("<f4", ">f4"), ("<f4", "<c8"), ("(4,", "(4.0,"),

@@ -282,7 +282,8 @@ def judge_archive(data: bytes, folder: Path) -> str:
 
 _FILES = ("net.mbc", "plan.json", "w.safetensors", "d.npz", "p.sqlite", "folder", "\x1b[2J.mbc", "none")
 _VALUES = (
-    "h200", "t4", "cpu", "auto", "all", "0", "1", "2", "8", "-1", "1e9", "8GB", "1 B", "1KiB", "10s", "1h", "fp64", "fp32",
+    "h200", "t4", "cpu", "auto", "all", "0", "1", "2", "8", "-1", "1e9", "8GB", "1 B", "1KiB", "10s", "1h", "fp64",
+    "fp32",
     "batch=1", "batch=4", "train.precision=bf16", "train.precision=fp64", "memory.device=1GB", "memory.device=500MB",
     "memory.host=0B", "train.optimizer=adamw()", "recompute", "offload,recompute", "micro_batches", "undivided",
     "power_of_two", "cudnn", "mbc", "probe", "cosine", "1,2", "never", "h200,t4", "h200:40GB,h200", "out", "loss",
@@ -334,7 +335,7 @@ def _runs(words: list[str]) -> bool:
     outside = any("/" in word or ".." in word or "~" in word or (":" in word and word not in known) for word in words)
     commands = [word for word in words if word in _COMMANDS]
     measures = words[:1] == ["profile"] and words[1:2] not in (["list"], ["diff"], ["merge"], ["ship"])
-    slow = any(word.startswith("--abl") or word.isdecimal() and int(word) > 9 for word in words)
+    slow = any(word.startswith("--abl") or (word.isdecimal() and int(word) > 9) for word in words)
     return (
         bool(commands) and commands[0] in _ENDS_SOON and words[0] == commands[0] and not (outside or measures or slow)
     )
@@ -358,7 +359,7 @@ def judge_line(data: bytes, folder: Path) -> str:
     out, err = io.StringIO(), io.StringIO()
     before = Path.cwd()
     place = folder / "here"
-    if not place.is_dir() or set(os.listdir(place)) != _filled():
+    if not place.is_dir() or {path.name for path in place.iterdir()} != _filled():
         _fill(place)
     code = 0
     try:

@@ -1,8 +1,8 @@
 """One process of `fuzz.py`: so many inputs of one target, within limits of time and memory.
 
-The input at hand and the count lie in a file that outlives the process, so that whoever started it knows what killed it.
-With atheris and `--guided`, inputs are chosen by coverage, and those that reach new code are kept in the corpus of the
-working folder; else they are drawn from a seed.
+The input at hand and the count lie in a file that outlives the process, so that whoever started it knows what killed
+it. With atheris and `--guided`, inputs are chosen by coverage, and those that reach new code are kept in the corpus of
+the working folder; else they are drawn from a seed.
 
     python benchmarks/fuzz_worker.py TARGET FOLDER SCRATCH --seed N --inputs N [--guided]
 """

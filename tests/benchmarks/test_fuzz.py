@@ -1,4 +1,5 @@
-"""Hostile inputs: those that once broke the rule keep it, a seeded campaign finds nothing, and the judge can find fault."""
+"""Hostile inputs: those that once broke the rule keep it, a seeded campaign finds nothing, and the judge can find
+fault."""
 
 from __future__ import annotations
 
@@ -12,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import fuzz
 import fuzz_targets
@@ -22,6 +22,7 @@ from fuzz_targets import CORPUS, TARGETS, Target, Wrong, answer
 
 from mbc.errors import MbcError
 
+HERE = Path(fuzz.__file__).resolve().parent
 COMMITTED = sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.rglob("*") if path.is_file())
 SEEDED = {"sources": 250, "plans": 80, "checkpoints": 800, "profiles": 500, "archives": 600, "command_lines": 200}
 
