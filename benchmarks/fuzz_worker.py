@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import mmap
 import os
@@ -142,7 +143,10 @@ def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
     draw = random.Random(seed)
     begin = [*campaign.target.seeds(), *corpus(campaign.target)]
     begin += [path.read_bytes() for path in sorted((campaign.folder / "corpus").glob("*"))]
-    for _ in range(inputs):
+    if seed == 0:  # the first process of a campaign
+        for data in begin[:inputs]:
+            campaign.judge(data)
+    while campaign.count < inputs:
         data = draw.choice(begin)
         for _ in range(draw.choice((1, 1, 2))):
             data = (change_bytes if draw.random() < 0.1 else campaign.target.change)(data, draw)
@@ -151,8 +155,9 @@ def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
 
 def guided(campaign: Campaign, seed: int, inputs: int) -> None:
     """By atheris (libFuzzer): what reaches new branches of mbc is kept and changed further."""
-    import atheris
     from fuzz_targets import corpus
+
+    atheris: Any = importlib.import_module("atheris")
 
     campaign.slower = GUIDED
     kept = campaign.folder / "corpus"
@@ -193,8 +198,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     instrumented: Any = contextlib.nullcontext()
     if arguments.guided:
-        import atheris
-
+        atheris: Any = importlib.import_module("atheris")
         instrumented = atheris.instrument_imports(include=["mbc"], enable_loader_override=False)
     warnings.simplefilter("ignore")  # zipfile tells of names that are there twice
     with instrumented:
