@@ -4,6 +4,9 @@
 # make test ORACLE=1  with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
 # make test-all SHARES=1  prints the processor seconds of each suite of tests as well (tests/README.md)
+# make fuzz  judge hostile inputs until there were INPUTS (1,000,000), going on where it stopped; guided by coverage
+#            where atheris can be installed, in an environment of its own (build/fuzz-venv)
+# make torture  kill compile, profile and train at KILLS (1,000) random moments, and run them on full disks and the like
 # make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
 # make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
 #
@@ -19,9 +22,13 @@ DIGITS := examples/01_digits
 SET_UP := $(VENV)/set-up.stamp
 SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
+ATHERIS := atheris>=3.0
+FUZZ := $(BUILD)/fuzz-venv/bin/python
+INPUTS ?= 1000000
+KILLS ?= 1000
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all setup cuda oracle lint types pytest docs evidence clean
+.PHONY: run test test-all setup cuda oracle lint types pytest fuzz torture docs evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -72,6 +79,19 @@ pytest: setup $(if $(ORACLE),oracle)
 
 oracle: setup
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+
+# One thread each, as tests have it: what is interpreted is small.
+fuzz torture: export OPENBLAS_NUM_THREADS ?= 1
+fuzz torture: export OMP_NUM_THREADS ?= 1
+fuzz:
+	@test -x $(FUZZ) || $(PYTHON) -m venv $(VENV_FLAGS) $(BUILD)/fuzz-venv
+	@$(FUZZ) -c 'import mbc' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check --editable .
+	@$(FUZZ) -c 'import atheris' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check '$(ATHERIS)' \
+	    || echo "atheris is not to be had for this Python: inputs are drawn from seeds"
+	$(FUZZ) benchmarks/fuzz.py --inputs $(INPUTS)
+
+torture: setup
+	$(BIN)/python benchmarks/torture.py --kills $(KILLS)
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'

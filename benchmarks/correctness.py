@@ -8,7 +8,7 @@ Estimates on one H100 or H200 with 16 cores, in seconds (a stage alone; from the
 stage was not run for days, and from `correctness.json` where that is there):
 
     side by side, some 300 together: gradients 200, gradients_batch64 60, thousand_steps 110, steps20 40,
-                                     training_loss 100, digits 70, sanitizer 200
+                                     training_loss 100, digits 70, sanitizer 500
     alone:                           memory 70, deterministic 150, predictions_fp32 60, predictions_bf16 50
     on two cores, --device cpu:      gradients_cpu 800, digits_cpu 180, side by side
 
@@ -56,8 +56,6 @@ class Stage:
 
     def line(self) -> list[str]:
         script, *arguments = self.command
-        if script.endswith(".sh"):
-            return ["bash", str(HERE / script), sys.executable, *arguments]
         return [sys.executable, str(HERE / script), *arguments]
 
 
@@ -79,7 +77,7 @@ STAGES = {
              "vgg16", "alexnet", "--batch", "64", "--draws", "9", "--name", "gradients_cuda_batch64", "--resume"),
             ("gradients_cuda_batch64.json",), 60,
         ),
-        Stage("sanitizer", ("sanitizer.sh",), ("sanitizer.txt",), 200),
+        Stage("sanitizer", ("sanitizer.py",), ("sanitizer.txt",), 500),
         Stage("memory", ("memory.py",), ("memory_fp32.json",), 70, alone=True),
         Stage("deterministic", ("deterministic.py", "--steps", "5"), ("deterministic.json",), 150, alone=True),
         Stage(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.source import Span
+from mbc.source import Span, visible
 
 OTHER_RANK_FAILED = 3  # the exit code of RankFailed
 
@@ -13,7 +13,8 @@ OTHER_RANK_FAILED = 3  # the exit code of RankFailed
 class MbcError(Exception):
     """What went wrong, where, and what to do about it.
 
-    `code` is unique to one kind of mistake (`MBC012`); `remedy` is an imperative sentence.
+    `code` is unique to one kind of mistake (`MBC012`); `remedy` is an imperative sentence. As text, it holds nothing
+    that a terminal acts on, whoever wrote the names in it.
     """
 
     code: str
@@ -27,7 +28,7 @@ class MbcError(Exception):
             lines.append(self.span.render())
         if self.remedy:
             lines.append(f"help: {self.remedy}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 @dataclass

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+def visible(text: str) -> str:
+    """The text with what a terminal would act on, or not show, as escapes (`\\x1b`, `\\u202e`): control characters,
+    but for tabs and line ends, bidirectional marks, spaces of no width. Whatever others wrote may be shown so."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A whole source file; `name` is what messages call it."""
@@ -29,12 +37,18 @@ class Span:
 
     def render(self) -> str:
         """File, line and column, then the line with carets under the span."""
-        text = self.source.line(self.line)
+        line = self.source.line(self.line)
+        start = self.column - 1
+        before, within, behind = (visible(part) for part in _parted(line, start, start + max(1, self.length)))
         gutter = f"{self.line:>5} | "
         # Tabs are kept so that the carets stand under the text in any terminal.
-        indent = "".join("\t" if c == "\t" else " " for c in text[: self.column - 1])
-        carets = "^" * max(1, min(self.length, len(text) - self.column + 1))
+        indent = "".join("\t" if c == "\t" else " " for c in before)
+        carets = "^" * max(1, len(within))
         return (
             f"  --> {self.source.name}:{self.line}:{self.column}\n"
-            f"{gutter}{text}\n{' ' * (len(gutter) - 2)}| {indent}{carets}"
+            f"{gutter}{before}{within}{behind}\n{' ' * (len(gutter) - 2)}| {indent}{carets}"
         )
+
+
+def _parted(text: str, start: int, stop: int) -> tuple[str, str, str]:
+    return text[:start], text[start:stop], text[stop:]

@@ -34,8 +34,9 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import FrameType
+from typing import TextIO, cast
 
 from mbc.errors import OTHER_RANK_FAILED, MbcError, RankFailed
 
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with _cleaning_up_when_terminated():
+        from mbc.cli.terminal import Visible
+
+        with _cleaning_up_when_terminated(), redirect_stdout(cast(TextIO, Visible(sys.stdout))):
             return _run(words)
     except MbcError as error:
         sys.stderr.write(f"{error}\n")  # at once: several ranks may share a terminal
@@ -101,7 +104,9 @@ def _unexpected(error: Exception, words: Sequence[str]) -> int:
         from mbc.cli.bug import of_machine, report
 
         refused = of_machine(error)
-        print(report(error, words) if refused is None else refused, file=sys.stderr)
+        from mbc.source import visible
+
+        print(visible(report(error, words)) if refused is None else refused, file=sys.stderr)
         return BUG if refused is None else 1
     # What is still buffered must go somewhere at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,9 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
+
+from mbc.source import visible
 
 _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # a log wants a sign of life, not a film
@@ -21,6 +23,20 @@ _FILE_COLUMNS = 160
 _ONE_SIGNAL_S = 1.0  # signals within are one: a terminal and a launcher may both pass on the same Ctrl-C
 
 _Handler = Callable[[int, FrameType | None], object]  # of a signal
+
+
+class Visible:
+    """A stream through which nothing reaches the terminal that it would act on, such as names of files from others."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class StatusLine:
@@ -46,15 +62,15 @@ class StatusLine:
         self._last_s = time.monotonic()
         if self._on_terminal:
             width = shutil.get_terminal_size().columns - 1
-            self._write(f"\r\x1b[2K{text[:width]}")
+            self._write(f"\r\x1b[2K{visible(text)[:width]}")
             self._drawn = True
         else:
-            self._write(text + "\n")
+            self._write(visible(text) + "\n")
 
     def line(self, text: str) -> None:
         """A line that stays."""
         self.clear()
-        self._write(text + "\n")
+        self._write(visible(text) + "\n")
 
     def clear(self) -> None:
         if self._drawn:
@@ -163,7 +179,7 @@ def notes() -> Generator[None]:
     said: set[str] = set()
 
     def say(message: Warning | str, *_: object) -> None:
-        text = f"note: {message}"
+        text = visible(f"note: {message}")
         if text not in said:
             said.add(text)
             print(f"\r\x1b[2K{text}" if sys.stderr.isatty() else text, file=sys.stderr)

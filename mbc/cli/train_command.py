@@ -31,6 +31,7 @@ from mbc.ranks.environment import read_environment
 from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
+from mbc.source import visible
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
@@ -160,7 +161,7 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
     except KeyboardInterrupt:
         view.stop()
         written = checkpoint if _identity(checkpoint) != there else prepared.resume
-        print(_how_to_go_on(arguments, written, checkpoint), file=sys.stderr)
+        print(visible(_how_to_go_on(arguments, written, checkpoint)), file=sys.stderr)
         raise
     _report(prepared, history, net)
     return 0

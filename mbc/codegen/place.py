@@ -6,6 +6,7 @@ writes a package here removes what a killed one left, and nothing of one that st
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import glob
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NEW, OLD = "new", "old"  # in a temporary folder: the package, and what stood in its place
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _LONGEST_NAME = 64  # of the package's in the temporary folder's, which must not be too long for a file system
 
 
@@ -32,9 +34,12 @@ def temporary_folder(folder: Path) -> Generator[Path]:
 
 
 def swap(new: Path, folder: Path, old: Path) -> None:
-    """Put `new` in the place of `folder`, which is kept as `old` until the new one stands."""
+    """Put `new` in the place of `folder`: at once where the file system can exchange the two, so that there is a whole
+    package at every moment; else `folder` is kept as `old` until the new one stands."""
     if not folder.exists():
         new.rename(folder)
+        return
+    if _exchange(new, folder):
         return
     folder.rename(old)
     try:
@@ -42,6 +47,16 @@ def swap(new: Path, folder: Path, old: Path) -> None:
     except OSError:
         old.rename(folder)
         raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names of one file system in one step; False where that is not to be had (renameat2 of Linux)."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 def clear(folder: Path) -> None:

@@ -39,6 +39,7 @@ from mbc.plan.records import (
     record,
     string,
     table,
+    text,
     whole,
 )
 from mbc.plan.schema import (
@@ -205,7 +206,7 @@ def _ranks(value: Any, batch: int) -> Ranks:
 
 def _source(value: Any) -> Source:
     fields = keyed(value, ("name", "text"))
-    return Source(at("name", string, fields["name"]), at("text", string, fields["text"]))
+    return Source(at("name", text, fields["name"]), at("text", text, fields["text"]))
 
 
 def _span(value: Any, sources: tuple[Source, ...]) -> Span | None:

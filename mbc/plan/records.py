@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -55,7 +56,7 @@ def whole(value: Any, low: int = 0, high: int = 1 << 62) -> int:
 
 def real(value: Any, low: float = 0.0) -> float:
     """A finite number that is not below `low`."""
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not -sys.float_info.max <= value <= sys.float_info.max:
         raise BadField(f"expected a finite number, found {short(value)}")
     if value < low:
         raise BadField(f"{value} is below {low}")
@@ -68,9 +69,16 @@ def boolean(value: Any) -> bool:
     return value
 
 
-def string(value: Any) -> str:
+def text(value: Any) -> str:
     if type(value) is not str:
         raise BadField(f"expected a text, found {short(value)}")
+    return value
+
+
+def string(value: Any) -> str:
+    """A text that is shown as it is: nothing in it acts on a terminal."""
+    if not text(value).isprintable():
+        raise BadField(f"{short(value)} has characters that cannot be shown")
     return value
 
 
@@ -207,5 +215,5 @@ def _typed(value: Any, hint: Any, low: float) -> Any:
 
 def short(value: Any) -> str:
     """What a message shows of a value."""
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    shown = "null" if value is None else repr(value)
+    return shown if len(shown) <= 40 else shown[:37] + "..."

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 
+from mbc.profile.model import Identity
 from mbc.profile.schema import COLLECTIVES, SCHEMA, damaged, statements
+from mbc.source import visible
 
 # Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
 # profiles take under 100.
 STEPS, MOST_STEPS = 100_000, 5_000
 _MOST = 1 << 62
+_COUNTS = ", ".join(f"'{field.name}'" for field in fields(Identity) if field.type == "int")
 _HIDDEN = 2  # of a column in PRAGMA table_xinfo, and more: computed when it is read
 
 
@@ -28,13 +32,22 @@ def _real(column: str, least: float = 0.0) -> str:
 
 
 def _text(column: str) -> str:
-    return f"typeof({column}) = 'text'"
+    return f"typeof({column}) = 'text' AND plain({column})"
+
+
+def _plain(text: object) -> bool:
+    """Whether a terminal shows the text as it is."""
+    return isinstance(text, str) and (text.isprintable() or visible(text) == text)
 
 
 # By table: how a row is called, and what holds of its columns.
 _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
     {
-        "identity": ("key", {"value": "typeof(value) IN ('text', 'integer') AND length(value) <= 1000"}),
+        "identity": (
+            "key",
+            {"value": f"CASE WHEN key IN ({_COUNTS}) THEN {_whole('value')} ELSE {_text('value')} END"
+                      " AND length(value) <= 1000"},
+        ),
         "request": (
             "signature",
             {
@@ -103,6 +116,7 @@ def check_structure(connection: sqlite3.Connection, path: Path) -> None:
 
 def check_contents(connection: sqlite3.Connection, path: Path) -> None:
     """Of a profile of today's schema: its columns, and the range of every value. MBC073, which names the row."""
+    connection.create_function("plain", 1, _plain, deterministic=True)
     for name, expected in _columns().items():
         found = {row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})")}
         if found != expected:

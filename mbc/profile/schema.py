@@ -97,6 +97,8 @@ def explained(path: Path) -> Generator[None, None, None]:
     """Turn what SQLite says into what a user can act on."""
     try:
         yield
+    except UnicodeDecodeError as error:  # of a message that holds what the file's tables are called
+        raise damaged(path, "names in it are no UTF-8") from error
     except sqlite3.Error as error:
         name: str = getattr(error, "sqlite_errorname", "")
         if is_busy(error):

@@ -27,6 +27,8 @@ def check_archive(path: Path) -> None:
         return
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
+        if sum(entry.compress_size for entry in entries) > path.stat().st_size:
+            raise ValueError("its parts lie over each other")
         unpacked_bytes, memory_bytes = sum(entry.file_size for entry in entries), machine_memory_bytes()
         if memory_bytes is not None and unpacked_bytes > memory_bytes:
             raise ValueError(
@@ -35,20 +37,27 @@ def check_archive(path: Path) -> None:
             )
         for entry in entries:
             with archive.open(entry) as member:
-                _check_length(entry, member)
+                _check_length(entry.filename, entry.file_size, member)
 
 
-def _check_length(entry: zipfile.ZipInfo, member: IO[bytes]) -> None:
+def _check_length(name: str, size_bytes: int, member: IO[bytes]) -> None:
     try:
         header = _HEADERS[npy.read_magic(cast(Any, member))]
         shape, _, dtype = header(cast(Any, member))
         said_bytes = math.prod(shape) * dtype.itemsize
     except Exception as error:  # NumPy parses the header as Python, which fails in many ways
-        raise ValueError(f"'{entry.filename}' is no array of numbers") from error
-    if not dtype.hasobject and said_bytes != entry.file_size - member.tell():
-        raise ValueError(
-            f"'{entry.filename}' says that it has {said_bytes} bytes, and has {entry.file_size - member.tell()}"
-        )
+        raise ValueError(f"'{name}' is no array of numbers") from error
+    there_bytes = size_bytes - member.tell()
+    if not dtype.hasobject and said_bytes != there_bytes:
+        raise ValueError(f"'{name}' says that it has {said_bytes} bytes, and has {there_bytes}")
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """The array of an `.npy`, read from the file as it is used. OSError and ValueError as `check_archive`."""
+    check_file(path.stat())
+    with path.open("rb") as file:
+        _check_length(path.name, path.stat().st_size, file)
+    return cast("NDArray[Any]", np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def read_archive(path: Path) -> dict[str, NDArray[Any]]:

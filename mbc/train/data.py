@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.files import check_file
 from mbc.runtime.arguments import shown
-from mbc.train.archives import read_archive
+from mbc.train.archives import map_array, read_archive
 from mbc.train.inputs import Batch, Input, fit, names_of
 from mbc.train.loader import IterableData, find_function
 from mbc.train.share import Part, Share
@@ -145,8 +144,7 @@ def _read_npz(file: Path) -> dict[str, Array]:
 
 def _read_npy(file: Path) -> Array:
     try:
-        check_file(file.stat())
-        return cast("Array", np.load(file, mmap_mode="r", allow_pickle=False))
+        return map_array(file)
     except (ValueError, OSError, EOFError) as error:
         raise MbcError("MBC172", f"cannot read '{file}': {_why(error)}", "write it with numpy.save") from None
 

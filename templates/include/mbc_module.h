@@ -46,10 +46,10 @@ MBC_EXPORT size_t mbc_cudnn_version();
 // Bytes of device memory, of pinned host memory and of another GPU's memory that the plan was made for.
 MBC_EXPORT uint64_t mbc_arena_bytes();
 MBC_EXPORT uint64_t mbc_host_bytes();
+MBC_EXPORT uint64_t mbc_peer_bytes();
 // How many multiprocessors launches are sized for, where streams are limited to a part of the GPU; 0: all. Before
 // mbc_create.
 MBC_EXPORT void mbc_set_multiprocessors(int64_t count);
-MBC_EXPORT uint64_t mbc_peer_bytes();
 // `streams`: compute, to_host, to_device, concurrent, collective, to_peer, from_peer: handles of streams of the current
 // context. `host`: pinned memory, or null where mbc_host_bytes() is 0. `peer`: memory of another GPU that the current
 // context has peer access to, likewise. `ranks`: null for one GPU. The library owns neither memory nor streams nor

@@ -90,3 +90,24 @@ def test_long_names(tmp_path: Path):
     longest = "n" * os.pathconf(tmp_path, "PC_NAME_MAX")
     with temporary_folder(tmp_path / longest) as folder:
         assert folder.is_dir()
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_package_is_put_in_the_place_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    new, old, folder = tmp_path / "new", tmp_path / "old", tmp_path / "net"
+    for place in (new, folder):
+        place.mkdir()
+        (place / "of").write_text(place.name)
+    renamed: list[str] = []
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda self, target: (renamed.append(self.name), rename(self, target))[1])
+    if not exchanges:
+        monkeypatch.setattr("mbc.codegen.place._exchange", lambda one, other: False)
+    swap(new, folder, old)
+    assert (folder / "of").read_text() == "new"
+    if exchanges and sys.platform == "linux":
+        assert renamed == [] and (new / "of").read_text() == "net", "there was a whole package at every moment"
+    else:
+        assert renamed == ["net", "new"] and (old / "of").read_text() == "net"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from mbc.frontend.near import nearest
+from mbc.source import visible
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,7 +15,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         wrong, _, remedy = message.partition("\n")
-        self.exit(2, f"{self.prog}: error: {wrong}\nhelp: {remedy or f'{self.prog} --help says what it takes'}\n")
+        remedy = remedy or f"{self.prog} --help says what it takes"
+        self.exit(2, visible(f"{self.prog}: error: {wrong}\nhelp: {remedy}\n"))
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -1,0 +1,174 @@
+"""Hostile inputs: sources, plans, checkpoints, profiles, archives of data and command lines, changed at random or,
+where atheris is installed, guided by coverage.
+
+Whatever the input, mbc takes it or refuses it with an error of its own: no other exception, no message that acts on a
+terminal, at most 10 s of processor time, at most 1 GB of memory. Each target is run in processes of a few thousand
+inputs, in turn; what breaks the rule is kept once a cause in `build/fuzz/TARGET/findings`, and counted as mended when a
+later run finds that it keeps the rule: then it belongs into `tests/fuzz/corpus/TARGET`, which every run begins with.
+
+Inputs add up over calls: the next one goes on where this one stopped, with other draws.
+
+    python benchmarks/fuzz.py [--inputs 1000000] [--for 3600] [--only TARGET ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fuzz_targets import TARGETS, corpus
+from fuzz_worker import Journal, keep_finding
+from record import ROOT, results, show, start
+
+HERE = Path(__file__).resolve().parent
+WORK = ROOT / "build" / "fuzz"
+CHUNK_S = 200.0  # of one process, about
+KILLS = {
+    signal.SIGPROF: "more than 10 s of processor time",
+    signal.SIGALRM: "waits for ever",
+    signal.SIGKILL: "killed, for memory perhaps",
+    signal.SIGSEGV: "a crash of the interpreter",
+    signal.SIGABRT: "an abort",
+}
+Row = dict[str, Any]
+
+
+def fresh(name: str) -> Row:
+    return {"name": name, "inputs": 0, "guided_inputs": 0, "seconds": 0.0, "findings": [], "mended": 0, "answers": {},
+            "slowest_s": 0.0, "corpus": 0}  # fmt: skip
+
+
+def chunk(name: str, row: Row, inputs: int, guided: bool, work: Path = WORK) -> Row:
+    """The row after so many more inputs, of which some may be left where one killed its process."""
+    folder = work / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in ("journal", "report.json"):
+        (folder / left).unlink(missing_ok=True)
+    journal = Journal(folder / "journal")
+    shared = Path("/dev/shm")
+    command = [sys.executable, str(HERE / "fuzz_worker.py"), name, str(folder)]
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mbc-fuzz-", dir=shared if shared.is_dir() else None) as scratch:
+        command += [scratch, "--seed", str(row["inputs"]), "--inputs", str(inputs), *(["--guided"] if guided else [])]
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    seconds = time.monotonic() - began_s
+    if journal.count == 0:
+        raise RuntimeError(f"no input was judged: {done.stderr.decode(errors='replace')[-2000:]}")
+    told = folder / "report.json"
+    report = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"answers": {}, "slowest_s": 0.0}
+    if done.returncode < 0:
+        why = KILLS.get(signal.Signals(-done.returncode), f"signal {-done.returncode}")
+        keep_finding(folder, f"signal{-done.returncode}_{row['inputs']}", journal.data, why)
+    elif done.returncode > 0 and journal.count < inputs:
+        keep_finding(folder, f"exit{done.returncode}_{row['inputs']}", journal.data,
+                     f"ended with {done.returncode}: {done.stderr.decode(errors='replace')[-1000:]}")  # fmt: skip
+    answers = Counter(row["answers"])
+    answers.update(report["answers"])
+    return {
+        **row,
+        "inputs": row["inputs"] + journal.count,
+        "guided_inputs": row["guided_inputs"] + (journal.count if guided else 0),
+        "seconds": round(row["seconds"] + seconds, 1),
+        "answers": dict(answers.most_common()),
+        "slowest_s": max(row["slowest_s"], report["slowest_s"]),
+        "findings": findings(folder),
+        "corpus": len(list((folder / "corpus").glob("*"))),
+    }
+
+
+def findings(folder: Path) -> list[Row]:
+    """By name, the last line of what was said."""
+    found: list[Row] = []
+    for path in sorted((folder / "findings").glob("*.json")):
+        lines = json.loads(path.read_text(encoding="utf-8"))["why"].strip().splitlines()
+        found.append({"name": path.stem, "why": ascii(lines[-1])[1:-1][:200]})
+    return found
+
+
+def judge_again(name: str, work: Path = WORK) -> int:
+    """Judge what was found before in a process of its own each; what keeps the rule now is put aside and counted."""
+    mended = 0
+    folder = work / name / "findings"
+    for path in sorted(folder.glob("*.bin")):
+        if judged(name, path) is None:
+            aside = work / name / "mended"
+            aside.mkdir(exist_ok=True)
+            path.replace(aside / path.name)
+            path.with_suffix(".json").replace(aside / f"{path.stem}.json")
+            mended += 1
+    return mended
+
+
+def judged(name: str, path: Path) -> str | None:
+    """What is wrong about the answer to one input, None where it keeps the rule."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(HERE / "fuzz_worker.py"), name, folder, f"{folder}/scratch", "--one", str(path)]
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        if done.returncode < 0:
+            return KILLS.get(signal.Signals(-done.returncode), f"signal {-done.returncode}")
+        found = findings(Path(folder))
+        if done.returncode > 0:
+            return done.stderr.decode(errors="replace")[-500:]
+        return found[0]["why"] if found else None
+
+
+def chunk_of(row: Row) -> int:
+    """As many inputs as take some CHUNK_S, by those before."""
+    if not row["inputs"]:
+        return 500
+    return max(200, min(50_000, int(CHUNK_S * row["inputs"] / max(row["seconds"], 1.0))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="of all targets, earlier calls included")
+    parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="S", help="begin no more then")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--again", action="store_true", help="count from 0")
+    arguments = parser.parse_args()
+    until_s = time.monotonic() + arguments.for_s
+    guided = importlib.util.find_spec("atheris") is not None
+    held = results("fuzz", arguments.again, coverage_guided=guided, limits="10 s, 1 GB")
+    names = [name for name in TARGETS if not arguments.only or name in arguments.only]
+    for name in names:
+        row = {**fresh(name), **held.rows.get(name, {})}
+        held.put({**row, "mended": row["mended"] + judge_again(name), "findings": findings(WORK / name)})
+    print(f"{'guided by coverage' if guided else 'drawn from seeds: atheris is not installed'}", flush=True)
+    turn = 0
+    while time.monotonic() < until_s:
+        open_ = [name for name in names if held.rows[name]["inputs"] < arguments.inputs * TARGETS[name].share]
+        if not open_:
+            break
+        # The target that is furthest behind its share; every eighth chunk by coverage, which takes several times as
+        # long.
+        name = min(open_, key=lambda n: held.rows[n]["inputs"] / TARGETS[n].share)
+        turn += 1
+        row = chunk(name, held.rows[name], chunk_of(held.rows[name]), guided and turn % 8 == 0)
+        held.put(row)
+        if turn % 10 == 1:
+            print(f"{sum(row['inputs'] for row in held.rows.values()):,} inputs", flush=True)
+    held.arrange(list(TARGETS))
+    rows = [held.rows[name] for name in names]
+    show(
+        [{**row, "findings": len(row["findings"]), "kinds of answers": len(row["answers"])} for row in rows],
+        ["name", "inputs", "guided_inputs", "seconds", "slowest_s", "kinds of answers", "corpus", "findings", "mended"],
+    )
+    wrong = [f"{row['name']}: {finding['why']}" for row in rows for finding in row["findings"]]
+    print(f"{sum(row['inputs'] for row in rows):,} inputs, {len(wrong)} findings; committed: "
+          f"{sum(len(corpus(TARGETS[name])) for name in names)}")  # fmt: skip
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,189 @@
+"""Processes that end as machines do: killed at a random moment, without space, with a read-only home.
+
+Each is a fork of this one, which has everything loaded: a trial takes no longer than its work."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Work = Callable[[], int | None]
+
+# Files whose calls of C are moments to be killed at: they write, rename and remove.
+WRITERS = frozenset({
+    "build.py", "place.py", "cache.py", "objects.py", "replace.py", "checkpoint.py", "writer.py", "logs.py", "loop.py",
+    "pathlib.py", "tempfile.py", "shutil.py", "migrate.py",
+})  # fmt: skip
+MOST_S = 300.0  # of one process, on a busy machine
+TRACEBACK = 99  # exit code of work that raised
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`code`: the exit code, or minus the signal. `said`: the end of its output."""
+
+    code: int
+    seconds: float
+    said: str
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+    @property
+    def clear(self) -> bool:
+        """Done, or refused with an error of mbc's own."""
+        return self.code == 0 or (self.code == 1 and "error MBC" in self.said)
+
+
+def forked(work: Work, log: Path, moment: Callable[[], None] | None = None) -> int:
+    """The process that does `work`; `moment` is called in it first."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    number = os.fork()
+    if number:
+        return number
+    code = TRACEBACK
+    try:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if moment is not None:
+            moment()
+        code = work() or 0
+        sys.setprofile(None)
+        sys.stdout.flush()
+    except BaseException:  # whatever it is, it is told by the code
+        sys.setprofile(None)
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def ended(number: int, log: Path, kill_after_s: float | None = None) -> Ended:
+    """Wait for a process, and kill it where it is still there after some time."""
+    began_s = time.monotonic()
+    until_s = began_s + (MOST_S if kill_after_s is None else kill_after_s)
+    while True:
+        left_s = until_s - time.monotonic()
+        found, status = os.waitpid(number, os.WNOHANG)
+        if found:
+            break
+        if left_s <= 0:
+            os.kill(number, signal.SIGKILL)
+            _, status = os.waitpid(number, 0)
+            break
+        time.sleep(min(0.002, left_s))
+    seconds = time.monotonic() - began_s
+    said = log.read_text(encoding="utf-8", errors="replace")[-1500:] if log.exists() else ""
+    return Ended(os.waitstatus_to_exitcode(status), seconds, said)
+
+
+def run(work: Work, log: Path, moment: Callable[[], None] | None = None) -> Ended:
+    return ended(forked(work, log, moment), log)
+
+
+def at_call(number: int, count: Path | None = None) -> Callable[[], None]:
+    """Killed before the call of C with this number among those of WRITERS; with `count` they are counted into a file
+    and nobody is killed."""
+
+    def watch() -> None:
+        seen = 0
+
+        def call(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal seen
+            if event == "c_call" and frame.f_code.co_filename.rpartition(os.sep)[2] in WRITERS:
+                seen += 1
+                if count is None and seen == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                elif count is not None and seen % 16 == 0:
+                    os.pwrite(file, b"%12d" % seen, 0)
+
+        file = -1 if count is None else os.open(count, os.O_WRONLY | os.O_CREAT)
+        sys.setprofile(call)
+
+    return watch
+
+
+def calls_of(work: Work, log: Path) -> int:
+    """How many calls of C in WRITERS the work makes, about."""
+    count = log.with_suffix(".count")
+    run(work, log, at_call(0, count))
+    return int(count.read_text(encoding="ascii") or "0") if count.exists() else 0
+
+
+@dataclass
+class Killer:
+    """Draws moments: every other one at a call of C of what writes, the others at a time of the clock."""
+
+    draw: random.Random
+    calls: int
+    seconds: float
+    number: int = 0
+
+    def kill(self, work: Work, log: Path) -> Ended:
+        self.number += 1
+        if self.number % 2:
+            return run(work, log, at_call(self.draw.randint(1, max(1, self.calls))))
+        found = ended(forked(work, log), log, self.draw.uniform(0.0, self.seconds))
+        if not found.killed:  # it was faster this time
+            self.seconds = 0.8 * self.seconds + 0.2 * found.seconds
+        return found
+
+
+# Places of their own, in a namespace of mounts that nobody else sees
+
+_NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
+_PRIVATE, _READ_ONLY, _REMOUNT = 0x44000, 0x1, 0x20  # MS_REC | MS_PRIVATE, MS_RDONLY, MS_REMOUNT
+
+
+def _libc(name: str, *arguments: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def mounted(folder: Path, size_bytes: int) -> None:
+    """In this process and its children a small file system lies on `folder`, which ends with them. OSError where users
+    may not do so."""
+    user, group = os.getuid(), os.getgid()
+    _libc("unshare", _NEW_USER | _NEW_MOUNTS)
+    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="ascii")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1", encoding="ascii")
+    _libc("mount", b"none", b"/", None, _PRIVATE, None)
+    _libc("mount", b"none", os.fsencode(folder), b"tmpfs", 0, f"size={size_bytes}".encode())
+
+
+def enlarged(folder: Path, size_bytes: int) -> None:
+    """Somebody has made space on what was mounted."""
+    _libc("mount", b"none", os.fsencode(folder), None, _REMOUNT, f"size={size_bytes}".encode())
+
+
+def read_only(folder: Path) -> None:
+    """What was mounted on it cannot be written any more."""
+    _libc("mount", b"none", os.fsencode(folder), None, _REMOUNT | _READ_ONLY, None)
+
+
+def can_mount(log: Path) -> bool:
+    return run(lambda: mounted(log.parent, 1 << 16), log).code == 0
+
+
+def file_limit(size_bytes: int) -> None:
+    """No file may become longer, which fails much as a full disk does: where nothing can be mounted."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))

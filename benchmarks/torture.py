@@ -1,0 +1,337 @@
+"""Sudden ends and full disks: `mbc compile`, measuring and `mbc train` are killed at random moments, and run where
+there is no space, no home, no cache, another time or another process.
+
+Kills: whatever the moment, what was there before is there, nothing is half-written, and the same command once more
+gives what it gives uninterrupted, bit for bit. Everything else: done, or refused with an error of mbc's own, and
+nothing that was there is lost. Needs no GPU: see `torture_subjects.py`. Kills add up over calls.
+
+    python benchmarks/torture.py [--kills 1000] [--for 1800] [--only kill full ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from record import attempt, results, show, start
+from sudden_ends import Ended, Killer, calls_of, can_mount, ended, enlarged, file_limit, forked, mounted, read_only, run
+from torture_subjects import SUBJECTS, Subject, copy, digest
+
+Row = dict[str, Any]
+DAY_S = 86_400.0
+
+
+class Bench:
+    """A folder for trials, and what each subject is before and after its work."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "said"
+        self._known: dict[str, tuple[Path, Any, float, int]] = {}
+
+    def known(self, subject: Subject) -> tuple[Path, Any, float, int]:
+        """A folder as before the work; the state after it; its seconds; its calls of what writes."""
+        if subject.name not in self._known:
+            before, after = self.folder / f"{subject.name}_before", self.folder / f"{subject.name}_after"
+            shutil.rmtree(before, ignore_errors=True)
+            before.mkdir()
+            self._load(subject)
+            require(run(lambda: subject.begin(before), self.log), "the beginning")
+            copy(before, after)
+            done = require(run(lambda: subject.work(after), self.log), "the work")
+            if subject.name == "compile":
+                both = [digest(place / "package") for place in (before, after)]
+                (before / "known.json").write_text(str(both).replace("'", '"'), encoding="ascii")
+            counted = copy(before, self.folder / "counted")
+            calls = calls_of(lambda: subject.work(counted), self.log)
+            self._known[subject.name] = before, subject.state(after), done.seconds, calls
+        return self._known[subject.name]
+
+    def _load(self, subject: Subject) -> None:
+        """In this process, so that its forks have everything loaded."""
+        once, here, environment = self.folder / "once", Path.cwd(), dict(os.environ)
+        shutil.rmtree(once, ignore_errors=True)
+        once.mkdir()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            subject.begin(once)
+            subject.work(once)
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def require(found: Ended, what: str) -> Ended:
+    if found.code != 0:
+        raise RuntimeError(f"{what} ended with {found.code}: {found.said}")
+    return found
+
+
+def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float = float("inf")) -> Row:
+    """So many kills, each checked at once and after the same command once more."""
+    before, state, seconds, calls = bench.known(subject)
+    killer = Killer(random.Random(seed), calls, seconds)
+    row: Row = {"kills": 0, "done_before": 0, "wrong": []}
+    while row["kills"] < count and time.monotonic() < until_s:
+        place = copy(before, bench.folder / "trial")
+        found = killer.kill(lambda place=place: subject.work(place), bench.log)
+        row["kills" if found.killed else "done_before"] += 1
+        wrong = subject.wrong(place) if found.killed or found.code == 0 else f"exit {found.code}: {found.said}"
+        again = run(lambda place=place: subject.again(place), bench.log)
+        if not wrong and again.code != 0:
+            wrong = f"again: exit {again.code}: {again.said}"
+        if not wrong and subject.state(place) != state:
+            wrong = "again: not what it is without an interruption"
+        if wrong:
+            row["wrong"].append({"seed": seed, "number": killer.number, "why": wrong[-300:]})
+            copy(place, bench.folder / f"wrong_{subject.name}_{seed}_{killer.number}")
+    return row
+
+
+def refused(bench: Bench, subject: Subject, moment: Callable[[Path], None]) -> Row:
+    """One run in a place that `moment` makes hard: the answer, and whether all that was there is whole."""
+    before, _, _, _ = bench.known(subject)
+    place = copy(before, bench.folder / "trial")
+
+    def work() -> int:
+        moment(place)
+        return subject.work(place)
+
+    found = run(work, bench.log)
+    wrong = "" if found.clear else f"exit {found.code}: {found.said[-600:]}"
+    return {"code": found.code, "wrong": wrong or subject.wrong(place), "said": errors_of(found)}
+
+
+def errors_of(found: Ended) -> list[str]:
+    return [line for line in found.said.splitlines() if line.startswith("error MBC")]
+
+
+def gathered(trials: list[Row]) -> Row:
+    """One row of many trials."""
+    said = Counter(line[6:12] for trial in trials for line in trial.get("said", ()))
+    wrong = [{"trial": number, "why": trial["wrong"]} for number, trial in enumerate(trials) if trial["wrong"]]
+    return {
+        "trials": len(trials),
+        "done": sum(trial["code"] == 0 for trial in trials),
+        "errors": dict(said),
+        "wrong": wrong,
+    }
+
+
+def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
+    """A disk that holds what was there and a little more, from nothing to enough. Then there is space: all that was
+    there is whole, and the same command once more gives what it gives without a full disk."""
+    before, state, _, _ = bench.known(subject)
+    place = bench.folder / "disk"
+    place.mkdir(exist_ok=True)
+    mounts = can_mount(bench.log)
+    there = sum(path.stat().st_size + 4096 for path in before.rglob("*"))
+    found: list[Row] = []
+    for number in range(trials):
+        spare = int(there * (2.0 * number / max(1, trials - 1)) ** 2) // 4 + 4096
+        if not mounts:
+            found.append(refused(bench, subject, lambda _, spare=spare: file_limit(spare // 4)))
+            continue
+
+        def work(spare: int = spare) -> int:
+            mounted(place, there + spare)
+            shutil.copytree(before, place, dirs_exist_ok=True)
+            os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+            code = subject.work(place)
+            os.chdir("/")
+            os.environ["TMPDIR"] = tempfile.tempdir = str(bench.folder)
+            enlarged(place, 1 << 30)
+            wrong = subject.wrong(place)
+            if not wrong and subject.again(place) == 0 and subject.state(place) != state:
+                wrong = "once there is space: not what it is without a full disk"
+            if wrong:
+                print(f"WRONG: {wrong}", flush=True)
+            return code
+
+        end = run(work, bench.log)
+        wrong = "" if end.clear else f"exit {end.code}: {end.said[-600:]}"
+        wrong = wrong or (end.said[end.said.index("WRONG: ") :] if "WRONG: " in end.said else "")
+        found.append({"code": end.code, "wrong": wrong, "said": errors_of(end)[:1]})
+    return {"how": "a file system of its own" if mounts else "a limit on the size of files", **gathered(found)}
+
+
+def hard_home(bench: Bench, subject: Subject) -> Row:
+    """A home that can be read only: cache and own profiles lie there."""
+    home = bench.folder / "hard_home"
+    home.mkdir(exist_ok=True)
+    mounts = can_mount(bench.log)
+
+    def moment(place: Path) -> None:
+        if mounts:
+            mounted(home, 1 << 16)
+            read_only(home)
+            os.environ["MBC_TORTURE_HOME"] = str(home)
+        else:
+            os.environ["MBC_TORTURE_HOME"] = "/dev/null/home"
+
+    return gathered([refused(bench, subject, moment)])
+
+
+def full_tmp(bench: Bench, subject: Subject) -> Row:
+    """Temporary files that may take 4 KiB in all, and none."""
+    small = bench.folder / "tmp"
+    small.mkdir(exist_ok=True)
+    mounts = can_mount(bench.log)
+
+    def moment(place: Path) -> None:
+        if mounts:
+            mounted(small, 4096)
+            (small / "full").write_bytes(bytes(4096))
+            os.environ["TMPDIR"] = tempfile.tempdir = str(small)
+        else:
+            os.environ["TMPDIR"] = tempfile.tempdir = "/dev/null/tmp"
+
+    def nowhere(place: Path) -> None:
+        os.environ["TMPDIR"] = str(bench.folder / "none")
+        tempfile.tempdir = None
+
+    return gathered([refused(bench, subject, moment), refused(bench, subject, nowhere)])
+
+
+def clock_back(bench: Bench, subject: Subject) -> Row:
+    """All that is there is of tomorrow, and the clock goes back with every look at it: the state is the same."""
+    before, state, _, _ = bench.known(subject)
+    place = copy(before, bench.folder / "trial")
+    tomorrow_s = time.time() + DAY_S
+    for path in (*place.rglob("*"), place):
+        os.utime(path, (tomorrow_s, tomorrow_s))
+
+    def work() -> int:
+        now_s = time.time()
+        looks = iter(range(10**9))
+        time.time = lambda: now_s - 60.0 * next(looks)
+        return subject.work(place)
+
+    found = run(work, bench.log)
+    wrong = f"exit {found.code}: {found.said[-600:]}" if found.code else ""
+    if not wrong and subject.state(place) != state:
+        wrong = "not what it is with a right clock"
+    return gathered([{"code": found.code, "wrong": wrong}])
+
+
+def together(bench: Bench, subject: Subject, trials: int) -> Row:
+    """Two processes do the same on the same files: each is done or refused, and what is there is whole."""
+    before, state, seconds, _ = bench.known(subject)
+    draw = random.Random(trials)
+    found: list[Row] = []
+    for _ in range(trials):
+        place = copy(before, bench.folder / "trial")
+        logs = [bench.folder / "said_first", bench.folder / "said_second"]
+        first = forked(lambda place=place: subject.work(place), logs[0])
+        time.sleep(draw.uniform(0.0, seconds / 2))
+        second = forked(lambda place=place: subject.work(place), logs[1])
+        wrong = ""
+        while not wrong and os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            wrong = subject.glance(place)  # whoever reads meanwhile sees whole files
+            time.sleep(0.005)
+        ends = [ended(number, log) for number, log in zip((first, second), logs, strict=True)]
+        unclear = [f"exit {end.code}: {end.said[-600:]}" for end in ends if not end.clear]
+        wrong = wrong or (unclear[0] if unclear else "") or subject.wrong(place)
+        if not wrong and subject.name != "train" and subject.state(place) != state:
+            wrong = "not what one of them alone makes"
+        said = [line for end in ends for line in errors_of(end)]
+        found.append({"code": max(end.code for end in ends), "wrong": wrong, "said": said})
+    return gathered(found)
+
+
+def cache_removed(bench: Bench, trials: int) -> Row:
+    """The folder of compiled objects goes again and again while a package is built of them."""
+    subject = SUBJECTS["compile"]
+    before, state, _, _ = bench.known(subject)
+    found: list[Row] = []
+    for _ in range(trials):
+        place = copy(before, bench.folder / "trial")
+        worker = forked(lambda place=place: subject.work(place), bench.log)
+        removed = 0
+        while os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            removed += (place / "home" / "cache").exists()
+            shutil.rmtree(place / "home" / "cache", ignore_errors=True)
+        end = ended(worker, bench.log)
+        wrong = f"exit {end.code}: {end.said[-600:]}" if end.code else ""
+        if not wrong and subject.state(place) != state:
+            wrong = "the package is another one"
+        found.append({"code": end.code, "wrong": wrong})
+    return gathered(found)
+
+
+HARD: dict[str, Callable[[Bench, Subject, int], Row]] = {
+    "full disk": full_disk,
+    "read-only home": lambda bench, subject, _: hard_home(bench, subject),
+    "full temporary folder": lambda bench, subject, _: full_tmp(bench, subject),
+    "clock set back": lambda bench, subject, _: clock_back(bench, subject),
+    "two processes": together,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=1000, help="in all, earlier calls included")
+    parser.add_argument("--trials", type=int, default=24, help="of what is not killed")
+    parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="S", help="begin no more then")
+    parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="rows whose name holds one of these")
+    parser.add_argument("--again", action="store_true", help="not only what is missing")
+    parser.add_argument("--keep", type=Path, help="work in this folder, and leave what is wrong there")
+    arguments = parser.parse_args()
+    until_s = time.monotonic() + arguments.for_s
+    held = results("torture", arguments.again)
+
+    def wanted(name: str) -> bool:
+        return not arguments.only or any(word in name for word in arguments.only)
+
+    with tempfile.TemporaryDirectory(prefix="mbc-torture-") as folder:
+        place = Path(folder) if arguments.keep is None else arguments.keep
+        place.mkdir(parents=True, exist_ok=True)
+        bench = Bench(place)
+        for what, hard in HARD.items():
+            for subject in SUBJECTS.values():
+                name = f"{what}: {subject.name}"
+                if wanted(name) and not held.done(name) and time.monotonic() < until_s:
+                    held.put(attempt(lambda hard=hard, s=subject: hard(bench, s, arguments.trials), name))
+        name = "cache removed: compile"
+        if wanted(name) and not held.done(name) and time.monotonic() < until_s:
+            held.put(attempt(lambda: cache_removed(bench, arguments.trials), name))
+        each = -(-arguments.kills // len(SUBJECTS))
+        progress = True
+        while progress and time.monotonic() < until_s:
+            progress = False
+            for subject in SUBJECTS.values():
+                name = f"kill -9: {subject.name}"
+                row = held.rows.get(name, {"kills": 0, "done_before": 0, "wrong": []})
+                row = row if "kills" in row else {"kills": 0, "done_before": 0, "wrong": []}
+                left = min(20, each - row["kills"])
+                if wanted(name) and left > 0 and time.monotonic() < until_s:
+                    more = attempt(lambda s=subject, r=row, n=left: killed(bench, s, n, r["kills"], until_s), name)
+                    if "failed" in more:
+                        held.put(more)
+                        continue
+                    progress = True
+                    held.put({**more, **{key: row[key] + more[key] for key in ("kills", "done_before", "wrong")}})
+    held.arrange([f"kill -9: {name}" for name in SUBJECTS])
+    rows = [row for name, row in held.rows.items() if wanted(name)]
+    show(
+        [{**row, "wrong": len(row.get("wrong", ()))} for row in rows],
+        ["name", "kills", "done_before", "trials", "done", "errors", "wrong"],
+    )
+    bad = [
+        f"{row['name']}: {row.get('failed') or row['wrong'][0]}" for row in rows if row.get("wrong") or "failed" in row
+    ]
+    if bad:
+        raise SystemExit("\n".join(bad))
+
+
+if __name__ == "__main__":
+    start(main)
