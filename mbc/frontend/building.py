@@ -15,6 +15,7 @@ from mbc.source import Span
 
 LARGEST_TENSOR = 2**47  # elements; byte offsets and 64-bit indices have room to spare
 MOST_OPERATIONS = 200_000
+MOST_DIMENSIONS = 8  # as many as an input may have
 
 
 class Building:
@@ -162,6 +163,9 @@ def _check_elements(layer: Layer, inputs: Sequence[Tensor]) -> None:
 
 
 def _check_size(what: str, kind: TensorType, span: Span) -> None:
+    if len(kind.shape) > MOST_DIMENSIONS:
+        message = f"{what} has {len(kind.shape)} dimensions; at most {MOST_DIMENSIONS} are possible"
+        raise MbcError("MBC015", message, "merge some of them by `reshape`", span)
     if kind.elements > LARGEST_TENSOR or max(kind.shape, default=0) > LARGEST_SETTING:
         shape = f"[{', '.join(map(str, kind.shape))}]"
         message = f"{what} of shape {shape} has {kind.elements} elements; at most {LARGEST_TENSOR} are possible"

@@ -58,7 +58,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("LocalResponseNorm",), Answer("lrn(5)")),
     (_O, ("MaxPool2d", "max_pool2d"), Answer("maxpool(2)")),
     (_O, ("AvgPool2d", "avg_pool2d"), Answer("avgpool(2)")),
-    (_O, ("AdaptiveAvgPool2d",), Answer("adaptive_avgpool(7)", "to one pixel it is `global_avgpool`")),
+    (_O, ("AdaptiveAvgPool2d",), Answer("global_avgpool", "to other sizes `adaptive_avgpool(7)`")),
     (_O, ("AdaptiveMaxPool2d",), Answer("adaptive_maxpool(7)", "to one pixel it is `global_maxpool`")),
     (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
     (_O, ("Dropout",), Answer("dropout(0.5)")),

@@ -495,9 +495,10 @@ CASES: dict[str, Callable[[Draw], Network]] = {
 }  # fmt: skip
 CASES |= {
     name: lambda draw, name=name: _elementwise(draw, name, 1)
-    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", *VARIANTS)
+    for name in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS)
 }
 CASES |= {
+    "gelu_tanh": lambda draw: _elementwise(draw, "gelu_tanh", 1),
     "add": lambda draw: _elementwise(draw, "add", 3),
     "mul": lambda draw: _elementwise(draw, "mul", 3),
 }

@@ -142,7 +142,9 @@ def test_activations_of_huge_numbers_are_finite_and_nan_stays() -> None:
         for kind in ("sigmoid", "tanh", "silu", *VARIANTS):
             assert np.isfinite(call(kind, NoAttributes(), x)[0]).all()
     assert call("sigmoid", NoAttributes(), x)[0].tolist() == [0, pytest.approx(0), 0.5, 1, 1]
-    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "sqrt", "abs", "exp", "log", *VARIANTS):
+    for kind in ("gelu_tanh", "sqrt", "abs", "exp", "log"):
+        assert math.isnan(call(kind, NoAttributes(), np.array([NAN]))[0].item())
+    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS):
         assert math.isnan(call(kind, NoAttributes(), np.array([NAN]))[0].item())
 
 

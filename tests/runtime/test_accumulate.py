@@ -115,7 +115,7 @@ def test_a_step_takes_the_rows_of_all_its_mini_batches(tmp_path: Path):
     with pytest.raises(MbcError, match="has 6 rows, a step takes exactly 18") as caught:
         net.step(*batch(), lr=0.1)
     assert caught.value.code == "MBC147"
-    assert net.forward(batch()[0]).shape == (ROWS, 5)
+    assert np.shape(net.forward(batch()[0])) == (ROWS, 5)
     net.step(*batch(0, COUNT * ROWS), lr=0.1)
     net.save(tmp_path / "w")
     other = Module(plan_of(), seed=9, device="cpu")

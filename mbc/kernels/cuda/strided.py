@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from mbc.ir.types import Layout, TensorType
 
-MOST_AXES = 8  # after merging; as in strided.cuh
+# As in strided.cuh: of a tensor of eight dimensions, the most in the language, of which two are taken apart into three
+# factors each.
+MOST_AXES = 12
 
 
 def strides(x: TensorType, layout: Layout) -> tuple[int, ...]:
@@ -53,5 +55,6 @@ def merged(axes: Iterable[Axis]) -> list[Axis]:
 
 def trailing(axes: Sequence[Axis], operands: int) -> tuple[int, ...]:
     """As integers behind a structure."""
+    assert len(axes) <= MOST_AXES
     columns = zip(*axes, strict=True) if axes else ((),) * (operands + 1)
     return (len(axes), *(value for column in columns for value in column))

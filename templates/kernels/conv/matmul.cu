@@ -18,6 +18,8 @@ struct MatmulArguments {
 
 namespace mbc {
 
+constexpr int64_t MOST_GROUPS = 65535;  // of a launch: blocks along z
+
 // Element (index, k) of the matrix of a group, or of its transpose.
 template <typename T>
 struct GroupMatrix {
@@ -45,12 +47,18 @@ extern "C" const char* mbc_matmul(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MatmulArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const GroupMatrix<T> left{in<T>(call, 0), a.rows * a.depth, a.transpose_a != 0 ? 1 : a.depth,
+    GroupMatrix<T> left{in<T>(call, 0), a.rows * a.depth, a.transpose_a != 0 ? 1 : a.depth,
                               a.transpose_a != 0 ? a.rows : 1};
-    const GroupMatrix<T> right{in<T>(call, 1), a.columns * a.depth, a.transpose_b != 0 ? a.depth : 1,
+    GroupMatrix<T> right{in<T>(call, 1), a.columns * a.depth, a.transpose_b != 0 ? a.depth : 1,
                                a.transpose_b != 0 ? 1 : a.columns};
-    run_tiled_gemm(call.stream, left, right, GroupMatrixOut<T>{out<T>(call, 2), a.rows, a.columns}, a.rows, a.columns,
-                   a.depth, a.groups, 1);
+    GroupMatrixOut<T> result{out<T>(call, 2), a.rows, a.columns};
+    for (int64_t left_over = a.groups; left_over > 0; left_over -= MOST_GROUPS) {
+      const int64_t groups = left_over < MOST_GROUPS ? left_over : MOST_GROUPS;
+      run_tiled_gemm(call.stream, left, right, result, a.rows, a.columns, a.depth, groups, 1);
+      left.data += groups * left.group_stride;
+      right.data += groups * right.group_stride;
+      result.data += groups * a.rows * a.columns;
+    }
   });
   return launched();
 }

@@ -7,7 +7,7 @@
 
 namespace mbc {
 
-constexpr int MOST_AXES = 8;
+constexpr int MOST_AXES = 12;
 
 // The outermost axis first. An operand that is repeated along an axis has the stride 0 there.
 template <int OPERANDS>

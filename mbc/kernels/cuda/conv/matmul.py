@@ -11,8 +11,6 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, gemm
 from mbc.kernels.cuda.conv.direct import TILED_SHARE
 from mbc.ops.matmul import Matmul, sizes
 
-MOST_GROUPS = 65535  # blocks along z
-
 
 @dataclass(frozen=True, slots=True)
 class MatmulArguments(Struct):
@@ -36,10 +34,6 @@ def _arguments(at: Slice) -> MatmulArguments:
     return MatmulArguments(type_code(x), _groups(request), *sizes(a, x, y), int(a.transpose_a), int(a.transpose_b))
 
 
-def _takes(request: Request) -> bool:
-    return _groups(request) <= MOST_GROUPS
-
-
 def _time_us(request: Request, device: DeviceSpec) -> float:
     a = request.attributes
     assert isinstance(a, Matmul)
@@ -54,7 +48,6 @@ KERNELS = (
         MatmulArguments,
         _arguments,
         layouts=channels_first,
-        takes=_takes,
         time_us=_time_us,
     ),
 )

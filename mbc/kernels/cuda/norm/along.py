@@ -8,7 +8,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
 from mbc.kernels.cuda.norm.reduce import Lanes, axes_of
-from mbc.kernels.cuda.strided import MOST_AXES, Axis, trailing
+from mbc.kernels.cuda.strided import Axis, trailing
 from mbc.ops.along import Largest, Softmax
 
 FILE = "norm/along.cu"
@@ -33,10 +33,6 @@ def _axes(request: Request, layout: Layout) -> tuple[list[Axis], list[Axis]]:
     return axes_of(x, left, a.axes, layout)
 
 
-def _few_axes(request: Request) -> bool:
-    return all(len(axes) <= MOST_AXES for layout in Layout for axes in _axes(request, layout))
-
-
 def _arguments(at: Slice) -> AlongArguments:
     lanes = Lanes.of(*_axes(at.request, at.layout))
     return AlongArguments(type_code(at.request.inputs[0]), lanes.results, lanes.terms, lanes.lanes, int(lanes.adjacent))
@@ -48,6 +44,6 @@ def _trailing(at: Slice) -> tuple[int, ...]:
 
 
 KERNELS = tuple(
-    OwnKernel(kind, FILE, AlongArguments, _arguments, trailing=_trailing, takes=_few_axes)
+    OwnKernel(kind, FILE, AlongArguments, _arguments, trailing=_trailing)
     for kind in ("softmax", "softmax_backward", "amax", "amax_backward")
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct, type_code
-from mbc.kernels.cuda.strided import MOST_AXES, Axis, memory_order, merged, strides, trailing
+from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.ops.reduce import Reduce
 
 FILE = "norm/reduce.cu"
@@ -47,10 +47,6 @@ def _axes(request: Request, layout: Layout) -> tuple[list[Axis], list[Axis]]:
     assert isinstance(a, Reduce)
     reduced = (0, *a.axes) if request.kind.startswith("row_") else a.axes
     return axes_of(request.inputs[0], request.outputs[0], reduced, layout)
-
-
-def _few_axes(request: Request) -> bool:
-    return all(len(axes) <= MOST_AXES for layout in Layout for axes in _axes(request, layout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,6 @@ KERNELS = tuple(
         workspace=_workspace,
         launches=2,
         accumulates=bool(rows),
-        takes=_few_axes,
     )
     for rows in ("", "row_")
     for kind in ("reduce_sum", "reduce_dot")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
-from mbc.kernels.cuda.strided import MOST_AXES, Axis, memory_order, merged, strides, trailing
+from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.reduce import Expand
 
@@ -47,10 +47,6 @@ def _axes(request: Request, layout: Layout) -> list[Axis]:
     return merged((y.shape[axis], *(s[axis] for s in steps)) for axis in memory_order(y, layout))
 
 
-def _few_axes(request: Request) -> bool:
-    return all(len(_axes(request, layout)) <= MOST_AXES for layout in Layout)
-
-
 def _broadcast(at: Slice) -> ArithmeticArguments:
     a, y = at.request.attributes, at.request.outputs[0]
     assert isinstance(a, Broadcast)
@@ -73,6 +69,6 @@ def _trailing(at: Slice) -> tuple[int, ...]:
 
 
 KERNELS = (
-    OwnKernel("broadcast", FILE, ArithmeticArguments, _broadcast, trailing=_trailing, takes=_few_axes),
-    OwnKernel("expand", FILE, ExpandArguments, _expand, _factor, trailing=_trailing, takes=_few_axes),
+    OwnKernel("broadcast", FILE, ArithmeticArguments, _broadcast, trailing=_trailing),
+    OwnKernel("expand", FILE, ExpandArguments, _expand, _factor, trailing=_trailing),
 )

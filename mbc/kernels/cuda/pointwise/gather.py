@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, touched_us, type_code
-from mbc.kernels.cuda.strided import MOST_AXES, Axis, memory_order, merged, strides, trailing
+from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 
 FILE = "pointwise/gather.cu"
@@ -157,29 +156,17 @@ def _split_trailing(at: Slice) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _few(axes_of: Callable[[Request, Layout], list[Axis]]) -> Callable[[Request], bool]:
-    return lambda request: all(len(axes_of(request, layout)) <= MOST_AXES for layout in Layout)
-
-
-def _few_of_parts(request: Request) -> bool:
-    (x,) = request.inputs
-    return all(len(_part(x, y, layout)) <= MOST_AXES for y in request.outputs for layout in Layout)
-
-
 KERNELS = (
-    OwnKernel("rearrange", FILE, RearrangeArguments, _rearrange, trailing=_rearrange_trailing, takes=_few(_rearranged)),
+    OwnKernel("rearrange", FILE, RearrangeArguments, _rearrange, trailing=_rearrange_trailing),
     OwnKernel(
         "strided_slice",
         FILE,
         GatherArguments,
         _gather,
         trailing=_gather_trailing,
-        takes=_few(_gathered),
         time_us=touched_us,
     ),
-    OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing, takes=_few(_gathered)),
-    OwnKernel(
-        "pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing, takes=_few(_spread)
-    ),
-    OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing, takes=_few_of_parts),
+    OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing),
+    OwnKernel("pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing),
+    OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing),
 )
