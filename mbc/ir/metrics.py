@@ -11,8 +11,9 @@ _RESERVED = frozenset(
         "bad_steps",
     )
 )  # fmt: skip
-_VALUE, _OVER_RANKS, _OVER_MINI_BATCHES = "metric.", "sum.", "accumulated."
-_SUMMED = {"all_reduce": 0, "accumulate": 1}  # by kind of operation, the operand that it sums
+_VALUE = "metric."
+_SUMS = ("sum.", "copy.", "accumulated.")  # over ranks, and over mini-batches, in a state that is copied for it
+_SUMMED = {"all_reduce": 0, "scale": 0, "accumulate": 1}  # by kind of operation, the operand that it sums, or copies
 
 
 def is_reserved(name: str) -> bool:
@@ -28,7 +29,8 @@ def value_of(name: str) -> str:
 
 def name_of(value: str) -> str | None:
     """What the source calls a value of `TrainingGraph.metrics`; None for one that counts rows."""
-    value = value.removeprefix(_OVER_RANKS).removeprefix(_OVER_MINI_BATCHES)
+    for prefix in _SUMS:
+        value = value.removeprefix(prefix)
     return value.removeprefix(_VALUE) if value.startswith(_VALUE) else None
 
 

@@ -21,6 +21,8 @@ from mbc.ops.base import Array, Call, OpKind, ShapeError
 from mbc.ops.control import control_record, control_shape
 from mbc.ops.update import AdamW, Sgd, same_states, unscaled
 
+RATIOS = frozenset({"lars_ratio", "lamb_ratio"})
+
 
 @dataclass(frozen=True, slots=True)
 class LarsRatio(Attributes):

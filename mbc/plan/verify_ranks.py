@@ -29,6 +29,7 @@ from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.dice import DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
+from mbc.ops.layerwise import RATIOS
 from mbc.ops.loss import CrossEntropyBackward, MseBackward
 from mbc.ops.mean_iou import OVERLAP_MEAN
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
@@ -119,7 +120,7 @@ def shared_digest(plan: Plan) -> str:
 
 def _sums(graph: TrainingGraph) -> set[str]:
     """Values that are sums over all ranks: by an all-reduce, or of the rows of all ranks; and this rank's parts of such
-    sums, and the norms of the parts of all ranks."""
+    sums, the norms of the parts of all ranks, and ratios of norms of sums."""
     gathered = {output: op for op in graph.train if op.kind == GATHER_ROWS for output in op.outputs}
     norms = {output for op in graph.train if op.kind == "norm" for output in op.outputs}
     found: set[str] = set()
@@ -138,6 +139,7 @@ def _sums(graph: TrainingGraph) -> set[str]:
             op.kind in (ALL_REDUCE, REDUCE_SCATTER)
             or any(read)
             or (op.kind == ALL_GATHER and norms.issuperset(op.inputs))
+            or (op.kind in RATIOS and op.inputs[1] in found)
         ):
             found.update(op.outputs)
     return found

@@ -22,6 +22,7 @@ from mbc.runtime.membership import check_membership, check_size, seed_of
 from mbc.runtime.module import Module
 from mbc.runtime.opening import open_plan
 from mbc.source import Source
+from mbc.train.share import step_share_of
 from tests.gathering import small_gradients_are_gathered
 from tests.train.threads import ThreadRank, run_ranks
 
@@ -67,11 +68,8 @@ class Trained:
 
 
 def own(plan: Plan, rank: int, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    ranks = plan.graph.ranks
-    if ranks is None:
-        return arrays
-    start = sum(ranks.rows[:rank])
-    return tuple(array[start : start + ranks.rows[rank]] for array in arrays)
+    share = step_share_of(plan.graph, rank)
+    return tuple(array[share.first : share.stop] for array in arrays)
 
 
 def steps(net: Module, rank: int, batches: list[tuple[np.ndarray, ...]]) -> Trained:

@@ -2,8 +2,8 @@
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
 operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, moving averages
-`<state>.ema`, sums over mini-batches
-`before.<value>` and `accumulated.<value>`, sums over ranks `sum.<value>`.
+`<state>.ema`, sums over mini-batches `before.<value>` and `accumulated.<value>`, copies of these `copy.<value>`, sums
+over ranks `sum.<value>`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from mbc.ir.transforms.reverse_mode import Backward
 from mbc.ir.transforms.shard_optimizer import shard_optimizer
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
+from mbc.ops.activation import Scale
 from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
 from mbc.ops.control import CONTROL_TYPE
@@ -106,6 +107,10 @@ def differentiate(
         (checked,) = train.emit("check_loss", NoAttributes(), (control, total), "check_loss")
         total, *metrics = (_accumulated(train, control, states, current, figure) for figure in (total, *metrics))
         gradients = {p: _accumulated(train, control, states, current, gradient) for p, gradient in gradients.items()}
+    if optimizer.accumulate > 1 and ranks is not None:
+        # What is summed over ranks lies in a bucket, and is written over: not the states.
+        total, *metrics = (_copied(train, figure) for figure in (total, *metrics))
+        gradients = {parameter: _copied(train, gradient) for parameter, gradient in gradients.items()}
     if ranks is not None:
         # In the order in which they are ready, so that the first can travel while the last are computed.
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
@@ -213,6 +218,11 @@ def _metric(
     weights = WeightedSum(tuple(weight * share for _, weight in terms))
     values = [forward.read(value) for value, _ in terms]
     return builder.emit("weighted_sum", weights, values, value_of(name), (value_of(name),))[0]
+
+
+def _copied(builder: GraphBuilder, value: str) -> str:
+    name = f"copy.{value}"
+    return builder.emit("scale", Scale(1.0), (value,), name, (name,), builder.values[value].span)[0]
 
 
 def _accumulated(builder: GraphBuilder, control: str, states: list[State], current: dict[str, str], value: str) -> str:

@@ -14,11 +14,11 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Layout
 from mbc.ops import KINDS
 from mbc.ops.fused import join, names_of
+from mbc.ops.layerwise import RATIOS
 from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
-_RATIOS = frozenset({"lars_ratio", "lamb_ratio"})  # with a workspace
-_OF_STATES = _RATIOS | {
+_OF_STATES = RATIOS | {
     "sgd_update", "adamw_update", "sgd_update_part", "adamw_update_part", "lars_update", "lamb_update", "ema_update",
     "accumulate",
 }  # fmt: skip
@@ -56,7 +56,7 @@ def fuses_horizontally(operation: Operation) -> bool:
 
 def splits(operation: Operation) -> bool:
     """Whether what it is fused with horizontally may run as several launches."""
-    return operation.kind in _KINDS - _RATIOS
+    return operation.kind in _KINDS - RATIOS
 
 
 def bundles(

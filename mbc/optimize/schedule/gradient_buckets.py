@@ -262,14 +262,20 @@ class _Writer:
         self, launches: Sequence[tuple[int, Launch]], operations: Mapping[str, Operation]
     ) -> Iterator[tuple[int, Launch]]:
         """What follows sums, each at its position: parts of new parameters that are there together are gathered
-        together, behind all updates; other gathers as they come."""
+        together, behind all updates and before what reads them; other gathers as they come."""
         parts: dict[int, list[Launch]] = {}
+        gathered: set[int] = set()
+        readers: list[tuple[int, Launch]] = []
         for at, launch in launches:
             if gathers_parts(launch):
                 parts.setdefault(at, []).append(launch)
+                gathered.update(access.buffer for access in launch.accesses if access.mode is not Mode.READ)
+            elif not gathered.isdisjoint(access.buffer for access in launch.accesses):
+                readers.append((at, launch))
             else:
                 yield at, self._gather(launch, operations) if is_collective(launch) else launch
         yield from ((at, self._sharded(GATHER_PARTS, together, operations)) for at, together in parts.items())
+        yield from readers
 
     def _parts(
         self, launch: Launch, of_bucket: Mapping[int, int], operations: Mapping[str, Operation]
