@@ -312,7 +312,7 @@ def main() -> None:
                 name = f"kill -9: {subject.name}"
                 row = held.rows.get(name, {"kills": 0, "done_before": 0, "wrong": []})
                 row = row if "kills" in row else {"kills": 0, "done_before": 0, "wrong": []}
-                left = min(20, each - row["kills"])
+                left = min(5, each - row["kills"])
                 if wanted(name) and left > 0 and time.monotonic() < until_s:
                     more = attempt(lambda s=subject, r=row, n=left: killed(bench, s, n, r["kills"], until_s), name)
                     if "failed" in more:
