@@ -43,7 +43,9 @@ class Writer:
         assert known.inputs[0] <= len(inputs) <= (known.inputs[1] or math.inf)
         full = {p.name: settings.pop(p.name, p.default) for p in known.parameters}
         assert not settings and None not in full.values()
-        return known.build(self, full, inputs)
+        made = known.build(self, full, inputs)
+        assert isinstance(made, str), f"{layer} gives several tensors"
+        return made
 
     def type(self, value: str) -> TensorType:
         return self.graph.type(value)

@@ -9,7 +9,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.graph import Operation, Ranks, TrainingGraph
+from mbc.ir.graph import Operation, Optimizer, Ranks, TrainingGraph
 from mbc.ir.transforms.shard_optimizer import LEAST_BYTES, can_shard, check_can_shard
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_training
@@ -96,9 +96,9 @@ def test_the_guard_sees_the_norms_of_all_parts(train: str, precision: str) -> No
 
 def test_ranks_of_several_plans_are_refused() -> None:
     assert can_shard(Ranks((4, 4), (0, 1))) and not can_shard(Ranks((4, 3), (0,))) and not can_shard(None)
-    check_can_shard(True, None)
-    check_can_shard(False, Ranks((4, 3), (0,)))
+    check_can_shard(True, None, Optimizer())
+    check_can_shard(False, Ranks((4, 3), (0,)), Optimizer())
     with pytest.raises(MbcError) as caught:
-        check_can_shard(True, Ranks((4, 3), (0,)))
+        check_can_shard(True, Ranks((4, 3), (0,)), Optimizer())
     assert caught.value.code == "MBC100"
     assert "cannot be sharded over 2 GPUs that do not run one plan, with 4, 3 rows" in caught.value.message
