@@ -90,7 +90,7 @@ def _real(value: float) -> str:
     return float(value).hex()
 
 
-_SAFE = re.compile(r"[A-Za-z0-9_.,+=()/ -]*")
+_SAFE = re.compile(r"[A-Za-z0-9_.,+=()/@ -]*")
 
 
 def _checked(text: str) -> str:

@@ -13,19 +13,21 @@ from mbc.errors import MbcError
 from mbc.runtime.nvml import used_bytes
 
 _ELSEWHERE = "compile without memory.peers (--set memory.peers=0B)"
+# Primary contexts of lenders, by address on the bus, for the life of the process: to one that was released and made
+# again the driver enables no access a second time (580.159, "peer access is not supported between these two devices").
+_contexts: dict[str, Any] = {}
 
 
 class Lent:
     """`size_bytes` of the GPU called `lender`, from `address` on, as the context sees it that is current."""
 
-    def __init__(self, context: Any, allocation: Any, size_bytes: int, lender: str) -> None:
-        self._context, self._allocation = context, allocation  # the context lives as long as its memory
+    def __init__(self, allocation: Any, size_bytes: int, lender: str) -> None:
+        self._allocation = allocation
         self.address, self.size_bytes, self.lender = int(allocation), size_bytes, lender
 
     def free(self) -> None:
         """Give it back; copies that use it must be over."""
         self._allocation.free()
-        self._context = None
 
 
 def borrow(driver: Any, size_bytes: int) -> Lent | None:
@@ -67,7 +69,10 @@ def _spare_bytes(gpu: Any) -> int:
 
 def _taken(driver: Any, gpu: Any, size_bytes: int) -> Lent | int:
     """The memory, reachable from the current context, or the bytes that are free where these are fewer."""
-    context = gpu.retain_primary_context()
+    address = gpu.pci_bus_id()
+    if address not in _contexts:
+        _contexts[address] = gpu.retain_primary_context()
+    context = _contexts[address]
     context.push()
     try:
         free_bytes = int(driver.mem_get_info()[0])
@@ -79,7 +84,7 @@ def _taken(driver: Any, gpu: Any, size_bytes: int) -> Lent | int:
             return int(driver.mem_get_info()[0])
     finally:
         driver.Context.pop()
-    lent = Lent(context, allocation, size_bytes, gpu.name())
+    lent = Lent(allocation, size_bytes, gpu.name())
     try:
         driver.Context.enable_peer_access(context)
     except driver.Error as error:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mbc.runtime import cuda, usage
+from mbc.runtime import cuda, lender, usage
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, modules
 
 
@@ -18,5 +18,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     for name, module in modules(machine).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cuda, "Library", FakeLibrary)
+    monkeypatch.setattr(lender, "_contexts", {})
     monkeypatch.setattr(usage, "used_bytes", lambda address: 1000 + sum(len(a.raw) for a in machine.allocations))
     return machine

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mbc.codegen.render import render_module
 from mbc.errors import MbcError
 from mbc.runtime import cuda, green_context
 from mbc.runtime.green_context import limited_streams
@@ -105,6 +106,7 @@ def test_a_plan_for_a_part_runs_on_streams_of_it(gpu: Gpu, tmp_path: Path, monke
     monkeypatch.setattr(FakeLibrary, "limit", lambda self, count: limits.append(count), raising=False)
     whole = small_plan()
     part = replace(whole, target=replace(whole.target, gpu=f"{whole.target.gpu}@72"))
+    assert part.target.gpu in render_module(part)
     here = Module(package(tmp_path, whole), seed=2)
     there = Module(package(tmp_path, part), seed=2)
     assert asked == [None, 72] and limits == [72]
