@@ -31,6 +31,7 @@ from mbc.ranks.environment import read_environment
 from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
+from mbc.runtime.checkpoint import Checkpoint
 from mbc.source import visible
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
@@ -111,6 +112,8 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
         if place is not None:
             check_place(place)
     weights = None if arguments.weights is None or resume is not None else Path(arguments.weights)
+    if weights is not None:
+        Checkpoint(weights)  # before anything is planned
     steps = 0 if progress is None else progress.steps_in_all
     return _Prepared(arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, resume, weights, steps)
 

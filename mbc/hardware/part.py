@@ -10,6 +10,7 @@ from __future__ import annotations
 from mbc.errors import MbcError
 
 _SIGN = "@"
+_MOST_DIGITS = 4
 # CUDA Driver API, "Green Contexts": parts of this many multiprocessors at least, and multiples of it, by the major
 # compute capability; from 9 on the last entry.
 _LEAST = {7: 2, 8: 4, 9: 8}
@@ -21,7 +22,7 @@ def split_name(name: str) -> tuple[str, int | None]:
     whole, sign, count = name.partition(_SIGN)
     if not sign:
         return name, None
-    if not count.isdecimal() or not whole:
+    if not (count.isascii() and count.isdecimal() and len(count) <= _MOST_DIGITS) or not whole:
         raise MbcError(
             "MBC286", f"'{name}' names no part of a GPU", "write its multiprocessors behind its name, as h100@72"
         )

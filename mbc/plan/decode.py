@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from typing import Any
 
+from mbc.errors import MbcError
+from mbc.hardware.part import split_name
 from mbc.ir.graph import Initializer, Operation, Optimizer, Ranks, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.ops import KINDS
@@ -55,6 +58,7 @@ from mbc.plan.schema import (
 from mbc.source import Source, Span
 
 OUTSIDE = "MBC117"
+_ARCHITECTURE = re.compile(r"sm_[0-9]{2,3}[af]?")
 _MODES = {letter: mode for mode, letter in MODE_LETTERS.items()}
 _LAYOUTS = {layout.value: layout for layout in Layout}
 _DTYPES = {dtype.value: dtype for dtype in DType}
@@ -102,6 +106,8 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
     graph = at("graph", _graph, document["graph"])
     predictions = at("predictions", record, Predictions, document["predictions"], 0)
     at("predictions", _check_ranges, predictions)
+    target = at("target", record, Target, document["target"], 0)
+    at("target", _check_target, target)
     bounds = at("bounds", record, Bounds, document["bounds"], 0)
     train_operations = frozenset(op.name for op in graph.train)
     infer_operations = frozenset(op.name for op in graph.infer)
@@ -122,7 +128,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
     return Plan(
         version=at("mbc", string, document["mbc"]),
         graph=graph,
-        target=at("target", record, Target, document["target"], 0),
+        target=target,
         budget_bytes=at("budget_bytes", whole, document["budget_bytes"]),
         buffers=buffers,
         offsets=tuple(offset for _, offset in placed),
@@ -140,6 +146,15 @@ def _check_ranges(predictions: Predictions) -> None:
         low, time, high = (getattr(predictions, f"{program}{end}_us") for end in ("_low", "", "_high"))
         if not low <= time <= high:
             raise BadField(f"{time} is not between {low} and {high}", f"{program}_us")
+
+
+def _check_target(target: Target) -> None:
+    if not _ARCHITECTURE.fullmatch(target.architecture):
+        raise BadField(f"'{target.architecture}' is no architecture such as sm_90", "architecture")
+    try:
+        split_name(target.gpu)
+    except MbcError as error:
+        raise BadField(error.message, "gpu") from error
 
 
 def _graph(value: Any) -> TrainingGraph:

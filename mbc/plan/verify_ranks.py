@@ -54,6 +54,7 @@ _LossGradient = (
 )
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
 _SAME = (Role.PARAMETER, Role.OPTIMIZER, Role.CONTROL)  # states that are the same on all ranks
+_OF_A_STEP = (Role.INTERMEDIATE, Role.GRADIENT)  # what a rank computes of its own rows, if nothing is said of it
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
 
 
@@ -149,9 +150,7 @@ def _must_be_sums(graph: TrainingGraph, op: Operation) -> Iterator[str]:
     """Operands of the end of the step that must be the same on all ranks: the loss that `guard` looks at, gradients."""
     changed = {graph.values[op.inputs[old]].role for _, old in KINDS[op.kind].updates if old < len(op.inputs)}
     if not changed.isdisjoint(_SAME) and op.kind != GATHER_PARTS:
-        yield from (
-            name for name in op.inputs if graph.values[name].role is Role.INTERMEDIATE and not _same(graph, name)
-        )
+        yield from (name for name in op.inputs if graph.values[name].role in _OF_A_STEP and not _same(graph, name))
 
 
 def _same(graph: TrainingGraph, name: str) -> bool:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 
 Array = NDArray[Any]
-
-
-class HoldsStates(Protocol):
-    """What has states that can be replaced."""
-
-    def state(self, name: str) -> Array: ...
-
-    def set_state(self, name: str, array: Array) -> None: ...
 
 
 def check_averages(averages: Mapping[str, str], network: str) -> None:
@@ -29,23 +20,6 @@ def check_averages(averages: Mapping[str, str], network: str) -> None:
             f"network '{network}' keeps no moving averages of its weights",
             "add ema to its train section, as in train { ema = 0.9999 }, and compile it again",
         )
-
-
-@contextmanager
-def swapped(net: HoldsStates, averages: Mapping[str, str]) -> Generator[None]:
-    """Each weight and its average have changed places."""
-    _swap(net, averages)
-    try:
-        yield
-    finally:
-        _swap(net, averages)
-
-
-def _swap(net: HoldsStates, averages: Mapping[str, str]) -> None:
-    for weight, average in averages.items():
-        trained = net.state(weight)
-        net.set_state(weight, net.state(average))
-        net.set_state(average, trained)
 
 
 def with_averages(arrays: Mapping[str, Array], averages: Mapping[str, str]) -> dict[str, Array]:

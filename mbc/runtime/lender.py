@@ -13,8 +13,8 @@ from mbc.errors import MbcError
 from mbc.runtime.nvml import used_bytes
 
 _ELSEWHERE = "compile without memory.peers (--set memory.peers=0B)"
-# Primary contexts of lenders, by address on the bus, for the life of the process: to one that was released and made
-# again the driver enables no access a second time (580.159, "peer access is not supported between these two devices").
+# Primary contexts of lenders, by address on the bus, for the life of the process: where one was released, the driver
+# enables no access to the next one (580.159, "peer access is not supported between these two devices").
 _contexts: dict[str, Any] = {}
 
 

@@ -20,7 +20,7 @@ from mbc.ops.shard import part_from
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, rows_of, wanted_inputs
-from mbc.runtime.averaging import check_averages, swapped, with_averages
+from mbc.runtime.averaging import check_averages, with_averages
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial import initial
@@ -256,8 +256,12 @@ class Module:
         theirs: for `forward`, and whatever else reads weights. Frozen parameters are their own averages. A training
         goes on behind it: `step` within it would train the averages. MBC211 where there are none."""
         check_averages(self._averages, self._plan.graph.name)
-        with self._turns, swapped(self, self._averages):
-            yield
+        with self._turns:
+            self._exchange_averages()
+            try:
+                yield
+            finally:
+                self._exchange_averages()
 
     def state_dict(self, *, optimizer: bool = False, ema: bool = False) -> dict[str, Array]:
         """Copies of parameters and statistics by name, in the order of the source: canonical layout, fp32 (fp64 where
@@ -291,7 +295,7 @@ class Module:
         place = path_of(path, "MBC162", "cannot write a checkpoint")
         averages = self.state_dict(ema=True) if flag("ema", ema) else None
         if self.rank:
-            for name in self._places.wholes:  # rank 0 writes them whole
+            for name in self._places.wholes if averages is None else ():  # rank 0 writes them whole
                 self.state(name)
             return
         described = {"format": "mbc", "network": self._plan.graph.name, "version": self._plan.version}
@@ -418,6 +422,15 @@ class Module:
         """What this rank has of a whole state, as it is computed with."""
         array = array.astype(canonical_dtype(place.dtype))
         return part_from(array, place.shape[0], self.rank) if place.value in self._places.wholes else array
+
+    def _exchange_averages(self) -> None:
+        """Each weight and its moving average change places."""
+        places = self._places.states
+        with self._changing() as machine:
+            for weight, average in self._averages.items():
+                trained = machine.read(places[weight])
+                machine.write(places[weight], machine.read(places[average]))
+                machine.write(places[average], trained)
 
     def _overwrite(self, arrays: Mapping[str, Array], counters: Mapping[str, float]) -> None:
         with self._changing() as machine:

@@ -35,17 +35,15 @@ class Writer:
         self.states.append(State(name, Initializer("constant")))
         return self.graph.declare(name, TensorType(shape, DType.FP32), Role.PARAMETER)
 
-    def __call__(self, layer: str, *inputs: str, path: str = "", **settings: Any) -> str:
-        """The same `path` twice shares the parameters."""
+    def __call__(self, layer: str, *inputs: str, path: str = "", **settings: Any) -> Any:
+        """A value, or several where the layer gives several. The same `path` twice shares the parameters."""
         self._count += 1
         self._path = path or f"{layer}{self._count}"
         known = LAYERS[layer]
         assert known.inputs[0] <= len(inputs) <= (known.inputs[1] or math.inf)
         full = {p.name: settings.pop(p.name, p.default) for p in known.parameters}
         assert not settings and None not in full.values()
-        made = known.build(self, full, inputs)
-        assert isinstance(made, str), f"{layer} gives several tensors"
-        return made
+        return known.build(self, full, inputs)
 
     def type(self, value: str) -> TensorType:
         return self.graph.type(value)

@@ -163,3 +163,17 @@ def test_a_launch_that_does_something_else(name: str) -> None:
     with pytest.raises(MbcError) as caught:
         verify_plan(with_launch(replace(launch, operations=launch.operations[1:])))
     assert caught.value.code in ("MBC123", "MBC127")
+
+
+def test_sums_over_mini_batches_are_of_one_rank_alone() -> None:
+    source = SOURCE.replace("clip_norm = 1  shard_optimizer = true", "accumulate = 2  shard_optimizer = false")
+    (plan,) = compile_plans(Source("net.mbc", source), Options(gpu="h200", gpus=2))
+    verify_rank(plan)
+
+    def own(op: Operation) -> Operation:
+        kept = tuple(name.replace("sum.copy.accumulated.d.", "before.d.") for name in op.inputs)
+        return replace(op, inputs=kept) if op.kind == "sgd_update" else op
+
+    train = tuple(own(op) for op in plan.graph.train)
+    with pytest.raises(MbcError, match=r"reads 'before\.d\..*', which is of one rank alone"):
+        verify_rank(replace(plan, graph=replace(plan.graph, train=train)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,3 +135,22 @@ def test_a_network_without_averages_says_so(tmp_path: Path):
         with pytest.raises(MbcError, match="keeps no moving averages of its weights") as caught:
             ask()
         assert caught.value.code == "MBC211" and "ema = 0.9999" in (caught.value.remedy or "")
+
+
+def test_an_interrupt_while_weights_and_averages_change_places_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is half-way is not trained on: a state may be lost."""
+    net = Module(averaged_plan(), device="cpu")
+    net.step(*batch(), lr=0.1)
+    written = net._opened_machine.write
+    count = iter(range(100))
+
+    def interrupted(*arguments: Any) -> None:
+        if next(count) == 1:
+            raise KeyboardInterrupt
+        written(*arguments)
+
+    monkeypatch.setattr(net._opened_machine, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt), net.averaged():
+        raise AssertionError("not reached")
+    with pytest.raises(MbcError, match="MBC236"):
+        net.step(*batch(), lr=0.1)

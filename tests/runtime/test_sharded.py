@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from mbc.compiler import compile_plan, compile_plans
 from mbc.errors import BudgetError, MbcError
@@ -103,6 +104,20 @@ def test_moving_averages_are_of_the_gathered_parameters(optimizer: str) -> None:
     sharded = trained(2, plans_of(2, train), batches())
     assert_same(sharded[1], whole[1])
     assert "conv0.weight.ema" in whole[1].states
+
+
+def test_averages_are_saved_by_rank_0_alone(tmp_path: Path) -> None:
+    plans = plans_of(2, f"{ADAMW}  ema = 0.5")
+
+    def body(member: ThreadRank) -> None:
+        with Module(plans[0], seed=3, device="cpu", ranks=member) as net:
+            steps(net, member.rank, batches(1))
+            net.save(tmp_path / "averages", ema=True)
+            net.save(tmp_path / "whole")
+
+    run_ranks(2, body)
+    averages, whole = (load_file(tmp_path / name) for name in ("averages", "whole"))
+    assert not any(name.endswith(".m") for name in averages) and any(name.endswith(".m") for name in whole)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW])

@@ -22,6 +22,7 @@ from mbc.ops.shard import ReduceScatter, part_of
 # thousandths of a network, and each would take a call of NCCL's.
 LEAST_BYTES = 16 << 10
 PARTS = {"sgd_update": "sgd_update_part", "adamw_update": "adamw_update_part"}
+COPY = "scale"
 NORM, NORMS = "norm.parts", "norms.parts"
 
 
@@ -36,8 +37,14 @@ def shard_optimizer(operations: Sequence[Operation], values: dict[str, Value], r
     scattered: dict[str, str] = {}  # by the sum over ranks, its part
     found: list[Operation] = []
     gathers: list[Operation] = []
+    # All-reduces write over copies of sums over mini-batches; a reduce-scatter reads the sums themselves.
+    summed = {op.inputs[0] for op in operations if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients}
+    copied = {op.outputs[0]: op.inputs[0] for op in operations if op.kind == COPY and op.outputs[0] in summed}
     for op in operations:
+        if op.kind == COPY and op.outputs[0] in copied:
+            continue
         if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients:
+            op = replace(op, inputs=tuple(copied.get(name, name) for name in op.inputs))
             found.append(_scatter(op, values, ranks))
             scattered[op.outputs[0]] = found[-1].outputs[0]
         elif op.name in updates:
@@ -48,10 +55,9 @@ def shard_optimizer(operations: Sequence[Operation], values: dict[str, Value], r
             found += _guard(op, scattered, values, ranks)
         else:
             found.append(op)
-    if not gathers:
-        return found
     # Behind all updates, which one launch may run, and before what reads the new parameters.
-    behind = 1 + max(at for at, op in enumerate(found) if op.kind in PARTS.values())
+    gathered = {name for op in gathers for name in op.outputs}
+    behind = next((at for at, op in enumerate(found) if not gathered.isdisjoint(op.inputs)), len(found))
     return [*found[:behind], *gathers, *found[behind:]]
 
 
