@@ -1,6 +1,7 @@
 # make run   set up, compile the digits example, train it, print the test accuracy and where the plan lies
-# make test  set up and run every check, and all tests but those marked exhaustive (some 10 minutes on two cores)
-# make test-all  the same with the exhaustive ones, as continuous integration does (some 20 minutes)
+# make test  set up and run every check, and all tests but those marked exhaustive, as continuous integration does (some 20
+#            minutes on two cores)
+# make test-all  the same with the exhaustive ones (some 30 minutes)
 # make test ORACLE=1  with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
 # make test-all SHARES=1  prints the processor seconds of each suite of tests as well (tests/README.md)
