@@ -198,7 +198,14 @@ def combine(operator: str, a: str, b: str, known: Operands, emit: Emit, axis: in
 
 
 def _check_rows(known: Operands, a: str, b: str) -> None:
-    """What has no rows cannot lie along those of what has."""
+    """What has no rows cannot lie along those of what has, and rows lie along rows only: tensors are aligned at the
+    last axes, where the rows of the shorter one would stand for something else."""
+    one, other = known.type(a), known.type(b)
+    if known.has_rows(a) and known.has_rows(b) and len(one.shape) != len(other.shape):
+        raise ShapeError(
+            f"{one} and {other} both have samples, and not equally many axes; keep=true leaves an axis of one element, "
+            "and reshape gives one"
+        )
     for x, other in ((a, b), (b, a)):
         if known.has_rows(x) and not known.has_rows(other):
             rank, shape = len(known.type(x).shape), known.type(other).shape

@@ -86,8 +86,8 @@ class IterableData:
             whole = waiting_rows - waiting_rows % batch
             for start in range(0, whole, batch):
                 yield tuple(part[start : start + batch] for part in joined)
-            waiting = [tuple(part[whole:] for part in joined)]
             waiting_rows -= whole
+            waiting = [tuple(part[whole:] for part in joined)] if waiting_rows else []
         if waiting_rows:
             yield tuple(np.concatenate(parts) for parts in zip(*waiting, strict=True))
         if not rows:

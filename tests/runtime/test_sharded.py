@@ -88,6 +88,32 @@ def test_the_norm_is_clipped_over_all_parts(precision: str, size: int) -> None:
     assert distance(trained(size, plans_of(size, SGD, precision), batches())[0], sharded[0]) > 1e-3  # it is clipped
 
 
+def test_scaled_parameters_have_scaled_gradients() -> None:
+    """Such a scale looks like the copy of an accumulated sum, and is none."""
+    source = """network net(batch = 12) {
+  input image[batch, 3, 6, 6] : float
+  input label[batch] : class
+  x = image |> flatten |> linear(64)
+  logits = (x * (parameter((64,)) @gain * -0.25)) |> linear(64) |> relu |> linear(4)
+  wide = (image |> flatten |> linear(4096)) * (parameter((4096,)) @wide * -0.25)
+  logits = logits + (wide |> linear(4))
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+train { %s }
+"""
+
+    def plans(shard: str) -> tuple[Plan, ...]:
+        settings = (("train.shard_optimizer", shard),)
+        return compile_plans(Source("net.mbc", source % ADAMW), Options(gpu="h200", gpus=2, settings=settings))
+
+    sharded = plans("true")
+    assert any(op.inputs[0] == "wide" for op in sharded[0].graph.train if op.kind == "adamw_update_part")
+    whole = trained(2, plans("false"), batches())
+    for one, other in zip(trained(2, sharded, batches()), whole, strict=True):
+        assert_same(one, other)
+
+
 def test_groups_and_frozen_parameters_stay_so() -> None:
     groups = 'groups = group("conv0.*", rate=0.5, weight_decay=0.2)  no_decay = norm_and_bias  frozen = "linear0.*"'
     train = f"{ADAMW}  {groups}"

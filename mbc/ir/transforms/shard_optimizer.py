@@ -14,6 +14,7 @@ from dataclasses import replace
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Optimizer, Ranks, Role, Value
 from mbc.ir.types import TensorType
+from mbc.ops.activation import Scale
 from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.shard import ReduceScatter, part_of
@@ -22,7 +23,7 @@ from mbc.ops.shard import ReduceScatter, part_of
 # thousandths of a network, and each would take a call of NCCL's.
 LEAST_BYTES = 16 << 10
 PARTS = {"sgd_update": "sgd_update_part", "adamw_update": "adamw_update_part"}
-COPY = "scale"
+COPY = Scale(1.0)
 NORM, NORMS = "norm.parts", "norms.parts"
 
 
@@ -39,9 +40,14 @@ def shard_optimizer(operations: Sequence[Operation], values: dict[str, Value], r
     gathers: list[Operation] = []
     # All-reduces write over copies of sums over mini-batches; a reduce-scatter reads the sums themselves.
     summed = {op.inputs[0] for op in operations if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients}
-    copied = {op.outputs[0]: op.inputs[0] for op in operations if op.kind == COPY and op.outputs[0] in summed}
+    sums = {output for op in operations if op.kind == "accumulate" for output in op.outputs}
+    copied = {
+        op.outputs[0]: op.inputs[0]
+        for op in operations
+        if op.attributes == COPY and op.outputs[0] in summed and op.inputs[0] in sums
+    }
     for op in operations:
-        if op.kind == COPY and op.outputs[0] in copied:
+        if op.attributes == COPY and op.outputs[0] in copied:
             continue
         if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients:
             op = replace(op, inputs=tuple(copied.get(name, name) for name in op.inputs))
