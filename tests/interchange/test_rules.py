@@ -197,7 +197,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "permutation": lambda x: torch.tanh(x.permute(0, 3, 1, 2)).transpose(1, -1),
     "transposed last": lambda x: torch.relu(x.permute(0, 2, 3, 1).transpose(-1, 1)),
     "chunks": lambda x: x.chunk(3, 1)[0] * x.chunk(3, 1)[2], "one chunk": lambda x: x.chunk(2, 1)[1],
-    "chunks of the last": lambda x: sum(x.permute(0, 2, 3, 1).chunk(2, -1)).permute(0, 3, 1, 2),
+    "chunks of the last": lambda x: torch.add(*x.permute(0, 2, 3, 1).chunk(2, -1)).permute(0, 3, 1, 2),
     "parts": lambda x: torch.cat(x.split([1, 3, 2], 1)[::-1], 1), "equal parts": lambda x: torch.cat(x.split(4, 1), 1),
     "slices": lambda x: x[:, 1:-1, ::2, 3:], "one of an axis": lambda x: x[:, :, 3],
     "stack": lambda x: torch.stack((x, torch.tanh(x)), 2), "concat of rows": lambda x: torch.cat((x, x.tanh()), 2),

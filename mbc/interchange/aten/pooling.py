@@ -1,4 +1,4 @@
-"""Pooling and resampling."""
+"""Pooling, reductions and resampling."""
 
 from __future__ import annotations
 
