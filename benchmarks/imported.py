@@ -2,28 +2,35 @@
 with torch in evaluation mode. Needs torch, torchvision and timm, no GPU.
 
 The list leaves out networks with attention and, of one family, sizes that only repeat it. A network is imported where
-its source compiles to what torch computes, within 1e-5 relative to torch.
+its source compiles to a training graph and computes what torch does, within 1e-5 relative to torch. Where the
+interpreter takes longer for that than `--seconds`, it counts as imported, with `checked` false.
 
-    python benchmarks/imported.py [--only NAME,NAME] [--size 96]
+    python benchmarks/imported.py [--only NAME,NAME] [--size 96] [--seconds 60]
+
+Rows are written one by one; another call goes on with those that are missing, failed or were not checked.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import attempt, show, start, write
+from record import attempt, results, show, start
 
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.importing import ImportedModel, import_model
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
@@ -71,10 +78,36 @@ def built(name: str) -> Any:
     return getattr(torchvision.models, own)(weights=None, **more)
 
 
-def forward(model: ImportedModel, images: Array) -> Array:
-    """The first output of the inference graph, in fp32."""
+class TooLong(Exception):
+    """A check that took longer than it may."""
+
+
+@contextmanager
+def limited(seconds: float) -> Generator[None]:
+    """Raises TooLong in what runs longer; at once where `seconds` is 0."""
+    if seconds <= 0:
+        raise TooLong
+
+    def stop(*_: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def compiled(model: ImportedModel) -> TrainingGraph:
+    """The training graph of the source, in fp32."""
     made = lower(parse(Source("imported", model.source)))
-    graph = differentiate(made.network, made.optimizer, Precision.FP32)
+    return differentiate(made.network, made.optimizer, Precision.FP32)
+
+
+def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
+    """The first output of the inference graph, in fp32."""
     env: dict[str, Array] = {graph.infer_inputs[0]: images, **model.network.arrays}
     for op in graph.infer:
         outputs = tuple(graph.values[v].type for v in op.outputs)
@@ -85,8 +118,9 @@ def forward(model: ImportedModel, images: Array) -> Array:
     return env[graph.infer_outputs[0]]
 
 
-def imported(name: str, size: int) -> dict[str, Any]:
-    """How long the source is and how far its result is from torch's; or what was refused."""
+def imported(name: str, size: int, seconds: float) -> dict[str, Any]:
+    """How long the source is and how far its result is from torch's, if comparing takes no longer than `seconds`; or
+    what was refused."""
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
@@ -105,14 +139,20 @@ def imported(name: str, size: int) -> dict[str, Any]:
             made = import_model(file, name.partition("/")[2])
         except MbcError as error:
             return {"imported": False, "refused": str(error)}
+    graph = compiled(made)
+    row: dict[str, Any] = {"lines": made.source.count("\n"), "operations": len(made.network.steps)}
     with torch.no_grad():
         wanted = model.eval()(images)
     if isinstance(wanted, dict):
         wanted = next(iter(wanted.values()))
     wanted = wanted.numpy()
-    error = float(np.linalg.norm(forward(made, images.numpy()) - wanted) / np.linalg.norm(wanted))
-    lines = made.source.count("\n")
-    return {"imported": error <= LARGEST_ERROR, "error": error, "lines": lines, "operations": len(made.network.steps)}
+    try:
+        with limited(seconds):
+            found = forward(graph, made, images.numpy())
+    except TooLong:
+        return {"imported": True, "checked": False, **row}
+    error = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    return {"imported": error <= LARGEST_ERROR, "checked": True, "error": error, **row}
 
 
 def operations(refused: str) -> list[str]:
@@ -125,22 +165,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnet50")
     parser.add_argument("--size", type=int, default=96, help="of the images (default 96)")
+    parser.add_argument("--seconds", type=float, default=60, help="a network's check may take (default 60)")
+    parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     names = [f"torchvision/{n}" for n in TORCHVISION] + [f"segmentation/{n}" for n in SEGMENTATION]
     names = arguments.only.split(",") if arguments.only else [*names, *(f"timm/{n}" for n in TIMM)]
-    results: list[dict[str, Any]] = []
+    kept = results("imported", again=arguments.again, size=arguments.size)
     for name in names:
-        results.append(attempt(lambda name=name: imported(name, arguments.size), name))
+        held = kept.rows.get(name, {})
+        settled = held.get("checked", True) or arguments.seconds <= 0
+        if kept.done(name) and settled and "code" not in held:
+            continue
+        row = attempt(lambda name=name: imported(name, arguments.size, arguments.seconds), name)
+        kept.put(row)
         gc.collect()
-        last = results[-1]
-        said = last.get("failed") or ", ".join(operations(last.get("refused", ""))) or f"{last.get('error', 0):.1e}"
-        print(f"{name:44} {said}", flush=True)
-    missing = Counter(op for r in results for op in operations(r.get("refused", "")))
-    count = sum(bool(r.get("imported")) for r in results)
-    write("imported", results, missing=dict(missing.most_common()), imported=count)
-    show(results, ("name", "imported", "lines", "operations", "error"))
-    print(f"{count} of {len(results)} networks; operations that others lack: {dict(missing.most_common())}")
+        said = row.get("failed") or ", ".join(operations(row.get("refused", "")))
+        print(f"{name:44} {said or (format(row['error'], '.1e') if row.get('checked') else 'not checked')}", flush=True)
+    rows = list(kept.rows.values())
+    missing = Counter(op for row in rows for op in operations(row.get("refused", "")))
+    count = sum(bool(row.get("imported")) for row in rows)
+    checked = sum(bool(row.get("imported")) and bool(row.get("checked")) for row in rows)
+    kept.more |= {"missing": dict(missing.most_common()), "imported": count, "checked": checked, "of": len(rows)}
+    kept.arrange(names)
+    show(rows, ("name", "imported", "lines", "operations", "error"))
+    print(f"{count} of {len(rows)} networks, {checked} compared; operations that others lack: {dict(missing)}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from mbc.ops import base as ops
 
 _CHANNELS = "x.shape[1]"
 _FACTORS = range(2, 9)
-_COUNTS = ("channels", "features", "groups")
+_COUNTS = ("channels", "features", "groups", "shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class _Blocks:
         steps = [step for step in all_uses if isinstance(step, Step)]
         text = part.op if part.op in OPERATORS else _layer(part.op, steps, solved)
         top = part.modules[0].path.partition(".")[0] if part.modules else ""
-        return Item(text, part.inputs, (part.result,), below(part.label, path), top)
+        return Item(text, part.inputs, part.results, below(part.label, path), top)
 
 
 def _layer(op: str, steps: Sequence[Step], solved: _Parameters) -> str:

@@ -74,7 +74,7 @@ class _Tree:
         self._users: dict[int, set[int]] = {}
         for step in network.steps:
             for value in step.values:
-                self._users.setdefault(value, set()).add(step.result)
+                self._users.setdefault(value, set()).update(step.results)
         self._count(_nested(network.steps, 0))
 
     def _count(self, items: Sequence[Step | _Call]) -> None:
@@ -87,7 +87,7 @@ class _Tree:
         made = tuple(self.group(i.path, i.name, i.items) if isinstance(i, _Call) else i for i in items)
         draft = Group(path, name, made, (), (), False)
         steps = list(draft.steps())
-        own = {step.result for step in steps}
+        own = {value for step in steps for value in step.results}
         inputs = tuple(dict.fromkeys(v for step in steps for v in step.values if v not in own))
         outputs = tuple(v for v in sorted(own) if v in self._outputs or self._users.get(v, set()) - own)
         labels = Counter(step.label for step in steps if step.label)
@@ -125,8 +125,8 @@ def _skeleton(group: Group, found: dict[Group, object]) -> object:
             inputs = tuple(v if isinstance(v, Number) else numbers[v] for v in item.inputs)
             suffixes = tuple(state.suffix for state in item.states)
             label = below(item.label, group.path)
-            items.append((op, inputs, suffixes, label, labels.setdefault(item.label, len(labels))))
-            results = (item.result,)
+            items.append((op, inputs, suffixes, label, labels.setdefault(item.label, len(labels)), len(item.results)))
+            results = item.results
         for value in results:
             numbers[value] = len(numbers)
     outputs = tuple(numbers[value] for value in group.outputs)

@@ -22,22 +22,27 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class StateOf:
-    """A parameter or statistic of a step: `<label>.<suffix>` of the network holds the tensor `key` of the
-    `state_dict`, in the shape that the network has for it."""
+    """A parameter or statistic of a step: `<label>.<suffix>` of the network (`<label>` alone for free parameters, whose
+    suffix is empty) holds the tensor `key` of the `state_dict`, in the shape that the network has for it."""
 
     suffix: str
     key: str
     shape: tuple[int, ...]
 
+    def name(self, label: str) -> str:
+        """Of the network's state, for the layer of this label."""
+        return f"{label}.{self.suffix}" if self.suffix else label
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One layer or operator. `inputs`: values by number; `settings`: those that differ from the language's defaults;
-    `label`: the path of the layer's parameters, empty where it has none. `modules`: the calls it was made in."""
+    """One layer or operator. `inputs`, `results`: values by number; `settings`: those that differ from the language's
+    defaults; `label`: the path of the layer's parameters, empty where it has none. `modules`: the calls it was
+    made in."""
 
     op: str
     inputs: tuple[int | Number, ...]
-    result: int
+    results: tuple[int, ...]
     settings: Mapping[str, Setting] = field(default_factory=dict[str, Setting])
     label: str = ""
     states: tuple[StateOf, ...] = ()

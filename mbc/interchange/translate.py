@@ -52,6 +52,7 @@ class _Translation:
         self._storage: dict[str, str] = {}  # a tensor of the program -> the one whose bytes it shares
         self._steps: list[Step] = []
         self._shapes: dict[int, tuple[int, ...]] = {}
+        self._makers: dict[int, Step] = {}
         self._node: Node | None = None
         self._owner: dict[str, tuple[str, str, Mapping[str, Setting]]] = {}  # storage -> label, op, settings
         self._aliases: dict[str, list[str]] = defaultdict(list)
@@ -238,22 +239,30 @@ class _Translation:
         self,
         op: str,
         inputs: Sequence[int | Number],
-        shape: tuple[int, ...],
+        shapes: Sequence[tuple[int, ...]],
         settings: Mapping[str, Setting],
         states: Mapping[str, tuple[Weight, tuple[int, ...]]],
         node: Node,
-    ) -> Activation:
-        """Append a step; its label is the path of the module that holds its parameters."""
+    ) -> tuple[Activation, ...]:
+        """Append a step; its label is the path of the module that holds its parameters, or of a free parameter."""
         layer = LAYERS.get(op)
         defaults = {} if layer is None else {p.name: p.default for p in layer.parameters}
         given = {name: value for name, value in settings.items() if value != defaults.get(name)}
         label, held = "", ()
         if states:
             label, held = self._states(op, given, states, node)
-        result = len(self._shapes)
-        self._shapes[result] = shape
-        self._steps.append(Step(op, tuple(inputs), result, given, label, held, node.modules))
-        return Activation(result, shape, PLAIN)
+        first = len(self._shapes)
+        results = tuple(range(first, first + len(shapes)))
+        self._shapes.update(zip(results, shapes, strict=True))
+        made = Step(op, tuple(inputs), results, given, label, held, node.modules)
+        self._steps.append(made)
+        self._makers.update(dict.fromkeys(results, made))
+        return tuple(Activation(value, shape, PLAIN) for value, shape in zip(results, shapes, strict=True))
+
+    def maker(self, value: int) -> tuple[Step, tuple[int, ...]] | None:
+        """The step that gave a value, and the shape of its first tensor. None for inputs and parameters."""
+        step = self._makers.get(value)
+        return (step, self._shapes[step.values[0]]) if step is not None and step.values else None
 
     def _states(
         self, op: str, settings: Mapping[str, Setting], states: Mapping[str, tuple[Weight, tuple[int, ...]]], node: Node
@@ -261,7 +270,7 @@ class _Translation:
         module = node.modules[-1].path if node.modules else ""
         keys = {suffix: self._key(weight.held, f"{module}.{suffix}") for suffix, (weight, _) in states.items()}
         first, key = next(iter(keys.items()))
-        label = label_of(key[: -len(first) - 1] if key.endswith(f".{first}") else key)
+        label = label_of(key[: -len(first) - 1] if first and key.endswith(f".{first}") else key)
         owners = [self._owner.get(weight.held.storage) for weight, _ in states.values()]
         if any(owner is not None for owner in owners):
             owner = owners[0]
@@ -292,14 +301,15 @@ class _Translation:
         needed = set(outputs)
         live: list[Step] = []
         for step in reversed(self._steps):
-            if step.result in needed:
+            if needed.intersection(step.results):
                 needed.update(step.values)
                 live.append(step)
         live.reverse()
         steps = tuple(_outside_of_others(_growing(live)))
         inputs = tuple((given, self._shapes[n]) for n, given in enumerate(self._program.inputs) if n in needed)
         numbers = {n: i for i, n in enumerate([n for n in range(len(self._program.inputs)) if n in needed])}
-        numbers |= {step.result: len(inputs) + i for i, step in enumerate(steps)}
+        results = [value for step in steps for value in step.results]
+        numbers |= {value: len(inputs) + i for i, value in enumerate(results)}
         steps = tuple(_renumbered(step, numbers) for step in steps)
         keys, arrays, kept, frozen = self._keys(steps)
         return Imported(
@@ -325,7 +335,7 @@ class _Translation:
         for step in steps:
             for state in step.states:
                 held = held_by_key[state.key]
-                name = f"{step.label}.{state.suffix}"
+                name = state.name(step.label)
                 if held.storage in states:
                     continue
                 states[held.storage] = name
@@ -356,10 +366,10 @@ def _growing(steps: Sequence[Step]) -> list[Step]:
     joined: dict[tuple[int | Number, ...], int] = {}
     made: list[Step] = []
     for step in steps:
-        if step.op == "concat":
+        if step.op == "concat" and not step.settings:
             counts = (n for n in range(len(step.inputs) - 1, 1, -1) if step.inputs[:n] in joined)
             count = next(counts, 0)
-            joined.setdefault(step.inputs, step.result)
+            joined.setdefault(step.inputs, step.results[0])
             if count:
                 step = replace(step, inputs=(joined[step.inputs[:count]], *step.inputs[count:]))
         made.append(step)
@@ -375,4 +385,4 @@ def _outside_of_others(steps: Sequence[Step]) -> list[Step]:
 
 def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
     inputs = tuple(value if isinstance(value, Number) else numbers[value] for value in step.inputs)
-    return replace(step, inputs=inputs, result=numbers[step.result])
+    return replace(step, inputs=inputs, results=tuple(numbers[value] for value in step.results))

@@ -99,7 +99,7 @@ def _losses(network: Imported, outputs: Sequence[str], loss: str, names: Names) 
 
 def _patterns(network: Imported) -> list[str]:
     """The parameters that are not trained: all below a path by one pattern."""
-    every = [f"{s.label}.{state.suffix}" for s in network.steps for state in s.states]
+    every = [state.name(s.label) for s in network.steps for state in s.states]
     trained = {name for name in every if not name.endswith((".running_mean", ".running_var"))} - set(network.frozen)
     found: list[str] = []
     for name in network.frozen:
@@ -164,6 +164,7 @@ class _Body:
 
     def _operator(self, item: Item) -> _Chain:
         texts: list[str] = []
+        inlined: tuple[int, ...] = ()
         for number, operand in enumerate(item.inputs):
             if isinstance(operand, Number):
                 shown = literal(operand.value)
@@ -174,16 +175,20 @@ class _Body:
             if chain is not None and sums and number == 0:
                 texts.append(chain.text())
                 del self._chains[operand]
+                inlined = chain.of  # which keep their names until this expression is written
+                self._operands = self._operands | set(inlined)
             else:
-                texts.append(self.bind(operand))
-        of = tuple(v for v in item.inputs if not isinstance(v, Number))
+                texts.append(self._tensor(operand))
+        of = (*inlined, *(v for v in item.inputs if not isinstance(v, Number)))
         return _Chain(f"{texts[0]} {item.text} {texts[1]}", of, operator=item.text)
 
     def _layer(self, item: Item) -> _Chain:
         text = self._stage(item)
         values = [v for v in item.inputs if not isinstance(v, Number)]
+        if not values:
+            return _Chain(text, ())
         if len(values) > 1:
-            names = [self.bind(value) for value in values]
+            names = [self._tensor(value) for value in values]
             return _Chain(f"({', '.join(names)})", tuple(values), [text])
         chain = self._chains.pop(values[0], None)
         if chain is not None and self._cut and len(chain.stages) >= (_CUT if chain.module != item.module else 2 * _CUT):
@@ -205,6 +210,11 @@ class _Body:
             self._layers[item.label] = name
             self.statements.append(f"{name} = {text}")
         return self._layers[item.label]
+
+    def _tensor(self, value: int) -> str:
+        """An operand: a free parameter where it stands, anything else by its name."""
+        chain = self._chains.get(value)
+        return self.text_of(value) if chain is not None and not chain.of and not chain.stages else self.bind(value)
 
     def text_of(self, value: int) -> str:
         """The expression of a value, at the end of the body."""

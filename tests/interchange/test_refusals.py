@@ -75,22 +75,21 @@ def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "layer, words",
     [
-        (nn.Softmax(1), "aten.softmax.int"),
-        (nn.GELU(approximate="tanh"), "it is approximated by tanh"),
+        (nn.Softmax(0), "it works along dimension 0, the samples"),
+        (nn.LogSoftmax(1), "softmax_cross_entropy takes them"),
         (nn.Hardtanh(-2, 2), "it clamps to -2 … 2"),
         (nn.MaxPool2d(2, dilation=2), "its windows are dilated"),
         (nn.AvgPool2d(2, divisor_override=3), "its divisor is given"),
-        (nn.AdaptiveAvgPool2d(3), "by windows of unlike sizes"),
-        (nn.AdaptiveMaxPool2d(3), "by windows of unlike sizes"),
         (nn.LayerNorm((4, 8, 8)), "only channels are normalised here"),
         (nn.GroupNorm(2, 4, affine=False), "it has no scale and offset"),
         (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), "its corners are aligned"),
         (nn.Upsample(scale_factor=1.3), "its factor gives no whole size"),
-        (nn.ReflectionPad2d(1), "it pads by something else than zeros"),
+        (nn.ConstantPad2d(1, 0.5), "it pads by something that is not known here"),
+        (nn.CircularPad2d(1), "aten."),
+        (nn.InstanceNorm2d(4), "it has no scale and offset"),
         (nn.Softplus(beta=2), "its beta is not 1"),
-        (nn.Sequential(nn.ZeroPad2d(1), nn.ReLU()), "zeros stand around its tensor"),
         (nn.Linear(8, 8), "it works on the last dimension"),
-        (nn.Unflatten(1, (2, 2)), "it makes [2, 2, 2, 8, 8]"),
+        (nn.Unflatten(0, (1, 2)), "it makes [1, 2, 4, 8, 8]"),
         (nn.Dropout2d(), "there is nothing like it in the language yet"),
     ],
     ids=lambda value: value.__class__.__name__ if isinstance(value, nn.Module) else "",
@@ -103,15 +102,21 @@ def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "function, words",
     [
-        (lambda x: x.permute(0, 3, 1, 2), "it permutes [2, 4, 8, 8] by [0, 3, 1, 2]"),
-        (lambda x: torch.cat((x, x), 2), "it joins along dimension 2"),
-        (lambda x: x / x, "it divides by a tensor"),
-        (lambda x: 1 / x, "aten.reciprocal"),
-        (lambda x: x + x[:, :1], "aten.slice"),
+        (lambda x: x.permute(3, 0, 1, 2), "it permutes [2, 4, 8, 8] by [3, 0, 1, 2]"),
+        (lambda x: torch.cat((x, x), 0), "it works along dimension 0, the samples"),
+        (lambda x: torch.stack((x, x)), "it joins along a new dimension 0"),
+        (lambda x: x + x[:1], "it works along dimension 0, the samples"),
+        (lambda x: x.chunk(2, 0)[0], "it works along dimension 0, the samples"),
+        (lambda x: x.reshape(4, 2, 8, 8), "it makes [4, 2, 8, 8] of [2, 4, 8, 8]"),
+        (lambda x: torch.tanh(x[:, :1].expand_as(x)), "it needs [2, 1, 8, 8] repeated to [2, 4, 8, 8]"),
+        (
+            lambda x: x.reshape(2, 2, 128) + x.reshape(2, 2, 128).mean(1),
+            "have not the same rows, or not as many dimensions",
+        ),
+        (lambda x: x.sum((0, 1)), "it is over dimension 0"),
+        (lambda x: torch.linalg.vector_norm(x, 1, dim=1), "it is a norm of another kind than L2"),
+        (lambda x: x.reshape(2, 2, 8, 16) @ x.reshape(2, 16, 16), "it multiplies"),
         (lambda x: x * torch.rand(2, 4, 8, 8), "aten.rand"),
-        (lambda x: x.mean((1, 2, 3)), "it is over the dimensions [1, 2, 3]"),
-        (lambda x: x.permute(0, 2, 3, 1), "as an output, the channels of its tensor are last"),
-        (lambda x: x.permute(0, 2, 3, 1).flatten(1), "it makes [2, 256] of [2, 8, 8, 4]"),
         (lambda x: x.double(), "aten.to.dtype"),
         (lambda x: x.detach(), "gradients flow through everything"),
         (lambda x: x * torch.empty(2, 4, 1, 1).bernoulli_(0.5), "it drops parts of samples"),
@@ -119,6 +124,19 @@ def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> 
 )
 def test_a_function_that_is_none_here(function, words: str, tmp_path: Path) -> None:
     assert words in refusal(tmp_path, Of(function))
+
+
+def test_standardised_weights_are_named(tmp_path: Path) -> None:
+    class StdConv(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            flat = self.weight.reshape(1, self.out_channels, -1)
+            weight = F.batch_norm(flat, None, None, training=True).reshape_as(self.weight)
+            return F.conv2d(x, weight, self.bias)
+
+    standard = StdConv(4, 4, 3)
+    message = refusal(tmp_path, Of(lambda x: standard(x), standard=standard))
+    assert "it normalises the parameter 'standard.weight', as weight standardisation does" in message
+    assert "use a convolution with the weight as it is (nn.Conv2d)" in message
 
 
 def test_modules_in_eval_mode_are_named(tmp_path: Path) -> None:

@@ -35,6 +35,47 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+class Positions(LayerScale):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma - x
+
+
+class Buffered(nn.Module):
+    """A number for each channel that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.rand(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+class EfficientAttention(nn.Module):
+    """As ECA: a convolution over the channels' means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x.mean((2, 3)).view(x.shape[0], 1, -1))
+        return x * torch.sigmoid(y.view(x.shape[0], -1, 1, 1)).expand_as(x)
+
+
+class ResponseNorm(nn.Module):
+    """As ConvNeXt-V2's blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(6)), nn.Parameter(torch.rand(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.norm(p=2, dim=(2, 3), keepdim=True)
+        size = size / (size.mean(dim=1, keepdim=True) + 1e-6)
+        return x + torch.addcmul(self.bias.view(1, -1, 1, 1), self.weight.view(1, -1, 1, 1), x * size)
+
+
 class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -110,6 +151,16 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "bilinear": lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
     "bilinear to a size": lambda: nn.Upsample((15, 13), mode="bilinear"),
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(600, 4)), "flatten": lambda: nn.Flatten(),
+    "scale of the last": lambda: LayerScale(10), "scale of pixels": lambda: LayerScale(6, 10, 10),
+    "scale of all": lambda: LayerScale(1), "positions": lambda: Positions(1, 6, 10, 10), "buffer": lambda: Buffered(),
+    "prelu": lambda: nn.PReLU(), "prelu of channels": lambda: nn.PReLU(6),
+    "instance_norm": lambda: nn.InstanceNorm2d(6, affine=True), "pixel shuffle": lambda: nn.PixelShuffle(1),
+    "pixel unshuffle": lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.PixelShuffle(2)),
+    "convolution of channels": EfficientAttention, "response norm": lambda: ResponseNorm(),
+    "channel shuffle": lambda: nn.ChannelShuffle(2), "adaptive of unlike windows": lambda: nn.AdaptiveAvgPool2d((7, 3)),
+    "adaptive maximum of unlike windows": lambda: nn.AdaptiveMaxPool2d((7, 3)),
+    "global maximum": lambda: nn.AdaptiveMaxPool2d(1),
+    "reflected": lambda: nn.ReflectionPad2d((1, 2, 0, 3)), "replicated": lambda: nn.ReplicationPad2d(2),
     "zeros around": lambda: nn.Sequential(nn.ZeroPad2d((1, 2, 0, 3)), nn.Conv2d(6, 6, 3, stride=2)),
 }  # fmt: skip
 
@@ -119,6 +170,11 @@ def test_a_layer_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
     layer = LAYERS[name]()
     torch.manual_seed(0)
     compared(tmp_path, Of(lambda x: layer(x), layer=layer), torch.randn(2, 3, 12, 12))
+
+
+def attended(parts: Tensor) -> Tensor:
+    """As selective kernels and ResNeSt: the sum of parts, each by a softmax of their means."""
+    return (parts * parts.mean((3, 4), keepdim=True).softmax(1)).sum(1)
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -136,6 +192,29 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "there and back": lambda x: x.reshape(2, 600).view(2, 6, 10, 10),
     "squeezed": lambda x: x.mean((2, 3), True).squeeze(),
     "two": lambda x: (x.relu(), x.tanh()),  # pyright: ignore[reportReturnType]
+    "shuffle": lambda x: x.view(2, 3, 2, 10, 10).transpose(1, 2).contiguous().view(2, 6, 10, 10),
+    "views": lambda x: torch.tanh(x.view(2, 3, 2, 100)).reshape(2, 2, 3, 10, 10) + 1,
+    "permutation": lambda x: torch.tanh(x.permute(0, 3, 1, 2)).transpose(1, -1),
+    "transposed last": lambda x: torch.relu(x.permute(0, 2, 3, 1).transpose(-1, 1)),
+    "chunks": lambda x: x.chunk(3, 1)[0] * x.chunk(3, 1)[2], "one chunk": lambda x: x.chunk(2, 1)[1],
+    "chunks of the last": lambda x: torch.add(*x.permute(0, 2, 3, 1).chunk(2, -1)).permute(0, 3, 1, 2),
+    "parts": lambda x: torch.cat(x.split([1, 3, 2], 1)[::-1], 1), "equal parts": lambda x: torch.cat(x.split(4, 1), 1),
+    "slices": lambda x: x[:, 1:-1, ::2, 3:], "one of an axis": lambda x: x[:, :, 3],
+    "stack": lambda x: torch.stack((x, torch.tanh(x)), 2), "concat of rows": lambda x: torch.cat((x, x.tanh()), 2),
+    "expanded": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)).expand_as(x),
+    "attention of parts": lambda x: attended(x.view(2, 2, 3, 10, 10)),
+    "sums of sums": lambda x: (x + x.tanh() + x.relu()) + (x.relu() + (x + x.tanh()).relu() + x.sigmoid()),
+    "quotient": lambda x: x / (1 + torch.exp(x)), "number by tensor": lambda x: 2 / (2 + torch.tanh(x)),
+    "broadcast": lambda x: x - x.mean(1, keepdim=True), "both broadcast": lambda x: x[:, :1] * x[:, :, :1],
+    "sum of axes": lambda x: x.sum((1, 3)), "largest": lambda x: x.amax((2, 3), keepdim=True),
+    "softmax": lambda x: x.softmax(-1),
+    "softmax of the last": lambda x: x.permute(0, 2, 3, 1).softmax(-1).permute(0, 3, 1, 2),
+    "square root": lambda x: torch.sqrt(torch.abs(x) + 1) * torch.log(x.pow(2) + 1),
+    "rsqrt": lambda x: torch.rsqrt(x.square() + 1),
+    "gelu of tanh": lambda x: F.gelu(x, approximate="tanh"), "products of matrices": lambda x: x @ x.transpose(-1, -2),
+    "zeros before a pool": lambda x: F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2),
+    "cut off": lambda x: F.pad(x, (-1, -1, -1, 2)),
+    "gate flattened": lambda x: torch.tanh(x.mean((2, 3)).view(2, 6, 1, 1)).permute(0, 2, 3, 1),
     "contiguous": lambda x: x.contiguous().clone(), "padded twice": lambda x: F.avg_pool2d(x, 3, 1, 1),
 }  # fmt: skip
 

@@ -2,11 +2,11 @@
 
 * `base`: what a rule is given, and how tensors are regarded
 * `convolution`: convolutions and fully connected layers
-* `normalization`: batch, layer and group normalisation
-* `activation`: elementwise layers, dropout and stochastic depth
-* `arithmetic`: sums, products, differences, quotients
-* `pooling`: pooling and resampling
-* `shape`: shapes, concatenation, padding
+* `normalization`: batch, layer, group and instance normalisation
+* `activation`: elementwise layers, softmax, dropout and stochastic depth
+* `arithmetic`: sums, products, differences, quotients, powers, products of matrices
+* `pooling`: pooling, reductions and resampling
+* `shape`: shapes, parts, concatenation, padding, shuffles
 """
 
 from __future__ import annotations

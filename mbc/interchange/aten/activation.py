@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.base import Call, Noise, Refused, Result, Rule
+from mbc.interchange.aten.base import CHANNELS_LAST, Call, Noise, Refused, Result, Rule
 
 
 def _plain(op: str, call: Call) -> Result:
@@ -41,9 +42,21 @@ def _elu(call: Call) -> Result:
 
 
 def _gelu(call: Call) -> Result:
-    if call.text("approximate", "none") != "none":
-        raise Refused("it is approximated by tanh, and gelu is exact here", "use nn.GELU()")
-    return call.elementwise("gelu", call.activation("self"))
+    exact = call.text("approximate", "none") == "none"
+    return call.elementwise("gelu" if exact else "gelu_tanh", call.activation("self"))
+
+
+def _prelu(call: Call) -> Result:
+    x, slope = call.activation("self"), call.weight("weight")
+    if x.view == CHANNELS_LAST:
+        x = call.settle(x)
+    made = call.layer("prelu", x, x.shape, {"channels": slope.shape != (1,)}, weight=slope)
+    return replace(made, view=x.view)
+
+
+def _softmax(call: Call) -> Result:
+    x, axis = call.along(call.activation("self"), call.integer("dim", 1))
+    return replace(call.layer("softmax", x, x.shape, {"axis": axis}), view=x.view)
 
 
 def _softplus(call: Call) -> Result:
@@ -75,7 +88,20 @@ def _bernoulli(call: Call) -> Result:
 RULES: Mapping[str, Rule] = {
     **{
         f"aten.{name}.default": partial(_plain, name)
-        for name in ("relu", "relu6", "sigmoid", "tanh", "silu", "hardswish", "hardsigmoid", "mish")
+        for name in (
+            "relu",
+            "relu6",
+            "sigmoid",
+            "tanh",
+            "silu",
+            "hardswish",
+            "hardsigmoid",
+            "mish",
+            "sqrt",
+            "abs",
+            "exp",
+            "log",
+        )
     },
     "aten.hardtanh.default": _hardtanh,
     "aten.clamp.default": _clamp,
@@ -84,23 +110,18 @@ RULES: Mapping[str, Rule] = {
     "aten.elu.default": _elu,
     "aten.gelu.default": _gelu,
     "aten.softplus.default": _softplus,
+    "aten.prelu.default": _prelu,
+    "aten.softmax.int": _softmax,
     "aten.dropout.default": _dropout,
     "aten.empty.memory_format": _empty,
     "aten.new_empty.default": _empty,
     "aten.bernoulli.float": _bernoulli,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.prelu.default": "use nn.LeakyReLU",
     "aten.selu.default": "use nn.ELU",
     "aten.celu.default": "use nn.ELU",
-    "aten.softmax.int": "let the network give logits: softmax_cross_entropy takes them",
     "aten.log_softmax.int": "let the network give logits: softmax_cross_entropy takes them",
     "aten.feature_dropout.default": "use nn.Dropout",
     "aten.alpha_dropout.default": "use nn.Dropout",
     "aten.native_dropout.default": "export without decompositions",
-    "aten.exp.default": "use an activation of torch.nn",
-    "aten.log.default": "use an activation of torch.nn",
-    "aten.sqrt.default": "use a normalisation of torch.nn",
-    "aten.rsqrt.default": "use a normalisation of torch.nn",
-    "aten.abs.default": "use an activation of torch.nn",
 }

@@ -9,8 +9,10 @@ from functools import partial
 
 from mbc.interchange.aten.base import (
     CHANNELS_LAST,
-    FLAT,
+    EXPANDED,
     GATE,
+    PADDED,
+    PLAIN,
     UNKNOWN,
     Activation,
     Call,
@@ -60,8 +62,6 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
     if isinstance(a, Activation) and isinstance(b, Activation):
         return _tensors(op, call, a, b)
     if isinstance(a, float) and isinstance(b, Activation):
-        if op == "/":
-            raise Refused("it divides by a tensor", "multiply instead")
         return _with_number(op, call, a, b, b)
     if isinstance(b, float) and isinstance(a, Activation):
         if (op in "+-" and b == 0.0) or (op in "*/" and b == 1.0):
@@ -92,37 +92,40 @@ def _with_noise(op: str, call: Call, a: Operand | float, b: Operand | float) -> 
 
 
 def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) -> Result:
-    """A tensor times a parameter with a number for each channel (LayerScale): a depthwise pointwise convolution."""
+    """A tensor and a parameter or buffer, such as LayerScale and embeddings of positions."""
     weight, x = (a, b) if isinstance(a, Weight) else (b, a)
     assert isinstance(weight, Weight)
-    if not isinstance(x, Activation) or op != "*" or weight.held.kind != "parameter":
+    if not isinstance(x, Activation):
         raise Refused(
-            f"it calculates with the {weight.held.kind} '{weight.held.key}'",
-            "a parameter can multiply the channels of an image, and nothing else",
+            f"it calculates with the {weight.held.kind} '{weight.held.key}' before a layer takes it",
+            "hold what is computed as a parameter, and use it in a layer or with a tensor of the network",
         )
-    seen = x.seen
-    padded = (1,) * (len(seen) - len(weight.shape)) + weight.shape
-    axis = len(seen) - 1 if x.view == CHANNELS_LAST else 1
-    if (
-        len(x.shape) != 4
-        or x.view not in ("plain", CHANNELS_LAST)
-        or padded != tuple(x.shape[1] if i == axis else 1 for i in range(len(seen)))
-    ):
+    if x.view not in (PLAIN, CHANNELS_LAST):
+        x = call.settle(x)
+    rank = len(x.seen)
+    padded = (1,) * (rank - len(weight.shape)) + weight.shape
+    if len(padded) > rank or padded[0] != 1:
         raise Refused(
-            f"it multiplies {list(seen)} by the parameter '{weight.held.key}' of {list(weight.shape)}",
-            "a parameter can multiply the channels of an image, and nothing else",
+            f"it combines {list(x.seen)} with the {weight.held.kind} '{weight.held.key}' of {list(weight.shape)}",
+            "give it 1 in the dimension of the samples",
         )
-    channels = x.shape[1]
-    settings = {"channels": channels, "kernel": 1, "groups": channels}
-    made = call.layer("conv", x, x.shape, settings, weight=(weight, (channels, 1, 1, 1)))
-    return replace(made, view=x.view)
+    axis = rank - 1 if x.view == CHANNELS_LAST else 1
+    if padded == tuple(x.shape[1] if i == axis else 1 for i in range(rank)):
+        padded = (x.shape[1],)  # a vector lies along the channels, wherever the program regards them
+    elif x.view == CHANNELS_LAST and math.prod(padded) > 1:
+        x = call.settle(x)
+    held = call.tensor(weight, padded)
+    wide = x.shape
+    if len(padded) > 1:
+        wide = tuple(n if m == 1 else m for m, n in zip(x.shape, padded, strict=True))
+    left, right = (held, x) if a is weight else (x, held)
+    return replace(call.operator(op, left, right, wide), view=x.view)
 
 
 def _tensors(op: str, call: Call, a: Activation, b: Activation) -> Result:
-    if op == "/":
-        raise Refused("it divides by a tensor", "multiply instead")
-    if a.view != b.view:
-        a, b = (call.settle(x) if x.view in (FLAT, CHANNELS_LAST) else x for x in (a, b))
+    a, b = (replace(x, view=PLAIN, wide=()) if x.view == EXPANDED else x for x in (a, b))
+    if PADDED in (a.view, b.view) or (a.view != b.view and GATE not in (a.view, b.view)):
+        a, b = call.settle(a), call.settle(b)
     if a.shape == b.shape and a.view == b.view:
         made = call.operator(op, a, b, a.shape)
         return replace(a, value=made.value)
@@ -131,10 +134,45 @@ def _tensors(op: str, call: Call, a: Activation, b: Activation) -> Result:
             ones = (*image.shape[:2], 1, 1)
             if gate.shape == ones or (gate.view == GATE and gate.shape == ones[:2]):
                 return replace(image, value=call.operator(op, a, b, image.shape).value)
-    raise Refused(
-        f"the shapes {list(a.seen)} and {list(b.seen)} differ",
-        "operands have one shape, or one of them a number for each channel, [N, C, 1, 1]",
-    )
+    a, b = call.settle(a), call.settle(b)
+    if len(a.shape) != len(b.shape) or a.shape[0] != b.shape[0]:
+        raise Refused(
+            f"the shapes {list(a.seen)} and {list(b.seen)} have not the same rows, or not as many dimensions",
+            "give both operands all dimensions, with 1 where one is to be repeated",
+        )
+    return call.operator(op, a, b, tuple(n if m == 1 else m for m, n in zip(a.shape, b.shape, strict=True)))
+
+
+def _addcmul(call: Call) -> Result:
+    """`self + value * tensor1 * tensor2`"""
+    first, second, added = call.operand("tensor1"), call.operand("tensor2"), call.operand("self")
+    product = _combine("*", call, first, second, 1.0)
+    if not isinstance(product, Activation):
+        return UNKNOWN
+    scaled = _combine("*", call, product, call.real("value", 1.0), 1.0)
+    if not isinstance(scaled, Activation):
+        return UNKNOWN
+    return _combine("+", call, added, scaled, 1.0)
+
+
+def _power(call: Call) -> Result:
+    x, exponent = call.activation("self"), call.real("exponent", 2.0)
+    return x if exponent == 1.0 else call.elementwise("pow", x, {"exponent": exponent})
+
+
+def _constant_power(exponent: float, call: Call) -> Result:
+    return call.elementwise("pow", call.activation("self"), {"exponent": exponent})
+
+
+def _matmul(call: Call) -> Result:
+    """Of tensors of the network, the samples of both apart."""
+    a, b = call.plain("self"), call.plain("other" if call.is_tensor("other") else "mat2")
+    if len(a.shape) != len(b.shape) or len(a.shape) < 3 or a.shape[:-2] != b.shape[:-2]:
+        raise Refused(
+            f"it multiplies {list(a.shape)} by {list(b.shape)}",
+            "give both the same dimensions before the last two, or multiply by a parameter with nn.Linear",
+        )
+    return call.layer("matmul", (a, b), call.result_shape)
 
 
 def _negative(call: Call) -> Result:
@@ -149,10 +187,13 @@ RULES: Mapping[str, Rule] = {
         for kind in ("Tensor", "Scalar")
     },
     "aten.rsub.Scalar": _reversed_difference,
+    "aten.pow.Tensor_Scalar": _power,
+    "aten.addcmul.default": _addcmul,
+    "aten.square.default": partial(_constant_power, 2.0),
+    "aten.rsqrt.default": partial(_constant_power, -0.5),
+    "aten.reciprocal.default": partial(_constant_power, -1.0),
+    "aten.matmul.default": _matmul,
+    "aten.bmm.default": _matmul,
     "aten.neg.default": _negative,
 }
-NOT_TAKEN: Mapping[str, str] = {
-    "aten.pow.Tensor_Scalar": "multiply the tensor by itself",
-    "aten.square.default": "multiply the tensor by itself",
-    "aten.sum.dim_IntList": "use the mean over all pixels",
-}
+NOT_TAKEN: Mapping[str, str] = {"aten.pow.Scalar": "use torch.exp", "aten.cumsum.default": "sum over whole dimensions"}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mbc.interchange.program import Array, Held, Node, Opaque, TensorMeta, TensorName
-from mbc.interchange.steps import Number, Setting
+from mbc.interchange.steps import Number, Setting, Step
 
 
 class Refused(Exception):
@@ -25,7 +25,7 @@ class Refused(Exception):
         self.remedy = remedy
 
 
-PLAIN, FLAT, CHANNELS_LAST, PADDED, GATE = "plain", "flat", "channels_last", "padded", "gate"
+PLAIN, FLAT, CHANNELS_LAST, PADDED, GATE, EXPANDED = "plain", "flat", "channels_last", "padded", "gate", "expanded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,15 @@ class Activation:
     """A tensor of the network, and how the program regards it, which costs nothing until somebody needs its bytes so:
 
     `flat` [N, C, H, W] as [N, C * H * W]; `channels_last` as [N, H, W, C]; `padded` with zeros around each image
-    (`pad`: top, bottom, left, right); `gate` [N, C] as [N, C, 1, 1].
+    (`pad`: top, bottom, left, right); `gate` [N, C] as [N, C, 1, 1]; `expanded` repeated up to the shape `wide`, which
+    operators do by themselves.
     """
 
     value: int
     shape: tuple[int, ...]
     view: str = PLAIN
     pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    wide: tuple[int, ...] = ()
 
     @property
     def seen(self) -> tuple[int, ...]:
@@ -53,7 +55,7 @@ class Activation:
             return (*self.shape[:2], self.shape[2] + top + bottom, self.shape[3] + left + right)
         if self.view == GATE:
             return (*self.shape, 1, 1)
-        return self.shape
+        return self.wide if self.view == EXPANDED else self.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,13 @@ class Builder(Protocol):
         self,
         op: str,
         inputs: Sequence[int | Number],
-        shape: tuple[int, ...],
+        shapes: Sequence[tuple[int, ...]],
         settings: Mapping[str, Setting],
         states: Mapping[str, tuple[Weight, tuple[int, ...]]],
         node: Node,
-    ) -> Activation: ...
+    ) -> tuple[Activation, ...]: ...
+
+    def maker(self, value: int) -> tuple[Step, tuple[int, ...]] | None: ...
 
 
 class Call:
@@ -206,7 +210,25 @@ class Call:
         has for it where that is not torch's; None: it has none."""
         given = {n: (s if isinstance(s, tuple) else (s, s.shape)) for n, s in states.items() if s is not None}
         values = (inputs,) if isinstance(inputs, Activation) else inputs
-        return self._builder.step(op, [a.value for a in values], shape, settings or {}, given, self.node)
+        return self._builder.step(op, [a.value for a in values], [shape], settings or {}, given, self.node)[0]
+
+    def parts(
+        self, op: str, x: Activation, shapes: Sequence[tuple[int, ...]], settings: Mapping[str, Setting]
+    ) -> tuple[Activation, ...]:
+        """A layer that gives several tensors."""
+        return self._builder.step(op, [x.value], shapes, settings, {}, self.node)
+
+    def tensor(self, weight: Weight, shape: tuple[int, ...]) -> Activation:
+        """A parameter or buffer as a tensor of its own, without rows."""
+        op = "parameter" if weight.held.kind == "parameter" else "constant"
+        sizes: Setting = shape[0] if len(shape) == 1 else shape
+        states = {"": (weight, shape)}
+        return self._builder.step(op, [], [shape], {"shape": sizes}, states, self.node)[0]
+
+    def maker(self, x: Activation) -> tuple[Step, Activation] | None:
+        """The step that gave a tensor, and the first tensor that it took. None for inputs of the network."""
+        found = self._builder.maker(x.value)
+        return None if found is None else (found[0], Activation(found[0].values[0], found[1]))
 
     def elementwise(self, op: str, x: Activation, settings: Mapping[str, Setting] | None = None) -> Activation:
         """A layer that works on each element by itself, however the tensor is regarded."""
@@ -214,20 +236,35 @@ class Call:
             x = self.settle(x)
         return replace(x, value=self.layer(op, x, x.shape, settings).value)
 
+    def along(self, x: Activation, dim: int) -> tuple[Activation, int]:
+        """A tensor and its axis for what the program calls `dim`; channels that it regards as the last stay where they
+        are. Raises Refused for axis 0, the samples."""
+        dim %= len(x.seen)
+        if dim == 0:
+            raise Refused("it works along dimension 0, the samples", "keep the samples of a mini-batch apart")
+        if x.view == CHANNELS_LAST:
+            return x, (*range(2, len(x.shape)), 1)[dim - 1]
+        return self.settle(x), dim
+
     def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation:
         operands = [x.value if isinstance(x, Activation) else Number(float(x)) for x in (a, b)]
-        return self._builder.step(op, operands, shape, {}, {}, self.node)
+        return self._builder.step(op, operands, [shape], {}, {}, self.node)[0]
 
     def settle(self, x: Activation) -> Activation:
-        """The tensor in the shape that the program sees. Raises Refused where the language cannot say that."""
+        """The tensor in the shape that the program sees. Raises Refused for one that is repeated."""
         if x.view == FLAT:
             return self.layer("flatten", x, x.seen)
         if x.view == CHANNELS_LAST:
-            raise Refused("the channels of its tensor are last", "permute it to [N, C, H, W] before")
+            rank = len(x.shape)
+            return self.layer("permute", x, x.seen, {"axes": (0, *range(2, rank), 1)})
         if x.view == PADDED:
-            raise Refused("zeros stand around its tensor", "pad where a convolution follows, which takes them in")
+            return self.layer("padding", x, x.seen, {"pad": as_setting(x.pad)})
         if x.view == GATE:
-            raise Refused("[N, C] is regarded as [N, C, 1, 1]", "pool with keepdim=True, so that it is so by itself")
+            return self.layer("reshape", x, x.seen, {"sizes": x.seen[1:]})
+        if x.view == EXPANDED:
+            raise Refused(
+                f"it needs {list(x.shape)} repeated to {list(x.wide)}", "leave expand out: + - * / repeat by themselves"
+            )
         return x
 
 

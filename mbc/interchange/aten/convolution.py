@@ -65,6 +65,32 @@ def _conv2d_padding(call: Call) -> Result:
     return _convolve(call, pads, transposed=False)
 
 
+def _conv1d(call: Call) -> Result:
+    """Rows as images of height 1."""
+    x = call.plain("input")
+    weight, bias = call.weight("weight"), call.optional_weight("bias")
+    if len(x.shape) != 3:
+        raise Refused(f"its tensor has the shape {list(x.shape)}", "give it [N, C, L]")
+    stride, pad, dilation = (
+        call.ints(name, (default,))[0] for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    filters, each, size = weight.shape
+    image = call.layer("reshape", x, (*x.shape[:2], 1, x.shape[2]), {"sizes": (x.shape[1], 1, x.shape[2])})
+    settings: dict[str, Setting] = {
+        "channels": filters,
+        "kernel": as_setting((1, size)),
+        "stride": as_setting((1, stride)),
+        "pad": as_setting((0, pad)),
+        "dilation": as_setting((1, dilation)),
+        "groups": call.integer("groups", 1),
+        "bias": bias is not None,
+    }
+    rows, _, length = call.result_shape
+    held = (weight, (filters, each, 1, size))
+    made = call.layer("conv", image, (rows, filters, 1, length), settings, weight=held, bias=bias)
+    return call.layer("reshape", made, call.result_shape, {"sizes": call.result_shape[1:]})
+
+
 def _conv_transpose2d(call: Call) -> Result:
     vertical, horizontal = call.pair("padding", 0)
     return _convolve(call, (vertical, vertical, horizontal, horizontal), transposed=True)
@@ -94,16 +120,14 @@ def _linear(call: Call) -> Result:
 RULES: Mapping[str, Rule] = {
     "aten.conv2d.default": _conv2d,
     "aten.conv2d.padding": _conv2d_padding,
+    "aten.conv1d.default": _conv1d,
     "aten.conv_transpose2d.input": _conv_transpose2d,
     "aten.linear.default": _linear,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.conv1d.default": "regard the rows as images of height 1, with nn.Conv2d",
     "aten.conv3d.default": "images have two dimensions here, with nn.Conv2d",
     "aten.conv_transpose1d.default": "regard the rows as images of height 1, with nn.ConvTranspose2d",
     "aten.conv_transpose3d.input": "images have two dimensions here, with nn.ConvTranspose2d",
-    "aten.matmul.default": "multiply by parameters only, with nn.Linear",
-    "aten.bmm.default": "multiply by parameters only, with nn.Linear",
-    "aten.einsum.default": "multiply by parameters only, with nn.Linear",
+    "aten.einsum.default": "use torch.matmul or nn.Linear",
     "aten.scaled_dot_product_attention.default": "mbc compiles convolutional networks, without attention",
 }

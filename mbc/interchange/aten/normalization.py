@@ -18,6 +18,12 @@ def _affine(call: Call) -> tuple[Weight | None, Weight | None]:
 
 
 def _batch_norm(call: Call) -> Result:
+    normalised = call.operand("input")
+    if isinstance(normalised, Weight):
+        raise Refused(
+            f"it normalises the parameter '{normalised.held.key}', as weight standardisation does",
+            "use a convolution with the weight as it is (nn.Conv2d), and normalise what it gives",
+        )
     if not call.flag("training", True):
         raise Refused(
             "its statistics are fixed: the module is in eval mode, or frozen",
@@ -59,12 +65,23 @@ def _group_norm(call: Call) -> Result:
     return call.layer("group_norm", x, x.shape, settings, weight=weight, bias=bias)
 
 
+def _instance_norm(call: Call) -> Result:
+    x = call.plain("input")
+    weight, bias = _affine(call)
+    if weight is None or call.optional_weight("running_mean") is not None:
+        raise Refused(
+            "it has no scale and offset, or keeps running statistics",
+            "build it with affine=True and track_running_stats=False",
+        )
+    return call.layer("instance_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
+
+
 RULES: Mapping[str, Rule] = {
     "aten.batch_norm.default": _batch_norm,
     "aten.layer_norm.default": _layer_norm,
     "aten.group_norm.default": _group_norm,
+    "aten.instance_norm.default": _instance_norm,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.instance_norm.default": "use nn.GroupNorm with as many groups as channels",
     "aten.rms_norm.default": "use nn.LayerNorm",
 }

@@ -1,4 +1,4 @@
-"""Pooling and resampling."""
+"""Pooling, reductions and resampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import partial
 from mbc.interchange.aten.base import (
     CHANNELS_LAST,
     FLAT,
-    PADDED,
     PLAIN,
     Activation,
     Call,
@@ -62,38 +61,61 @@ def _adaptive_avg_pool2d(call: Call) -> Result:
         return x
     if size == (1, 1):
         return _global_average(call, x)
-    return call.layer("avgpool", x, call.result_shape, {"kernel": _divided(x, size)})
+    kernel = _divided(x, size)
+    if kernel is None:
+        return call.layer("adaptive_avgpool", x, call.result_shape, {"size": as_setting(size)})
+    return call.layer("avgpool", x, call.result_shape, {"kernel": kernel})
 
 
 def _adaptive_max_pool2d(call: Call) -> Result:
     x = _images(call)
     size = call.pair("output_size", 1)
-    made = x if size == x.shape[2:] else call.layer("maxpool", x, call.result_shape, {"kernel": _divided(x, size)})
+    kernel = _divided(x, size)
+    if size == x.shape[2:]:
+        made = x
+    elif size == (1, 1):
+        made = call.layer("global_maxpool", x, call.result_shape)
+    elif kernel is None:
+        made = call.layer("adaptive_maxpool", x, call.result_shape, {"size": as_setting(size)})
+    else:
+        made = call.layer("maxpool", x, call.result_shape, {"kernel": kernel})
     return (made, made)  # the second, positions of the maxima, is of no use to anybody here
 
 
-def _divided(x: Activation, size: tuple[int, int]) -> int | tuple[int, ...]:
-    """The kernel of windows that do not overlap, and cover the image."""
+def _divided(x: Activation, size: tuple[int, int]) -> int | tuple[int, ...] | None:
+    """The kernel of windows that do not overlap, and cover the image; None where windows are of unlike sizes."""
     if x.shape[2] % size[0] or x.shape[3] % size[1]:
-        raise Refused(
-            f"it pools {list(x.shape[2:])} to {list(size)} by windows of unlike sizes",
-            "pool to a size that divides the image's, or give it images of another size",
-        )
+        return None
     return as_setting((x.shape[2] // size[0], x.shape[3] // size[1]))
 
 
-def _mean(call: Call) -> Result:
-    """Of all pixels."""
+def _reduced(op: str, call: Call) -> Result:
+    """Over axes; a mean over all pixels is `global_avgpool`."""
     x = call.activation("self")
-    if x.view == PADDED:
-        x = call.settle(x)
     rank = len(x.seen)
-    dims = sorted(d % rank for d in call.ints("dim") or tuple(range(rank)))
-    pixels = [1, 2] if x.view == CHANNELS_LAST else [2, 3]
-    if rank != 4 or dims != pixels or x.view not in (PLAIN, CHANNELS_LAST):
-        raise Refused(f"it is over the dimensions {dims} of {list(x.seen)}", "take the mean over all pixels")
-    made = _global_average(call, x)
-    return made if call.flag("keepdim", False) else Activation(made.value, made.shape, FLAT)
+    dims = tuple(sorted(d % rank for d in call.ints("dim") or tuple(range(rank))))
+    keep = call.flag("keepdim", False)
+    pixels = (1, 2) if x.view == CHANNELS_LAST else (2, 3)
+    if op == "mean" and rank == 4 and dims == pixels and x.view in (PLAIN, CHANNELS_LAST):
+        made = _global_average(call, x)
+        return made if keep else Activation(made.value, made.shape, FLAT)
+    if 0 in dims:
+        raise Refused(f"it is over dimension 0 of {list(x.seen)}, the samples", "keep the samples apart")
+    return call.layer(
+        op, call.settle(x), call.result_shape, {"axes": dims[0] if len(dims) == 1 else dims, "keep": keep}
+    )
+
+
+def _vector_norm(call: Call) -> Result:
+    if call.real("ord", 2.0) != 2.0:
+        raise Refused("it is a norm of another kind than L2", "use torch.linalg.vector_norm(x, 2)")
+    x = call.settle(call.activation("self"))
+    dims = tuple(sorted(d % len(x.shape) for d in call.ints("dim") or tuple(range(len(x.shape)))))
+    if 0 in dims:
+        raise Refused(f"it is over dimension 0 of {list(x.shape)}, the samples", "keep the samples apart")
+    squares = call.layer("pow", x, x.shape, {"exponent": 2.0})
+    axes: dict[str, Setting] = {"axes": dims[0] if len(dims) == 1 else dims, "keep": call.flag("keepdim", False)}
+    return call.elementwise("sqrt", call.layer("sum", squares, call.result_shape, axes))
 
 
 def _upsample(mode: str, call: Call) -> Result:
@@ -123,7 +145,10 @@ RULES: Mapping[str, Rule] = {
     "aten.avg_pool2d.default": _avg_pool2d,
     "aten.adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
     "aten.adaptive_max_pool2d.default": _adaptive_max_pool2d,
-    "aten.mean.dim": _mean,
+    "aten.mean.dim": partial(_reduced, "mean"),
+    "aten.sum.dim_IntList": partial(_reduced, "sum"),
+    "aten.linalg_vector_norm.default": _vector_norm,
+    "aten.amax.default": partial(_reduced, "amax"),
     "aten.upsample_nearest2d.vec": partial(_upsample, "nearest"),
     "aten.upsample_nearest2d.default": partial(_upsample, "nearest"),
     "aten.upsample_bilinear2d.vec": partial(_upsample, "bilinear"),
@@ -131,7 +156,6 @@ RULES: Mapping[str, Rule] = {
 }
 NOT_TAKEN: Mapping[str, str] = {
     "aten.upsample_bicubic2d.vec": "use mode='bilinear'",
-    "aten.pixel_shuffle.default": "use nn.ConvTranspose2d or nn.Upsample",
     "aten.max_pool1d.default": "regard the rows as images of height 1, with nn.MaxPool2d",
     "aten.avg_pool1d.default": "regard the rows as images of height 1, with nn.AvgPool2d",
     "aten.lp_pool2d.default": "use nn.AvgPool2d",

@@ -1,13 +1,15 @@
-"""Shapes: most of it only changes how a tensor is regarded."""
+"""Shapes: most of it only changes how a tensor is regarded; parts of tensors, and tensors joined."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from mbc.interchange.aten.base import (
     CHANNELS_LAST,
+    EXPANDED,
     FLAT,
     GATE,
     PADDED,
@@ -20,9 +22,11 @@ from mbc.interchange.aten.base import (
     Rule,
     Weight,
     as_activation,
+    as_setting,
 )
+from mbc.interchange.steps import Setting
 
-_SHAPES = "flatten to [N, features], permute to [N, H, W, C] and back; other shapes stay as they are"
+_ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
 
 def _same(call: Call) -> Result:
@@ -49,20 +53,131 @@ def _reshape(call: Call) -> Result:
         return replace(x, view=FLAT)
     if x.view == PLAIN and len(x.shape) == 2 and shape == (*x.shape, 1, 1):
         return replace(x, view=GATE)
-    raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _SHAPES)
+    if len(shape) < 2 or shape[0] != rows:
+        raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _ROWS)
+    if x.view in (FLAT, GATE):  # the same bytes
+        x = replace(x, view=PLAIN)
+    return _reshaped(call, call.settle(x), shape)
+
+
+def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
+    """What reshapes were before it is left out, and ShuffleNet's shuffle is `channel_shuffle`."""
+    while (made := call.maker(x)) is not None and made[0].op in ("reshape", "flatten"):
+        x = made[1]
+    if x.shape == shape:
+        return x
+    if made is not None and made[0].op == "permute" and made[0].settings["axes"] == (0, 2, 1, *range(3, len(x.shape))):
+        grouped = call.maker(made[1])
+        rows, groups, size, *others = made[1].shape
+        joined = (rows, groups * size, *others)
+        if grouped is not None and grouped[0].op == "reshape" and grouped[1].shape == joined == shape:
+            return call.layer("channel_shuffle", grouped[1], shape, {"groups": groups})
+    return call.layer("reshape", x, shape, {"sizes": shape[1:]})
 
 
 def _permute(call: Call) -> Result:
     x = call.activation("self")
     rank = len(x.seen)
-    dims = tuple(d % rank for d in call.ints("dims"))
-    if dims == tuple(range(rank)):
+    return _permuted(call, x, tuple(d % rank for d in call.ints("dims")))
+
+
+def _transpose(call: Call) -> Result:
+    x = call.activation("self")
+    order = list(range(len(x.seen)))
+    a, b = call.integer("dim0", 0), call.integer("dim1", 0)
+    order[a], order[b] = order[b], order[a]
+    return _permuted(call, x, tuple(order))
+
+
+def _permuted(call: Call, x: Activation, dims: tuple[int, ...]) -> Activation:
+    if x.view == CHANNELS_LAST:
+        x, dims = replace(x, view=PLAIN), tuple((0, 2, 3, 1)[d] for d in dims)
+    if x.view != PLAIN:
+        x = call.settle(x)
+    if dims == tuple(range(len(dims))):
         return x
-    if x.view == PLAIN and dims == (0, 2, 3, 1):
+    if dims == (0, 2, 3, 1):
         return replace(x, view=CHANNELS_LAST)
-    if x.view == CHANNELS_LAST and dims == (0, 3, 1, 2):
-        return replace(x, view=PLAIN)
-    raise Refused(f"it permutes {list(x.seen)} by {list(dims)}", _SHAPES)
+    if dims[0] != 0:
+        raise Refused(f"it permutes {list(x.shape)} by {list(dims)}", _ROWS)
+    return call.layer("permute", x, tuple(x.shape[d] for d in dims), {"axes": dims})
+
+
+def _sized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _split(call: Call) -> Result:
+    """`split`, `split_with_sizes`, `chunk`: parts along an axis."""
+    x, axis = call.along(call.activation("self"), call.integer("dim", 0))
+    total = x.shape[axis]
+    if call.node.arguments.get("chunks") is not None:
+        sizes = (-(-total // call.integer("chunks", 1)),)
+    else:
+        sizes = call.ints("split_size") or call.ints("split_sizes")
+    if len(sizes) == 1 and sizes[0] < total:
+        whole, rest = divmod(total, sizes[0])
+        sizes = (*sizes * whole, *(rest,) * (rest > 0))
+    if len(sizes) < 2:
+        return (x,)
+    settings: dict[str, Setting] = {"axis": axis}
+    equal = len(set(sizes)) == 1
+    settings |= {"count": len(sizes)} if equal else {"sizes": sizes}
+    shapes = [_sized(x.shape, axis, size) for size in sizes]
+    made = call.parts("chunk" if equal else "split", x, shapes, settings)
+    return tuple(replace(part, view=x.view) for part in made)
+
+
+def _slice(call: Call) -> Result:
+    x = call.activation("self")
+    dim, rank = call.integer("dim", 0), len(x.seen)
+    size, step = x.seen[dim], call.integer("step", 1)
+    start, stop, _ = slice(call.integer("start", 0), call.integer("end", size)).indices(size)
+    if (start, stop, step) == (0, size, 1):
+        return x
+    x, axis = call.along(x, dim % rank)
+    return _sliced(call, x, axis, start, stop, step)
+
+
+def _sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: int = 1) -> Activation:
+    count = len(range(start, stop, step))
+    if count == 0:
+        raise Refused("nothing is left of it", "leave it out")
+    settings: dict[str, Setting] = {"axis": axis, "start": start, "step": step}
+    if stop < x.shape[axis]:
+        settings["stop"] = stop
+    return replace(call.layer("slice", x, _sized(x.shape, axis, count), settings), view=x.view)
+
+
+def _select(call: Call) -> Result:
+    """One element along an axis, which is gone then."""
+    x, axis = call.along(call.activation("self"), call.integer("dim", 0))
+    index = call.integer("index", 0) % x.shape[axis]
+    one = call.settle(_sliced(call, x, axis, index, index + 1))
+    return _reshaped(call, one, call.result_shape)
+
+
+def _expand(call: Call) -> Result:
+    """Operators repeat by themselves."""
+    x, shape = call.operand("self"), call.result_shape
+    if isinstance(x, Weight):
+        raise Refused(f"it repeats the {x.held.kind} '{x.held.key}'", "leave expand out: + - * / repeat by themselves")
+    x = as_activation(x)
+    if x.seen == shape:
+        return x
+    if x.view != EXPANDED:
+        x = call.settle(x)
+    if len(x.shape) != len(shape) or x.shape[0] != shape[0]:
+        raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _ROWS)
+    return replace(x, view=EXPANDED, wide=shape)
+
+
+def _stack(call: Call) -> Result:
+    parts = [call.settle(as_activation(x)) for x in call.operands("tensors")]
+    axis = call.integer("dim", 0) % (len(parts[0].shape) + 1)
+    if axis == 0:
+        raise Refused("it joins along a new dimension 0, of samples", _ROWS)
+    return call.layer("stack", parts, call.result_shape, {"axis": axis})
 
 
 def _cat(call: Call) -> Result:
@@ -72,34 +187,44 @@ def _cat(call: Call) -> Result:
     view = parts[0].view
     if view not in (PLAIN, CHANNELS_LAST) or any(x.view != view for x in parts):
         parts, view = [call.settle(x) for x in parts], PLAIN
-    rank = len(parts[0].seen)
-    axis = call.integer("dim", 0) % rank
-    if axis != (rank - 1 if view == CHANNELS_LAST else 1):
-        raise Refused(f"it joins along dimension {axis}", "join channels")
-    first = parts[0].shape
-    channels = sum(x.shape[1] for x in parts)
-    made = call.layer("concat", parts, (first[0], channels, *first[2:]))
+    _, axis = call.along(parts[0], call.integer("dim", 0))
+    made = call.layer("concat", parts, _sized(parts[0].shape, axis, sum(x.shape[axis] for x in parts)), {"axis": axis})
     return replace(made, view=view)
 
 
 def _pad(call: Call) -> Result:
-    """Zeros around images are what the convolution behind them takes in."""
+    """Zeros around images are what the convolution behind them takes in; anything else is `padding`."""
     x = call.activation("self") if call.is_tensor("self") else call.activation("input")
     pads = call.ints("pad")
     if not any(pads):
         return x
     value = call.node.arguments.get("value")
+    mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
     outside = len(pads) > 4 and any(pads[4:])
-    if call.text("mode", "constant") != "constant" or value not in (None, 0, 0.0) or outside or min(pads) < 0:
+    if mode is None or (mode == "zero" and value not in (None, 0, 0.0)) or outside:
         raise Refused(
-            "it pads by something else than zeros around images", "pad with zeros where a convolution follows"
+            "it pads by something that is not known here", "pad images with zeros, by reflect or by replicate"
         )
     left, right, top, bottom = (*pads, 0, 0)[:4]
-    if x.view not in (PLAIN, PADDED) or len(x.shape) != 4:
-        raise Refused(f"it pads {list(x.seen)}", "pad images where a convolution follows")
+    if mode != "zero" or min(pads) < 0 or x.view not in (PLAIN, PADDED):
+        x = call.settle(x)
+    if len(x.shape) != 4:
+        raise Refused(f"it pads {list(x.seen)}", "pad images, [N, C, H, W]")
+    if mode != "zero" or min(pads) < 0:
+        around: dict[str, Setting] = {"pad": as_setting((top, bottom, left, right)), "mode": mode}
+        return call.layer("padding", x, call.result_shape, around)
     outer = x.pad
     pad = (outer[0] + top, outer[1] + bottom, outer[2] + left, outer[3] + right)
     return Activation(x.value, x.shape, PADDED, pad)
+
+
+def _channel_shuffle(call: Call) -> Result:
+    x = call.plain("self")
+    return call.layer("channel_shuffle", x, x.shape, {"groups": call.integer("groups", 1)})
+
+
+def _pixel_shuffle(op: str, factor: str, call: Call) -> Result:
+    return call.layer(op, call.plain("self"), call.result_shape, {"factor": call.integer(factor, 1)})
 
 
 RULES: Mapping[str, Rule] = {
@@ -113,26 +238,30 @@ RULES: Mapping[str, Rule] = {
         f"aten.{name}": _reshape
         for name in (
             "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default",
-            "squeeze.dim", "squeeze.dims", "unflatten.int", "view_as.default",
+            "squeeze.dim", "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
         )
     },
     "aten.permute.default": _permute,
+    "aten.transpose.int": _transpose,
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _split,
+    "aten.chunk.default": _split,
+    "aten.slice.Tensor": _slice,
+    "aten.select.int": _select,
+    "aten.expand.default": _expand,
+    "aten.expand_as.default": _expand,
+    "aten.stack.default": _stack,
+    "aten.channel_shuffle.default": _channel_shuffle,
+    "aten.pixel_shuffle.default": partial(_pixel_shuffle, "pixel_shuffle", "upscale_factor"),
+    "aten.pixel_unshuffle.default": partial(_pixel_shuffle, "pixel_unshuffle", "downscale_factor"),
     "aten.cat.default": _cat,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,
 }  # fmt: skip
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.transpose.int": _SHAPES,
-    "aten.chunk.default": "compute the parts by two layers",
-    "aten.split.Tensor": "compute the parts by several layers",
-    "aten.split_with_sizes.default": "compute the parts by several layers",
-    "aten.slice.Tensor": "compute what is needed by a layer of its own",
-    "aten.select.int": "compute what is needed by a layer of its own",
     "aten.index.Tensor": "compute what is needed by a layer of its own",
-    "aten.stack.default": "join channels by torch.cat",
-    "aten.expand.default": "multiply or add with [N, C, 1, 1], which is broadcast",
-    "aten.roll.default": _SHAPES,
-    "aten.repeat.default": _SHAPES,
+    "aten.roll.default": "join slices by torch.cat",
+    "aten.repeat.default": "join by torch.cat; + - * / repeat by themselves",
     "aten.to.dtype": "compute in one type: train { precision = bf16 } says in which",
     "aten.detach.default": "gradients flow through everything that a loss depends on",
 }
