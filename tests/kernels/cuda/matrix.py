@@ -12,7 +12,7 @@ from mbc.kernels.base import Candidate
 from mbc.kernels.cuda import OWN
 from tests.kernels.cuda.cases import Case
 
-EVERY = 5
+EVERY = 10
 MANY_IMAGES = 100  # of a convolution: more of them keep every block of a real GPU going round
 
 
@@ -29,7 +29,7 @@ def matrix(
     pairs: Iterable[tuple[Case, Precision]], offered: Callable[[Case, Precision], list[Candidate]] = offered
 ) -> list[object]:
     """Those for which kernels are offered, as parameters for the emulator. All are exhaustive but the first of each
-    kernel in each precision and every fifth of the others."""
+    kernel in each precision and every tenth of the others."""
     known: set[tuple[str, Precision]] = set()
     parameters: list[object] = []
     for case, precision in pairs:
