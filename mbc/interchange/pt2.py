@@ -81,6 +81,8 @@ class _Reader:
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path = path
         self._archive = archive
+        if sum(entry.compress_size for entry in archive.infolist()) > path.stat().st_size:
+            raise ValueError("its parts lie over each other")
         entries = archive.infolist()
         if len(entries) > MOST_ENTRIES:
             raise ValueError(f"it has {len(entries)} entries; {MOST_ENTRIES} is the most that is read")
@@ -192,8 +194,12 @@ class _Reader:
             raise self._weights(f"the layout of '{shown}' is damaged")
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         needed = (last + 1) * dtype.itemsize if math.prod(shape) else 0
-        if entry.file_size < needed or entry.file_size > LARGEST_FILE:
-            raise self._weights(f"'{shown}' takes {show_size(needed)}, but its file has {show_size(entry.file_size)}")
+        there = math.prod(shape) * dtype.itemsize  # elements may share bytes, but are written out one by one
+        if entry.file_size < max(needed, there) or entry.compress_type != zipfile.ZIP_STORED:
+            raise self._weights(
+                f"'{shown}' takes {show_size(max(needed, there))}, but its file has {show_size(entry.file_size)}"
+                + (", packed" if entry.compress_type != zipfile.ZIP_STORED else "")
+            )
         raw = np.frombuffer(self._read(entry.filename, entry.file_size), np.uint8)
         if not math.prod(shape):
             return np.zeros(shape, dtype)

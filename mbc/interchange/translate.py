@@ -120,6 +120,9 @@ class _Translation:
         except Refused as error:
             self._refuse(node, error.reason, error.remedy)
             result = tuple(self._placeholder(output) for output in node.outputs)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            self._refuse(node, f"its arguments are damaged ({type(error).__name__})", "export the model again")
+            result = tuple(self._placeholder(output) for output in node.outputs)
         results = result if isinstance(result, tuple) else (result,) * len(node.outputs)
         first = next((a.name for a in node.arguments.values() if isinstance(a, TensorName)), None)
         for output, made in zip(node.outputs, results, strict=False):

@@ -71,6 +71,9 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
 
 
 def _with_number(op: str, call: Call, a: Activation | float, b: Activation | float, x: Activation) -> Activation:
+    if x.view == PADDED and (op not in ("*", "/") or (op == "/" and a is not x)):  # zeros around it do not stay zeros
+        settled = call.settle(x)
+        a, b, x = (settled if a is x else a), (settled if b is x else b), settled
     made = call.operator(op, a, b, x.shape)
     return replace(x, value=made.value)
 
