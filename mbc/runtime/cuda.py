@@ -179,9 +179,7 @@ class Cuda:
         if place.space is Space.HOST:
             self._host_bytes(place)[:] = data
         else:
-            self._driver.memcpy_htod(self._address(place), data)
-            if self._part is not None:  # the default stream, on which that is, is not ordered with the part's
-                self._driver.Context.synchronize()
+            self._upload(self._address(place), data)
 
     def read(self, place: Place) -> Array:
         self._settle()
@@ -203,14 +201,14 @@ class Cuda:
         self._driver.memcpy_dtoh(kept, address)
         try:
             if mine.size:
-                self._driver.memcpy_htod(address + own.start * row_bytes, mine)
+                self._upload(address + own.start * row_bytes, mine)
             self._connection.communicator.gather_parts(
                 address, part.shape[0] * row_bytes, parameter.size_bytes, int(self._compute.handle)
             )
             self._settle()
             self._driver.memcpy_dtoh(whole, address)
         finally:
-            self._driver.memcpy_htod(address, kept)
+            self._upload(address, kept)
         return loaded(whole, parameter.shape, part.dtype, part.layout)
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
@@ -339,6 +337,12 @@ class Cuda:
             self._expire()
             self._settle()
             self._closed()
+
+    def _upload(self, address: int, data: Array) -> None:
+        """What is there before any stream of the module goes on."""
+        self._driver.memcpy_htod(address, data)
+        if self._part is not None:  # the default stream, on which that is, is not ordered with the part's
+            self._driver.Context.synchronize()
 
     def _settle(self) -> None:
         """Wait for everything that was started."""
