@@ -99,7 +99,7 @@ def timed(slower: int) -> Iterator[None]:
 
 
 class Campaign:
-    """Judges inputs one after the other."""
+    """Judges inputs in turn."""
 
     def __init__(self, name: str, folder: Path, scratch: Path) -> None:
         from fuzz_targets import TARGETS, answer

@@ -79,8 +79,7 @@ def open_cuda(
 @dataclass
 class _Slot:
     """Pinned memory of one queued step: the host's part of the control block for each mini-batch, loss and metrics.
-    `begun`, `event`: it
-    has begun, and ended; `number`: which of all steps it is, from 1 on."""
+    `begun`, `event`: it has begun, and ended; `number`: which of all steps it is, from 1 on."""
 
     controls: tuple[Array, ...]
     figures: tuple[Array, ...]
