@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mbc.errors import MbcError
-from mbc.train.metrics import Criterion
+
+if TYPE_CHECKING:  # help has the names of schedules, and needs no more
+    from mbc.train.metrics import Criterion
 
 KINDS = ("constant", "cosine", "step", "multi-step", "poly", "one-cycle", "plateau")
 USUAL_RATES = {"sgd": 0.1, "adamw": 0.001, "lars": 1.0, "lamb": 0.001}  # by the kind of optimizer
