@@ -9,6 +9,7 @@
 // Threads    256.
 // Limit      memory bandwidth.
 #include "guard.cuh"
+#include "square_sums.cuh"
 
 // Followed by two integers for every gradient: its elements, and its parts.
 struct ClipNormArguments {
@@ -34,19 +35,6 @@ struct GradientParts {
   int32_t parts[TENSORS];
   int64_t first[TENSORS];  // where the sums of its parts begin
 };
-
-// Adds up what the threads of a block have, in a fixed order; thread 0 gets the sum.
-__device__ inline double sum_of_block(double value) {
-  __shared__ double shared[THREADS];
-  shared[threadIdx.x] = value;
-  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
-  }
-  return shared[0];
-}
-
-__device__ inline double square(float value) { return static_cast<double>(value) * static_cast<double>(value); }
 
 __global__ void sum_squares(GradientParts gradients, double* sums) {
   const int n = static_cast<int>(blockIdx.y), parts = gradients.parts[n];

@@ -11,6 +11,7 @@
 // Limit      memory bandwidth.
 #include "mbc_control.h"
 #include "optimizer.cuh"
+#include "square_sums.cuh"
 
 // Followed by `FIELDS` integers for every tensor: its elements, its parts, and which pointers of the call are parameter,
 // gradient, two states, these three written, and the ratio; -1: there is none.
@@ -40,22 +41,12 @@ struct Sums {
   double x, y;
 };
 
-// Adds up what the threads of a block have, in a fixed order; thread 0 gets the sums.
+// Of a block, as `sum_of_block`.
 __device__ inline Sums sums_of_block(Sums own) {
-  __shared__ double x[THREADS], y[THREADS];
-  x[threadIdx.x] = own.x;
-  y[threadIdx.x] = own.y;
-  for (unsigned half = THREADS / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      x[threadIdx.x] += x[threadIdx.x + half];
-      y[threadIdx.x] += y[threadIdx.x + half];
-    }
-  }
-  return {x[0], y[0]};
+  const double x = sum_of_block(own.x);
+  __syncthreads();  // both are summed in the same shared memory
+  return {x, sum_of_block(own.y)};
 }
-
-__device__ inline double squared(float value) { return static_cast<double>(value) * static_cast<double>(value); }
 
 // A rule has `Settings`, which operands it reads and writes, a constructor that all threads of a block run together, and
 // `operator()(p, g, a, b, ratio, sums)` for one element. Rules of ratios add to `sums`, and say by `ratio_of(settings, x, y)`
@@ -73,8 +64,8 @@ struct LarsRatio {
   __device__ LarsRatio(const Settings& settings, const MbcControl* control)
       : unscale(1.0f / control->gradient_scale), limit(static_cast<float>(settings.clip_value)) {}
   __device__ void operator()(float& p, float g, float&, float&, float, Sums& sums) const {
-    sums.x += squared(p);
-    sums.y += squared(clipped(g * unscale, limit));
+    sums.x += square(p);
+    sums.y += square(clipped(g * unscale, limit));
   }
   __device__ static double ratio_of(const Settings& s, double p, double g) {
     return p > 0 && g > 0 ? s.trust * p / (g + s.weight_decay * p + s.eps) : 1.0;
@@ -143,8 +134,8 @@ struct LambRatio {
     const float g = clipped(gradient * unscale, limit);
     first = beta1 * first + rest1 * g;
     second = beta2 * second + rest2 * (g * g);
-    sums.x += squared(p);
-    sums.y += squared(step(p, first, second));
+    sums.x += square(p);
+    sums.y += square(step(p, first, second));
   }
   __device__ static double ratio_of(const Settings&, double p, double step) {
     return p > 0 && step > 0 ? p / step : 1.0;
