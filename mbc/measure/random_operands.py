@@ -68,7 +68,7 @@ def few(request: Request) -> Request:
             outputs=tuple(t.with_rows(rows) for t in request.outputs),
         )
     if request.kind.removesuffix(SEVERAL) in UPDATES_OF_PARTS:
-        # A part has fewer rows than the whole: all rows stay, with an element each.
+        # A part has fewer rows than the whole: all rows stay, with so few elements that they still have a layout.
         inputs = tuple(t if t == CONTROL_TYPE else _narrow(t) for t in request.inputs)
     elif _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
@@ -104,7 +104,7 @@ def _short(tensor: TensorType) -> TensorType:
 
 
 def _narrow(tensor: TensorType) -> TensorType:
-    return TensorType((tensor.shape[0], *(1,) * (len(tensor.shape) - 1)), tensor.dtype)
+    return TensorType((tensor.shape[0], *(min(2, size) for size in tensor.shape[1:])), tensor.dtype)
 
 
 def _updates(request: Request) -> bool:

@@ -44,7 +44,7 @@ def test_an_operation_with_another_kernel():
 def test_division_workspace_and_operations_of_one_plan_only():
     diff = diff_plans(random_plan(3), random_plan(4))
     aspects = {aspect for change in diff.operations for aspect in change.differs}
-    assert {"kernel", "micro_batches", "workspace", "time"} <= aspects
+    assert {"micro_batches", "workspace", "time"} <= aspects
     names = {summary.name for _, summary in diff.only_before}
     assert names and names.isdisjoint(summary.name for _, summary in diff.only_after)
 
