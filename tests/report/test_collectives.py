@@ -110,7 +110,9 @@ def test_what_is_sharded() -> None:
     assert [line.split()[0] for line in lines] == [
         "sharded", "reduce-scatter", "all-gather", "all-reduce", "links", "hidden", "exposed"
     ]  # fmt: skip
-    assert "14.1 MiB of 28.1 MiB of optimizer states on each of 2 GPUs" in lines[0] and "of collectives" in lines[5]
+    assert (
+        "14.1 MiB of 28.1 MiB of optimizer states on each of 2 GPUs" in lines[0] and "that collectives take" in lines[5]
+    )
     text = collectives_text(plan, None)
     assert all(f"launch {bucket.launch} " in text for bucket in sharing.all_buckets)
     document = collectives_document(plan)
