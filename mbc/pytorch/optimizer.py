@@ -44,7 +44,9 @@ def updates_of(optimizer: Any) -> Updates:
     decays = tuple(float(group["weight_decay"]) for group in groups)
     decoupled = kind is optim.AdamW or groups[0].get("decoupled_weight_decay", False)
     if kind is optim.Adam and any(decays) and not decoupled:
-        raise _refused("the optimizer Adam has weight_decay, which it adds to gradients", "use AdamW, which decouples it")
+        raise _refused(
+            "the optimizer Adam has weight_decay, which it adds to gradients", "use AdamW, which decouples it"
+        )
     first = groups[0]
     if kind is optim.SGD:
         nesterov = ", nesterov=true" if first["nesterov"] else ""
@@ -72,7 +74,7 @@ def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequ
 
 
 def rate_now(updates: Updates, optimizer: Any) -> float:
-    """The rate of the first group. MBC335 where those of the groups are no longer in the proportion that was planned."""
+    """The rate of the first group. MBC335 where those of the groups have left the planned proportion."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     planned = [rates[0] * factor for factor in updates.factors]
     if len(rates) != len(planned) or not all(map(_close, rates, planned)):
