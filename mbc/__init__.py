@@ -42,10 +42,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mbc.pytorch.trainer import Trainer
+from typing import Any
 
 __version__ = "0.2.0.dev0"
 
@@ -60,8 +57,8 @@ def from_torch(
     precision: str = "fp32",
     device: str = "auto",
     seed: int = 0,
-) -> Trainer:
-    """A trainer that takes the place of forward, backward and `optimizer.step()` in a loop of PyTorch.
+) -> Any:
+    """A `mbc.pytorch.trainer.Trainer`, which takes the place of forward, backward and `optimizer.step()` in a loop of PyTorch.
 
     `example`: the input of one mini-batch, or several in a tuple; every step has as many rows. `loss`: a name of the
     language or an `nn` loss. `optimizer`: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.

@@ -62,6 +62,7 @@ class Trainer:
 
         handles = (
             model.register_state_dict_pre_hook(write_back),
+            model.register_load_state_dict_pre_hook(write_back),  # what a partial dict leaves as it is
             model.register_load_state_dict_post_hook(put_in),
             optimizer.register_step_pre_hook(_refuse_step),
         )
