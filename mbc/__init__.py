@@ -58,7 +58,7 @@ def from_torch(
     device: str = "auto",
     seed: int = 0,
 ) -> Any:
-    """A `mbc.pytorch.trainer.Trainer`, which takes the place of forward, backward and `optimizer.step()` in a loop of PyTorch.
+    """A `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
 
     `example`: the input of one mini-batch, or several in a tuple; every step has as many rows. `loss`: a name of the
     language or an `nn` loss. `optimizer`: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
