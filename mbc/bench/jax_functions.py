@@ -176,6 +176,23 @@ def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
 
 
+def _attention(a: Any, *operands: Tensor) -> Tensor:
+    def headed(x: Tensor) -> Tensor:
+        n, channels, *size = x.shape
+        return jnp.moveaxis(x.reshape(n, a.heads, channels // a.heads, -1, size[-1]), 2, 4)
+
+    q, k, v = (headed(x) for x in (jnp.split(operands[0], 3, 1) if a.packed else operands[:3]))
+    scores = (q @ k.mT).astype(jnp.promote_types(q.dtype, jnp.float32)) * a.scale
+    if len(operands) > a.operands:
+        scores = scores + operands[a.operands]
+    if a.causal:
+        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+    powers = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    y = (powers / powers.sum(-1, keepdims=True)).astype(v.dtype) @ v
+    n, _, *size = operands[0].shape
+    return jnp.moveaxis(y, 4, 2).reshape(n, -1, *size)
+
+
 def _rearrange(a: Any, x: Tensor) -> Tensor:
     moved = x.reshape(len(x), *a.flat).transpose(0, *(1 + i for i in a.order))
     return moved.reshape(len(x), *map(math.prod, a.permuted))
@@ -282,6 +299,6 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {**_OF_ONE, **_OF_TWO, "concat": _concat, "group_norm": _group_norm, "layer_norm": _group_norm}
+    {**_OF_ONE, **_OF_TWO, "concat": _concat, "group_norm": _group_norm, "layer_norm": _group_norm, "attention": _attention}
 )
-PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear", "matmul"))  # whose operands are cast
+PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear", "matmul", "attention"))  # whose operands are cast

@@ -132,6 +132,26 @@ def _concat(a: Any, *parts: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def _attention(a: Any, *operands: Tensor) -> Tensor:
+    """[N, heads * D, ..., T] as [N * groups, heads, T, D], which torch's fused kernels take."""
+
+    def headed(x: Tensor) -> Tensor:
+        n, channels, *size = x.shape
+        return x.reshape(n, a.heads, channels // a.heads, -1, size[-1]).permute(0, 3, 1, 4, 2).flatten(0, 1)
+
+    q, k, v = (headed(x) for x in (operands[0].chunk(3, 1) if a.packed else operands[:3]))
+    bias = None
+    if len(operands) > a.operands:
+        bias = operands[a.operands].to(q.dtype).transpose(0, 1)
+        bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1) if bias.shape[0] > 1 else bias
+    if a.causal and bias is not None:
+        later = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+        bias = bias.masked_fill(later, float("-inf"))
+    y = F.scaled_dot_product_attention(q, k, v, bias, is_causal=a.causal and bias is None, scale=a.scale)
+    n, _, *size = operands[0].shape
+    return y.unflatten(0, (n, -1)).permute(0, 2, 4, 1, 3).reshape(n, -1, *size)
+
+
 def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
@@ -230,6 +250,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),
     "layer_norm": _layer_norm,
+    "attention": _attention,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(

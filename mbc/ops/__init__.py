@@ -6,6 +6,7 @@
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
+* `attention`: scaled dot-product attention
 * `augment`: images of bytes, cropped, mirrored, recoloured and normalised
 * `bias`: biases of convolutions and linear layers
 * `broadcast`: sums and products of images with a number for each channel
@@ -59,6 +60,7 @@ from mbc.ops import (
     adaptive_pool,
     along,
     arithmetic,
+    attention,
     augment,
     bias,
     broadcast,
@@ -99,6 +101,7 @@ _FAMILIES = (
     bias,
     matrix,
     matmul,
+    attention,
     normalization,
     group_norm,
     activation,

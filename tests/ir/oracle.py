@@ -216,6 +216,24 @@ def layer_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
     return tuple(part.movedim(-1, 1) for part in made)
 
 
+def attention(a: Any, *operands: Any) -> Any:
+    """By einsum, head by head."""
+    q, k, v = operands[0].chunk(3, 1) if a.packed else operands[:3]
+    results, logs = [], []
+    for head, parts in enumerate(zip(*(x.chunk(a.heads, 1) for x in (q, k, v)), strict=True)):
+        scores = torch.einsum("nc...t,nc...s->n...ts", parts[0], parts[1]) * a.scale
+        if len(operands) > a.operands:
+            bias = operands[a.operands]
+            bias = bias[head % bias.shape[0]]
+            bias = bias.expand(scores[0].reshape(-1, *scores.shape[-2:]).shape)
+            scores = scores + bias.reshape(scores.shape[1:])
+        if a.causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        results.append(torch.einsum("n...ts,nc...s->nc...t", scores.softmax(-1), parts[2]))
+        logs.append(scores.logsumexp(-1))
+    return torch.cat(results, 1), torch.stack(logs, 1)
+
+
 MEANING: dict[str, Callable[..., Any]] = {
     "convolution": convolution,
     "convolution_backward_data": transposed,
@@ -263,6 +281,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "group_norm": group_norm,
     "layer_norm": layer_norm,
+    "attention": attention,
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),

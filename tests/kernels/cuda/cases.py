@@ -21,6 +21,7 @@ from mbc.ops.activation_variants import Elu
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest, Softmax
 from mbc.ops.arithmetic import Broadcast
+from mbc.ops.attention import Attention
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
@@ -865,6 +866,33 @@ def _matmuls(cases: Cases) -> None:
             cases.add("matmul", a, w(*left), w(*right), note=f"{m}x{n}x{k}{'ta' * a.transpose_a}{'tb' * a.transpose_b}")
 
 
+def _attention(cases: Cases) -> None:
+    """Heads, groups, queries, keys and channels of a head; a bias of so many heads and groups."""
+    for heads, groups, queries, keys, depth, bias, packed, causal in (
+        (2, 1, 70, 70, 32, None, True, False),
+        (2, 3, 19, 19, 8, (2, 3), True, False),
+        (3, 2, 9, 21, 40, (1, 2), False, False),
+        (2, 2, 21, 9, 24, (2, 1), False, True),
+        (1, 1, 35, 67, 80, (1, 1), False, True),
+        (1, 1, 5, 66, 120, None, False, False),
+        (3, 0, 17, 17, 5, None, True, True),
+        (1, 1, 3, 18, 200, (1, 1), False, False),
+        (2, 1, 1, 1, 16, None, True, False),
+    ):
+        outer = (groups,) if groups else ()
+        channels = heads * depth
+        q, k = w(2, channels, *outer, queries), w(2, channels, *outer, keys)
+        operands = (w(2, 3 * channels, *outer, queries),) if packed else (q, k, k)
+        note = f"{heads}x{depth}-{keys}{'-packed' * packed}{'-causal' * causal}"
+        added = () if bias is None else (w(*bias, queries, keys),)
+        a = Attention(heads, depth**-0.5, causal, packed)
+        cases.add("attention", a, *operands, *added, note=note)
+        read = (*operands, *added, q, q, m(2, heads, *outer, queries, make=positive))
+        cases.add("attention_backward", a, *read, note=note)
+        if added:
+            cases.add("attention_backward_bias", a, *read, note=note)
+
+
 def _all() -> tuple[Case, ...]:
     cases = Cases()
     for family in (
@@ -881,6 +909,7 @@ def _all() -> tuple[Case, ...]:
         _updates,
         _products,
         _matmuls,
+        _attention,
     ):
         family(cases)
     return tuple(cases.known)
