@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from mbc.ops.rearrange import WRAP
+from mbc.ops.window_bias import MASKED
+
 torch: Any = importlib.import_module("torch")
 F: Any = importlib.import_module("torch.nn.functional")
 
@@ -152,6 +155,11 @@ def _attention(a: Any, *operands: Tensor) -> Tensor:
     return y.unflatten(0, (n, -1)).permute(0, 2, 4, 1, 3).reshape(n, -1, *size)
 
 
+def _window_bias(a: Any, table: Tensor) -> Tensor:
+    numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
+    return table[numbers].permute(2, 0, 1).unsqueeze(1) + MASKED * mask.to(table.dtype)
+
+
 def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
@@ -174,6 +182,8 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
 
 
 def _pad(a: Any, x: Tensor) -> Tensor:
+    if a.mode == WRAP:
+        return x.roll(a.before, (1, 2, 3))
     (top, left), (bottom, right) = a.before[1:], a.after[1:]  # of images: the language pads no others
     return F.pad(x, (left, right, top, bottom), mode=a.mode)
 
@@ -222,6 +232,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "cast": lambda a, x: x,
     "state": lambda a, x: x,
+    "window_bias": _window_bias,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,
     "pad": _pad,

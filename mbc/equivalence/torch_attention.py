@@ -9,6 +9,7 @@ import torch
 
 from mbc.ops.attention import Attention, biased
 from mbc.ops.base import Call
+from mbc.ops.window_bias import MASKED, WindowBias
 
 Tensor = Any
 
@@ -53,6 +54,19 @@ def attention_backward(a: Attention, inputs: Sequence[Tensor], call: Call) -> tu
     found = (dscores @ k * a.scale, dscores.mT @ q * a.scale, share.mT @ dy)
     flat = [_flat(dx, inputs[0 if a.packed else i]) for i, dx in enumerate(found)]
     return (torch.cat(flat, 1),) if a.packed else tuple(flat)
+
+
+def window_bias(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (table,) = inputs
+    numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
+    return (table[numbers].permute(2, 0, 1).unsqueeze(1) + MASKED * mask.to(table.dtype),)
+
+
+def window_bias_backward(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    (dy,) = inputs
+    numbers = torch.as_tensor(a.numbers(), device=dy.device).reshape(-1)
+    total = dy.sum(1).flatten(1)
+    return (dy.new_zeros(a.offsets, dy.shape[0]).index_add(0, numbers, total.T),)
 
 
 def attention_backward_bias(a: Attention, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:

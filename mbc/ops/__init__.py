@@ -47,6 +47,7 @@
 * `update`: whether a step counts, and the new parameters
 * `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
 * `window`: geometry of sliding windows
+* `window_bias`: the bias of attention within windows
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ from mbc.ops import (
     top_k,
     update,
     weighted_cross_entropy,
+    window_bias,
 )
 from mbc.ops.base import Layer, OpKind
 
@@ -102,6 +104,7 @@ _FAMILIES = (
     matrix,
     matmul,
     attention,
+    window_bias,
     normalization,
     group_norm,
     activation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -199,7 +200,7 @@ def strided_slice(a: Any, x: Any) -> Any:
 
 def pad_outside(a: Any, x: Any) -> Any:
     pads = (a.before[2], a.after[2], a.before[1], a.after[1])
-    return F.pad(x, pads, mode=a.mode)
+    return x.roll(a.before, (1, 2, 3)) if a.mode == "wrap" else F.pad(x, pads, mode=a.mode)
 
 
 def reduce_sum(a: Any, x: Any) -> Any:
@@ -232,6 +233,21 @@ def attention(a: Any, *operands: Any) -> Any:
         results.append(torch.einsum("n...ts,nc...s->nc...t", scores.softmax(-1), parts[2]))
         logs.append(scores.logsumexp(-1))
     return torch.cat(results, 1), torch.stack(logs, 1)
+
+
+def window_bias(a: Any, table: Any) -> Any:
+    """Pair by pair of pixels."""
+    (h, w), (down, across) = a.window, a.grid
+    made = table.new_zeros(table.shape[1], down * across, h * w, h * w)
+    for window, query, key in itertools.product(range(down * across), range(h * w), range(h * w)):
+        (top, left), (y, x), (v, u) = divmod(window, across), divmod(query, w), divmod(key, w)
+        # Where each pixel was before the shift: across the edge of the image is no neighbour.
+        apart = 0.0
+        for side, count, shift, first, p, q in ((h, down, a.shift[0], top, y, v), (w, across, a.shift[1], left, x, u)):
+            wrapped = [first == count - 1 and at >= side - shift for at in (p, q)]
+            apart = -100.0 if wrapped[0] != wrapped[1] else apart
+        made[:, window, query, key] = table[(y - v + h - 1) * (2 * w - 1) + x - u + w - 1] + apart
+    return made
 
 
 MEANING: dict[str, Callable[..., Any]] = {
@@ -282,6 +298,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "group_norm": group_norm,
     "layer_norm": layer_norm,
     "attention": attention,
+    "window_bias": window_bias,
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),

@@ -110,7 +110,9 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     rank = len(types[op.outputs[0]].shape)
     rowless = kind.rowless(op.attributes, len(op.inputs)) if kind.rowless else ()
     with_rows = [
-        len(types[v].shape) == rank and types[v].shape[0] == graph.batch if op.kind == "broadcast" else i < whole and i not in rowless
+        len(types[v].shape) == rank and types[v].shape[0] == graph.batch
+        if op.kind == "broadcast"
+        else i < whole and i not in rowless
         for i, v in enumerate(op.inputs)
     ]
     parts = []

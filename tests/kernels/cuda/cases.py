@@ -55,6 +55,7 @@ from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopK, TopKMean
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
+from mbc.ops.window_bias import WindowBias
 from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -866,6 +867,20 @@ def _matmuls(cases: Cases) -> None:
             cases.add("matmul", a, w(*left), w(*right), note=f"{m}x{n}x{k}{'ta' * a.transpose_a}{'tb' * a.transpose_b}")
 
 
+def _windows(cases: Cases) -> None:
+    for heads, a in (
+        (3, WindowBias((3, 4))),
+        (1, WindowBias((1, 5), (2, 3), (0, 2))),
+        (2, WindowBias((4, 3), (2, 2), (2, 1))),
+    ):
+        table, windows = w(a.offsets, heads), a.grid[0] * a.grid[1]
+        cases.add("window_bias", a, table)
+        cases.add("window_bias_backward", a, w(heads, windows, a.pixels, a.pixels))
+    for shape, shift in (((2, 16, 5, 6), (2, -3)), ((3, 3, 4, 7), (-1, 0)), ((2, 8, 3, 8), (0, 5))):
+        back = (0, -shift[0], -shift[1])
+        cases.add("pad", Pad("wrap", shape[1:], (0, *shift), back), w(*shape), note="wrap")
+
+
 def _attention(cases: Cases) -> None:
     """Heads, groups, queries, keys and channels of a head; a bias of so many heads and groups."""
     for heads, groups, queries, keys, depth, bias, packed, causal in (
@@ -910,6 +925,7 @@ def _all() -> tuple[Case, ...]:
         _products,
         _matmuls,
         _attention,
+        _windows,
     ):
         family(cases)
     return tuple(cases.known)
