@@ -1,7 +1,7 @@
 """Scaled dot-product attention: every position of an image takes a mean of the values of all positions.
 
-Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], as a pointwise convolution gives
-it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself, as each
+Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], as a pointwise convolution
+gives it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself, as each
 head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, heads, ..., T], from which the
 backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory whole.
 """
@@ -281,7 +281,7 @@ LAYERS = (
         _build,
         (1, 4),
         "Scaled dot-product attention along the last axis: of query, key and value, [N, C, ..., T] each, or of one "
-        "tensor with the channels of all three; last a bias of the scores [heads or 1, groups or 1, T, S], without rows.",
+        "tensor with the channels of all three; last a bias of scores [heads or 1, groups or 1, T, S], without rows.",
         broadcasts=True,
     ),
 )
