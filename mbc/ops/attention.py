@@ -1,9 +1,9 @@
 """Scaled dot-product attention: every position of an image takes a mean of the values of all positions.
 
 Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], as a pointwise convolution
-gives it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself, as each
-head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, heads, ..., T], from which the
-backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory whole.
+gives it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself,
+as each head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, heads, ..., T], from which
+the backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory whole.
 """
 
 from __future__ import annotations
