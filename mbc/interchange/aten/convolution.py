@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.factors import channels_behind, in_order, with_channels
+from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
 from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, FLAT, PADDED, Activation, Refused, Result, as_setting
 from mbc.interchange.steps import Setting
 
@@ -104,10 +104,8 @@ def _linear(call: Call) -> Result:
     x = call.activation("input")
     weight, bias = call.weight("weight"), call.optional_weight("bias")
     features = weight.shape[0]
-    behind = channels_behind(x)
-    if behind:
-        x = in_order(call, x)
-    if behind or x.view == CHANNELS_LAST:
+    x = over_channels(call, x)
+    if x.view == CHANNELS_LAST or channels_behind(x):
         settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
         made = call.layer(
             "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias

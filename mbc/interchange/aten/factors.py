@@ -159,8 +159,16 @@ def in_order(call: Layers, x: Activation) -> Activation:
     return regarded(made, axes)
 
 
+def over_channels(call: Layers, x: Activation) -> Activation:
+    """Before a layer over the last axis of [N, H, W, C]: channels that are factors of several axes become one."""
+    if x.view == FACTORED and len(x.axes) == 4 and not channels_behind(x):
+        return replace(settled(call, permuted(x, (0, 3, 1, 2))), view=CHANNELS_LAST)
+    return in_order(call, x) if channels_behind(x) else x
+
+
 def as_image(call: Layers, x: Activation) -> Activation:
     """Windows that are regarded as an image [N, H, W, C] joined; anything else as it is."""
+    x = regarded(x, x.axes) if x.view == FACTORED else x
     if x.view != FACTORED or x.picks or len(x.axes) != 4 or x.axes[0] != _whole(0, x.shape[0]):
         return x
     if x.axes[3] != _whole(1, x.shape[1]):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.factors import channels_behind, in_order, with_channels
+from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
 from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, PLAIN, Refused, Result, Weight
 from mbc.interchange.steps import Setting
 
@@ -43,12 +43,10 @@ def _batch_norm(call: Call) -> Result:
 
 
 def _layer_norm(call: Call) -> Result:
-    x = call.activation("input")
+    x = over_channels(call, call.activation("input"))
     weight, bias = _affine(call)
     sizes = call.ints("normalized_shape")
-    pixels = x.view == CHANNELS_LAST or (x.view == PLAIN and len(x.shape) == 2)
-    if channels_behind(x) and sizes == (x.shape[1],):
-        x, pixels = in_order(call, x), True
+    pixels = x.view == CHANNELS_LAST or channels_behind(x) or (x.view == PLAIN and len(x.shape) == 2)
     if not pixels or sizes != (x.shape[1],):
         raise Refused(
             f"it normalises the last {len(sizes)} dimensions of {list(x.seen)}, and only channels are normalised here",
