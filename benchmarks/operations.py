@@ -145,7 +145,7 @@ CASES = (
     Case("attention", "y = x |> conv(24, 1) |> reshape((24, 1, 144)) |> attention(2) |> reshape((8, 12, 12))"),
     Case(
         "attention_bias",
-        "a = x |> reshape((8, 4, 36))\n  y = (a, a |> tanh, a, parameter((1, 4, 36, 36), std=0.1)) "
+        "a = x |> reshape((8, 4, 36))\n  y = (a, a |> tanh, a, parameter((1, 1, 4, 36, 36), std=0.1)) "
         "|> attention(1, causal=true)",
     ),
     Case(

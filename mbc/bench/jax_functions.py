@@ -187,7 +187,7 @@ def _attention(a: Any, *operands: Tensor) -> Tensor:
     q, k, v = (headed(x) for x in (jnp.split(operands[0], 3, 1) if a.packed else operands[:3]))
     scores = (q @ k.mT).astype(jnp.promote_types(q.dtype, jnp.float32)) * a.scale
     if len(operands) > a.operands:
-        scores = scores + operands[a.operands]
+        scores = scores + operands[a.operands][:, 0]
     if a.causal:
         scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
     powers = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
@@ -197,7 +197,7 @@ def _attention(a: Any, *operands: Tensor) -> Tensor:
 
 
 def _window_bias(a: Any, table: Tensor) -> Tensor:
-    return jnp.moveaxis(table[a.numbers()], -1, 0)[:, None] + MASKED * jnp.asarray(a.mask(), table.dtype)
+    return jnp.moveaxis(table[a.numbers()], -1, 0)[:, None, None] + MASKED * jnp.asarray(a.mask(), table.dtype)
 
 
 def _rearrange(a: Any, x: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def _attention(a: Any, *operands: Tensor) -> Tensor:
     q, k, v = (headed(x) for x in (operands[0].chunk(3, 1) if a.packed else operands[:3]))
     bias = None
     if len(operands) > a.operands:
-        bias = operands[a.operands].to(q.dtype).transpose(0, 1)
+        bias = operands[a.operands][:, 0].to(q.dtype).transpose(0, 1)
         bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1) if bias.shape[0] > 1 else bias
     if a.causal and bias is not None:
         later = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
@@ -157,7 +157,7 @@ def _attention(a: Any, *operands: Tensor) -> Tensor:
 
 def _window_bias(a: Any, table: Tensor) -> Tensor:
     numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
-    return table[numbers].permute(2, 0, 1).unsqueeze(1) + MASKED * mask.to(table.dtype)
+    return table[numbers].permute(2, 0, 1)[:, None, None] + MASKED * mask.to(table.dtype)
 
 
 def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def _parts(a: Attention, inputs: Sequence[Tensor], backward: bool) -> tuple[Tens
     q, k, v = (_headed(x, a.heads) for x in (inputs[0].chunk(3, 1) if a.packed else inputs[:3]))
     scores = q @ k.mT * a.scale
     if biased(a, len(inputs), backward):
-        scores = scores + inputs[a.operands]
+        scores = scores + inputs[a.operands][:, 0]
     if a.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
@@ -59,13 +59,13 @@ def attention_backward(a: Attention, inputs: Sequence[Tensor], call: Call) -> tu
 def window_bias(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (table,) = inputs
     numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
-    return (table[numbers].permute(2, 0, 1).unsqueeze(1) + MASKED * mask.to(table.dtype),)
+    return (table[numbers].permute(2, 0, 1)[:, None, None] + MASKED * mask.to(table.dtype),)
 
 
 def window_bias_backward(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (dy,) = inputs
     numbers = torch.as_tensor(a.numbers(), device=dy.device).reshape(-1)
-    total = dy.sum(1).flatten(1)
+    total = dy.sum((1, 2)).flatten(1)
     return (dy.new_zeros(a.offsets, dy.shape[0]).index_add(0, numbers, total.T),)
 
 
@@ -73,6 +73,6 @@ def attention_backward_bias(a: Attention, inputs: Sequence[Tensor], call: Call) 
     shape = inputs[a.operands].shape
     total = _score_gradients(a, inputs)[-1].sum(0)
     for axis in (0, 1):
-        if shape[axis] == 1:
+        if shape[2 * axis] == 1:
             total = total.sum(axis, keepdim=True)
-    return (total,)
+    return (total.unsqueeze(1),)

@@ -2,7 +2,7 @@
 
 Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], as a pointwise convolution
 gives it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself,
-as each head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, heads, ..., T], from which
+as each head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, 1, heads, ..., T], from which
 the backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory whole.
 """
 
@@ -71,20 +71,20 @@ def sizes(a: Attention, inputs: tuple[TensorType, ...]) -> Sizes:
 
 
 def _bias(a: Attention, inputs: tuple[TensorType, ...], x: TensorType) -> None:
-    """[heads or 1, groups or 1, T, S], without rows: of which samples have no share."""
+    """[heads or 1, 1, groups or 1, T, S], without rows. Without channels, too: it lies in one way only."""
     s = sizes(a, inputs)
     shape = x.shape
-    fits = len(shape) == 4 and shape[2:] == (s.queries, s.keys)
-    if not fits or shape[0] not in (1, s.heads) or shape[1] not in (1, s.groups) or x.dtype != inputs[0].dtype:
+    fits = len(shape) == 5 and shape[1] == 1 and shape[3:] == (s.queries, s.keys)
+    if not fits or shape[0] not in (1, s.heads) or shape[2] not in (1, s.groups) or x.dtype != inputs[0].dtype:
         raise ShapeError(
-            f"the bias {x} does not fit scores of {s.heads} heads x {s.groups} groups x {s.queries} x {s.keys}"
+            f"the bias {x} does not fit scores of {s.heads} heads x 1 x {s.groups} groups x {s.queries} x {s.keys}"
         )
 
 
 def _results(a: Attention, inputs: tuple[TensorType, ...]) -> tuple[TensorType, TensorType]:
     s, q = sizes(a, inputs), inputs[0]
     y = TensorType((q.shape[0], s.heads * s.depth, *q.shape[2:]), q.dtype)
-    return y, TensorType((q.shape[0], s.heads, *q.shape[2:]), master(q.dtype))
+    return y, TensorType((q.shape[0], 1, s.heads, *q.shape[2:]), master(q.dtype))
 
 
 def _shape(a: Attention, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -150,7 +150,7 @@ def _parts(a: Attention, inputs: Sequence[Array], backward: bool) -> _Parts:
     q, k, v = (_headed(x, a.heads) for x in (np.split(given[0], 3, axis=1) if a.packed else given))
     scores = product(q, np.swapaxes(k, -1, -2)) * a.scale
     if biased(a, len(inputs), backward):
-        scores = scores + inputs[a.operands].astype(np.float64)
+        scores = scores + inputs[a.operands][:, 0].astype(np.float64)
     if a.causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
     return _Parts(q, k, v, scores)
@@ -190,8 +190,8 @@ def _backward(a: Attention, inputs: Sequence[Array], call: Call) -> tuple[Array,
 def _backward_bias(a: Attention, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     bias = inputs[a.operands]
     total = _score_gradients(a, inputs)[3].sum(axis=0)
-    axes = tuple(axis for axis in (0, 1) if bias.shape[axis] == 1)
-    return (total.sum(axis=axes, keepdims=True).astype(bias.dtype),)
+    axes = tuple(axis for axis in (0, 1) if bias.shape[2 * axis] == 1)
+    return (total.sum(axis=axes).reshape(bias.shape).astype(bias.dtype),)
 
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -281,7 +281,7 @@ LAYERS = (
         _build,
         (1, 4),
         "Scaled dot-product attention along the last axis: of query, key and value, [N, C, ..., T] each, or of one "
-        "tensor with the channels of all three; last a bias of scores [heads or 1, groups or 1, T, S], without rows.",
+        "tensor with the channels of all three; last a bias [heads or 1, 1, groups or 1, T, S], without rows.",
         broadcasts=True,
     ),
 )

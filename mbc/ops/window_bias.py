@@ -64,27 +64,27 @@ def _shape(a: WindowBias, inputs: tuple[TensorType, ...]) -> tuple[TensorType, .
     _checked(a)
     if len(table.shape) != 2 or table.shape[0] != a.offsets:
         raise ShapeError(f"{table} has not a row for each of the {a.offsets} offsets in windows of {a.window}")
-    return (TensorType((table.shape[1], a.grid[0] * a.grid[1], a.pixels, a.pixels), table.dtype),)
+    return (TensorType((table.shape[1], 1, a.grid[0] * a.grid[1], a.pixels, a.pixels), table.dtype),)
 
 
 def _backward_shape(a: WindowBias, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (dy,) = inputs
     _checked(a)
-    if len(dy.shape) != 4 or dy.shape[1:] != (a.grid[0] * a.grid[1], a.pixels, a.pixels):
+    if len(dy.shape) != 5 or dy.shape[1:] != (1, a.grid[0] * a.grid[1], a.pixels, a.pixels):
         raise ShapeError(f"gradient {dy} is not of {a.grid} windows of {a.window}")
     return (TensorType((a.offsets, dy.shape[0]), master(dy.dtype)),)
 
 
 def _evaluate(a: WindowBias, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (table,) = inputs
-    bias = np.moveaxis(table[a.numbers()], -1, 0)[:, None]
+    bias = np.moveaxis(table[a.numbers()], -1, 0)[:, None, None]
     return ((bias + MASKED * a.mask()).astype(table.dtype),)
 
 
 def _backward(a: WindowBias, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (dy,) = inputs
     total = np.zeros((a.offsets, dy.shape[0]))
-    np.add.at(total, a.numbers(), np.moveaxis(dy.sum(axis=1, dtype=np.float64), 0, -1))
+    np.add.at(total, a.numbers(), np.moveaxis(dy.sum(axis=(1, 2), dtype=np.float64), 0, -1))
     return (total.astype(dy.dtype),)
 
 
@@ -125,7 +125,7 @@ LAYERS = (
         ),
         _build,
         (0, 0),
-        "The trained bias of attention by offset within a window, [heads, windows or 1, T, T]; with a shift, of an "
+        "The trained bias of attention by offset within a window, [heads, 1, windows or 1, T, T]; with a shift, of an "
         "image of `size`, less 100 where two pixels were no neighbours before roll(-shift).",
     ),
 )

@@ -225,20 +225,20 @@ def attention(a: Any, *operands: Any) -> Any:
         scores = torch.einsum("nc...t,nc...s->n...ts", parts[0], parts[1]) * a.scale
         if len(operands) > a.operands:
             bias = operands[a.operands]
-            bias = bias[head % bias.shape[0]]
+            bias = bias[head % bias.shape[0], 0]
             bias = bias.expand(scores[0].reshape(-1, *scores.shape[-2:]).shape)
             scores = scores + bias.reshape(scores.shape[1:])
         if a.causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
         results.append(torch.einsum("n...ts,nc...s->nc...t", scores.softmax(-1), parts[2]))
         logs.append(scores.logsumexp(-1))
-    return torch.cat(results, 1), torch.stack(logs, 1)
+    return torch.cat(results, 1), torch.stack(logs, 1).unsqueeze(1)
 
 
 def window_bias(a: Any, table: Any) -> Any:
     """Pair by pair of pixels."""
     (h, w), (down, across) = a.window, a.grid
-    made = table.new_zeros(table.shape[1], down * across, h * w, h * w)
+    made = table.new_zeros(table.shape[1], 1, down * across, h * w, h * w)
     for window, query, key in itertools.product(range(down * across), range(h * w), range(h * w)):
         (top, left), (y, x), (v, u) = divmod(window, across), divmod(query, w), divmod(key, w)
         # Where each pixel was before the shift: across the edge of the image is no neighbour.
@@ -246,7 +246,7 @@ def window_bias(a: Any, table: Any) -> Any:
         for side, count, shift, first, p, q in ((h, down, a.shift[0], top, y, v), (w, across, a.shift[1], left, x, u)):
             wrapped = [first == count - 1 and at >= side - shift for at in (p, q)]
             apart = -100.0 if wrapped[0] != wrapped[1] else apart
-        made[:, window, query, key] = table[(y - v + h - 1) * (2 * w - 1) + x - u + w - 1] + apart
+        made[:, 0, window, query, key] = table[(y - v + h - 1) * (2 * w - 1) + x - u + w - 1] + apart
     return made
 
 

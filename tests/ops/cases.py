@@ -329,7 +329,7 @@ def attention(draw: Draw) -> Network:
         lengths = {"q": queries, "k": keys, "v": keys}
         operands = [w.parameter(name, w.batch, heads * depth, *groups, size) for name, size in lengths.items()]
     if draw(st.booleans()):
-        shape = (draw(st.sampled_from((1, heads))), draw(st.sampled_from((1, math.prod(groups)))), queries, keys)
+        shape = (draw(st.sampled_from((1, heads))), 1, draw(st.sampled_from((1, math.prod(groups)))), queries, keys)
         operands.append(w.parameter("bias", *shape))
     settings = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from((0.0, 0.7)))}
     return _finish(w, w("attention", *operands, heads=heads, **settings))

@@ -194,7 +194,7 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         ("attention", (image, image, image), {"heads": 3}, "the channels of fp32[2, 4, 6, 6] are not those of 3 heads"),
         ("attention", (image, image, wide), {"heads": 2}, "has not a value for each of the 6 keys"),
         ("attention", (image, vector, image), {"heads": 2}, "are no query, key and value of one kind"),
-        ("attention", (image, wide, wide, image), {"heads": 2}, "does not fit scores of 2 heads x 6 groups x 6 x 7"),
+        ("attention", (image, wide, wide, image), {"heads": 2}, "does not fit scores of 2 heads x 1 x 6 groups"),
         ("attention", (image,) * 3, {"heads": 2, "scale": -1.0}, "scale is -1.0, but must be positive, or 0 for"),
         ("dice", (vector, target), {"smooth": 0.0}, "smooth is 0.0, but must be positive"),
         ("dice", (vector, vector), {}, "the target is fp32[2, 4]"),

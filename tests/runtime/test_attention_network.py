@@ -72,7 +72,9 @@ def test_it_trains(precision: Precision):
 
 
 def test_tensor_cores_run_attention_in_16_bits():
-    assert {"attention_mma", "attention_mma_backward", "attention_mma_backward_bias"} <= kernels(planned(precision="bf16"))
+    assert {"attention_mma", "attention_mma_backward", "attention_mma_backward_bias"} <= kernels(
+        planned(precision="bf16")
+    )
     assert {"attention", "attention_backward", "attention_backward_bias"} <= kernels(planned())
 
 

@@ -133,7 +133,7 @@ def _bias(call: Call, x: Activation, heads: int, count: int, length: int, bias: 
             f"its bias is not that of offsets within windows of {window}", "number offsets as Swin Transformer does"
         )
     shift = _shift(masks, window, (size[0] // window[0], size[1] // window[1]))
-    shape = (heads, count if shift != (0, 0) else 1, length, length)
+    shape = (heads, 1, count if shift != (0, 0) else 1, length, length)
     settings: dict[str, Setting] = {"heads": heads, "window": as_setting(window)}
     if shift != (0, 0):
         settings |= {"size": as_setting(size), "shift": as_setting(shift)}

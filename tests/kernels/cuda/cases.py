@@ -875,7 +875,7 @@ def _windows(cases: Cases) -> None:
     ):
         table, windows = w(a.offsets, heads), a.grid[0] * a.grid[1]
         cases.add("window_bias", a, table)
-        cases.add("window_bias_backward", a, w(heads, windows, a.pixels, a.pixels))
+        cases.add("window_bias_backward", a, w(heads, 1, windows, a.pixels, a.pixels))
     for shape, shift in (((2, 16, 5, 6), (2, -3)), ((3, 3, 4, 7), (-1, 0)), ((2, 8, 3, 8), (0, 5))):
         back = (0, -shift[0], -shift[1])
         cases.add("pad", Pad("wrap", shape[1:], (0, *shift), back), w(*shape), note="wrap")
@@ -899,10 +899,10 @@ def _attention(cases: Cases) -> None:
         q, k = w(2, channels, *outer, queries), w(2, channels, *outer, keys)
         operands = (w(2, 3 * channels, *outer, queries),) if packed else (q, k, k)
         note = f"{heads}x{depth}-{keys}{'-packed' * packed}{'-causal' * causal}"
-        added = () if bias is None else (w(*bias, queries, keys),)
+        added = () if bias is None else (w(bias[0], 1, bias[1], queries, keys),)
         a = Attention(heads, depth**-0.5, causal, packed)
         cases.add("attention", a, *operands, *added, note=note)
-        read = (*operands, *added, q, q, m(2, heads, *outer, queries, make=positive))
+        read = (*operands, *added, q, q, m(2, 1, heads, *outer, queries, make=positive))
         cases.add("attention_backward", a, *read, note=note)
         if added:
             cases.add("attention_backward_bias", a, *read, note=note)

@@ -67,7 +67,7 @@ def _has_bias(request: Request) -> bool:
 def _fields(at: Slice) -> dict[str, int]:
     request = at.request
     (a, s), x = _attention(request), request.inputs[0]
-    heads, groups = request.inputs[a.operands].shape[:2] if _has_bias(request) else (0, 0)
+    heads, _, groups = request.inputs[a.operands].shape[:3] if _has_bias(request) else (0, 1, 0)
     return {
         "type": type_code(x),
         "layout": layout_code(at.layout),
@@ -100,7 +100,7 @@ def _parts(request: Request, tensor_cores: bool) -> int:
     """Among how many blocks what shares a tile of the bias is divided."""
     s, bias = _attention(request)[1], request.outputs[0]
     held, walked, _ = _tile(request, tensor_cores)
-    heads, groups = bias.shape[:2]
+    heads, _, groups = bias.shape[:3]
     tiles = heads * groups * math.ceil(s.queries / held) * math.ceil(s.keys / walked)
     shared = request.inputs[0].shape[0] * (s.heads // heads) * (s.groups // groups)
     return max(1, min(shared, 2 * REDUCTION_BLOCKS // tiles))
