@@ -2,8 +2,8 @@
 
 Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], as a pointwise convolution
 gives it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself,
-as each head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, 1, heads, ..., T], from which
-the backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory whole.
+as each head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, 1, heads, ..., T], from
+which the backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory.
 """
 
 from __future__ import annotations

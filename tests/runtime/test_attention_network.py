@@ -72,9 +72,15 @@ def test_it_trains(precision: Precision):
 
 
 def test_tensor_cores_run_attention_in_16_bits():
-    assert {"attention_mma", "attention_mma_backward", "attention_mma_backward_bias"} <= kernels(
-        planned(precision="bf16")
+    """Where it is large enough for a change of layout."""
+    text = (
+        ATTENTION.replace("batch = 8", "batch = 64")
+        .replace("conv(16, 2", "conv(64, 2")
+        .replace("conv(24, 2", "conv(96, 2")
     )
+    text = text.replace("1, 24, 1, 17", "1, 96, 1, 17")
+    large = compile_plan(Source("attention.mbc", text), Options(gpu="h200", settings=(("train.precision", "bf16"),)))
+    assert {"attention_mma", "attention_mma_backward", "attention_mma_backward_bias"} <= kernels(large)
     assert {"attention", "attention_backward", "attention_backward_bias"} <= kernels(planned())
 
 
