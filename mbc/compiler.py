@@ -29,6 +29,7 @@ from mbc.kernels.nccl import ctas_of
 from mbc.measuring import can_measure, measure_missing, measure_requests
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
+from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
@@ -138,13 +139,13 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
         own = stages.run("lower", lambda: lower(asked.program, rank_options.settings, options.network))
         return _task(own, devices[gpu.gpu], rank_options, stages, ranks)
 
-    def step_us(gpu: RankGpu, rows: int) -> float:
+    def step_of_rows_us(gpu: RankGpu, rows: int) -> float:
         others = even_rows(batch - rows, len(gpus) - 1)
         return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, devices[gpus[0].gpu])
 
     # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
     alike = len(set(gpus)) == 1
-    shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_us), gpus)
+    shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_of_rows_us), gpus)
     return tuple(of_rows(gpus[ranks.members[0]], ranks.rows[ranks.members[0]], ranks) for ranks in shares)
 
 
@@ -176,7 +177,7 @@ def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
 def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float:
     """Infinite where it does not fit."""
     try:
-        return _plan(task, stages, collectives_like).predictions.train_us
+        return step_us(_plan(task, stages, collectives_like))
     except BudgetError:
         return math.inf
 

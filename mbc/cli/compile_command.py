@@ -12,11 +12,11 @@ from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import read_source
 from mbc.cli.terminal import busy, notes
 from mbc.ir.types import Precision
+from mbc.optimize.schedule.step_time import accumulate_us, step_us
 from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
 from mbc.report.collectives import collectives_document, collectives_lines, ranks_text
-from mbc.report.steps import accumulate_us, step_us
 from mbc.report.tables import batch_text, profile_of, time_cell
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time

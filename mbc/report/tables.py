@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from mbc.ir.text import optimizer_summary
+from mbc.optimize.schedule.step_time import accumulate_us, step_us
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
@@ -13,7 +14,6 @@ from mbc.plan.model import Plan, Program, Stream, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
-from mbc.report.steps import accumulate_us, step_us
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
