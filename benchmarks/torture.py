@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import multiprocessing
 import os
@@ -335,16 +336,12 @@ class Campaign:
                 yield from (one.result() for one in done)
 
 
-_benches: dict[Path, Bench] = {}
-
-
+@functools.cache
 def _bench(folder: Path) -> Bench:
     """The one of this process."""
     place = folder / str(os.getpid())
-    if place not in _benches:
-        place.mkdir(parents=True)
-        _benches[place] = Bench(place)
-    return _benches[place]
+    place.mkdir(parents=True)
+    return Bench(place)
 
 
 def _place_row(folder: Path, what: str, subject: str, trials: int) -> Row:
