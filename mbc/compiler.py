@@ -29,6 +29,7 @@ from mbc.kernels.nccl import ctas_of
 from mbc.measuring import can_measure, measure_missing, measure_requests
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
+from mbc.optimize.search.host_sharing import beside_other_ranks
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
@@ -224,6 +225,8 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     graph, device, constraints, options = task.graph, task.device, task.constraints, task.options
     providers, rules = constraints.providers, constraints.rules
     limits, budget_bytes = constraints.limits, constraints.budget_bytes
+    ranks = 1 if graph.ranks is None else graph.ranks.size
+    host_gpus = min(ranks, options.gpus_per_node or ranks)  # that copy at a time with the memory of one machine
 
     def worth_measuring() -> bool:
         """Nothing is measured for what cannot fit by its shapes: the search refuses it."""
@@ -235,7 +238,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         profile = find_profile(device, options.profile, options.stale_profile)
         here = calibrated(device, profile)
         if graph.ranks is not None:
-            here = for_ranks(here, profile, graph.ranks.size)
+            here = for_ranks(here, profile, ranks, host_gpus)
         if collectives_like is not None and collectives_like != device:
             other = find_profile(collectives_like, options.profile, options.stale_profile)
             here = replace(here, collectives=calibrated(collectives_like, other).collectives)
@@ -260,6 +263,17 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     ):
         table = stages.run("find profile again", tabulate)
         plan = stages.run("search again", lambda table=table: search(table, limits, budget_bytes), dump_plan)
+
+    # What the plan gains by knowing of the copies of the other ranks, where these could change it.
+    if host_gpus > 1 and "offload" not in limits.without and saves_memory(plan):
+        alone = calibrated(device, table.profile).host_link
+        plan = stages.run(
+            "search as if alone",
+            lambda plan=plan, table=table: beside_other_ranks(
+                plan, table, alone, host_gpus, lambda other: search(other, limits, budget_bytes)
+            ),
+            dump_plan,
+        )
 
     # Nothing leaves the compiler that the independent verifier has not accepted.
     stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))
