@@ -18,7 +18,8 @@ from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
-from mbc.hardware.target import find_device
+from mbc.hardware.host_sharing import check_pinned
+from mbc.hardware.target import find_device, local_memory_bytes
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
@@ -195,7 +196,19 @@ def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
             task = replace(task, constraints=replace(task.constraints, rules=rules))
             plans.append(_plan(task, stages, collectives_like=first.device))
         stages.run("verify ranks", lambda: verify_ranks(plans))
+        _check_pinned(plans, first)
     return tuple(plans)
+
+
+def _check_pinned(plans: Sequence[Plan], first: _Task) -> None:
+    """All ranks of a machine share its memory: MBC360 where they are planned for this one."""
+    memory_bytes = local_memory_bytes(first.device, first.options.gpu)
+    by_rank = {
+        rank: plan.predictions.host_bytes for plan in plans if plan.graph.ranks for rank in plan.graph.ranks.members
+    }
+    if memory_bytes is not None:
+        sizes_bytes = [by_rank[rank] for rank in sorted(by_rank)]
+        check_pinned(sizes_bytes, first.options.gpus_per_node or len(sizes_bytes), memory_bytes)
 
 
 def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
