@@ -17,8 +17,8 @@ from mbc.errors import BudgetError, MbcError
 from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
-from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.host_sharing import check_pinned
+from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import find_device, local_memory_bytes
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows

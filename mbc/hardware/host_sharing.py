@@ -42,7 +42,8 @@ def shared_link(link: HostLink, rates: Sequence[SharedRates], gpus: int) -> Host
 
     Between measured numbers of GPUs the bytes that all move together are interpolated linearly; more GPUs than were
     measured move as many together as the most that were. Where one GPU was measured in the same way, too, the rates
-    are shares of what it reached. Without measurements all move HOST_GB_S, or what their links carry. No rate is above that alone, nor any of both directions above that of one.
+    are shares of what it reached. Without measurements all move HOST_GB_S, or what their links carry. No rate is above
+    that alone, nor any of both directions above that of one.
     """
     if gpus < 2:
         return link
@@ -91,7 +92,7 @@ def check_pinned(sizes_bytes: Sequence[int], per_node: int, memory_bytes: int) -
             raise MbcError(
                 "MBC360",
                 f"the plans of {len(together)} ranks on one machine pin {show_size(sum(together))} of host memory "
-                f"together ({show_size(max(together))} the most of one), and this machine has {show_size(memory_bytes)}",
+                f"together, {show_size(max(together))} the most of one, and this one has {show_size(memory_bytes)}",
                 f"lower memory.host to {memory_bytes // (2 * len(together) * 10**6)}MB, half of the machine's for all "
                 "ranks; leave it out, which comes to the same; or raise memory.device",
             )

@@ -59,8 +59,8 @@ def cpus_near(bus_id: str, sysfs: Path = SYSFS) -> frozenset[int]:
 
 
 def _range(text: str) -> range:
-    first, _, last = text.partition("-")  # 0-3, or 5
-    return range(int(first), int(last or first) + 1)
+    first, dash, last = text.partition("-")  # 0-3, or 5
+    return range(int(first), int(last if dash else first) + 1)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""What a plan gains that knows of the other ranks' copies: the search is run again as if each GPU were the only one of its
-machine, and what it finds is timed with what the link carries while all copy."""
+"""What a plan gains that knows of the other ranks' copies: the search is run again as if each GPU were the only one of
+its machine, and what it finds is timed with what the link carries while all copy."""
 
 from __future__ import annotations
 
