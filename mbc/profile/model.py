@@ -131,9 +131,10 @@ class Profile:
     """`measurements` and `extents` by the signature of their request (`signature`).
 
     `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
-    those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of another machine than the one planned for, and used all
-    the same: its times count as estimates. `earlier`: likewise times of today's own kernels, measured before they were
-    rewritten (`mbc.profile.kernel_versions`), or on the whole of which this is a part (`mbc.profile.part`).
+    those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
+    another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
+    times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
+    of which this is a part (`mbc.profile.part`).
     """
 
     identity: Identity

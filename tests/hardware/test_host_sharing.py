@@ -88,5 +88,5 @@ def test_ranks_that_pin_more_than_their_machine_has() -> None:
         check_pinned([13 * 10**9] * 8, 8, 100 * 10**9)
     assert caught.value.code == "MBC360" and "the plans of 8 ranks on one machine pin " in caught.value.message
     assert "memory.host to 6250MB" in caught.value.remedy
-    with pytest.raises(MbcError, match="MBC360.* of 3 ranks"):
+    with pytest.raises(MbcError, match=r"MBC360.* of 3 ranks"):
         check_pinned([1, 1, 1, 9, 9, 9], 3, 20)
