@@ -2,6 +2,7 @@
 
 * `columns`: plain-text tables
 * `tables`: tables of a plan
+* `devices`: the GPU of a plan, and what others of its machine make of its copies
 * `steps`: how long a step of several mini-batches takes
 * `page`: `mbc show`
 * `documents`: JSON of `mbc show` and `mbc diff`
