@@ -23,17 +23,19 @@ class Told:
         return payload, *(json.dumps(other).encode() for other in self.others)
 
 
-def check(monkeypatch: pytest.MonkeyPatch, available: int | None, size_bytes: int, *others: Any) -> None:
+def check(monkeypatch: pytest.MonkeyPatch, available: int | None, size_bytes: int, *others: Any) -> bool:
+    """True where nothing is raised."""
     monkeypatch.setattr(pinned, "available_bytes", lambda: available)
     monkeypatch.setattr(pinned, "_machine", lambda: "here")
     check_together(cast(Membership, Told(*others)), size_bytes)
+    return True
 
 
 def test_what_fits_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(monkeypatch, 100, 60, ("here", 40, 100))
-    check(monkeypatch, 100, 60, ("there", 60, 100), ("there", 40, 110))
-    check(monkeypatch, None, 60, ("here", 60, None))
-    check(monkeypatch, 100, 0, ("here", 0, 0))
+    assert check(monkeypatch, 100, 60, ("here", 40, 100))
+    assert check(monkeypatch, 100, 60, ("there", 60, 100), ("there", 40, 110))
+    assert check(monkeypatch, None, 60, ("here", 60, None))
+    assert check(monkeypatch, 100, 0, ("here", 0, 0))
 
 
 @pytest.mark.parametrize(
