@@ -14,6 +14,7 @@ from mbc.plan.model import Plan, Program, Stream, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
+from mbc.report.devices import host_sharing_text
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
@@ -206,6 +207,8 @@ def totals_text(plan: Plan) -> str:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_size(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
+    if predictions.host_gpus:
+        rows.append(("  by all GPUs", time_cell(predictions.oblivious_us, guess), host_sharing_text(plan)))
     if predictions.peer_bytes:
         most = f"of at most {show_size(plan.peer_limit_bytes)}"
         rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))
