@@ -33,6 +33,11 @@ from record import ROOT, Results, results, show, start
 
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "fuzz"
+# What a process imports: this checkout before an installed mbc.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),
+}
 CHUNK_S = 200.0  # of one process, about
 KILLS = {
     signal.SIGPROF: "more than 10 s of processor time",
@@ -59,7 +64,7 @@ def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) ->
         journal, told = Journal(Path(own) / "journal"), Path(own) / "report.json"
         command = [sys.executable, str(HERE / "fuzz_worker.py"), name, str(folder), f"{own}/scratch"]
         command += ["--seed", str(seed), "--inputs", str(inputs), *(["--guided"] if guided else [])]
-        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
         report = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"answers": {}, "slowest_s": 0.0}
     seconds = time.monotonic() - began_s
     if journal.count == 0:
@@ -121,7 +126,7 @@ def judged(name: str, path: Path) -> str | None:
     """What is wrong about the answer to one input, None where it keeps the rule."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "fuzz_worker.py"), name, folder, f"{folder}/scratch", "--one", str(path)]
-        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
         if done.returncode < 0:
             return KILLS.get(signal.Signals(-done.returncode), f"signal {-done.returncode}")
         found = findings(Path(folder))
