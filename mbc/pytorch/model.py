@@ -12,6 +12,7 @@ from mbc.errors import MbcError
 from mbc.interchange.pt2 import read_pt2
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
+from mbc.pytorch.weights import Hook
 
 torch: Any = importlib.import_module("torch")
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -28,7 +29,7 @@ def check_model(model: Any) -> None:
     if len(devices) > 1 or "meta" in devices:
         raise _refused(f"the model lies on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU")
     for path, module in model.named_modules():
-        if any(getattr(module, name, None) for name in _OF_MODULES):
+        if any(not isinstance(hook, Hook) for name in _OF_MODULES for hook in getattr(module, name, {}).values()):
             raise _refused(f"the module '{path}' has hooks, which mbc would not call", "remove them")
     for name, parameter in model.named_parameters():
         if any(getattr(parameter, hooks, None) for hooks in _OF_PARAMETERS):

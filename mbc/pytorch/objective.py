@@ -1,4 +1,4 @@
-"""A loss of torch, by its object or by a name of the language -> the layer that computes it."""
+"""A loss of torch, by its object, its function or a name of the language -> the layer that computes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from mbc.interchange.write import LOSSES
 
 torch: Any = importlib.import_module("torch")
 nn = torch.nn
-_REMEDY = f"pass one of {', '.join(LOSSES)}, or nn.CrossEntropyLoss, BCEWithLogitsLoss, MSELoss, L1Loss, SmoothL1Loss"
+functional = nn.functional
+_FUNCTIONS = {
+    functional.cross_entropy: "softmax_cross_entropy",
+    functional.binary_cross_entropy_with_logits: "binary_cross_entropy",
+    functional.mse_loss: "mse",
+    functional.l1_loss: "l1",
+    functional.smooth_l1_loss: "smooth_l1",
+}
+_REMEDY = (
+    f"pass one of {', '.join(LOSSES)}; nn.CrossEntropyLoss, BCEWithLogitsLoss, MSELoss, L1Loss, SmoothL1Loss, or their "
+    "functions"
+)
 
 
 def loss_of(given: Any) -> tuple[str, str]:
@@ -19,6 +30,8 @@ def loss_of(given: Any) -> tuple[str, str]:
         if given not in LOSSES:
             raise MbcError("MBC331", f"the loss {given!r} is not one that mbc has", _REMEDY)
         return given, ""
+    if callable(given) and given in _FUNCTIONS:
+        return _FUNCTIONS[given], ""
     kind = type(given)
     if getattr(given, "reduction", "mean") != "mean":
         raise MbcError("MBC331", f"the loss {kind.__name__} has reduction={given.reduction!r}", "use reduction='mean'")
@@ -35,6 +48,8 @@ def loss_of(given: Any) -> tuple[str, str]:
         return "l1", ""
     if kind is nn.SmoothL1Loss and given.beta > 0:
         return "smooth_l1", f"beta={float(given.beta)!r}"
+    if kind is nn.HuberLoss and given.delta == 1:
+        return "smooth_l1", "beta=1.0"
     name = getattr(given, "__name__", kind.__name__)
     raise MbcError("MBC331", f"the loss {name}, set as it is, is not one that mbc has", _REMEDY)
 

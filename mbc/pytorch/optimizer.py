@@ -19,11 +19,13 @@ _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable":
 @dataclass(frozen=True, slots=True)
 class Updates:
     """`entry`: the optimizer as the language writes it, with the rate and weight decay of the first group; `factors`:
-    of each group, its rate over that of the first; `decays`: its weight decay."""
+    of each group, its rate over that of the first; `decays`: its weight decay; `settings`: of the first group, as the
+    plan contains them."""
 
     entry: str
     factors: tuple[float, ...]
     decays: tuple[float, ...]
+    settings: tuple[tuple[str, Any], ...]
 
 
 def updates_of(optimizer: Any) -> Updates:
@@ -57,7 +59,8 @@ def updates_of(optimizer: Any) -> Updates:
     rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
     if min(rates) <= 0 and len(set(rates)) > 1:
         raise _refused("a parameter group has a learning rate of 0", "set requires_grad=False for its parameters")
-    return Updates(entry, tuple(rate / rates[0] if rates[0] else 1.0 for rate in rates), decays)
+    factors = tuple(rate / rates[0] if rates[0] else 1.0 for rate in rates)
+    return Updates(entry, factors, decays, tuple((name, first[name]) for name in settings))
 
 
 def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequence[str]]) -> list[str]:
@@ -73,21 +76,35 @@ def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequ
     return [f"optimizer = {updates.entry}", *([f"groups = ({', '.join(differing)}{comma})"] if differing else [])]
 
 
-def rate_now(updates: Updates, optimizer: Any) -> float:
-    """The rate of the first group. MBC335 where those of the groups have left the planned proportion."""
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
+def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:
+    """The rate of the first group: the one `given`, or the optimizer's. MBC335 where the rates of the groups have left
+    the planned proportion, or another hyperparameter has changed: schedules of momentum do so."""
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
+    if len(groups) != len(updates.factors):
+        raise _changed(f"{len(groups)} parameter groups", str(len(updates.factors)), "make a trainer with all groups")
+    for group, decay in zip(groups, updates.decays, strict=True):
+        for name, planned in (*updates.settings, ("weight_decay", decay)):
+            if group[name] != planned:
+                raise _changed(
+                    f"{name}={group[name]}", str(planned), "schedule learning rates alone (cycle_momentum=False)"
+                )
+    rates = [float(group["lr"]) for group in groups]
+    if given is not None:
+        return given
     planned = [rates[0] * factor for factor in updates.factors]
-    if len(rates) != len(planned) or not all(map(_close, rates, planned)):
-        raise MbcError(
-            "MBC335",
-            f"the parameter groups have the rates {rates}, planned were {planned}",
-            "let a schedule change the rates of all groups by one factor",
+    if not all(map(_close, rates, planned)):
+        raise _changed(
+            f"the rates {rates}", str(planned), "let a schedule change the rates of all groups by one factor"
         )
     return rates[0]
 
 
 def _close(rate: float, planned: float) -> bool:
     return math.isclose(rate, planned, rel_tol=1e-6, abs_tol=1e-30)
+
+
+def _changed(found: str, planned: str, remedy: str) -> MbcError:
+    return MbcError("MBC335", f"the optimizer has {found}, planned was {planned}", remedy)
 
 
 def _refused(reason: str, remedy: str) -> MbcError:

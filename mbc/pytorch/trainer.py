@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from mbc.compiler import compile_plan, compile_source
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
@@ -22,21 +20,21 @@ from mbc.options import Measure, Options
 from mbc.pytorch.model import check_model, network_of
 from mbc.pytorch.objective import loss_of
 from mbc.pytorch.optimizer import Updates, entries_of, rate_now, updates_of
+from mbc.pytorch.weights import Weights
 from mbc.runtime.loss import Loss
 from mbc.runtime.module import Module
 from mbc.source import Source
 
 torch: Any = importlib.import_module("torch")
-_COUNTER = "num_batches_tracked"
 _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
 
 
 class Trainer:
     """Trains a model in place of torch. `source`: the network as mbc's language writes it. Made by `mbc.from_torch`.
 
-    Parameters, statistics and the optimizer's state live in mbc's arena; `model.state_dict()` and `synchronize` write
-    parameters and statistics back, `model.load_state_dict` puts new ones in. A context manager: memory is freed at its
-    end, by `close`, and with the trainer itself.
+    Parameters, statistics and the optimizer's state live in mbc's arena; `model.state_dict()`, a call of the model and
+    `synchronize` write parameters and statistics back, `model.load_state_dict` puts new ones in. A context manager: at
+    its end, by `close`, and with the trainer itself the model is written back and memory is freed.
     """
 
     def __init__(
@@ -44,36 +42,26 @@ class Trainer:
     ) -> None:
         self.source = source
         self.module = module
-        self._model, self._optimizer, self._network, self._updates = model, optimizer, network, updates
-        self._stale = False
+        self._optimizer, self._updates = optimizer, updates
+        self._weights = Weights(model, network, module)
         self._in_flight: tuple[Loss, list[Any]] | None = None
-        self._tracked = {key: int(array) for key, array in network.kept.items() if key.rpartition(".")[2] == _COUNTER}
-        own = weakref.ref(self)
-
-        def write_back(*_: object) -> None:
-            trainer = own()
-            if trainer is not None:
-                trainer.synchronize()
-
-        def put_in(*_: object) -> None:
-            trainer = own()
-            if trainer is not None:
-                trainer._put_in()
-
-        handles = (
-            model.register_state_dict_pre_hook(write_back),
-            model.register_load_state_dict_pre_hook(write_back),  # what a partial dict leaves as it is
-            model.register_load_state_dict_post_hook(put_in),
-            optimizer.register_step_pre_hook(_refuse_step),
+        self._close = weakref.finalize(
+            self,
+            _release,
+            module,
+            self._weights,
+            (
+                optimizer.register_step_pre_hook(_refuse_step),
+                optimizer.register_load_state_dict_pre_hook(_refuse_state),
+            ),
         )
-        self._close = weakref.finalize(self, _release, module, handles)
-        _trainers[model] = own
+        _trainers[model] = weakref.ref(self)
 
     def step(self, *inputs: Any, lr: float | None = None) -> Loss:
         """One update from inputs and targets, in the order of the source: tensors on the CPU, or on the GPU that the
         trainer runs on. `lr`: of the first parameter group; None: what the optimizer's groups say now, so that torch's
         schedulers work. MBC335 and MBC336, and what `Module.step` raises."""
-        rate = rate_now(self._updates, self._optimizer) if lr is None else lr
+        rate = rate_now(self._updates, self._optimizer, lr)
         rows = inputs[0].shape[0] if inputs and getattr(inputs[0], "ndim", 0) else self.module.step_batch
         if rows != self.module.step_batch:
             raise MbcError(
@@ -83,7 +71,7 @@ class Trainer:
             )
         given = [_readable(tensor) for tensor in inputs]
         loss = self.module.step(*given, lr=rate)
-        self._stale = True
+        self._weights.stale = True
         self._optimizer._opt_called = True  # what schedulers look at, to warn of a wrong order
         # torch may give the memory of a tensor on the GPU to another once nobody holds it: not before it was read.
         before, on_gpu = self._in_flight, [tensor for tensor in given if getattr(tensor, "is_cuda", False)]
@@ -100,51 +88,25 @@ class Trainer:
         tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
         return tensors if isinstance(made, tuple) else tensors[0]
 
+    @property
+    def open(self) -> bool:
+        """Whether it still trains the model: it was not closed."""
+        return self._close.alive
+
     def synchronize(self) -> None:
         """Write parameters and statistics into the model, where steps have changed them since."""
-        if not self._stale:
-            return
-        found = dict(_tensors(self._model))
-        updates = self.module.control["updates"]
-        with torch.no_grad():
-            for key in self._network.keys:
-                if key.state:
-                    array = np.ascontiguousarray(self.module.state(key.state))
-                    found[key.name].copy_(torch.from_numpy(array).reshape(found[key.name].shape))
-                elif key.kept in self._tracked:
-                    found[key.name].fill_(self._tracked[key.kept] + updates)
-        self._stale = False
+        self._weights.write_back()
 
     def close(self) -> None:
         """Write the model back and free all memory; the optimizer's own `step` works again."""
-        if self._close.alive:
-            try:
-                self.synchronize()
-            finally:
-                _trainers.pop(self._model, None)
-                self._in_flight = None
-                self._close()
+        self._in_flight = None
+        self._close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _put_in(self) -> None:
-        """Parameters and statistics of the model into the arena."""
-        found, shapes = dict(_tensors(self._model)), self.module.states
-        self.module.load_state_dict(
-            {
-                key.state: found[key.name].detach().cpu().numpy().reshape(shapes[key.state])
-                for key in self._network.keys
-                if key.state
-            }
-        )
-        updates = self.module.control["updates"]
-        kept = {key.kept: key.name for key in self._network.keys if key.kept in self._tracked}
-        self._tracked = {key: int(found[name]) - updates for key, name in kept.items()}
-        self._stale = False
 
 
 def make_trainer(
@@ -153,7 +115,8 @@ def make_trainer(
     """As `mbc.from_torch`, which says what it takes and raises."""
     check_model(model)
     other = _trainers.get(model)
-    if other is not None and other() is not None:
+    before = None if other is None else other()
+    if before is not None and before.open:
         raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
     name, settings = loss_of(loss)
     updates = updates_of(optimizer)
@@ -189,16 +152,22 @@ def _readable(given: Any) -> Any:
     return given.detach().contiguous() if isinstance(given, torch.Tensor) else given
 
 
-def _tensors(model: Any) -> Sequence[tuple[str, Any]]:
-    """Parameters and buffers by all of their names."""
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-
-
 def _refuse_step(*_: object) -> None:
     raise MbcError("MBC334", "optimizer.step() was called while mbc trains its model", "call trainer.step alone")
 
 
-def _release(module: Module, handles: Sequence[Any]) -> None:
-    for handle in handles:
+def _refuse_state(*_: object) -> None:
+    raise MbcError(
+        "MBC334",
+        "optimizer.load_state_dict() was called while mbc trains its model: its states are in mbc's memory",
+        "go on from a checkpoint of trainer.module.save by trainer.module.load",
+    )
+
+
+def _release(module: Module, weights: Weights, refusing: Sequence[Any]) -> None:
+    for handle in refusing:
         handle.remove()
-    module.close()
+    try:
+        weights.close()
+    finally:
+        module.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
 from typing import Any
 
 import numpy as np
@@ -89,9 +91,115 @@ def test_weights_that_are_loaded_are_trained_and_frozen_ones_stay():
         assert not torch.equal(model[5].bias, other[5].bias)
 
 
+def classes(generator: Any) -> Any:
+    return torch.randint(0, 3, (8,), generator=generator)
+
+
+def numbers(generator: Any) -> Any:
+    return torch.rand(8, 3, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (nn.functional.cross_entropy, classes),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5]), ignore_index=1, label_smoothing=0.2), classes),
+        (nn.BCEWithLogitsLoss(), numbers),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0])), numbers),
+        (nn.MSELoss(), numbers),
+        (nn.L1Loss(), numbers),
+        (nn.SmoothL1Loss(beta=0.5), numbers),
+        (nn.HuberLoss(), numbers),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_losses_are_those_of_torch(loss, targets):
+    theirs, ours = net(), net()
+    one = sgd(theirs)
+    generator = torch.Generator().manual_seed(2)
+    with trainer_of(ours, loss=loss) as trainer:
+        for images, _ in batches(3):
+            target = targets(generator)
+            one.zero_grad()
+            wanted = loss(theirs(images), target)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, target)) == pytest.approx(wanted.item(), rel=1e-5)
+    for key, tensor in theirs.state_dict().items():
+        np.testing.assert_allclose(ours.state_dict()[key].numpy(), tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+class Tied(nn.Module):
+    """One layer under two names, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = nn.Linear(36, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.again = self.twice
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.again(self.twice(self.first(x.flatten(1)).relu()).relu()))
+
+
+def test_tied_layers_are_trained_as_one():
+    torch.manual_seed(0)
+    theirs = Tied()
+    ours = copy.deepcopy(theirs)
+    one = sgd(theirs)
+    with trainer_of(ours) as trainer:
+        for images, labels in batches(3):
+            one.zero_grad()
+            wanted = nn.functional.cross_entropy(theirs(images), labels)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, labels)) == pytest.approx(wanted.item(), rel=1e-5)
+    assert ours.again.weight is ours.twice.weight
+    np.testing.assert_allclose(ours.again.weight.detach(), theirs.again.weight.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_call_of_the_model_and_the_trainers_end_write_back():
+    model = net()
+    images, labels = batches(1)[0]
+    before = copy.deepcopy(model.state_dict())
+    trainer = trainer_of(model, optimizer=sgd(model))
+    trainer.step(images, labels)
+    model.eval()
+    with torch.no_grad():  # validation inside the loop
+        np.testing.assert_allclose(model(images), trainer.evaluate(images), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    trainer.step(images, labels)
+    middle = model[0].weight.clone()
+    twin = copy.deepcopy(model)
+    pickled = pickle.loads(pickle.dumps(model))
+    del trainer
+    gc.collect()
+    assert not torch.equal(model[0].weight, middle), "nobody holds the trainer"
+    for other in (model, twin.train(), pickled.train()):
+        assert other.train()(images).shape == (8, 3)
+        trainer_of(other).close()
+
+
 def hooked(model: Model) -> Model:
     model[0].register_forward_hook(lambda *_: None)
     return model
+
+
+def normalizes_by_fixed_statistics(model: Model) -> Model:
+    model[1].eval()
+    return model
+
+
+class Counting(nn.Module):
+    """Its forward pass changes a buffer."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return self.inner(x)
 
 
 def parted(model: Model) -> Model:
@@ -105,6 +213,8 @@ def parted(model: Model) -> Model:
         (lambda m: m.eval(), {}, "MBC330", "the model is in eval mode"),
         (hooked, {}, "MBC330", "has hooks, which mbc would not call"),
         (parted, {}, "MBC330", "the model lies on cpu, meta"),
+        (normalizes_by_fixed_statistics, {}, "MBC303", "its statistics are fixed: the module is in eval mode"),
+        (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
         (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "the loss NLLLoss, set as it is, is not one that mbc has"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
         (lambda m: m, {"loss": nn.MSELoss(reduction="sum")}, "MBC331", "has reduction="),
@@ -150,8 +260,13 @@ def test_what_is_refused_while_it_trains():
     with pytest.raises(MbcError, match=r"MBC336: a batch has 5 rows, and the example had 8"):
         trainer.step(images[:5], labels[:5])
     optimizer.param_groups[1]["lr"] = 1.0
-    with pytest.raises(MbcError, match=r"MBC335: the parameter groups have the rates"):
+    with pytest.raises(MbcError, match=r"MBC335: the optimizer has the rates \[0.002, 1.0\], planned was"):
         trainer.step(images, labels)
+    optimizer.param_groups[0]["betas"] = (0.5, 0.999)  # as OneCycleLR does
+    with pytest.raises(MbcError, match=r"MBC335: the optimizer has betas=\(0.5, 0.999\), planned was \(0.9, 0.999\)"):
+        trainer.step(images, labels, lr=0.1)
+    with pytest.raises(MbcError, match=r"MBC334: optimizer.load_state_dict\(\) was called while mbc trains"):
+        optimizer.load_state_dict(optimizer.state_dict())
     module = trainer.module
     with pytest.raises(ZeroDivisionError), trainer:
         raise ZeroDivisionError
