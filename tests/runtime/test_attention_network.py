@@ -10,7 +10,7 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.ir.types import Precision
 from mbc.options import Options
-from mbc.plan.model import Plan
+from mbc.plan.model import Kernel, Plan
 from mbc.runtime.module import Module
 from mbc.source import Source
 
@@ -62,7 +62,7 @@ def losses(plan: Plan, steps: int = 6) -> list[float]:
 
 
 def kernels(plan: Plan) -> set[str]:
-    return {launch.work.name for launch in plan.train.launches if hasattr(launch.work, "name")}
+    return {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])

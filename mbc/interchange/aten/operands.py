@@ -89,8 +89,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Products of query and key that become attention once they meet the values, [N * windows, heads, T, S]: never
-    computed by themselves. `bias`: what was added. `shares`: softmax was taken."""
+    """Products of query and key, [N * windows, heads, T, S], that become attention once they are multiplied by the
+    values: never computed by themselves. `bias`: what was added. `shares`: softmax was taken."""
 
     query: Activation
     key: Activation

@@ -4,8 +4,8 @@
 //            products backward, of which the scores' and dy's with values are computed twice.
 // Tile       32 or 64 rows that a block holds, 16 positions at a time that it walks over; 2 or 4 warps of 16 rows.
 // Shared     8,704 to 99,840 bytes: tiles in fp32, a row padded by 16 bytes.
-// Registers  the sums: 4 a thread for every 8 channels, twice in the gradients of keys and values; spilled from 128
-//            channels on.
+// Registers  the sums: 4 a thread for every 8 channels, twice in the gradients of keys and values, which spill
+//            at 256 channels.
 // Limit      reading shared memory: four numbers for four FMA.
 #include "attention.cuh"
 
