@@ -178,7 +178,12 @@ def with_scores(op: str, call: Call, a: Operand | float, b: Operand | float) -> 
     """Scores plus a bias, or times a number."""
     found, other = (a, b) if isinstance(a, Scores) else (b, a)
     assert isinstance(found, Scores)
-    if isinstance(other, int | float) and not found.shares and not found.bias and (op == "*" or (op == "/" and other is b)):
+    if (
+        isinstance(other, int | float)
+        and not found.shares
+        and not found.bias
+        and (op == "*" or (op == "/" and other is b))
+    ):
         times = other if op == "*" else 1 / other
         return replace(found, query=replace(found.query, factor=found.query.factor * times))
     if isinstance(other, int | float) or op != "+" or found.shares:
