@@ -22,18 +22,20 @@ _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 def check_model(model: Any) -> None:
     """MBC330 for what is no model in training mode, on one device and without hooks."""
     if not isinstance(model, torch.nn.Module):
-        raise _refused(f"a {type(model).__name__} is no torch.nn.Module", "pass the model itself")
+        raise MbcError("MBC330", f"a {type(model).__name__} is no torch.nn.Module", "pass the model itself")
     if not model.training:
-        raise _refused("the model is in eval mode", "call model.train() first")
+        raise MbcError("MBC330", "the model is in eval mode", "call model.train() first")
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1 or "meta" in devices:
-        raise _refused(f"the model lies on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU")
+        raise MbcError(
+            "MBC330", f"the model lies on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU"
+        )
     for path, module in model.named_modules():
         if any(not isinstance(hook, Hook) for name in _OF_MODULES for hook in getattr(module, name, {}).values()):
-            raise _refused(f"the module '{path}' has hooks, which mbc would not call", "remove them")
+            raise MbcError("MBC330", f"the module '{path}' has hooks, which mbc would not call", "remove them")
     for name, parameter in model.named_parameters():
         if any(getattr(parameter, hooks, None) for hooks in _OF_PARAMETERS):
-            raise _refused(f"the parameter '{name}' has hooks, which mbc would not call", "remove them")
+            raise MbcError("MBC330", f"the parameter '{name}' has hooks, which mbc would not call", "remove them")
 
 
 def network_of(model: Any, example: tuple[Any, ...], trained: set[int]) -> Imported:
@@ -46,13 +48,9 @@ def network_of(model: Any, example: tuple[Any, ...], trained: set[int]) -> Impor
         program = torch.export.export(twin, tuple(tensor.detach().cpu() for tensor in example))
     except Exception as error:  # whatever the model or torch raises
         first = str(error).strip().partition("\n")[0]
-        raise _refused(f"torch.export does not take the model: {first}", "let torch.export.export(model, example) pass"
-                       ) from error  # fmt: skip
+        reason = f"torch.export does not take the model: {first}"
+        raise MbcError("MBC330", reason, "let torch.export.export(model, example) pass") from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
         torch.export.save(program, file)
         return translate(read_pt2(file), type(model).__name__.lower())
-
-
-def _refused(reason: str, remedy: str) -> MbcError:
-    return MbcError("MBC330", reason, remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import FunctionType
 from typing import Any
 
 from mbc.errors import MbcError
@@ -11,7 +12,7 @@ from mbc.interchange.write import LOSSES
 torch: Any = importlib.import_module("torch")
 nn = torch.nn
 functional = nn.functional
-_FUNCTIONS = {
+_FUNCTIONS: dict[Any, str] = {
     functional.cross_entropy: "softmax_cross_entropy",
     functional.binary_cross_entropy_with_logits: "binary_cross_entropy",
     functional.mse_loss: "mse",
@@ -30,9 +31,13 @@ def loss_of(given: Any) -> tuple[str, str]:
         if given not in LOSSES:
             raise MbcError("MBC331", f"the loss {given!r} is not one that mbc has", _REMEDY)
         return given, ""
-    if callable(given) and given in _FUNCTIONS:
+    if isinstance(given, FunctionType) and given in _FUNCTIONS:
         return _FUNCTIONS[given], ""
-    kind = type(given)
+    return _of_module(given)
+
+
+def _of_module(given: Any) -> tuple[str, str]:
+    kind = given.__class__
     if getattr(given, "reduction", "mean") != "mean":
         raise MbcError("MBC331", f"the loss {kind.__name__} has reduction={given.reduction!r}", "use reduction='mean'")
     if kind is nn.CrossEntropyLoss:

@@ -30,7 +30,7 @@ class Updates:
 
 def updates_of(optimizer: Any) -> Updates:
     """MBC332 for an optimizer that mbc does not have, or that has been used, naming what it is."""
-    kind, optim = type(optimizer), torch.optim
+    kind, optim = optimizer.__class__, torch.optim
     if kind not in (optim.SGD, optim.AdamW, optim.Adam):
         raise _refused(f"the optimizer {kind.__name__} is not one that mbc has", f"use {_TAKEN}")
     if optimizer.state:

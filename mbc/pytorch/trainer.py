@@ -123,7 +123,8 @@ def make_trainer(
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not trained & {id(p) for p in model.parameters()}:
         raise MbcError("MBC332", "the optimizer has no parameter of the model", "make it of model.parameters()")
-    network = network_of(model, tuple(example) if isinstance(example, list | tuple) else (example,), trained)
+    examples: tuple[Any, ...] = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+    network = network_of(model, examples, trained)
     states = {key.name: key.state for key in network.keys if key.state}
     names = dict[int, list[str]]()
     for key, tensor in model.named_parameters(remove_duplicate=False):

@@ -55,8 +55,9 @@ def test_fifty_steps_beside_torch(make):
     loss = nn.CrossEntropyLoss(label_smoothing=0.1)
     one, two = make(theirs), make(ours)
     schedules = [torch.optim.lr_scheduler.StepLR(o, 20, 0.5) for o in (one, two)]
+    given = batches(50)
     with trainer_of(ours, loss=loss, optimizer=two) as trainer:
-        for images, labels in batches(50):
+        for images, labels in given:
             one.zero_grad()
             wanted = loss(theirs(images), labels)
             wanted.backward()
@@ -68,8 +69,8 @@ def test_fifty_steps_beside_torch(make):
         fresh = net()
         fresh.load_state_dict({key: tensor.clone() for key, tensor in state.items()})
         with torch.no_grad():
-            expected = fresh.eval()(images)
-        np.testing.assert_allclose(trainer.evaluate(images).numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+            expected = fresh.eval()(given[0][0])
+        np.testing.assert_allclose(trainer.evaluate(given[0][0]).numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
     for key, tensor in theirs.state_dict().items():
         np.testing.assert_allclose(state[key].numpy(), tensor.numpy(), rtol=2e-3, atol=2e-4, err_msg=key)
     two.step()  # its own again
@@ -202,6 +203,17 @@ class Counting(nn.Module):
         return self.inner(x)
 
 
+class Branching(nn.Module):
+    """What it computes hangs on its input."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x if x.sum() > 0 else -x)
+
+
 def parted(model: Model) -> Model:
     model[0] = model[0].to("meta")
     return model
@@ -214,6 +226,7 @@ def parted(model: Model) -> Model:
         (hooked, {}, "MBC330", "has hooks, which mbc would not call"),
         (parted, {}, "MBC330", "the model lies on cpu, meta"),
         (normalizes_by_fixed_statistics, {}, "MBC303", "its statistics are fixed: the module is in eval mode"),
+        (Branching, {}, "MBC330", "torch.export does not take the model: "),
         (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
         (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "the loss NLLLoss, set as it is, is not one that mbc has"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
@@ -224,6 +237,11 @@ def test_what_is_refused_at_once(change, other, code, words):
     with pytest.raises(MbcError) as caught:
         trainer_of(change(net()), **other)
     assert caught.value.code == code and words in caught.value.message
+
+
+def test_a_function_is_no_model():
+    with pytest.raises(MbcError, match=r"MBC330: a function is no torch.nn.Module"):
+        mbc.from_torch(nn.functional.relu, torch.zeros(8, 3), loss="mse", optimizer=sgd(net()))
 
 
 @pytest.mark.parametrize(
