@@ -34,10 +34,8 @@ from record import ROOT, Results, results, show, start
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "fuzz"
 # What a process imports: this checkout before an installed mbc.
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep),
-}
+PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 CHUNK_S = 200.0  # of one process, about
 KILLS = {
     signal.SIGPROF: "more than 10 s of processor time",

@@ -12,7 +12,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.hardware.host_sharing import SharedRates, measured_sharing
 from mbc.measure.host_fleet import BACK, OUT, measure_host_sharing
-from mbc.measure.shared_copies import COPY_BYTES, RAMP_S, WINDOW_S, shared_rates
+from mbc.measure.shared_copies import COPY_BYTES, RAMP_S, WINDOW_S, Mark, shared_rates
 from mbc.plan.model import Stream
 from mbc.profile.read import read_profile
 
@@ -75,7 +75,8 @@ class Ended:
     def query(self) -> bool:
         return self.lanes.now >= self.at
 
-    def time_since(self, earlier: Ended) -> float:
+    def time_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, Ended)
         return (self.at - earlier.at) * 1e3
 
 
