@@ -99,7 +99,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         return _checked(path)
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
             raise
     # A writer was killed while it changed the file itself: whoever may write undoes that.
     with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection:
