@@ -18,7 +18,7 @@ from mbc.source import visible
 # Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
 # profiles take under 100.
 STEPS, MOST_STEPS = 100_000, 5_000
-MOST_VALUE_BYTES = 1 << 20  # of a row
+MOST_VALUE_BYTES = 1 << 24  # of a row: signatures of updates of all parameters take over 1 MiB
 _MOST = 1 << 62
 _COUNTS = ", ".join(f"'{field.name}'" for field in fields(Identity) if field.type == "int")
 _HIDDEN = 2  # of a column in PRAGMA table_xinfo, and more: computed when it is read
