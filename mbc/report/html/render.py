@@ -1,0 +1,68 @@
+"""Data and templates to a page of one file, which fetches nothing.
+
+Data is embedded as JSON in which no character can end the element that it stands in; scripts set texts by
+`textContent`. Nothing that a name holds is ever interpreted, and the page's policy forbids any request.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from mbc.errors import MbcError
+from mbc.resources import folder
+
+_FOLDER = "report"
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+FIRST_SCRIPTS = ("base.js", "chart.js")
+
+
+def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], **fields: Any) -> str:
+    """The text of a page. `scripts`: files of templates/report, run in this order; `fields`: of the template, escaped
+    there."""
+    sources = folder("templates") / _FOLDER
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(sources),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    return environment.get_template(template).render(
+        data=Markup(embedded(data)),
+        style=Markup((sources / "style.css").read_text(encoding="utf-8")),
+        scripts=[Markup((sources / name).read_text(encoding="utf-8")) for name in (*FIRST_SCRIPTS, *scripts)],
+        **fields,
+    )
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """JSON for the inside of a script element."""
+    return json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+def _finite(data: Any) -> Any:
+    """What is not finite is null: JSON has no word for it."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
+    return data
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a page or another output whole. Raises MBC320 where that is not possible."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MbcError(
+            "MBC320", f"cannot write '{path}': {error.strerror or error}", "name another file with -o"
+        ) from error
