@@ -74,6 +74,10 @@ function graphSection(place) {
       else depth[i] = deepest;
       deepest = Math.max(deepest, depth[i]);
     }
+    // What reads no value (a copy back from elsewhere) stands above the first operation that it is for.
+    const readers = new Map();
+    for (const [a, b] of edges) if (!readers.has(a) || o.first_launch[b] < o.first_launch[readers.get(a)]) readers.set(a, b);
+    for (const i of order) if (!before[i].length && readers.has(i)) depth[i] = depth[readers.get(i)];
     const lanes = [new Map(), new Map()];
     const row = order.reduce((rows, i) => {
       const side = lanes[forward[i] ? 0 : 1];

@@ -8,6 +8,7 @@ function lanesSection(place) {
   place.append(keys, sums, map, detail);
   let streams = [];
   let items = [];
+  let chosen = -1;
   const chart = new Chart(map, {
     label: "launches by stream over predicted time",
     height: 170, left: 96, wide: true,
@@ -25,7 +26,6 @@ function lanesSection(place) {
       `, alone ${showTime(launches.time_us[launch])}${launches.measured[launch] ? "" : " (estimated)"}`;
   }
 
-  let chosen = -1;
   function choose({ launch }) {
     chosen = launch;
     const { launches, operations } = View.program;

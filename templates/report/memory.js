@@ -15,10 +15,7 @@ function memorySection(place) {
     ),
     keys, element("h3", {}, "Live bytes by kind"), curve, element("h3", {}, "Map of the arena"), map, detail);
 
-  const at = (i) => {
-    const { launches } = View.program;
-    return over === "launch" ? i : i < launches.count ? launches.start_us[i] : View.program.us;
-  };
+  const at = (i) => (over === "launch" ? i : View.program.clock[i]);
   const chart = new Chart(map, {
     label: "map of the arena: address over time",
     height: 420,

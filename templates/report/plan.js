@@ -16,6 +16,12 @@ function programOf(name) {
   const total = new Array(Math.max(1, made.launches.count)).fill(0);
   for (const taken of Object.values(data.memory)) taken.forEach((bytes, i) => (total[i] += bytes));
   made.total = total;
+  // Launches of other streams start when they can: time at launch i is that of the next one of the compute stream.
+  made.clock = new Array(made.launches.count + 1);
+  made.clock[made.launches.count] = made.launches.end_us.reduce((most, us) => Math.max(most, us), 0);
+  for (let i = made.launches.count - 1; i >= 0; i--) {
+    made.clock[i] = made.launches.stream[i] === "compute" ? made.launches.start_us[i] : made.clock[i + 1];
+  }
   made.us = made.launches.end_us.reduce((most, at) => Math.max(most, at), 0);
   return made;
 }

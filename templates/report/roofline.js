@@ -1,5 +1,8 @@
 "use strict";
 // Each operation's time against its limit: the diagonal is the roofline, and what lies above it is lost.
+const LINKS = ["to_host", "to_device", "to_peer", "from_peer"]; // copies over them have no roofline of the GPU
+const LEAST = -2; // decades of us: limits below are drawn here, since a launch alone takes a hundred times as much
+
 function rooflineSection(place) {
   const { ceilings, floor } = DATA;
   if (!ceilings) {
@@ -48,10 +51,10 @@ function rooflineSection(place) {
   function fill() {
     const o = View.program.operations;
     shown = [];
-    for (let i = 0; i < o.count; i++) if (o.limit_us[i] > 0 && o.time_us[i] > 0) shown.push(i);
-    const xs = shown.map((i) => Math.log10(o.limit_us[i]));
+    for (let i = 0; i < o.count; i++) if (o.limit_us[i] > 0 && o.time_us[i] > 0 && !LINKS.includes(o.stream[i])) shown.push(i);
+    const xs = shown.map((i) => Math.max(LEAST, Math.log10(o.limit_us[i])));
     const ys = shown.map((i) => Math.log10(o.time_us[i]));
-    const low = Math.floor(Math.min(0, ...bounds(xs), ...bounds(ys)));
+    const low = Math.floor(Math.min(0, ...bounds(ys)));
     const high = Math.max(1, ...bounds(xs), ...bounds(ys)) + 0.1;
     const [dx, dy] = [0.004 * (high - low), 0.009 * (high - low)];
     const name = { memory: "c6", arithmetic: "c0", link: "c3" };
@@ -59,10 +62,10 @@ function rooflineSection(place) {
       count: shown.length,
       x0: xs.map((x) => x - dx), x1: xs.map((x) => x + dx), y0: ys.map((y) => y - dy), y1: ys.map((y) => y + dy),
       colours: shown.map((i) => name[o.bound[i]]),
-    }, { ...chart.options.x, low, high }, { ...chart.options.y, low, high });
+    }, { ...chart.options.x, low: LEAST - 0.1, high }, { ...chart.options.y, low, high });
     const sum = (column) => shown.reduce((total, i) => total + column[i], 0);
     const [time, limit] = [sum(o.time_us), sum(o.limit_us)];
-    sums.textContent = `All launches, serially: ${showTime(time)}; the sum of their limits: ${showTime(limit)}, ${(time / limit).toFixed(2)} times it taken.` +
+    sums.textContent = `All kernels, serially: ${showTime(time)}; the sum of their limits: ${showTime(limit)}, ${(time / limit).toFixed(2)} times it taken.` +
       (floor && View.name === "train" ? ` Floor of the network: ${showTime(floor.total_us)}, ${(time / floor.total_us).toFixed(2)} times it taken.` : "");
   }
   const bounds = (list) => (list.length ? [list.reduce((a, b) => Math.min(a, b)), list.reduce((a, b) => Math.max(a, b))] : []);

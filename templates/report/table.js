@@ -49,7 +49,7 @@ function tableSection(place) {
     }));
     body.replaceChildren(...found.slice(0, most).map((i) => {
       const row = element("tr", { tabindex: "0", class: i === chosen ? "chosen" : null }, ...COLUMNS.map(([name, , show]) =>
-        element("td", { class: NUMBERS.includes(name) ? "number" : name === "name" || name === "kernels" ? "name" : null },
+        element("td", { class: NUMBERS.includes(name) ? "number" : ["name", "kind", "kernels"].includes(name) ? "name" : null },
           show(value(name, i)) + (name === "time_us" && o.estimated[i] ? " ~" : ""))));
       const act = () => pick(i);
       row.addEventListener("click", act);

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.analysis.roofline import limits
 from mbc.plan.live import Kind
-from mbc.plan.memory import live_values_at, memory_curve
-from mbc.plan.model import Plan
-from mbc.plan.techniques import techniques
-from mbc.report.html.plan_data import plan_ceilings
+from mbc.plan.memory import live_values_at
+from mbc.plan.model import COPY_STREAMS
+from mbc.report.html.facts import Facts
 from mbc.report.tables import launch_title
-from mbc.report.techniques import predicted_timeline, stalls
+from mbc.report.techniques import stalls
 from mbc.units import show_size, show_time
 
 MORE_BYTES = 10**9  # what a larger budget is asked about
@@ -28,21 +26,20 @@ class Answer:
     anchor: str = ""
 
 
-def answers(plan: Plan) -> tuple[Answer, ...]:
+def answers(facts: Facts) -> tuple[Answer, ...]:
     """What sets the peak, why values are recomputed or offloaded, what a larger budget would buy, and what is furthest
-    from its roofline; of the training step."""
-    return (_peak(plan), _why_not_kept(plan), _more(plan), *_furthest(plan))
+    from its roofline; `facts` of the training step."""
+    return (_peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts))
 
 
-def _peak(plan: Plan) -> Answer:
-    curve = memory_curve(plan, plan.train)
-    peak = curve.peak_launch
+def _peak(facts: Facts) -> Answer:
+    plan, curve, peak = facts.plan, facts.curve, facts.peak
     kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
     left = plan.budget_bytes - plan.predictions.overhead_bytes
-    holds = live_values_at(plan, plan.train, peak)[:_LISTED]
+    holds = live_values_at(plan, facts.program, peak)[:_LISTED]
     return Answer(
         "What sets the peak?",
-        f"{show_size(curve.peak_bytes)} are live in {launch_title(plan.train, peak)}: {_named(kinds)}. The budget of"
+        f"{show_size(curve.peak_bytes)} are live in {launch_title(facts.program, peak)}: {_named(kinds)}. The budget of"
         f" {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
         f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
         tuple(
@@ -59,15 +56,14 @@ def _named(kinds: list[tuple[Kind, int]]) -> str:
     return ", ".join(shown) or "nothing"
 
 
-def _why_not_kept(plan: Plan) -> Answer:
-    found = techniques(plan, plan.train)
+def _why_not_kept(facts: Facts) -> Answer:
+    plan, found = facts.plan, facts.techniques
     question = "Why is a value recomputed or offloaded?"
     if not (found.recomputed or found.offloaded):
         return Answer(question, "None is: all values fit the budget between their uses.", (), "memory")
     left = plan.budget_bytes - plan.predictions.overhead_bytes
-    peak = memory_curve(plan, plan.train)
-    total, at = peak.total_bytes, peak.peak_launch
-    recomputed, offloaded = found.absent_bytes(at)
+    total = facts.curve.total_bytes
+    recomputed, offloaded = found.absent_bytes(facts.peak)
     details: list[str] = []
     for one in sorted(found.recomputed, key=lambda r: -r.saved_bytes)[:_LISTED]:
         most = max(total[one.absent[0] : one.absent[1]], default=0)
@@ -96,14 +92,13 @@ def _why_not_kept(plan: Plan) -> Answer:
     )
 
 
-def _more(plan: Plan) -> Answer:
+def _more(facts: Facts) -> Answer:
+    plan, found, peak = facts.plan, facts.techniques, facts.peak
     question = f"What would {MORE_BYTES // 10**9} GB more buy?"
-    found = techniques(plan, plan.train)
     least_us = plan.bounds.least_us if plan.bounds.critical_path_us else plan.bounds.fastest_us
     at_most_us = max(0.0, plan.predictions.train_us - least_us)
-    peak = memory_curve(plan, plan.train).peak_launch
     # What is absent at the peak and costs most time a byte would be kept first.
-    waits = stalls(plan.train, predicted_timeline(plan, plan.train))
+    waits = stalls(facts.program, facts.times)
     costs = [
         (one.time_us, one.saved_bytes, ", ".join(one.outputs))
         for one in found.recomputed
@@ -140,12 +135,12 @@ def _more(plan: Plan) -> Answer:
     )
 
 
-def _furthest(plan: Plan) -> tuple[Answer, ...]:
-    ceilings = plan_ceilings(plan)
-    if ceilings is None:
+def _furthest(facts: Facts) -> tuple[Answer, ...]:
+    if facts.ceilings is None:
         return ()
-    found = sorted(limits(plan, plan.train, ceilings), key=lambda one: -one.lost_us)
-    timed = [one for one in found if one.limit_us > 0]
+    kernels = [one for one in facts.limits if one.summary.stream not in COPY_STREAMS]
+    # Whatever its limit, a kernel takes a launch: below that a ratio says nothing.
+    timed = sorted((one for one in kernels if one.limit_us > facts.ceilings.launch_us), key=lambda one: -one.lost_us)
     if not timed:
         return ()
     most, ratio = timed[0], max(timed, key=lambda one: one.summary.time_us / one.limit_us)

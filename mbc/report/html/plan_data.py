@@ -5,29 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from mbc.analysis.roofline import Ceilings, ceilings_of
-from mbc.ir.types import Precision
 from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.live import Kind
-from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.report.html.columns import Texts
+from mbc.report.html.facts import Facts
 from mbc.report.html.program_data import program_data
 
 
-def plan_ceilings(plan: Plan) -> Ceilings | None:
-    """Of the GPU that a plan is for; None in fp64, which runs on none."""
-    return None if plan.graph.precision is Precision.FP64 else ceilings_of(plan)
-
-
-def plan_data(plan: Plan, floor: Floor | None = None) -> dict[str, Any]:
-    """`floor`: of the training step, where it was found."""
+def plan_data(train: Facts, infer: Facts, floor: Floor | None = None) -> dict[str, Any]:
+    """Of both programs of a plan. `floor`: of the training step, where it was found."""
     texts = Texts()
-    ceilings = plan_ceilings(plan)
-    programs = {
-        "train": program_data(plan, plan.train, ceilings, texts),
-        "infer": program_data(plan, plan.infer, ceilings, texts),
-    }
+    programs = {"train": program_data(train, texts), "infer": program_data(infer, texts)}
+    plan, ceilings = train.plan, train.ceilings
     graph = plan.graph
     return {
         "plan": {

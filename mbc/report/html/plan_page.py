@@ -9,6 +9,7 @@ from typing import Any
 from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.model import Plan
 from mbc.report.html.answers import answers
+from mbc.report.html.facts import facts_of
 from mbc.report.html.plan_data import plan_data
 from mbc.report.html.render import render_page
 from mbc.report.tables import time_cell
@@ -28,14 +29,15 @@ class Figure:
 
 def plan_page(plan: Plan, *, floor: Floor | None = None, recorded: Sequence[Mapping[str, Any]] = ()) -> str:
     """The text of the page. `floor`: of the training step; `recorded`: what `read_recorded` gave."""
+    train = facts_of(plan, plan.train)
     return render_page(
         "plan.html.j2",
         SCRIPTS,
-        {**plan_data(plan, floor), "recorded": list(recorded)},
+        {**plan_data(train, facts_of(plan, plan.infer), floor), "recorded": list(recorded)},
         title=plan_title(plan),
         version=plan.version,
         figures=figures(plan),
-        answers=answers(plan),
+        answers=answers(train),
         recorded=recorded,
     )
 

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mbc.analysis.roofline import Ceilings, limits
 from mbc.ir.graph import Operation
 from mbc.plan.live import Kind, kinds_of_values, live_ranges
-from mbc.plan.memory import memory_curve, outside_curve
+from mbc.plan.memory import outside_curve
 from mbc.plan.model import STREAM_TO, Plan, Program
 from mbc.plan.summary import grouped, summarise
-from mbc.plan.techniques import Techniques, techniques
+from mbc.plan.techniques import Techniques
 from mbc.report.html.columns import Texts
+from mbc.report.html.facts import Facts
 from mbc.report.html.letting_go import Gaps, touches
 from mbc.report.tables import layouts, micro_batches
-from mbc.report.techniques import predicted_timeline, techniques_document
+from mbc.report.techniques import techniques_document
 
 KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offloaded", "depth-first", "divided"
 
@@ -32,19 +32,16 @@ PIECES = (
 )  # fmt: skip
 
 
-def program_data(plan: Plan, program: Program, ceilings: Ceilings | None, texts: Texts) -> dict[str, Any]:
-    """Of one program. `ceilings` None: the plan is for no GPU, and operations have no limits."""
-    curve = memory_curve(plan, program)
-    peak = curve.peak_launch if program.launches else 0
-    found = techniques(plan, program)
-    operations = _operations(plan, program, ceilings, found)
+def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
+    """Of one program. Where the plan is for no GPU operations have no limits."""
+    plan, program, curve, peak = facts.plan, facts.program, facts.curve, facts.peak
     writers = _writers_of_values(plan, program)
     outside = {str(space): outside_curve(plan, program, space) for space in STREAM_TO}
     return {
-        "operations": texts.table(operations, OPERATIONS),
-        "launches": texts.table(_launches(plan, program), LAUNCHES),
+        "operations": texts.table(_operations(facts), OPERATIONS),
+        "launches": texts.table(_launches(facts), LAUNCHES),
         "waits": program.waits,
-        "pieces": texts.table(_pieces(plan, program, found, peak), PIECES),
+        "pieces": texts.table(_pieces(facts), PIECES),
         "memory": {str(kind): taken for kind, taken in curve.bytes_by_kind.items() if any(taken)},
         "outside": {space: taken for space, taken in outside.items() if any(taken)},
         "peak": {
@@ -64,15 +61,14 @@ def _writers_of_values(plan: Plan, program: Program) -> Mapping[str, list[int]]:
     return found
 
 
-def _operations(
-    plan: Plan, program: Program, ceilings: Ceilings | None, found: Techniques
-) -> list[dict[str, Any]]:
+def _operations(facts: Facts) -> list[dict[str, Any]]:
+    plan, program = facts.plan, facts.program
     groups = grouped(plan, program)
     lines = _lines((*plan.graph.train, *plan.graph.infer))
-    decisions = _decisions_of_operations(plan, program, found, groups)
-    bounded = {one.summary.name: one for one in limits(plan, program, ceilings)} if ceilings is not None else {}
+    decisions = _decisions_of_operations(plan, program, facts.techniques, groups)
+    bounded = {one.summary.name: one for one in facts.limits}
     rows: list[dict[str, Any]] = []
-    for summary in summarise(plan, program):
+    for summary in [one.summary for one in facts.limits] or summarise(plan, program):
         limit = bounded.get(summary.name)
         members = program.launches[groups[summary.name][0]].operations
         rows.append(
@@ -127,8 +123,8 @@ def _decisions_of_values(found: Techniques) -> Mapping[str, str]:
     return decisions | {name: RECOMPUTED for one in found.recomputed for name in one.outputs}
 
 
-def _launches(plan: Plan, program: Program) -> list[dict[str, Any]]:
-    times = predicted_timeline(plan, program)
+def _launches(facts: Facts) -> list[dict[str, Any]]:
+    plan, program, times = facts.plan, facts.program, facts.times
     operation = {launch: i for i, group in enumerate(grouped(plan, program).values()) for launch in group}
     return [
         {
@@ -144,10 +140,11 @@ def _launches(plan: Plan, program: Program) -> list[dict[str, Any]]:
     ]
 
 
-def _pieces(plan: Plan, program: Program, found: Techniques, peak: int) -> list[dict[str, Any]]:
-    kinds, decisions = kinds_of_values(plan.graph), _decisions_of_values(found)
+def _pieces(facts: Facts) -> list[dict[str, Any]]:
+    plan, program = facts.plan, facts.program
+    kinds, decisions = kinds_of_values(plan.graph), _decisions_of_values(facts.techniques)
     writers, readers = touches(program)
-    gaps = Gaps(plan, program, peak)
+    gaps = Gaps(plan, program, facts.peak)
     rows: list[dict[str, Any]] = []
     for live_range in live_ranges(plan, program):
         # As the memory curve counts: the bytes are those of one member until the next one is written.

@@ -44,7 +44,11 @@ def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], 
 
 def embedded(data: Mapping[str, Any]) -> str:
     """JSON for the inside of a script element."""
-    return json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    return text.translate(_ESCAPES)
 
 
 def _finite(data: Any) -> Any:
