@@ -2,7 +2,6 @@
 // One program of the plan as the other scripts use it, and what they show of launches, operations and values.
 const PLAN = DATA.plan;
 const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // what the budget leaves for the arena
-const KIND_COLOUR = Object.fromEntries(DATA.kinds.map((kind, i) => [kind, `c${i}`]));
 const DECISIONS = ["kept", "recomputed", "offloaded", "depth-first", "divided"];
 
 function programOf(name) {
@@ -16,6 +15,10 @@ function programOf(name) {
   const total = new Array(Math.max(1, made.launches.count)).fill(0);
   for (const taken of Object.values(data.memory)) taken.forEach((bytes, i) => (total[i] += bytes));
   made.total = total;
+  made.count = made.launches.count;
+  made.left = LEFT_BYTES;
+  const { time_us, limit_us } = made.operations;
+  made.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
   // Launches of other streams start when they can: time at launch i is that of the next one of the compute stream.
   made.clock = new Array(made.launches.count + 1);
   made.clock[made.launches.count] = made.launches.end_us.reduce((most, us) => Math.max(most, us), 0);

@@ -20,7 +20,7 @@ from mbc.resources import folder
 
 _FOLDER = "report"
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
-FIRST_SCRIPTS = ("base.js", "chart.js")
+FIRST_SCRIPTS = ("base.js", "chart.js", "rows.js")
 
 
 def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], **fields: Any) -> str:
