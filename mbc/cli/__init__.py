@@ -11,6 +11,8 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `compile_command`: `mbc compile`
 * `fit_command`: `mbc fit`
 * `show_command`: `mbc show`
+* `report_command`: `mbc report`
+* `trace_command`: `mbc trace`
 * `diff_command`: `mbc diff`
 * `verify_command`: `mbc verify`
 * `check_command`: `mbc check`

@@ -13,6 +13,7 @@
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
 * `equivalence`: `mbc check`
+* `html`: pages of one file
 * `launches`: `mbc check --launches`
 * `profiles`: `mbc profile list` and `mbc profile diff`
 * `bench`: `mbc bench`

@@ -34,7 +34,10 @@ def diff_text(
     parts: list[str] = []
     totals = [c for c in diff.totals if c.name != "profile"]
     if totals:
-        rows = [(figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c)) for c in totals]
+        rows = [
+            (figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
+            for c in totals
+        ]
         columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
         parts.append(render((*columns, Column("change", right=True)), rows, width))
     if note := _estimates(diff, before, after):
@@ -123,7 +126,8 @@ def _estimates(diff: PlanDiff, before: str, after: str) -> str:
         return ""
     return (
         f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured and "
-        f"{show_figure('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most part"
+        f"{show_figure('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most"
+        " part"
     )
 
 

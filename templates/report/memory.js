@@ -63,7 +63,7 @@ function memorySection(place) {
     const kinds = DATA.kinds.filter((kind) => View.program.memory[kind]);
     keys.replaceChildren(legend(by === "kind" ? kinds.map((kind) => [KIND_COLOUR[kind], kind])
       : DECISIONS.slice(0, 4).map((decision) => [decision, decision])));
-    curve.replaceChildren(memoryCurve(View.program, at, top));
+    curve.replaceChildren(memoryCurve(View.program, at, top, Math.max(360, Math.min(1200, place.clientWidth))));
   }
 
   function largestAtPeak() {
@@ -81,6 +81,10 @@ function memorySection(place) {
     if (i >= 0) detail.replaceChildren(pieceDetail(i));
   };
   View.listeners.push(() => { fill(); detail.replaceChildren("Choose a rectangle."); });
+  let width = place.clientWidth;
+  redraws.push(() => {
+    if (place.clientWidth !== width) { width = place.clientWidth; fill(); }
+  });
   fill();
 }
 

@@ -12,5 +12,4 @@
 * `diff_page`: the page of two plans
 * `recorded`: results of other commands that a page shows beside the plan
 * `small`: a few figures and a picture, for notebooks
-* `training_page`: the curves of a training
 """

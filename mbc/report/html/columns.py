@@ -34,7 +34,6 @@ def rows_of(table: Mapping[str, Any], texts: Sequence[str]) -> list[dict[str, An
     """The rows of a table again, as the page reads them."""
     columns: Mapping[str, Sequence[Any]] = table["columns"]
     cells = {
-        name: [texts[cell] for cell in column] if name in table["texts"] else column
-        for name, column in columns.items()
+        name: [texts[cell] for cell in column] if name in table["texts"] else column for name, column in columns.items()
     }
     return [{name: column[i] for name, column in cells.items()} for i in range(table["count"])]

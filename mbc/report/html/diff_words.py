@@ -22,20 +22,21 @@ def diff_answers(diff: PlanDiff, before: Facts, after: Facts) -> tuple[Answer, .
     """What changed between two plans, why, where the time and the memory went, and what is kept otherwise."""
     if diff.same:
         return (Answer("What changed between these plans?", "Nothing: no figure and no operation differs."),)
-    return (_causes(diff), _time(diff, before, after), _memory(before, after), _decisions(before, after))
+    return (_causes(diff, before, after), _time(diff, before, after), _memory(before, after), _decisions(before, after))
 
 
-def _causes(diff: PlanDiff) -> Answer:
+def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     changed = {change.name: change for change in diff.totals}
     causes = [changed[name] for name in CAUSES if name in changed]
-    told = tuple(
-        f"{figure_title(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}" for c in causes
-    )
+    told = tuple(f"{figure_title(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}" for c in causes)
     why = (
         f"They were planned for something else: {', '.join(figure_title(c.name) for c in causes)}."
         if causes
         else "Network, GPU, budget and profile are the same: the options of planning or the search differ."
     )
+    graphs = [len(facts.plan.graph.train) for facts in (before, after)]
+    if graphs[0] != graphs[1]:
+        told = (*told, f"operations of the graph: {graphs[0]:,}, then {graphs[1]:,}")
     kernels = sum("kernel" in change.differs for change in diff.operations)
     return Answer(
         "What changed between these plans, and why?",
@@ -102,8 +103,7 @@ def _decisions(before: Facts, after: Facts) -> Answer:
     details = moved if len(moved) <= _LISTED else [*moved[:_LISTED], f"and {len(moved) - _LISTED} more"]
     return Answer(
         "What is kept, recomputed or offloaded otherwise?",
-        f"The first plan has {counts[0]}, the second {counts[1]}."
-        + (" A smaller arena is paid for with these." if counts[0] != counts[1] else ""),
+        f"The first plan has {counts[0]}, the second {counts[1]}.",
         tuple(details),
         "memory",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mbc.hardware.spec import known_spec
 from mbc.plan.live import lifetimes
@@ -49,7 +50,7 @@ class Gaps:
         if name is None or self._plan.graph.values[name].role.persistent or not writers:
             return None
         touches = sorted({*writers, *readers})
-        gaps = [(a + 1, b) for a, b in zip(touches, touches[1:], strict=False) if b > a + 1]
+        gaps = [(a + 1, b) for a, b in pairwise(touches) if b > a + 1]
         if not gaps:
             return None
         start, stop = max(gaps, key=lambda gap: (gap[0] <= self._peak < gap[1], gap[1] - gap[0], -gap[0]))

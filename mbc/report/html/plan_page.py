@@ -15,7 +15,17 @@ from mbc.report.html.render import render_page
 from mbc.report.tables import time_cell
 from mbc.units import show_range, show_size
 
-SCRIPTS = ("curve.js", "plan.js", "memory.js", "lanes.js", "roofline.js", "table.js", "graph.js", "recorded.js", "page.js")
+SCRIPTS = (
+    "curve.js",
+    "plan.js",
+    "memory.js",
+    "lanes.js",
+    "roofline.js",
+    "table.js",
+    "graph.js",
+    "recorded.js",
+    "page.js",
+)
 
 
 @dataclass(frozen=True, slots=True)
