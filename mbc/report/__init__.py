@@ -13,7 +13,8 @@
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
 * `equivalence`: `mbc check`
-* `html`: pages of one file
+* `trace`: `mbc trace`
+* `html`: pages of one file: `mbc report`, `mbc diff -o`
 * `launches`: `mbc check --launches`
 * `profiles`: `mbc profile list` and `mbc profile diff`
 * `bench`: `mbc bench`

@@ -137,3 +137,24 @@ def test_the_ablation(mbc, package):
     assert "over the first" in mbc("show", "tiny.mbc", "--gpu", "h200", "--ablation", "--without", "micro_batches").out
     refused = mbc("show", package, "--ablation")
     assert refused.code == 1 and "error MBC188" in refused.err
+
+
+def test_pages_and_traces(mbc, package):
+    shown = mbc("report", package, "-o", "page.html")
+    assert shown.code == 0 and shown.out.startswith("page.html: "), shown.err
+    assert Path("page.html").read_text().startswith("<!DOCTYPE html>")
+    assert mbc("trace", package).code == 0
+    assert '"traceEvents"' in Path("tiny.trace.json").read_text()
+    assert mbc("diff", package, "tiny.mbc", "-o", "both.html").code == 0
+    assert "What changed between these plans" in Path("both.html").read_text()
+
+
+def test_a_page_with_what_fit_printed(mbc):
+    curve = mbc("fit", "tiny.mbc", "--gpu", "t4", "--curve", "--points", "2", "--json")
+    Path("curve.json").write_text(curve.out)
+    shown = mbc("report", "tiny.mbc", "--gpu", "t4", "--with", "curve.json", "--floor")
+    assert shown.code == 0, shown.err
+    page = Path("tiny.html").read_text()
+    assert '"what":"budgets"' in page and '"floor":{' in page
+    refused = mbc("report", "tiny.mbc", "--with", "tiny.mbc")
+    assert refused.code == 1 and "MBC321" in refused.err and "holds no result that a page can show" in refused.err

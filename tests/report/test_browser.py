@@ -1,0 +1,157 @@
+"""Pages in a real browser: no error, no request, and controls that do what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mbc.plan.memory import memory_curve
+from mbc.plan.summary import summarise
+from mbc.report.html.diff_page import diff_page
+from mbc.report.html.plan_page import plan_page
+from tests.report.browser import Browser, find_browser
+from tests.report.plans import PLANS
+
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="there is no Chromium on this machine")
+
+LARGEST = "[...document.querySelectorAll('button')].find(b => b.textContent.startsWith('largest')).click()"
+DETAIL = "document.querySelector('#memory .detail').textContent"
+HOVER_MS = 50
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "plan.html"
+    path.write_text(plan_page(PLANS["offloaded"]()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as started:
+        yield started
+
+
+def _shown(browser: Browser, path: Path) -> None:
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(path)
+
+
+def test_a_plan(browser, page):
+    plan = PLANS["offloaded"]()
+    _shown(browser, page)
+    # The largest value at the peak is told with its bytes, and so is why it is there.
+    browser.run(LARGEST)
+    told = browser.run(DETAIL)
+    curve = memory_curve(plan, plan.train)
+    assert "the peak among them" in told and "letting it go" in told and "why" in told
+    assert f"launch {curve.peak_launch}" in browser.run("document.querySelector('#memory svg').textContent")
+    # The table is searched and sorted.
+    rows = "document.querySelectorAll('#operations tbody tr').length"
+    count = len(summarise(plan, plan.train))
+    assert browser.run(rows) == count
+    search = "const s = document.querySelector('#operations input'); s.value = {}; s.dispatchEvent(new Event('input')); 0"
+    browser.run(f"{{ {search.format(json.dumps('recomputed'))} }}")
+    found = browser.run(rows)
+    assert 0 < found < count
+    assert f"{found} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
+    browser.run(f"{{ {search.format(json.dumps(''))} }}")
+    first = "document.querySelector('#operations tbody td').textContent"
+    browser.run("document.querySelector('#operations thead button').click()")
+    assert browser.run(first) == min(s.name for s in summarise(plan, plan.train))
+    browser.run("document.querySelector('#operations thead button').click()")
+    assert browser.run(first) == max(s.name for s in summarise(plan, plan.train))
+    # The other program, other colours, and dark.
+    change = "const s = document.querySelector({}); s.value = {}; s.dispatchEvent(new Event('change')); 0"
+    browser.run(f"{{ {change.format(json.dumps('#program select'), json.dumps('infer'))} }}")
+    assert browser.run(rows) == len(summarise(plan, plan.infer))
+    browser.run(f"{{ {change.format(json.dumps('#memory select'), json.dumps('decision'))} }}")
+    assert "recomputed" in browser.run("document.querySelector('#memory .legend').textContent")
+    light = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != light
+    assert browser.errors == [] and browser.requests == [page.as_uri()]
+
+
+def test_hovering_and_clicking_the_map(browser, page):
+    _shown(browser, page)
+    box = "document.querySelector('#memory canvas').getBoundingClientRect()"
+    browser.run("document.querySelector('#memory canvas').scrollIntoView({block: 'center'})")
+    left, top, width, height = (browser.run(f"{box}.{side}") for side in ("left", "top", "width", "height"))
+    x, y = left + width / 2, top + height - 40  # the states lie at the bottom, in every launch
+    browser.mouse(x, y)
+    tip = "document.querySelector('#memory .tip')"
+    assert not browser.run(f"{tip}.hidden") and "launches 0 to" in browser.run(f"{tip}.textContent")
+    browser.click(x, y)
+    assert "it lasts from step to step" in browser.run(DETAIL)
+    # What one hover takes of the page's own time.
+    took = browser.run(
+        "(() => { const c = document.querySelector('#memory canvas'), r = c.getBoundingClientRect(), t = performance.now();"
+        " for (let i = 0; i < 20; i++) c.dispatchEvent(new PointerEvent('pointermove',"
+        " {clientX: r.left + 80 + 30 * i, clientY: r.top + 20 + 15 * i})); return (performance.now() - t) / 20; })()"
+    )
+    assert took < HOVER_MS
+    assert browser.errors == []
+
+
+def test_it_fits_a_phone(browser, page):
+    browser.resize(390, 800, mobile=True)
+    try:
+        _shown(browser, page)
+        assert browser.run("document.documentElement.scrollWidth") <= 390
+        assert len(browser.picture()) > 10_000
+    finally:
+        browser.resize(1280, 900)
+    assert browser.errors == []
+
+
+def test_pictures_are_drawn_in_light_and_dark(browser, page):
+    _shown(browser, page)
+    drawn = (
+        "[...document.querySelectorAll('canvas[role=img]')].map(c => {"
+        " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, seen = new Set();"
+        " for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]); return seen.size; })"
+    )
+    assert all(colours > 3 for colours in browser.run(drawn))
+    browser.run("document.getElementById('theme').click()")
+    assert all(colours > 3 for colours in browser.run(drawn))
+
+
+def test_elements_have_names(browser, page):
+    _shown(browser, page)
+    nameless = (
+        "[...document.querySelectorAll('button, select, input, canvas[role=img], svg[role=img]')].filter(e =>"
+        " !(e.getAttribute('aria-label') || e.textContent.trim())).length"
+    )
+    assert browser.run(nameless) == 0
+    assert browser.run("document.documentElement.lang") == "en"
+    assert browser.run("document.querySelectorAll('h1').length") == 1
+
+
+def test_two_plans(browser, tmp_path):
+    path = tmp_path / "diff.html"
+    path.write_text(diff_page(PLANS["kept"](), PLANS["recomputed"](), "<b>loose</b>", "tight"))
+    _shown(browser, path)
+    assert browser.run("document.querySelectorAll('b').length") == 2, "titles are texts"
+    assert browser.run("document.querySelectorAll('#curves svg').length") == 2
+    assert browser.run("document.querySelectorAll('#changes tbody tr').length") > 0
+    assert browser.errors == [] and browser.requests == [path.as_uri()]
+
+
+def test_results_of_other_commands(browser, tmp_path):
+    curve = {"what": "budgets", "unlimited": {"train_us": 100.0, "needed_bytes": 3 << 30}, "probes": [
+        {"budget_bytes": size << 30, "train_us": 200.0 / size, "fits": True} for size in (1, 2, 3)
+    ]}  # fmt: skip
+    bench = {"what": "bench", "predicted_ms": 1.0, "mbc": {"step_ms": 1.1}, "contenders": []}
+    path = tmp_path / "recorded.html"
+    path.write_text(plan_page(PLANS["small"](), recorded=[curve, bench]))
+    started = time.monotonic()
+    _shown(browser, path)
+    assert time.monotonic() - started < 30
+    assert browser.run("document.querySelectorAll('#recorded svg').length") == 2
+    assert "10.0 % off" in browser.run("document.getElementById('recorded').textContent")
+    assert browser.errors == []
