@@ -374,7 +374,7 @@ class Module:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: its plan."""
-        return self._plan._repr_html_()
+        return self._plan._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
     def __repr__(self) -> str:
         graph, predicted = self._plan.graph, self._plan.predictions

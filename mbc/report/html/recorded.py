@@ -22,7 +22,7 @@ def read_recorded(text: str, name: str) -> dict[str, Any]:
         found: Any = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    document = cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+    document = cast(Mapping[str, Any], found if isinstance(found, dict) else {})
     what = next((what for what, fields in _FIELDS.items() if all(field in document for field in fields)), None)
     if what is None:
         raise MbcError(
