@@ -27,7 +27,8 @@ from tests.report.browser import Browser, find_browser
 HOVERS = 200
 HOVER = (
     "(() => { const c = document.querySelector('#memory canvas'), r = c.getBoundingClientRect(), took = [];"
-    f" for (let i = 0; i < {HOVERS}; i++) {{ const t = performance.now(); c.dispatchEvent(new PointerEvent('pointermove',"
+    f" for (let i = 0; i < {HOVERS}; i++) {{ const t = performance.now();"
+    " c.dispatchEvent(new PointerEvent('pointermove',"
     " {clientX: r.left + 70 + (37 * i) % (r.width - 80), clientY: r.top + 10 + (53 * i) % (r.height - 50)}));"
     " took.push(performance.now() - t); } return Math.max(...took); })()"
 )

@@ -93,7 +93,8 @@ def test_hovering_and_clicking_the_map(browser, page):
     assert browser.run("document.querySelector('#memory .detail dd').textContent") == value
     # What one hover takes of the page's own time.
     took = browser.run(
-        "(() => { const c = document.querySelector('#memory canvas'), r = c.getBoundingClientRect(), t = performance.now();"
+        "(() => { const c = document.querySelector('#memory canvas'), r = c.getBoundingClientRect();"
+        " const t = performance.now();"
         " for (let i = 0; i < 20; i++) c.dispatchEvent(new PointerEvent('pointermove',"
         " {clientX: r.left + 80 + 30 * i, clientY: r.top + 20 + 15 * i})); return (performance.now() - t) / 20; })()"
     )
