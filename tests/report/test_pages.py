@@ -98,9 +98,9 @@ def test_the_map_adds_up_to_the_memory_curve(plan, data):
 
 
 def test_pieces_are_where_the_plan_places_them(plan, data):
-    pieces = rows_of(data["programs"]["train"]["pieces"], data["texts"])
+    rectangles = rows_of(data["programs"]["train"]["pieces"], data["texts"])
     placed = {(plan.buffers[i].value or "", plan.offsets[i]) for i in range(len(plan.buffers))}
-    for piece in pieces:
+    for piece in rectangles:
         assert (piece["value"], piece["offset"]) in placed
         assert piece["offset"] + piece["size_bytes"] <= plan.predictions.arena_bytes
         touched = {*piece["writers"], *piece["readers"]}
@@ -109,7 +109,7 @@ def test_pieces_are_where_the_plan_places_them(plan, data):
             assert piece["recompute_us"] > 0 and piece["offload_us"] > 0
     # No two pieces that are live in one launch share an address.
     for launch in range(len(plan.train.launches)):
-        live = sorted((p["offset"], p["size_bytes"]) for p in pieces if p["start"] <= launch < p["stop"])
+        live = sorted((p["offset"], p["size_bytes"]) for p in rectangles if p["start"] <= launch < p["stop"])
         assert all(a + size <= b for (a, size), (b, _) in pairwise(live))
 
 

@@ -1,7 +1,7 @@
 """Pages of one file: what a plan holds as tables of data, and the templates (`templates/report/`) that show them.
 
 * `columns`: rows as columns, with every text stored once
-* `facts`: what is said of a program in several places
+* `facts`: what is said of a program more than once
 * `letting_go`: what it would save and cost not to keep a value between two uses
 * `program_data`: operations, launches and the bytes of the arena of one program
 * `plan_data`: everything that the page of a plan shows

@@ -1,4 +1,4 @@
-"""What a page says of one program in several places, found once."""
+"""What a page says of one program more than once, found once."""
 
 from __future__ import annotations
 
