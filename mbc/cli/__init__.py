@@ -18,6 +18,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
+* `train_page`: the page that a training writes at its end
 * `train_view`: what it shows while it runs
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`

@@ -1,5 +1,5 @@
 "use strict";
-// Results of `mbc fit` and measured steps, where they were given.
+// Results of `mbc fit`, measured steps and curves of a training, where they were given.
 function recordedSection(place) {
   for (const one of DATA.recorded || []) {
     if (one.what === "batches") {
@@ -18,7 +18,29 @@ function recordedSection(place) {
         ["predicted", one.predicted_ms * 1e3], ["measured", one.mbc.step_ms * 1e3],
         ...one.contenders.filter((c) => !c.problem).map((c) => [c.name || `${c.peer} ${c.variant}`, c.step_ms * 1e3]),
       ]), element("p", { class: "note" }, `Measured is ${(100 * (one.mbc.step_ms / one.predicted_ms - 1)).toFixed(1)} % off the prediction.`));
-    }
+    } else if (one.what === "training") trainingCurves(place, one);
+  }
+}
+
+// A chart for each figure of a training, over its steps: of intervals where these tell it, else of epochs.
+function trainingCurves(place, { lines, left_out }) {
+  const told = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) =>
+    !["kind", "step", "epoch", "seconds", "bad_steps", "waited_s"].includes(name));
+  const first = ["loss", "images_per_s"];
+  const predicted = (PLAN.batch * 1e6) / DATA.predictions.train_us;
+  place.append(element("p", {}, `Training: ${Math.max(...lines.map((line) => line.step)).toLocaleString("en")} steps.` +
+    (Number.isFinite(predicted) ? ` The plan predicts ${predicted.toFixed(0)} images/s on the GPU that it is for.` : "") +
+    (left_out ? ` ${left_out.toLocaleString("en")} lines of the log are left out, evenly.` : "")));
+  for (const name of [...first, ...told.filter((other) => !first.includes(other))]) {
+    const having = lines.filter((line) => typeof line[name] === "number");
+    const kind = having.some((line) => line.kind === "interval") ? "interval" : "epoch";
+    const shown = having.filter((line) => line.kind === kind);
+    if (!shown.length) continue;
+    const title = name === "images_per_s" ? "images/s" : name.replaceAll("_", " ");
+    const number = (value) => (value && Math.abs(value) < 0.01 ? value.toExponential(1) : Number(value.toPrecision(4)).toLocaleString("en"));
+    place.append(element("h3", {}, `${title}, of each ${kind}`), points(
+      shown.map((line) => [line.step, line[name], `step ${line.step}, epoch ${line.epoch}: ${number(line[name])}`]),
+      "step", title, (x) => x.toFixed(0), number, name === "images_per_s"));
   }
 }
 
@@ -39,7 +61,8 @@ function points(list, xTitle, yTitle, showX, showY, fromZero) {
   const ys = list.map(([, y]) => y);
   const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
   const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
-  const [x0, x1, y0, y1] = [least(xs), most(xs), fromZero ? 0 : least(ys) * 0.98, most(ys) * 1.02 || 1];
+  const pad = 0.02 * (most(ys) - least(ys) || Math.abs(most(ys)) || 1);
+  const [x0, x1, y0, y1] = [least(xs), most(xs), fromZero ? 0 : least(ys) - pad, most(ys) + pad];
   const x = (v) => left + ((v - x0) / (x1 - x0 || 1)) * (width - left - 12);
   const y = (v) => 6 + (1 - (v - y0) / (y1 - y0 || 1)) * (height - 6 - bottom);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${yTitle} over ${xTitle}` });

@@ -12,6 +12,7 @@ from mbc.plan.memory import memory_curve
 from mbc.plan.summary import summarise
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.plan_page import plan_page
+from mbc.report.html.recorded import training
 from tests.report.browser import Browser, find_browser
 from tests.report.plans import PLANS
 
@@ -151,11 +152,23 @@ def test_results_of_other_commands(browser, tmp_path):
         {"budget_bytes": size << 30, "train_us": 200.0 / size, "fits": True} for size in (1, 2, 3)
     ]}  # fmt: skip
     bench = {"what": "bench", "predicted_ms": 1.0, "mbc": {"step_ms": 1.1}, "contenders": []}
+    lines = [
+        {"kind": "interval", "step": step, "epoch": 1, "loss": loss, "images_per_s": 50.0, "<b>f1</b>": -1.0}
+        for step, loss in ((5, 2.0), (10, None), (15, 1.0))
+    ]
+    lines += [{"kind": "epoch", "step": 15, "epoch": 1, "loss": 1.5, "images_per_s": 50.0, "test_accuracy": 0.25}]
     path = tmp_path / "recorded.html"
-    path.write_text(plan_page(PLANS["small"](), recorded=[curve, bench]))
+    path.write_text(plan_page(PLANS["small"](), recorded=[curve, bench, training(lines)]))
     started = time.monotonic()
     _shown(browser, path)
     assert time.monotonic() - started < 30
-    assert browser.run("document.querySelectorAll('#recorded svg').length") == 2
+    titles = browser.run("[...document.querySelectorAll('#recorded h3')].map(e => e.textContent)")
+    assert titles[2:] == [
+        "loss, of each interval", "images/s, of each interval", "<b>f1</b>, of each interval",
+        "test accuracy, of each epoch",
+    ]  # fmt: skip
+    assert browser.run("document.querySelectorAll('#recorded svg').length") == len(titles) == 6
+    drawn = browser.run("[...document.querySelectorAll('#recorded path')].map(e => e.getAttribute('d'))")
+    assert not [d for d in drawn if "NaN" in d] and [d.count("L") for d in drawn] == [2, 1, 2, 2, 0]
     assert "10.0 % off" in browser.run("document.getElementById('recorded').textContent")
     assert browser.errors == []

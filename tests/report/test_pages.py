@@ -20,7 +20,7 @@ from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
 from mbc.report.html.plan_page import plan_page
-from mbc.report.html.recorded import read_recorded
+from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import embedded, write_text
 from mbc.report.html.small import plan_fragment
 from mbc.report.techniques import predicted_timeline, techniques_document
@@ -224,6 +224,34 @@ def test_results_that_are_none(text):
     with pytest.raises(MbcError, match="holds no result that a page can show") as caught:
         read_recorded(text, "a.json")
     assert caught.value.code == "MBC321"
+
+
+def _line(kind: str, step: int, loss: float | None = 1.0) -> str:
+    return json.dumps({"kind": kind, "step": step, "epoch": 1, "loss": loss, "images_per_s": 10.0}) + "\n"
+
+
+@pytest.mark.parametrize("rest", ["", '{"kind": "epo'])
+def test_the_log_of_a_training(rest):
+    text = _line("interval", 2) + _line("interval", 3, None) + _line("epoch", 3)
+    shown = read_recorded(text + rest, "log.jsonl")
+    assert shown["what"] == "training" and shown["left_out"] == 0
+    assert [(line["kind"], line["step"]) for line in shown["lines"]] == [("interval", 2), ("interval", 3), ("epoch", 3)]
+    assert read_recorded(_line("epoch", 3), "log.jsonl")["lines"][0]["loss"] == 1.0
+
+
+def test_of_a_long_log_a_page_has_some_lines_and_the_last():
+    count = 2 * LINES + 7
+    shown = read_recorded("".join(_line("interval", i + 1) for i in range(count)), "log.jsonl")
+    steps = [line["step"] for line in shown["lines"]]
+    assert len(steps) <= LINES and len(steps) + shown["left_out"] == count
+    assert {b - a for a, b in pairwise(steps)} == {3} and steps[-1] == count
+
+
+@pytest.mark.parametrize("change", [("3", "true"), ("10.0", "null"), ('"epoch", ', '"epoch"')])
+def test_lines_that_are_no_log(change):
+    with pytest.raises(MbcError, match="holds no result") as caught:
+        read_recorded(_line("interval", 2) + _line("epoch", 3).replace(*change), "a.json")
+    assert "mbc train --log" in caught.value.remedy
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path):

@@ -68,7 +68,8 @@ def add_report(commands: Commands) -> None:
     made.add_argument("-o", "--output", metavar="FILE", help="page to write (default: named as the network, here)")
     made.add_argument(
         "--with", dest="recorded", action="append", default=[], metavar="FILE",
-        help="show this result beside it, what mbc fit --json or mbc bench --json printed; may be given again",
+        help="show this beside it: what mbc fit --json or mbc bench --json printed, or what mbc train --log wrote; "
+        "may be given again",
     )  # fmt: skip
     made.add_argument("--floor", action="store_true", help="also find the floor of the network, from the profile")
     add_planning(made)

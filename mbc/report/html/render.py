@@ -17,6 +17,8 @@ from markupsafe import Markup
 
 from mbc.errors import MbcError
 from mbc.resources import folder
+from mbc.runtime.checkpoint import why
+from mbc.runtime.replace import try_replacing
 
 _FOLDER = "report"
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
@@ -62,11 +64,23 @@ def _finite(data: Any) -> Any:
     return data
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a page or another output whole. Raises MBC320 where that is not possible."""
+def write_text(path: Path, text: str, option: str = "-o") -> None:
+    """Write a page or another output whole. Raises MBC320 where that is not possible; `option` named the place."""
     try:
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MbcError(
-            "MBC320", f"cannot write '{path}': {error.strerror or error}", "name another file with -o"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise _unwritten(path, error, option) from error
+
+
+def check_writable(path: Path, option: str = "-o") -> None:
+    """MBC320 where `write_text` could not write: better known before long work than after it."""
+    try:
+        if not path.parent.is_dir():
+            raise OSError("its folder does not exist")
+        try_replacing(path)
+    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
+        raise _unwritten(path, error, option) from error
+
+
+def _unwritten(path: Path, error: Exception, option: str) -> MbcError:
+    return MbcError("MBC320", f"cannot write '{path}': {why(error)}", f"name another file with {option}")
