@@ -24,13 +24,16 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.report.html.plan_page import plan_page
     from mbc.report.html.recorded import read_recorded
     from mbc.report.html.render import write_text
+    from mbc.report.measured import measured_step
 
-    recorded = [read_recorded(read_text(Path(name)), name) for name in arguments.recorded]
+    found = [(name, read_recorded(read_text(Path(name)), name)) for name in arguments.recorded]
     plan = find_plan(arguments.plan, asked)
+    steps = [measured_step(plan, result, name) for name, result in found if result["what"] == "step"]
+    recorded = [result for _, result in found if result["what"] != "step"]
     floor = _floor(plan, asked) if arguments.floor else None
     path = Path(arguments.output or f"{plan.graph.name}.html")
     with busy(f"writing {path}"):
-        text = plan_page(plan, floor=floor, recorded=recorded)
+        text = plan_page(plan, floor=floor, recorded=recorded, measured=steps[-1] if steps else None)
         write_text(path, text)
     print(f"{path}: {show_size(len(text.encode()))}")
     return 0

@@ -13,6 +13,7 @@
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
 * `equivalence`: `mbc check`
+* `measured`: a measured step beside the plan
 * `trace`: `mbc trace`
 * `html`: pages of one file: `mbc report`, `mbc diff -o`
 * `launches`: `mbc check --launches`

@@ -1,4 +1,5 @@
-"""A plan as a trace that Perfetto and Chrome's chrome://tracing open: the predicted step, launch by launch.
+"""A plan as a trace that Perfetto and Chrome's chrome://tracing open: the predicted step, launch by launch, and the
+measured one where it was recorded.
 
 Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: events have
 microseconds; "X" is a complete event, "M" metadata, "C" a counter, "s" and "f" the ends of an arrow.
@@ -12,16 +13,20 @@ from mbc.plan.group import title
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program, Stream
 from mbc.plan.summary import grouped, kernel_name
+from mbc.report.measured import MeasuredStep, launch_name
 from mbc.report.techniques import predicted_timeline
 
 _STREAMS = tuple(Stream)
 
 
-def trace_document(plan: Plan) -> dict[str, Any]:
-    """One process for each program, one thread for each stream, arrows for waits, and live bytes as counters."""
+def trace_document(plan: Plan, measured: MeasuredStep | None = None) -> dict[str, Any]:
+    """One process for each program, one thread for each stream, arrows for waits, and live bytes as counters; one more
+    process for the training step as it was measured."""
     events: list[dict[str, Any]] = []
     for process, (name, program) in enumerate((("training step", plan.train), ("inference", plan.infer)), start=1):
         events += _program(plan, program, process, f"{plan.graph.name}: {name}, predicted")
+    if measured is not None:
+        events += _measured(plan, measured, process=3)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"gpu": plan.target.gpu, "mbc": plan.version, "network": plan.graph.name},
@@ -66,6 +71,20 @@ def _program(plan: Plan, program: Program, process: int, name: str) -> list[dict
             events.append(
                 {"ph": "C", "name": "live bytes", "pid": process, "tid": 0, "ts": times.starts_us[i], "args": live}
             )
+    return events
+
+
+def _measured(plan: Plan, measured: MeasuredStep, process: int) -> list[dict[str, Any]]:
+    program = plan.train
+    used = sorted({_STREAMS.index(launch.stream) for launch in program.launches})
+    events: list[dict[str, Any]] = [_called("process_name", process, 0, f"{plan.graph.name}: training step, measured")]
+    events += [_called("thread_name", process, stream, str(_STREAMS[stream])) for stream in used]
+    times = zip(program.launches, measured.starts_us, measured.times_us, strict=True)
+    for i, (launch, start_us, time_us) in enumerate(times):
+        if start_us is not None:
+            event = {"ph": "X", "pid": process, "tid": _STREAMS.index(launch.stream), "ts": start_us, "dur": time_us}
+            args = {"launch": i, "kernel": kernel_name(launch)}
+            events.append({**event, "name": launch_name(i, launch), "cat": str(launch.stream), "args": args})
     return events
 
 

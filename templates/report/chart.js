@@ -115,7 +115,8 @@ class Chart {
       if (event.key === "+") this.zoom(0.5);
       else if (event.key === "-") this.zoom(2);
       else if (step && this.items.count) {
-        this.choose((this.chosen + step + this.items.count) % this.items.count);
+        const from = this.chosen < 0 && step < 0 ? 0 : this.chosen; // the first step back is to the last one
+        this.choose((from + step + this.items.count) % this.items.count);
       } else return;
       event.preventDefault();
     });

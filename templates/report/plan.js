@@ -19,6 +19,21 @@ function programOf(name) {
   made.left = LEFT_BYTES;
   const { time_us, limit_us } = made.operations;
   made.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
+  // Measured is the training step. Of an operation: all its launches, or nothing.
+  made.measured = name === "train" ? DATA.measured : null;
+  if (made.measured) {
+    const sums = (of) => {
+      const found = new Array(made.operations.count).fill(0);
+      for (let i = 0; i < made.launches.count; i++) found[made.launches.operation[i]] += of(i);
+      return found;
+    };
+    const times = sums((i) => made.measured.times_us[i] ?? NaN).map((us) => (Number.isNaN(us) ? null : us));
+    const predicted = sums((i) => made.launches.end_us[i] - made.launches.start_us[i]);
+    made.operations.measured_us = times;
+    made.operations.off_us = times.map((us, i) => (us === null ? null : us - predicted[i]));
+  } else {
+    made.operations.measured_us = made.operations.off_us = new Array(made.operations.count).fill(null);
+  }
   // Launches of other streams start when they can: time at launch i is that of the next one of the compute stream.
   made.clock = new Array(made.launches.count + 1);
   made.clock[made.launches.count] = made.launches.end_us.reduce((most, us) => Math.max(most, us), 0);

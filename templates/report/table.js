@@ -6,6 +6,7 @@ function tableSection(place) {
   const sizes = { time_us: (us, i) => showTime(us) + (View.program.operations.estimated[i] ? " ~" : "") };
   const table = sortedTable(place, {
     columns: [["name", "operation"], ["kind", "kind"], ["time_us", "time", sizes.time_us], ["limit_us", "limit", showTime], ["lost_us", "lost", showTime],
+      ...(DATA.measured ? [["measured_us", "measured", showTime], ["off_us", "more than predicted", showTime]] : []),
       ["output_bytes", "writes", showSize], ["workspace_bytes", "workspace", showSize], ["decision", "decision"],
       ["micro_batches", "micro-batches"], ["kernels", "kernel"], ["first_launch", "launch"]],
     sort: "time_us",

@@ -13,6 +13,8 @@ from mbc.plan.summary import summarise
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import training
+from mbc.report.measured import MeasuredStep
+from mbc.units import show_time
 from tests.report.browser import Browser, find_browser
 from tests.report.plans import PLANS
 
@@ -145,6 +147,29 @@ def test_two_plans(browser, tmp_path):
     assert browser.run("document.querySelectorAll('#curves svg').length") == 2
     assert browser.run("document.querySelectorAll('#changes tbody tr').length") > 0
     assert browser.errors == [] and browser.requests == [path.as_uri()]
+
+
+def test_measured_beside_predicted(browser, tmp_path):
+    plan = PLANS["small"]()
+    count = len(plan.train.launches)
+    measured = MeasuredStep(100.0, 3, tuple(map(float, range(count))), (None, *[0.5] * (count - 1)))
+    path = tmp_path / "measured.html"
+    path.write_text(plan_page(plan, measured=measured))
+    _shown(browser, path)
+    heads = browser.run("[...document.querySelectorAll('#operations th')].map(e => e.textContent)")
+    column = heads.index("measured")
+    cells = f"[...document.querySelectorAll('#operations tbody tr')].map(e => e.cells[{column}].textContent)"
+    shown = browser.run(cells)
+    assert shown.count("-") == 1 and "0.50 us" in shown, "one operation has the launch that was not found"
+    # The last item of the chart is the last launch as it was measured.
+    key = "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
+    browser.run(key)
+    told = browser.run("document.querySelector('#lanes .detail').textContent")
+    assert f"0.50 us from {show_time(count - 1)}" in told and "less than predicted" in told
+    browser.run("document.querySelector('#program select').value = 'infer'")
+    browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
+    assert set(browser.run(cells)) == {"-"}
+    assert browser.errors == []
 
 
 def test_results_of_other_commands(browser, tmp_path):

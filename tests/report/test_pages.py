@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import embedded, write_text
 from mbc.report.html.small import plan_fragment
+from mbc.report.measured import MeasuredStep, launch_name, measured_step
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
 from tests.report.pages import data_of
@@ -224,6 +226,53 @@ def test_results_that_are_none(text):
     with pytest.raises(MbcError, match="holds no result that a page can show") as caught:
         read_recorded(text, "a.json")
     assert caught.value.code == "MBC321"
+
+
+def _record(plan: Plan) -> dict[str, Any]:
+    """As benchmarks/step_trace.py writes it: 1 us more than predicted a launch, and the last one not found."""
+    times = predicted_timeline(plan, plan.train)
+    rows = [
+        {"name": launch_name(i, launch), "start_us": start, "measured_us": end - start + 1.0}
+        for i, (launch, start, end) in enumerate(zip(plan.train.launches, times.starts_us, times.ends_us, strict=True))
+    ]
+    del rows[-1]["start_us"], rows[-1]["measured_us"]
+    predicted_us = plan.predictions.train_us
+    return {"step_us": 1.25 * predicted_us, "predicted_us": predicted_us, "steps": 5, "rows": rows, "sums": []}
+
+
+def _measured(plan: Plan, record: dict[str, Any]) -> MeasuredStep:
+    return measured_step(plan, read_recorded(json.dumps(record), "step.json"), "step.json")
+
+
+def test_a_measured_step_beside_the_predicted_one(plan):
+    measured = _measured(plan, _record(plan))
+    page = plan_page(plan, measured=measured)
+    shown, times = data_of(page)["measured"], predicted_timeline(plan, plan.train)
+    took = [end - start + 1.0 for start, end in zip(times.starts_us, times.ends_us, strict=True)]
+    assert shown["starts_us"] == [*times.starts_us[:-1], None] and shown["step_us"] == measured.step_us
+    assert shown["times_us"] == [*took[:-1], None]
+    assert "are predicted: +25.0 %. 1 of" in page and "1.00 us more than predicted" in page
+    events = trace_document(plan, measured)["traceEvents"]
+    runs = [event for event in events if event["ph"] == "X" and event["pid"] == 3]
+    assert [event["ts"] for event in runs] == list(times.starts_us[:-1])
+    assert [event["dur"] for event in runs] == shown["times_us"][:-1]
+    assert data_of(plan_page(plan))["measured"] is None
+
+
+def test_records_that_are_not_of_the_plan():
+    plan = PLANS["small"]()
+    with pytest.raises(MbcError, match=r"MBC321: 'step.json' was recorded of another plan: launch 0 is '0") as caught:
+        _measured(plan, _record(PLANS["kept"]()))
+    assert caught.value.remedy.startswith("record this plan")
+    short, damaged, bench = _record(plan), _record(plan), _record(plan)
+    del short["rows"][-1]
+    with pytest.raises(MbcError, match="recorded is 'none'"):
+        _measured(plan, short)
+    del damaged["rows"][0]["start_us"]
+    bench["rows"] = {}
+    for record in (damaged, bench, {**_record(plan), "step_us": "1"}):
+        with pytest.raises(MbcError, match="holds no measured step"):
+            _measured(plan, record)
 
 
 def _line(kind: str, step: int, loss: float | None = 1.0) -> str:

@@ -8,6 +8,7 @@ from mbc.plan.live import Kind
 from mbc.plan.memory import live_values_at
 from mbc.plan.model import COPY_STREAMS
 from mbc.report.html.facts import Facts
+from mbc.report.measured import MeasuredStep
 from mbc.report.tables import launch_title
 from mbc.report.techniques import stalls
 from mbc.units import show_size, show_time
@@ -26,10 +27,11 @@ class Answer:
     anchor: str = ""
 
 
-def answers(facts: Facts) -> tuple[Answer, ...]:
-    """What sets the peak, why values are recomputed or offloaded, what a larger budget would buy, and what is furthest
-    from its roofline; `facts` of the training step."""
-    return (_peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts))
+def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
+    """What sets the peak, why values are recomputed or offloaded, what a larger budget would buy, what is furthest from
+    its roofline, and where the prediction was off; `facts` of the training step."""
+    off = () if measured is None else (_off(facts, measured),)
+    return (_peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
 
 
 def _peak(facts: Facts) -> Answer:
@@ -158,4 +160,23 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
             ),
             "roofline",
         ),
+    )
+
+
+def _off(facts: Facts, measured: MeasuredStep) -> Answer:
+    predicted_us = facts.plan.predictions.train_us
+    spans = zip(facts.times.starts_us, facts.times.ends_us, measured.times_us, strict=True)
+    found = [(us - (end - start), us, i) for i, (start, end, us) in enumerate(spans) if us is not None]
+    missing = len(measured.times_us) - len(found)
+    return Answer(
+        "How far is the prediction from what was measured?",
+        f"The step took {show_time(measured.step_us)}, the median of {measured.steps} replays of its graph, where"
+        f" {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
+        + (f" {missing} of {len(measured.times_us)} launches were not found in the record." if missing else ""),
+        tuple(
+            f"{launch_title(facts.program, i)}: {show_time(us)}, {show_time(abs(off))}"
+            f" {'more' if off > 0 else 'less'} than predicted"
+            for off, us, i in sorted(found, key=lambda one: -abs(one[0]))[:_LISTED]
+        ),
+        "lanes",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mbc.optimize.bounds.measured_floor import Floor
@@ -12,6 +12,7 @@ from mbc.report.html.answers import answers
 from mbc.report.html.facts import facts_of
 from mbc.report.html.plan_data import plan_data
 from mbc.report.html.render import render_page
+from mbc.report.measured import MeasuredStep
 from mbc.report.tables import time_cell
 from mbc.units import show_range, show_size
 
@@ -37,17 +38,27 @@ class Figure:
     note: str = ""
 
 
-def plan_page(plan: Plan, *, floor: Floor | None = None, recorded: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The text of the page. `floor`: of the training step; `recorded`: what `read_recorded` gave."""
+def plan_page(
+    plan: Plan,
+    *,
+    floor: Floor | None = None,
+    recorded: Sequence[Mapping[str, Any]] = (),
+    measured: MeasuredStep | None = None,
+) -> str:
+    """The text of the page. `floor` and `measured`: of the training step; `recorded`: what `read_recorded` gave."""
     train = facts_of(plan, plan.train)
     return render_page(
         "plan.html.j2",
         SCRIPTS,
-        {**plan_data(train, facts_of(plan, plan.infer), floor), "recorded": list(recorded)},
+        {
+            **plan_data(train, facts_of(plan, plan.infer), floor),
+            "measured": None if measured is None else asdict(measured),
+            "recorded": list(recorded),
+        },
         title=plan_title(plan),
         version=plan.version,
         figures=figures(plan),
-        answers=answers(train),
+        answers=answers(train, measured),
         recorded=recorded,
     )
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from mbc.errors import MbcError
+from mbc.report.measured import FIELDS
 
 # By what a result is: fields that it has and no other result does.
 _FIELDS = {
     "batches": ("largest", "fastest", "probes"),
     "budgets": ("unlimited", "probes"),
+    "step": FIELDS,
     "bench": ("predicted_ms", "mbc", "contenders"),
 }
 # Of every line of a log (`mbc.train.logs`).
@@ -33,7 +35,8 @@ def read_recorded(text: str, name: str) -> dict[str, Any]:
     raise MbcError(
         "MBC321",
         f"'{name}' holds no result that a page can show",
-        "give what `mbc fit --json` or `mbc bench --json` printed, or what `mbc train --log` wrote",
+        "give what `mbc fit --json` or `mbc bench --json` printed, or what `mbc train --log` or"
+        " benchmarks/step_trace.py wrote",
     )
 
 
