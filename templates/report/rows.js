@@ -35,18 +35,30 @@ function sortedTable(place, options) {
       return element("th", { class: numeric(name) ? "number" : null, scope: "col", "aria-sort": sort === name ? (down ? "descending" : "ascending") : null },
         element("button", { type: "button", onclick: act }, sort === name ? `${title} ${down ? "▾" : "▴"}` : title));
     }));
-    body.replaceChildren(...found.slice(0, most).map((i) => {
-      const row = element("tr", { tabindex: options.choose ? "0" : null, class: i === chosen ? "chosen" : null },
+    const [title] = options.columns[0];
+    const shown = found.slice(0, most);
+    const within = shown.includes(chosen) ? chosen : shown[0]; // the one row that Tab reaches; arrows go on from there
+    const focused = body.contains(document.activeElement);
+    body.replaceChildren(...shown.map((i) => {
+      const row = element("tr", { tabindex: options.choose ? (i === within ? "0" : "-1") : null, class: i === chosen ? "chosen" : null,
+        "aria-label": options.choose ? String(rows[title][i]) : null, "aria-current": i === chosen ? "true" : null },
         ...options.columns.map(([name, , show]) => {
           const text = String(show ? show(rows[name][i], i) : rows[name][i]);
           return element("td", { class: numeric(name) ? "number" : "name", title: text.length > 30 ? text : null }, text);
         }));
       if (options.choose) {
         row.addEventListener("click", () => options.choose(i));
-        row.addEventListener("keydown", (event) => { if (event.key === "Enter") options.choose(i); });
+        row.addEventListener("keydown", (event) => {
+          const next = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
+          if (event.key === "Enter") options.choose(i);
+          else if (next) next.focus();
+          else return;
+          event.preventDefault();
+        });
       }
       return row;
     }));
+    if (focused) body.querySelector("[tabindex='0']")?.focus();
     more.hidden = found.length <= most;
   }
   fill();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ pytestmark = pytest.mark.skipif(find_browser() is None, reason="there is no Chro
 LARGEST = "[...document.querySelectorAll('button')].find(b => b.textContent.startsWith('largest')).click()"
 DETAIL = "document.querySelector('#memory .detail').textContent"
 HOVER_MS = 50
+KEYS = {
+    name: {"windowsVirtualKeyCode": code}
+    for name, code in (("Tab", 9), ("Enter", 13), ("ArrowRight", 39), ("ArrowDown", 40))
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +133,57 @@ def test_pictures_are_drawn_in_light_and_dark(browser, page):
     assert all(colours > 3 for colours in browser.run(drawn))
 
 
-def test_elements_have_names(browser, page):
+def test_what_a_screen_reader_is_told(browser, page):
     _shown(browser, page)
-    nameless = (
-        "[...document.querySelectorAll('button, select, input, canvas[role=img], svg[role=img]')].filter(e =>"
-        " !(e.getAttribute('aria-label') || e.textContent.trim())).length"
-    )
-    assert browser.run(nameless) == 0
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    told = [(n["role"]["value"], n.get("name", {}).get("value", ""), n) for n in nodes if not n.get("ignored")]
+    # Whatever takes the focus or is a picture has a name, and pictures that are drawn the name of what they show.
+    focusable = [
+        (role, name) for role, name, n in told
+        if any(p["name"] == "focusable" and p["value"]["value"] for p in n.get("properties", ()))
+    ]  # fmt: skip
+    assert len(focusable) > 20 and [role for role, name in focusable if not name and role != "RootWebArea"] == []
+    assert {role for role, _ in focusable} >= {"button", "combobox", "searchbox", "link", "image"}
+    assert [role for role, name, _ in told if role == "image" and not name] == []
+    # Landmarks and headings, one of the first rank and none that skips a rank.
+    assert {"banner", "navigation", "main", "contentinfo"} <= {role for role, _, _ in told}
+    ranks = browser.run("[...document.querySelectorAll('h1, h2, h3')].map(e => Number(e.tagName[1]))")
+    assert ranks[0] == 1 and ranks.count(1) == 1 and all(b <= a + 1 for a, b in pairwise(ranks))
     assert browser.run("document.documentElement.lang") == "en"
-    assert browser.run("document.querySelectorAll('h1').length") == 1
+
+
+def test_without_a_mouse(browser, page):
+    """Everything that a click does a key does, too."""
+    _shown(browser, page)
+
+    def press(key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **KEYS[key], **text)
+
+    focused = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+    reached: list[str] = []
+    while "map of the arena: address over time" not in reached:
+        press("Tab")
+        reached.append(browser.run(focused))
+        assert len(reached) < 60, reached
+    assert {"light or dark", "program", "colour by", "zoom in"} <= set(reached)
+    assert browser.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    press("ArrowRight")
+    first = browser.run(DETAIL)
+    press("ArrowRight")
+    assert "written by" in first and browser.run(DETAIL) != first
+    # Of the table Tab reaches one row, arrows the others, and the one that Enter chooses keeps the focus.
+    assert browser.run("document.querySelectorAll('#operations tbody [tabindex=\"0\"]').length") == 1
+    browser.run("document.querySelector('#operations tbody tr').focus()")
+    press("ArrowDown")
+    press("Enter")
+    chosen = "document.querySelector('#operations tr.chosen')"
+    assert browser.run(f"{chosen}.rowIndex") == 2 and browser.run(f"document.activeElement === {chosen}")
+    assert browser.run(f"{chosen}.cells[0].textContent") in browser.run(
+        "document.querySelector('#operations-view .detail').textContent"
+    )
+    assert browser.errors == []
 
 
 def test_two_plans(browser, tmp_path):

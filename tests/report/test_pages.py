@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -27,6 +28,7 @@ from mbc.report.html.small import plan_fragment
 from mbc.report.measured import MeasuredStep, launch_name, measured_step
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
+from mbc.resources import folder
 from tests.report.pages import data_of
 from tests.report.plans import PLANS
 
@@ -162,6 +164,29 @@ def test_markup_in_names_is_no_markup(plan):
     two = _Elements(diff_page(plan, _hostile(plan), HOSTILE, "b"))
     assert "img" not in two.tags and two.tags["script"] == _Elements(diff_page(plan, plan, "a", "b")).tags["script"]
     assert "<img" not in plan_fragment(_hostile(plan)) and "&lt;img" in plan_fragment(_hostile(plan))
+
+
+def _luminance(colour: str) -> float:
+    """Relative, WCAG 2.2, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [":root {", ":root.dark {"])
+def test_colours_differ_enough_from_what_they_stand_on(theme):
+    style = (folder("templates") / "report" / "style.css").read_text()
+    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", style.split(theme, 1)[1].split("}", 1)[0])
+    colours = dict(found)
+    grounds = [_luminance(colours.pop(name)) for name in ("ground", "panel")]
+    assert len(colours) == len(found) - 2 > 15
+    colours.pop("line")  # of grids and frames, which say nothing
+    for name, colour in colours.items():
+        text = name in ("ink", "faint", "accent", "bad")
+        # WCAG 2.2 AA: 1.4.3 for text, which also stands on panels, 1.4.11 for what is drawn.
+        for ground in grounds if text else grounds[:1]:
+            low, high = sorted((_luminance(colour), ground))
+            assert (high + 0.05) / (low + 0.05) >= (4.5 if text else 3.0), f"{name}: {colour}"
 
 
 def test_nothing_is_fetched(plan):
