@@ -11,11 +11,14 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `compile_command`: `mbc compile`
 * `fit_command`: `mbc fit`
 * `show_command`: `mbc show`
+* `report_command`: `mbc report`
+* `trace_command`: `mbc trace`
 * `diff_command`: `mbc diff`
 * `verify_command`: `mbc verify`
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
+* `train_page`: the page that a training writes at its end
 * `train_view`: what it shows while it runs
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`

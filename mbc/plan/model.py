@@ -239,3 +239,9 @@ class Plan:
     bounds: Bounds
     host_limit_bytes: int | None = None
     peer_limit_bytes: int = 0
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from mbc.report.html.small import plan_fragment
+
+        return plan_fragment(self)

@@ -13,6 +13,9 @@
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
 * `equivalence`: `mbc check`
+* `measured`: a measured step beside the plan
+* `trace`: `mbc trace`
+* `html`: pages of one file: `mbc report`, `mbc diff -o`
 * `launches`: `mbc check --launches`
 * `profiles`: `mbc profile list` and `mbc profile diff`
 * `bench`: `mbc bench`
