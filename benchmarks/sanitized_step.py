@@ -143,7 +143,7 @@ def peer_step(precision: str) -> float:
     twin = Twin(network, states, Mode("cuda", torch.float32, autocast, channels_last=True))
     loss, _ = twin.forward(twin.place(random_inputs(network)))
     loss.backward()
-    return float(loss)
+    return float(loss.detach())
 
 
 def main() -> None:
