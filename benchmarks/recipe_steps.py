@@ -106,13 +106,13 @@ def by_torch(job: Job, feature: Feature, steps: int, device: str, dtype: Any, au
     module = TorchNetwork(network, states, dtype, device, True).train()
     optimizer = module.optimizer(rule, LEARNING_RATE)
     swa = torch.optim.swa_utils
-    average = swa.AveragedModel(module, multi_avg_fn=swa.get_ema_multi_avg_fn(rule.ema), use_buffers=True)
+    average: Any = swa.AveragedModel(module, multi_avg_fn=swa.get_ema_multi_avg_fn(rule.ema), use_buffers=True)
     for image, target in mini_batches(feature, BATCH * rule.accumulate, steps):
         optimizer.zero_grad()
         for part in range(rule.accumulate):
             rows = slice(part * BATCH, (part + 1) * BATCH)
             with torch.autocast(device, autocast, enabled=autocast is not None):
-                loss, _ = module(module.place((image[rows], target[rows])))
+                loss, _ = module.forward(module.place((image[rows], target[rows])))
             (loss / rule.accumulate).backward()
         module.clip(rule)
         optimizer.step()
