@@ -1,8 +1,8 @@
 """What a profile of one GPU says of another of its architecture, with other clocks, multiprocessors or memory.
 
-Kernels are the same code, so a measured time is split as a roofline has it: the part of its bytes goes by the bandwidths
-of the two GPUs, the part of its arithmetic by their peaks, in which clocks and multiprocessors are; the gap between two
-launches stays. Which is which is known by the shapes. The truth lies between what either ratio alone gives, as long
+Kernels are the same code, so a measured time is split as a roofline has it: the part of its bytes goes by the
+bandwidths of the two GPUs, the part of its arithmetic by their peaks, in which clocks and multiprocessors are; the gap
+between two launches stays. Which is which is known by the shapes. The truth lies between what either ratio alone gives, as long
 as nothing but these two limits a kernel: that is the range of such a time.
 """
 
