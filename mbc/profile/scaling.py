@@ -2,8 +2,8 @@
 
 Kernels are the same code, so a measured time is split as a roofline has it: the part of its bytes goes by the
 bandwidths of the two GPUs, the part of its arithmetic by their peaks, in which clocks and multiprocessors are; the gap
-between two launches stays. Which is which is known by the shapes. The truth lies between what either ratio alone gives, as long
-as nothing but these two limits a kernel: that is the range of such a time.
+between two launches stays. Which is which is known by the shapes. The truth lies between what either ratio alone gives,
+as long as nothing but these two limits a kernel: that is the range of such a time.
 """
 
 from __future__ import annotations
