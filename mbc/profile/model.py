@@ -135,8 +135,8 @@ class Profile:
     those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
     another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
     times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
-    of which this is a part (`mbc.profile.part`). `scaling`: to the GPU that is planned for, of a stale profile of another
-    (`scaled_to`).
+    of which this is a part (`mbc.profile.part`). `scaling`: to the GPU that is planned for, of a stale profile of
+    another (`scaled_to`).
     """
 
     identity: Identity
