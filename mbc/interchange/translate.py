@@ -136,6 +136,8 @@ class _Translation:
             self._operands[first] = results[0]
 
     def _apply(self, target: str, node: Node) -> Result:
+        if node.refusal is not None:
+            raise Refused(*node.refusal)
         rule = RULES.get(target)
         if rule is None:
             raise Refused(_NOTHING, NOT_TAKEN.get(target, "compute it by layers that docs/import.md lists"))
@@ -213,7 +215,8 @@ class _Translation:
     def _refuse(self, node: Node, reason: str, remedy: str) -> None:
         module = node.modules[-1] if node.modules else None
         where = f"'{module.path}' ({module.name})" if module is not None else "the model itself"
-        self.refusals.append(Refusal(where, node.target, reason, remedy, node.line))
+        where = f"node '{node.name}'" if node.name else where
+        self.refusals.append(Refusal(where, node.shown or node.target, reason, remedy, node.line))
 
     def _refuse_whole(self, name: str, reason: str, remedy: str) -> None:
         what = f"'{name}'" if name else "the model"
