@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mbc.cli.arguments.groups import Commands, add_json, command
-from mbc.cli.arguments.types import count
+from mbc.cli.arguments.types import count, setting
 
 # Those of `mbc.interchange.write`, which help does not import.
 LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mse", "l1", "smooth_l1")
@@ -36,12 +36,22 @@ def add_import(commands: Commands) -> None:
 
 def add_export(commands: Commands) -> None:
     made = command(
-        commands, "export", "Write trained weights as the state_dict of the model that was imported.",
-        "  mbc export trained.safetensors --like net.safetensors -o model.safetensors\n\n"
+        commands, "export", "Write trained weights as a state_dict, or the trained network as an ONNX model.",
+        "  mbc export trained.safetensors --like net.safetensors -o model.safetensors\n"
+        "  mbc export trained.safetensors --like net.mbc -o model.onnx\n\n"
         "In PyTorch: model.load_state_dict(safetensors.torch.load_file('model.safetensors')).",
     )  # fmt: skip
     made.add_argument("checkpoint", metavar="CHECKPOINT", help="what mbc train or Module.save wrote (.safetensors)")
-    made.add_argument("--like", required=True, metavar="FILE", help="the weights that mbc import wrote")
-    made.add_argument("-o", "--output", required=True, metavar="FILE", help="the state_dict to write (.safetensors)")
+    made.add_argument(
+        "--like", required=True, metavar="FILE", help="the weights that mbc import wrote; for ONNX the source"
+    )
+    made.add_argument(
+        "-o", "--output", required=True, metavar="FILE",
+        help="the state_dict to write (.safetensors), or the ONNX model (.onnx)",
+    )  # fmt: skip
+    made.add_argument(
+        "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",
+        help="set a parameter of the source, as it was trained (ONNX)",
+    )  # fmt: skip
     made.add_argument("--force", action="store_true", help="replace a file that is there")
     add_json(made)

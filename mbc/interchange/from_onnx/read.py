@@ -29,6 +29,7 @@ LARGEST_FILE = 2 << 30  # what a message of protobuf may have; weights beside it
 MOST_NODES = 100_000
 OPSETS = range(11, 29)
 _STATISTICS = ("running_mean", "running_var")
+_MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
 _LONE = frozenset(("Conv", "ConvTranspose"))
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
 
@@ -198,8 +199,8 @@ class _Reader:
                 self._enter_constant(node)
                 continue
             if operator.domain in ("", "ai.onnx") and self._values.take(node):
-                if operator.op == "Identity" and node.input[0] in self._given:
-                    self._given.add(node.output[0])  # of equal weights an exporter keeps one
+                if operator.op in _MOVED and node.input[0] in self._given:
+                    self._given.add(node.output[0])  # weights still; of equal ones an exporter may keep one
                 continue
             made.append(operator)
             for name in filter(None, operator.outputs):

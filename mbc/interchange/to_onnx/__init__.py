@@ -1,0 +1,7 @@
+"""A trained network as an ONNX model: its evaluation graph, the batch left open.
+
+* `nodes`: what a rule is given, and writes nodes into
+* `layers`: rules of convolutions, matrix products, normalisation, pooling and activations
+* `shapes`: rules of arithmetic with repeated operands, reductions, shapes and resampling
+* `export`: source and checkpoint -> file
+"""
