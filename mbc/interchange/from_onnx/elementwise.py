@@ -42,6 +42,7 @@ def _swish(op: Operator) -> None:
 def _erf(op: Operator) -> None:
     if patterns.gelu_of(op) is None:
         raise Refused("it is no part of a GELU", "use nn.GELU")
+    op.part()
 
 
 def _prelu(op: Operator) -> None:
@@ -96,7 +97,25 @@ def _binary(name: str, op: Operator) -> None:
     op.emit(f"aten.{name}.{kind}", self=a, other=b)
 
 
+def _vector(op: Operator, held: TensorName | None) -> TensorName:
+    """Held numbers of each channel, whichever shape they have."""
+    return op.step("aten.view.default", (op.result[1],), self=held)
+
+
 def _add(op: Operator) -> None:
+    groups = patterns.group_norm_of(op)
+    if groups is not None:
+        norm, scaled = groups
+        before = op.graph.maker(norm.input(0))
+        assert before is not None
+        scale = next(n for n in (0, 1) if op.graph.array(scaled.input(n)) is not None)
+        offset = next(n for n in (0, 1) if op.graph.array(op.input(n)) is not None)
+        op.emit(
+            "aten.group_norm.default",
+            input=before.tensor(0), num_groups=norm.sizes(0)[1], eps=norm.real("epsilon", 1e-5),
+            weight=_vector(op, scaled.held(scale, "weight")), bias=_vector(op, op.held(offset, "bias")),
+        )  # fmt: skip
+        return
     product = patterns.product_before(op)
     if product is None:
         _binary("add", op)

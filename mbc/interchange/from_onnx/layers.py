@@ -7,7 +7,7 @@ from functools import partial
 
 from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.operator import Operator, Rule
-from mbc.interchange.from_onnx.patterns import bias_behind
+from mbc.interchange.from_onnx.patterns import bias_behind, is_part_of_group_norm
 from mbc.interchange.program import TensorName
 
 Pads = tuple[int, int, int, int]  # top, bottom, left, right
@@ -95,7 +95,9 @@ def _matmul(op: Operator) -> None:
         return
     if len(op.sizes(1)) != 2:
         raise Refused(f"it multiplies by held numbers of {len(op.sizes(1))} dimensions", "multiply by nn.Linear")
-    if bias_behind(op) is None:
+    if bias_behind(op) is not None:
+        op.part()
+    else:
         op.emit("aten.linear.default", input=op.tensor(0), weight=op.held(1, "weight", (1, 0)), bias=None)
 
 
@@ -131,6 +133,9 @@ def _group_norm(op: Operator) -> None:
 
 
 def _instance_norm(op: Operator) -> None:
+    if is_part_of_group_norm(op):
+        op.part()
+        return
     op.emit(
         "aten.instance_norm.default",
         input=op.tensor(0), weight=op.held(1, "weight"), bias=op.held(2, "bias"), eps=op.real("epsilon", 1e-5),

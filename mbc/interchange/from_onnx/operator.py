@@ -165,6 +165,10 @@ class Operator:
         """The node's results are those of this ATen operation."""
         self.graph.emit(self, target, arguments, self.outputs)
 
+    def part(self) -> None:
+        """The node is a part of a layer, and a later one is all of it."""
+        self.emit("onnx.part")
+
     def step(self, target: str, shape: tuple[int, ...], /, **arguments: Argument) -> TensorName:
         """An operation before that, with a result of its own."""
         value = self.graph.inner(self, shape)

@@ -112,3 +112,46 @@ def product_before(add: Operator) -> Operator | None:
         if made is not None and made.op == "MatMul" and made.graph.array(made.input(1)) is not None:
             return made if len(made.sizes(1)) == 2 and bias_behind(made) is add else None
     return None
+
+
+def group_norm_of(add: Operator) -> tuple[Operator, Operator] | None:
+    """Of a sum: the instance norm of reshaped groups, and the product by the scale of each channel, where these are a
+    group norm as exporters write it before opset 21."""
+    for value in add.inputs:
+        product = add.graph.maker(value)
+        if product is None or product.op != "Mul":
+            continue
+        for inner in product.inputs:
+            back = add.graph.maker(inner)
+            norm = None if back is None or back.op != "Reshape" else add.graph.maker(back.input(0))
+            if norm is None or norm.op != "InstanceNormalization" or not groups_of(norm):
+                continue
+            affine = (product.graph.array(other(product, inner)), add.graph.array(other(add, value)))
+            alone = all(
+                len(add.graph.users(made.outputs[0])) == 1 for made in (norm, back, product) if made is not None
+            )
+            channels = add.result[1]
+            if alone and all(array is not None and array.size == channels for array in affine):
+                return norm, product
+    return None
+
+
+def groups_of(norm: Operator) -> int:
+    """Of an instance norm: how many groups it normalises of a tensor that is reshaped before and after; 0 where it does
+    something else, or scales them."""
+    before = norm.graph.maker(norm.input(0))
+    scale, offset = (norm.graph.array(norm.input(n)) for n in (1, 2))
+    if before is None or before.op != "Reshape" or scale is None or offset is None:
+        return 0
+    if not (scale == 1.0).all() or offset.any():
+        return 0
+    return norm.sizes(0)[1] if before.sizes(0)[0] == norm.sizes(0)[0] else 0
+
+
+def is_part_of_group_norm(norm: Operator) -> bool:
+    """Whether the nodes behind an instance norm make a group norm of it."""
+    back = only_user(norm, "Reshape")
+    product = None if back is None else only_user(back, "Mul")
+    add = None if product is None else only_user(product, "Add")
+    found = None if add is None else group_norm_of(add)
+    return found is not None and found[0] is norm

@@ -173,7 +173,7 @@ _SAME = {
 }  # fmt: skip
 _PLAIN: Mapping[str, Rule] = {kind: partial(_plain, name) for kind, name in _SAME.items()}
 
-RULES: Mapping[str, Rule] = {
+RULES: dict[str, Rule] = {
     **_PLAIN,
     "convolution": _conv,
     "convolution_backward_data": _conv_transpose,

@@ -15,7 +15,7 @@ import numpy as np
 from mbc.interchange.from_onnx.package import onnx
 from mbc.ir.graph import Operation, Role, TrainingGraph
 from mbc.ops.base import Array
-from mbc.ops.normalization import BatchNorm
+from mbc.ops.normalization import UpdateRunning
 
 
 class NotExported(Exception):
@@ -39,8 +39,8 @@ class Nodes:
         self.momenta = {
             statistic: op.attributes.momentum
             for op in graph.train
-            if isinstance(op.attributes, BatchNorm)
-            for statistic in op.inputs[1:]
+            if isinstance(op.attributes, UpdateRunning)
+            for statistic in op.inputs[:2]
         }
         self.shapes: dict[str, tuple[int, ...]] = {}  # of states that are written in another one
         self._named: dict[tuple[str, tuple[int, ...], bytes], str] = {}
