@@ -19,6 +19,8 @@ _FOLDED = frozenset((
     "Floor", "Gather", "Greater", "Identity", "Less", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd",
     "Reshape", "Round", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
 ))  # fmt: skip
+# Operators that onnx infers nothing for, and whose result has the shape of their first operand.
+_ALIKE = frozenset(("GroupNormalization", "LRN"))
 _LARGEST = 1 << 16  # elements of a result that is larger than its operands
 _LARGEST_GIVEN = 4096  # elements of an operand that shapes may depend on
 _BFLOAT16 = 16
@@ -30,6 +32,11 @@ class Values:
     def __init__(self, opsets: dict[str, int]) -> None:
         self._opsets = [onnx().helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         self._version = opsets[""]
+        self._wrong = (
+            onnx().defs.SchemaError,
+            onnx("onnx.shape_inference").InferenceError,
+            onnx("onnx.checker").ValidationError,
+        )
         self._types: dict[str, Any] = {}
         self.arrays: dict[str, Array] = {}
 
@@ -73,6 +80,8 @@ class Values:
             known = False
         for name, proto in self._inferred(node, inputs).items():
             self._types[name] = proto
+        if node.op_type in _ALIKE and self.shape(node.output[0]) is None and inputs and inputs[0] in self._types:
+            self._types[node.output[0]] = self._types[inputs[0]]
         return known and node.op_type in _FOLDED and self._folded(node, inputs)
 
     def _inferred(self, node: Any, inputs: list[str]) -> dict[str, Any]:
@@ -89,7 +98,7 @@ class Values:
             types = {name: self._types[name] for name in inputs}
             infer = onnx("onnx.shape_inference").infer_node_outputs
             return dict(infer(schema, node, types, data, None, self._opsets))
-        except (package.defs.SchemaError, package.shape_inference.InferenceError, RuntimeError, ValueError, TypeError):
+        except (*self._wrong, RuntimeError, ValueError, TypeError):
             return {}  # the translation says what lacks a shape
 
     def _folded(self, node: Any, inputs: list[str]) -> bool:

@@ -124,11 +124,7 @@ def _shares(size: int, made: int) -> np.ndarray[Any, Any]:
 
 
 def _adaptive_maximum(op: Operator) -> None:
-    (height, width), (rows, columns) = op.a.size, op.a.output_size
-    if height % rows or width % columns:
-        raise NotExported("its windows are of unlike sizes, which ONNX does not have", "use maxpool")
-    kernel = [height // rows, width // columns]
-    op.last("MaxPool", op.inputs[0], kernel_shape=kernel, strides=kernel)
+    raise NotExported("its windows are of unlike sizes, which ONNX does not have", "use maxpool")
 
 
 def _plain(kind: str, op: Operator) -> None:
