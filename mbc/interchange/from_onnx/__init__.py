@@ -6,6 +6,7 @@
 * `infer`: shapes of values, and what is constant
 * `places`: the modules that nodes were made in
 * `operator`: one node, and what a rule writes it as
+* `patterns`: layers that exporters spell out in several nodes
 * `layers`: rules of convolutions, matrix products, normalisation and pooling
 * `elementwise`: rules of activations, arithmetic and reductions
 * `shapes`: rules of shapes, parts, concatenation and resampling
