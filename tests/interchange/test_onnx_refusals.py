@@ -104,6 +104,9 @@ def test_graphs_that_run_in_circles_or_lack_a_part(tmp_path: Path) -> None:
     message = refusal(tmp_path, model(circle, output="b"), "MBC350")
     assert "node 'first' reads 'b', which nothing before it gives: a cycle" in message
     assert "'y' is given twice" in refusal(tmp_path, model([conv(), conv()], WEIGHT), "MBC350")
+    bare = model([conv()], WEIGHT)
+    bare.graph.input[0].type.tensor_type.ClearField("shape")
+    assert "its input 'x' is no tensor, or has no shape" in refusal(tmp_path, bare, "MBC350")
     assert "nothing gives its output 'z'" in refusal(tmp_path, model([conv()], WEIGHT, output="z"), "MBC350")
 
 

@@ -160,8 +160,8 @@ class _Reader:
     def _enter_inputs(self, inputs: Sequence[Any]) -> None:
         opened = False
         for value in inputs:
-            if not value.type.HasField("tensor_type"):
-                raise ValueError(f"its input '{printable(value.name)}' is no tensor")
+            if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+                raise ValueError(f"its input '{printable(value.name)}' is no tensor, or has no shape")
             proto = onnx().TypeProto.FromString(value.type.SerializeToString())
             dims = proto.tensor_type.shape.dim
             if len(dims) and not (dims[0].HasField("dim_value") and dims[0].dim_value > 0):
