@@ -21,6 +21,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `export_command`: `mbc export`
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
+* `profile_machine`: what `mbc profile --gpu all` measures around the GPUs
 * `gpus_command`: `mbc gpus`
 * `doctor_command`: `mbc doctor`
 * `__main__`: `python -m mbc.cli`

@@ -20,7 +20,7 @@ from tests.plan.offload import copies, offloaded_plan, recomputations
 from tests.plan.stepping import results
 
 PLANS = 40
-MUTANTS, QUICK = 100, 30  # of each kind
+MUTANTS, QUICK = 100, 15  # of each kind
 
 
 @functools.cache
