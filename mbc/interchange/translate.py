@@ -202,7 +202,7 @@ class _Translation:
         if operand is None and name in self._program.held:
             self._refuse_whole(name, "it returns a parameter or buffer", "return what a layer gives")
             return None
-        if isinstance(operand, Weight | Noise):
+        if operand is None or isinstance(operand, Weight | Noise | Known):
             self._refuse_whole(name, "it returns no tensor that the network computes", "return what a layer gives")
             return None
         if not isinstance(operand, Activation):

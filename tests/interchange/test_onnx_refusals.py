@@ -124,6 +124,18 @@ def test_sizes_that_would_fill_the_memory(tmp_path: Path) -> None:
     assert "'c.weight' has the shape [-4, 3, 1, 1]" in refusal(tmp_path, made, "MBC351")
 
 
+def test_sizes_that_no_tensor_has_are_not_calculated_with(tmp_path: Path) -> None:
+    """onnx's own inference of shapes ends the process where a part is taken of a tensor with a negative size."""
+    held = WEIGHT | {"pads": np.array([0, 0, -(1 << 40), (1 << 40) - 1, 0, 0, 0, 0]), "two": np.array([2])}
+    nodes = [conv("h"), node("Pad", ["h", "pads"], ["p"]), node("Slice", ["p", "two", "two", "two"], ["y"])]
+    assert "node 'the_Pad': Pad: its result has a dynamic size" in refusal(tmp_path, model(nodes, held), "MBC303")
+
+
+def test_an_output_that_does_not_depend_on_the_input(tmp_path: Path) -> None:
+    message = refusal(tmp_path, model([conv("h"), node("Shape", ["h"], ["y"])], WEIGHT), "MBC303")
+    assert "'y': the program: it returns no tensor that the network computes" in message
+
+
 def _outside(location: str, **more: int) -> Any:
     made = model([conv()], WEIGHT)
     tensor = made.graph.initializer[0]

@@ -41,7 +41,12 @@ class Values:
         self.arrays: dict[str, Array] = {}
 
     def enter(self, name: str, proto: Any) -> None:
-        """A value of this TypeProto."""
+        """A value of this TypeProto. Sizes that no tensor has are not known: onnx calculates with them unchecked, which
+        may end the process."""
+        if proto.HasField("tensor_type") and proto.tensor_type.HasField("shape"):
+            for dim in proto.tensor_type.shape.dim:
+                if dim.HasField("dim_value") and not 0 <= dim.dim_value < LARGEST_SIZE:
+                    dim.ClearField("dim_value")
         self._types[name] = proto
 
     def enter_array(self, name: str, array: Array, kind: int) -> None:
@@ -79,7 +84,7 @@ class Values:
         if known and any(self.kind(name) == _BFLOAT16 for name in inputs):
             known = False
         for name, proto in self._inferred(node, inputs).items():
-            self._types[name] = proto
+            self.enter(name, proto)
         if node.op_type in _ALIKE and self.shape(node.output[0]) is None and inputs and inputs[0] in self._types:
             self._types[node.output[0]] = self._types[inputs[0]]
         return known and node.op_type in _FOLDED and self._folded(node, inputs)
@@ -125,6 +130,6 @@ class Values:
 
 
 def _size(dim: Any) -> int | Dynamic:
-    if dim.HasField("dim_value") and 0 <= dim.dim_value < LARGEST_SIZE:
+    if dim.HasField("dim_value"):
         return int(dim.dim_value)
     return Dynamic(printable(str(dim.dim_param), 40) or "?")
