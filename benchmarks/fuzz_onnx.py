@@ -12,6 +12,7 @@ from fuzz_mutations import LARGEST, NUMBERS, TEXTS, change_bytes
 from fuzz_rule import check_text
 
 from mbc.errors import MbcError
+from mbc.interchange.from_onnx.package import onnx
 
 SIZES = (-(2**63), -1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 1000, 2**16, 2**31, 2**40, 2**62, 2**63 - 1)
 # Layers as exporters spell them out: nodes of one graph from `x` [2, 4, 8, 8], each "operator inputs -> outputs".
@@ -44,9 +45,8 @@ def models() -> list[bytes]:
 
 
 def _spelt() -> Any:
-    import onnx
-
-    helper = onnx.helper
+    package = onnx()
+    helper = package.helper
     nodes: list[Any] = []
     for line in _SPELT:
         (kind, *inputs), output = (side.split() for side in line.split("->"))
@@ -59,8 +59,8 @@ def _spelt() -> Any:
         "root": 2**0.5, "one": 1, "half": 0.5, "scale": [1] * 2, "shift": [0] * 2, "gamma": np.ones((4, 1, 1)),
         "least": 0, "most": 6, "weight": np.ones((4, 4, 1, 1)), "bias": [0] * 4,
     }  # fmt: skip
-    held = [onnx.numpy_helper.from_array(np.array(v, np.int64), k) for k, v in whole.items()]
-    held += [onnx.numpy_helper.from_array(np.array(v, np.float32), k) for k, v in real.items()]
+    held = [package.numpy_helper.from_array(np.array(v, np.int64), k) for k, v in whole.items()]
+    held += [package.numpy_helper.from_array(np.array(v, np.float32), k) for k, v in real.items()]
     inputs = [helper.make_tensor_value_info("x", 1, [2, 4, 8, 8])]
     graph = helper.make_graph(nodes, "net", inputs, [helper.make_tensor_value_info("y", 1, None)], held)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
@@ -68,22 +68,18 @@ def _spelt() -> Any:
 
 @functools.cache
 def _operators() -> list[str]:
-    import onnx
-
     from mbc.interchange.from_onnx.read import NOT_TAKEN, RULES
 
-    named = {schema.name for schema in onnx.defs.get_all_schemas()}
+    named = {schema.name for schema in onnx().defs.get_all_schemas()}
     return [*sorted(RULES) * 3, *sorted(NOT_TAKEN), *sorted(named)]
 
 
 def change_onnx(data: bytes, draw: random.Random) -> bytes:
     """Of a model: nodes, edges, attributes, shapes, weights and where they lie; one in eight as bytes."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
+    wrong = onnx("google.protobuf.message").DecodeError
     try:
-        model = onnx.ModelProto.FromString(data)
-    except (DecodeError, ValueError):
+        model = onnx().ModelProto.FromString(data)
+    except (wrong, ValueError):
         return change_bytes(data, draw)
     if not model.graph.node or draw.random() < 0.125:
         return change_bytes(data, draw)
@@ -124,8 +120,7 @@ def _edge(model: Any, draw: random.Random) -> None:
 
 def _attribute(model: Any, draw: random.Random) -> None:
     """A value of an attribute, its name or type, or one more; `_node`s without any get one of another node."""
-    import onnx
-
+    kinds = onnx().AttributeProto
     given = [(node, a) for node in model.graph.node for a in node.attribute]
     if not given:
         return
@@ -138,25 +133,24 @@ def _attribute(model: Any, draw: random.Random) -> None:
     elif how == 2:
         attribute.name = draw.choice(given)[1].name
     elif how == 3:
-        attribute.type = draw.choice(onnx.AttributeProto.AttributeType.values())
+        attribute.type = draw.choice(kinds.AttributeType.values())
     elif attribute.ints:
         at = draw.randrange(len(attribute.ints))
         if draw.random() < 0.2:
             del attribute.ints[at]
         else:
             attribute.ints[at] = draw.choice(SIZES)
-    elif attribute.type == onnx.AttributeProto.INT:
+    elif attribute.type == kinds.INT:
         attribute.i = draw.choice(SIZES)
-    elif attribute.type == onnx.AttributeProto.FLOAT:
+    elif attribute.type == kinds.FLOAT:
         attribute.f = draw.choice((0.0, -1.0, 1e-38, 3e38, float("inf"), float("nan"), 0.5, 2.0))
-    elif attribute.type == onnx.AttributeProto.STRING:
+    elif attribute.type == kinds.STRING:
         attribute.s = draw.choice(TEXTS).encode("utf-8", "replace")
 
 
 def _numbers(model: Any, draw: random.Random) -> None:
     """Of a weight: sizes, type, name, numbers, bytes, and the file that it is said to be in."""
-    import onnx
-
+    kinds = onnx().TensorProto
     held = model.graph.initializer
     if not held:
         return
@@ -165,11 +159,11 @@ def _numbers(model: Any, draw: random.Random) -> None:
     if how <= 1 and tensor.dims:
         tensor.dims[draw.randrange(len(tensor.dims))] = draw.choice(SIZES)
     elif how == 2:
-        tensor.data_type = draw.choice((*onnx.TensorProto.DataType.values(), 99))
+        tensor.data_type = draw.choice((*kinds.DataType.values(), 99))
     elif how == 3 and tensor.raw_data:
         tensor.raw_data = change_bytes(tensor.raw_data, draw)
     elif how == 4:
-        if tensor.data_type == onnx.TensorProto.INT64:
+        if tensor.data_type == kinds.INT64:
             count = max(1, len(tensor.raw_data) // 8)
             made = np.array([draw.choice(SIZES) for _ in range(count)], np.int64)
         else:
@@ -177,7 +171,7 @@ def _numbers(model: Any, draw: random.Random) -> None:
             made = made.astype(np.float32)
         tensor.raw_data = made.tobytes()
     elif how == 5:
-        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.data_location = kinds.EXTERNAL
         location = draw.choice((*TEXTS, "model.onnx", ".", "model.onnx/x"))
         more = {"offset": str(draw.choice(NUMBERS)), "length": str(draw.choice(NUMBERS))}
         for key, value in {"location": location, **(more if draw.random() < 0.5 else {})}.items():

@@ -1,9 +1,10 @@
 """Which networks of torchvision and timm are imported as they are: exported in training mode, imported, and compared
-with torch in evaluation mode. Needs torch, torchvision and timm, no GPU.
+with torch in evaluation mode and by the gradients of a step. Needs torch, torchvision and timm, no GPU.
 
 The list leaves out networks with attention and, of one family, sizes that only repeat it. A network is imported where
-its source compiles to a training graph and computes what torch does, within 1e-5 relative to torch. Where the
-interpreter takes longer for that than `--seconds`, it counts as imported, with `checked` false.
+its source compiles to a training graph and computes what torch does, within 1e-5 relative to torch. `gradients` says
+whether its gradients keep the rule of `gradients.py`. Where one of the two takes longer than `--seconds`, a network
+counts as imported, with `checked` false, or `gradients` null.
 
     python benchmarks/imported.py [--only NAME,NAME] [--size 96] [--seconds 60]
 
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from imported_gradients import compare, drop_nothing
 from record import attempt, results, show, start
 
 from mbc.errors import MbcError
@@ -119,8 +121,8 @@ def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
 
 
 def imported(name: str, size: int, seconds: float) -> dict[str, Any]:
-    """How long the source is and how far its result is from torch's, if comparing takes no longer than `seconds`; or
-    what was refused."""
+    """How long the source is and how far its result and gradients are from torch's, if comparing takes no longer than
+    `seconds` for either; or what was refused."""
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
@@ -132,13 +134,10 @@ def imported(name: str, size: int, seconds: float) -> dict[str, Any]:
                     statistic.uniform_(low, high)
     size = WHOLE_SIZE if name.rpartition("/")[2].startswith(WHOLE) else size
     images = torch.randn(2, 3, size, size)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.pt2"
-        torch.export.save(torch.export.export(model.train(), (images,)), file)
-        try:
-            made = import_model(file, name.partition("/")[2])
-        except MbcError as error:
-            return {"imported": False, "refused": str(error)}
+    try:
+        made = exported(model, name, images)
+    except MbcError as error:
+        return {"imported": False, "refused": str(error)}
     graph = compiled(made)
     row: dict[str, Any] = {"lines": made.source.count("\n"), "operations": len(made.network.steps)}
     with torch.no_grad():
@@ -149,10 +148,27 @@ def imported(name: str, size: int, seconds: float) -> dict[str, Any]:
     try:
         with limited(seconds):
             found = forward(graph, made, images.numpy())
+        error = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+        row |= {"imported": error <= LARGEST_ERROR, "checked": True, "error": error}
     except TooLong:
-        return {"imported": True, "checked": False, **row}
-    error = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
-    return {"imported": error <= LARGEST_ERROR, "checked": True, "error": error, **row}
+        row |= {"imported": True, "checked": False}
+    if drop_nothing(model):
+        made = exported(model, name, images)
+    try:
+        with limited(seconds):
+            return {**row, **compare(model, made)}
+    except TooLong:
+        return {**row, "gradients": None}
+
+
+def exported(model: Any, name: str, images: Any) -> ImportedModel:
+    """The model exported in training mode and imported."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt2"
+        torch.export.save(torch.export.export(model.train(), (images,)), file)
+        return import_model(file, name.partition("/")[2])
 
 
 def operations(refused: str) -> list[str]:
@@ -174,22 +190,30 @@ def main() -> None:
     kept = results("imported", again=arguments.again, size=arguments.size)
     for name in names:
         held = kept.rows.get(name, {})
-        settled = held.get("checked", True) or arguments.seconds <= 0
+        compared = held.get("checked", True) and ("refused" in held or held.get("gradients") is not None)
+        settled = compared or arguments.seconds <= 0
         if kept.done(name) and settled and "code" not in held:
             continue
         row = attempt(lambda name=name: imported(name, arguments.size, arguments.seconds), name)
         kept.put(row)
         gc.collect()
         said = row.get("failed") or ", ".join(operations(row.get("refused", "")))
-        print(f"{name:44} {said or (format(row['error'], '.1e') if row.get('checked') else 'not checked')}", flush=True)
+        figures = [format(row[key], ".1e") for key in ("error", "gradient_error", "torch_gradient_error") if key in row]
+        print(f"{name:44} {said or ' '.join(figures) or 'not checked'}", flush=True)
     rows = list(kept.rows.values())
     missing = Counter(op for row in rows for op in operations(row.get("refused", "")))
     count = sum(bool(row.get("imported")) for row in rows)
     checked = sum(bool(row.get("imported")) and bool(row.get("checked")) for row in rows)
-    kept.more |= {"missing": dict(missing.most_common()), "imported": count, "checked": checked, "of": len(rows)}
+    differentiated = [bool(row["gradients"]) for row in rows if row.get("gradients") is not None]
+    kept.more |= {
+        "missing": dict(missing.most_common()), "imported": count, "checked": checked, "of": len(rows),
+        "gradients": sum(differentiated), "gradients_of": len(differentiated),
+    }  # fmt: skip
     kept.arrange(names)
-    show(rows, ("name", "imported", "lines", "operations", "error"))
+    columns = ("gradients", "gradient_error", "torch_gradient_error")
+    show(rows, ("name", "imported", "lines", "operations", "error", *columns))
     print(f"{count} of {len(rows)} networks, {checked} compared; operations that others lack: {dict(missing)}")
+    print(f"gradients of {sum(differentiated)} of {len(differentiated)} compared keep the rule")
 
 
 if __name__ == "__main__":
