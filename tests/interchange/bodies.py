@@ -29,5 +29,15 @@ BODIES = {
       x = x |> slice(axis=2, start=1, stop=9, step=2) |> permute(axes=(0, 2, 3, 1)) |> reshape(sizes=(8, 32))
       x = (x |> mean(axes=2), x |> sum(axes=2), x |> amax(axes=2)) |> stack(axis=2)
       x = (x, x |> permute(axes=(0, 2, 1))) |> matmul |> flatten""",
+    "attention": """
+      x = x |> conv(24, 1) |> reshape(sizes=(24, 1, 64)) |> attention(2) |> reshape(sizes=(8, 8, 8))
+      q, k, v = (x |> conv(4, 1), x |> conv(4, 1), x |> conv(4, 1))
+      x = (q, k, v) |> attention(2, causal=true, scale=0.7)""",
+    "windows": """
+      bias = window_bias(2, 4) @near
+      shifted = window_bias(2, 4, size=8, shift=2) @shifted
+      x = x |> windows(4) |> conv(12, 1)
+      x = (x, bias) |> attention(2) |> join_windows(8, 4) |> roll(-2) |> windows(4) |> conv(12, 1)
+      x = (x, shifted) |> attention(2) |> join_windows(8, 4) |> roll(2) |> roll(0)""",
     "resampling": "x = x |> upsample(2) |> upsample(size=(7, 9)) |> upsample(size=(11, 6), mode=bilinear)",
 }

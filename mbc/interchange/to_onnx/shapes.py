@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mbc.interchange.to_onnx.nodes import NotExported, Operator, Rule
+from mbc.ops.rearrange import WRAP
 
 _PADS = {"zero": "constant", "reflect": "reflect", "replicate": "edge"}
 _OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "prelu": "PRelu"}
@@ -102,7 +103,26 @@ def _slice(op: Operator) -> None:
 
 
 def _pad(op: Operator) -> None:
+    if op.a.mode == WRAP:
+        _roll(op)
+        return
     op.last("Pad", op.inputs[0], op.whole(0, *op.a.before, 0, *op.a.after), mode=_PADS[op.a.mode])
+
+
+def _roll(op: Operator) -> None:
+    """Of each axis the last elements before the first ones."""
+    x = op.inputs[0]
+    moved = [(axis, n, shift % n) for axis, (n, shift) in enumerate(zip(op.a.size, op.a.before, strict=True), 1)]
+    moved = [(axis, n, n - shift) for axis, n, shift in moved if shift]
+    if not moved:
+        op.last("Identity", x)
+    for number, (axis, n, at) in enumerate(moved, 1):
+        where = (op.whole(axis), op.whole(1))
+        parts = [op.step("Slice", x, op.whole(a), op.whole(b), *where) for a, b in ((at, n), (0, at))]
+        if number == len(moved):
+            op.last("Concat", *parts, axis=axis)
+        else:
+            x = op.step("Concat", *parts, axis=axis)
 
 
 def _split(op: Operator) -> None:
