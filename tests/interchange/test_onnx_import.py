@@ -11,6 +11,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.interchange.importing import ImportedModel, import_model
+from tests.interchange import test_attention as attention
 from tests.interchange.models import Model, Tensor, forward, lowered, nn, torch
 from tests.interchange.onnx_files import compared, evaluated, exported, helper, model, node, written
 
@@ -162,6 +163,27 @@ def test_a_product_and_its_bias_are_one_layer(tmp_path: Path) -> None:
     ]  # fmt: skip
     made = _made(tmp_path, nodes, {"fc.weight": _weights(192, 5), "fc.bias": _weights(5)})
     assert "linear(5) @fc" in made.source and made.network.arrays["fc.weight"].shape == (5, 192)
+
+
+@pytest.mark.parametrize("name", attention.SEQUENCES)
+def test_attention_of_a_sequence(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, _ = attention.SEQUENCES[name]
+    source = compared(tmp_path, attention.Tokens(make()), torch.randn(*attention.IMAGE)).source
+    assert "|> attention(2" in source and ("causal=true" in source) == (name == "causal")
+
+
+def test_parts_that_are_taken_with_their_axis_stay_so(tmp_path: Path) -> None:
+    """Only one of two parts loses its axis."""
+    nodes = [
+        node("Conv", ["x", "w"], ["h"]), node("Split", ["h"], ["a", "b"], axis=1, num_outputs=2, name="parts"),
+        node("Squeeze", ["a", "one"], ["s"]), node("Unsqueeze", ["s", "one"], ["u"]), node("Add", ["u", "b"], ["y"]),
+    ]  # fmt: skip
+    held = {"w": np.ones((2, 3, 1, 1), np.float32), "one": np.array([1])}
+    made = model(nodes, held)
+    imported = import_model(written(tmp_path, made), "net", "mse")
+    (found,) = forward(imported, IMAGE)
+    assert np.allclose(found, evaluated(made, IMAGE.numpy())[0], rtol=1e-5) and "chunk(2" in imported.source
 
 
 def test_windows_with_unlike_sides(tmp_path: Path) -> None:

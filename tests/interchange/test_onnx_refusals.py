@@ -136,6 +136,14 @@ def test_an_output_that_does_not_depend_on_the_input(tmp_path: Path) -> None:
     assert "'y': the program: it returns no tensor that the network computes" in message
 
 
+def test_an_output_from_within_a_layer_takes_it_apart(tmp_path: Path) -> None:
+    nodes = [conv("h"), node("Sigmoid", ["h"], ["s"]), node("Mul", ["h", "s"], ["y"])]
+    made = model(nodes, WEIGHT)
+    assert "silu" in import_model(written(tmp_path, made), "net", "mse").source
+    made.graph.output.add(name="s").type.tensor_type.elem_type = 1
+    assert "silu" not in import_model(written(tmp_path, made), "net", "mse").source
+
+
 def _outside(location: str, **more: int) -> Any:
     made = model([conv()], WEIGHT)
     tensor = made.graph.initializer[0]

@@ -17,7 +17,8 @@ from mbc.interchange.pt2 import printable
 _FOLDED = frozenset((
     "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten",
     "Floor", "Gather", "Greater", "Identity", "Less", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd",
-    "Reshape", "Round", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where",
+    "Reshape", "Round", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze",
+    "Where",
 ))  # fmt: skip
 # Operators that onnx infers nothing for, and whose result has the shape of their first operand.
 _ALIKE = frozenset(("GroupNormalization", "LRN"))
@@ -87,7 +88,13 @@ class Values:
             self.enter(name, proto)
         if node.op_type in _ALIKE and self.shape(node.output[0]) is None and inputs and inputs[0] in self._types:
             self._types[node.output[0]] = self._types[inputs[0]]
+        if node.op_type == "Expand" and known and self._for_each_sample(self.arrays[inputs[0]], node.output[0]):
+            return False
         return known and node.op_type in _FOLDED and self._folded(node, inputs)
+
+    def _for_each_sample(self, array: Array, result: str) -> bool:
+        """Whether a result is a parameter, such as a class token, once for each row."""
+        return array.dtype.kind == "f" and array.shape[1:] == (self.shape(result) or ())[1:] != ()
 
     def _inferred(self, node: Any, inputs: list[str]) -> dict[str, Any]:
         if any(name not in self._types for name in inputs):

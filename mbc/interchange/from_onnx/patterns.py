@@ -155,3 +155,24 @@ def is_part_of_group_norm(norm: Operator) -> bool:
     add = None if product is None else only_user(product, "Add")
     found = None if add is None else group_norm_of(add)
     return found is not None and found[0] is norm
+
+
+def unbound(split: Operator) -> list[str] | None:
+    """Of a tensor that is split into parts of one element: what they are without that axis, where nobody takes them
+    with it."""
+    axis = split.integer("axis", 0)
+    squeezes = [split.graph.users(output) for output in split.outputs]
+    if split.sizes()[axis] != len(split.outputs) or not all(len(u) == 1 and _squeezes(u[0], axis) for u in squeezes):
+        return None
+    return [users[0].outputs[0] for users in squeezes]
+
+
+def _squeezes(user: Operator, axis: int) -> bool:
+    rank = len(user.sizes())
+    return user.op == "Squeeze" and [a % rank for a in user.ints("axes", 1) or ()] == [axis % rank]
+
+
+def is_unbound(squeeze: Operator) -> bool:
+    """Whether the split before this operator gives its result."""
+    split = squeeze.graph.maker(squeeze.input(0))
+    return split is not None and split.op == "Split" and unbound(split) is not None

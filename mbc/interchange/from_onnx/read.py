@@ -208,6 +208,11 @@ class _Reader:
                 self._describe(name)
             for name in filter(None, operator.inputs):
                 self._users[name].append(operator)
+        for (
+            value
+        ) in self._model.graph.output:  # whoever runs the graph takes it, so that it is no part of a layer alone
+            node = onnx().helper.make_node("Identity", [value.name], [])
+            self._users[value.name].append(Operator(node, self, len(made)))
         return made
 
     def _enter_constant(self, node: Any) -> None:

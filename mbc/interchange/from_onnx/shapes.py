@@ -6,12 +6,18 @@ import math
 from collections.abc import Mapping
 
 from mbc.interchange.aten.base import Refused
+from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.operator import Operator, Rule
 
 
 def _reshape(op: Operator) -> None:
     op.result  # noqa: B018 - refused here, with the node's name, where it is not known
     op.emit("aten.reshape.default", self=op.tensor())
+
+
+def _squeeze(op: Operator) -> None:
+    if not patterns.is_unbound(op):
+        _reshape(op)
 
 
 def _same(op: Operator) -> None:
@@ -43,6 +49,9 @@ def _split(op: Operator) -> None:
     if sizes is None:
         each = -(-total // len(op.outputs))
         sizes = tuple(min(each, total - n * each) for n in range(len(op.outputs)))
+    if (parts := patterns.unbound(op)) is not None:
+        op.graph.emit(op, "aten.unbind.int", {"self": op.tensor(), "dim": axis}, parts)
+        return
     op.emit("aten.split_with_sizes.default", self=op.tensor(), split_sizes=sizes, dim=axis)
 
 
@@ -140,7 +149,7 @@ def _flatten(op: Operator) -> None:
 
 RULES: Mapping[str, Rule] = {
     "Reshape": _reshape,
-    "Squeeze": _reshape,
+    "Squeeze": _squeeze,
     "Unsqueeze": _reshape,
     "Flatten": _flatten,
     "Identity": _same,
