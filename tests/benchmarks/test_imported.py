@@ -20,7 +20,7 @@ from tests.interchange.models import Model, exported, nn  # noqa: E402
 def _model() -> Model:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Hardsigmoid(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(8, 5),
     )  # fmt: skip
 
