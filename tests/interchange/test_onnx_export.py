@@ -21,7 +21,7 @@ from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.module import Module
 from mbc.source import Source
 from tests.interchange.bodies import BODIES, HEAD, TAIL
-from tests.interchange.models import forward, lowered, nn, torch
+from tests.interchange.models import Model, Tensor, forward, lowered, nn, torch
 from tests.interchange.onnx_files import evaluated, exported, onnx
 from tests.ir.execution import execute, types_of
 
@@ -75,7 +75,7 @@ def test_all_that_onnx_cannot_say_is_listed() -> None:
     assert "lrn0: lrn: its window has 4 channels" in caught.value.message
 
 
-def _network(name: str) -> nn.Module:
+def _network(name: str) -> Model:
     torch.manual_seed(0)
     if name == "residual":
         return Residual()
@@ -96,7 +96,7 @@ class Residual(nn.Module):
         self.stem = nn.Conv2d(1, 8, 3, padding=1, bias=False)
         self.norm, self.gate, self.head = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Linear(8, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         y = torch.relu(self.norm(x))
         return self.head((x + y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))).mean((2, 3)))
