@@ -16,7 +16,7 @@ from mbc.kernels.nccl import BY_COPIES
 from mbc.measure.collective_fleet import CollectiveTask, Measured
 from mbc.measure.collective_harness import WAIT_S, GpuCollectives, Mark, urgent_stream
 from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
-from mbc.measure.gpu import Gpu, Graph
+from mbc.measure.gpu import DoesNotFit, Gpu, Graph
 from mbc.measure.kernel_library import KernelLibrary
 from mbc.measure.processes import received, speaker
 from mbc.measure.workbench import Bench
@@ -37,6 +37,8 @@ def serve(work: Callable[[Any, Say, Callable[[], Any]], None]) -> None:
         work(received(), say, received)
     except MbcError as error:
         say(("error", MbcError(error.code, error.message, error.remedy)))
+    except DoesNotFit as error:
+        say(("error", MbcError("MBC275", f"memory to measure with is missing: {error}", "end what else uses the GPUs")))
     except (BrokenPipeError, EOFError):
         pass  # nobody listens any more
 

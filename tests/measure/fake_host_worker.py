@@ -7,8 +7,8 @@ import os
 import sys
 import time
 
-from mbc.errors import MbcError
 from mbc.measure.collective_worker import serve
+from mbc.measure.gpu import DoesNotFit
 from mbc.measure.shared_copies import WINDOW_S
 from tests.profile.profiles import IDENTITY
 
@@ -19,7 +19,7 @@ def work(index, say, receive):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == str(index)
     print("what a library prints")
     if BEHAVIOUR == "refuses" and index == 1:
-        raise MbcError("MBC362", "memory for copies of several GPUs with the host is missing: all of it", "end others")
+        raise DoesNotFit("all of it is needed, nothing is left")
     say(("ready", IDENTITY))
     while True:
         asked = receive()
