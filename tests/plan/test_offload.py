@@ -20,7 +20,7 @@ from tests.plan.offload import copies, offloaded_plan, recomputations
 from tests.plan.stepping import results
 
 PLANS = 40
-MUTANTS, QUICK = 100, 6  # of each kind
+MUTANTS, QUICK = 100, 8  # of each kind
 SEEDS = [pytest.param(seed, marks=[pytest.mark.exhaustive] if seed >= 12 else []) for seed in range(PLANS)]
 
 
