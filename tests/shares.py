@@ -37,6 +37,7 @@ SUITES = {
     "report": "tables and reports of plans",
     "runtime": "the module: training on the CPU, checkpoints, hostile files",
     "train": "the training loop and its data",
+    "tune": "the gradient noise scale, against a task whose noise is known",
     "the whole": "pages, messages and vocabulary; packaging; order of imports",
 }
 

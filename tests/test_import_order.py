@@ -63,6 +63,7 @@ ORDER = (
     "mbc.compiler",  # all of them
     "mbc.fit",  # many compilations
     "mbc.ablation",
+    "mbc.tune",  # which batch to train at
     "mbc.train",  # many steps
     "mbc.interchange",  # files of other frameworks -> source and weights
     "mbc.equivalence",  # steps compared
