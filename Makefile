@@ -7,7 +7,8 @@
 # make test-all SHARES=1  prints the processor seconds of each suite of tests as well (tests/README.md)
 # make fuzz  judge hostile inputs until there were INPUTS (1,000,000), going on where it stopped; guided by coverage
 #            where atheris can be installed, in an environment of its own (build/fuzz-venv)
-# make torture  kill compile, profile and train at KILLS (1,000) random moments, and run them on full disks and the like
+# make torture  kill compile, profile and train at KILLS (1,000) random moments, and run them on full disks and the like;
+#            WORKERS (1) processes at a time, as for make fuzz
 # make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
 # make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
 #
@@ -27,6 +28,7 @@ ATHERIS := atheris>=3.0
 FUZZ := $(BUILD)/fuzz-venv/bin/python
 INPUTS ?= 1000000
 KILLS ?= 1000
+WORKERS ?= 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test test-all setup cuda oracle lint types pytest fuzz torture docs evidence clean
@@ -89,10 +91,10 @@ fuzz:
 	@$(FUZZ) -c 'import mbc' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check --editable .
 	@$(FUZZ) -c 'import atheris' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check '$(ATHERIS)' \
 	    || echo "atheris is not to be had for this Python: inputs are drawn from seeds"
-	$(FUZZ) benchmarks/fuzz.py --inputs $(INPUTS)
+	$(FUZZ) benchmarks/fuzz.py --inputs $(INPUTS) --workers $(WORKERS)
 
 torture: setup
-	$(BIN)/python benchmarks/torture.py --kills $(KILLS)
+	$(BIN)/python benchmarks/torture.py --kills $(KILLS) --workers $(WORKERS)
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'

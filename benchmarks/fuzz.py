@@ -8,7 +8,7 @@ later run finds that it keeps the rule: then it belongs into `tests/fuzz/corpus/
 
 Inputs add up over calls: the next one goes on where this one stopped, with other draws.
 
-    python benchmarks/fuzz.py [--inputs 1000000] [--for 3600] [--only TARGET ...]
+    python benchmarks/fuzz.py [--inputs 1000000] [--for 3600] [--workers N] [--only TARGET ...]
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from fuzz_targets import TARGETS, corpus
 from fuzz_worker import Journal, keep_finding
-from record import ROOT, results, show, start
+from record import ROOT, Results, results, show, start
 
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "fuzz"
+# What a process imports: this checkout before an installed mbc.
+PATHS = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 CHUNK_S = 200.0  # of one process, about
 KILLS = {
     signal.SIGPROF: "more than 10 s of processor time",
@@ -48,41 +52,48 @@ def fresh(name: str) -> Row:
             "slowest_s": 0.0, "corpus": 0}  # fmt: skip
 
 
-def chunk(name: str, row: Row, inputs: int, guided: bool, work: Path = WORK) -> Row:
-    """The row after so many more inputs, of which some may be left where one killed its process."""
+def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) -> Row:
+    """What so many inputs add to the row of their target; some may be left where one killed its process."""
     folder = work / name
     folder.mkdir(parents=True, exist_ok=True)
-    for left in ("journal", "report.json"):
-        (folder / left).unlink(missing_ok=True)
-    journal = Journal(folder / "journal")
     shared = Path("/dev/shm")
-    command = [sys.executable, str(HERE / "fuzz_worker.py"), name, str(folder)]
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mbc-fuzz-", dir=shared if shared.is_dir() else None) as scratch:
-        command += [scratch, "--seed", str(row["inputs"]), "--inputs", str(inputs), *(["--guided"] if guided else [])]
-        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    with tempfile.TemporaryDirectory(prefix="mbc-fuzz-", dir=shared if shared.is_dir() else None) as own:
+        journal, told = Journal(Path(own) / "journal"), Path(own) / "report.json"
+        command = [sys.executable, str(HERE / "fuzz_worker.py"), name, str(folder), f"{own}/scratch"]
+        command += ["--seed", str(seed), "--inputs", str(inputs), *(["--guided"] if guided else [])]
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
+        report = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"answers": {}, "slowest_s": 0.0}
     seconds = time.monotonic() - began_s
     if journal.count == 0:
         raise RuntimeError(f"no input was judged: {done.stderr.decode(errors='replace')[-2000:]}")
-    told = folder / "report.json"
-    report = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"answers": {}, "slowest_s": 0.0}
     if done.returncode < 0:
         why = KILLS.get(signal.Signals(-done.returncode), f"signal {-done.returncode}")
-        keep_finding(folder, f"signal{-done.returncode}_{row['inputs']}", journal.data, why)
+        keep_finding(folder, f"signal{-done.returncode}_{seed}", journal.data, why)
     elif done.returncode > 0 and journal.count < inputs:
-        keep_finding(folder, f"exit{done.returncode}_{row['inputs']}", journal.data,
+        keep_finding(folder, f"exit{done.returncode}_{seed}", journal.data,
                      f"ended with {done.returncode}: {done.stderr.decode(errors='replace')[-1000:]}")  # fmt: skip
-    answers = Counter(row["answers"])
-    answers.update(report["answers"])
     return {
-        **row,
-        "inputs": row["inputs"] + journal.count,
-        "guided_inputs": row["guided_inputs"] + (journal.count if guided else 0),
-        "seconds": round(row["seconds"] + seconds, 1),
-        "answers": dict(answers.most_common()),
-        "slowest_s": max(row["slowest_s"], report["slowest_s"]),
+        "inputs": journal.count,
+        "guided_inputs": journal.count if guided else 0,
+        "seconds": round(seconds, 1),
+        **report,
         "findings": findings(folder),
         "corpus": len(list((folder / "corpus").glob("*"))),
+    }
+
+
+def added(row: Row, more: Row) -> Row:
+    """The row of a target after one more chunk."""
+    answers = Counter(row["answers"])
+    answers.update(more["answers"])
+    return {
+        **row,
+        **more,
+        **{key: row[key] + more[key] for key in ("inputs", "guided_inputs")},
+        "seconds": round(row["seconds"] + more["seconds"], 1),
+        "answers": dict(answers.most_common()),
+        "slowest_s": max(row["slowest_s"], more["slowest_s"]),
     }
 
 
@@ -113,7 +124,7 @@ def judged(name: str, path: Path) -> str | None:
     """What is wrong about the answer to one input, None where it keeps the rule."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "fuzz_worker.py"), name, folder, f"{folder}/scratch", "--one", str(path)]
-        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
         if done.returncode < 0:
             return KILLS.get(signal.Signals(-done.returncode), f"signal {-done.returncode}")
         found = findings(Path(folder))
@@ -129,10 +140,38 @@ def chunk_of(row: Row) -> int:
     return max(200, min(50_000, int(CHUNK_S * row["inputs"] / max(row["seconds"], 1.0))))
 
 
+def campaign(held: Results, names: list[str], inputs: int, until_s: float, guided: bool, workers: int) -> None:
+    """Chunks of the targets in turn, `workers` at a time, until there are so many inputs of all targets."""
+    asked = {name: held.rows[name]["inputs"] for name in names}  # those of running chunks included
+    running: dict[Future[Row], tuple[str, int]] = {}
+    turn = 0
+    with ThreadPoolExecutor(workers) as pool:
+        while True:
+            while len(running) < workers and time.monotonic() < until_s:
+                open_ = [name for name in names if asked[name] < inputs * TARGETS[name].share]
+                if not open_:
+                    break
+                # The target that is furthest behind its share; every eighth chunk by coverage, which takes several
+                # times as long.
+                name = min(open_, key=lambda n: asked[n] / TARGETS[n].share)
+                turn += 1
+                count = chunk_of(held.rows[name])
+                running[pool.submit(chunk, name, asked[name], count, guided and turn % 8 == 0)] = name, count
+                asked[name] += count
+            if not running:
+                break
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                name, count = running.pop(done)
+                held.put(added(held.rows[name], done.result()))
+                asked[name] -= count - done.result()["inputs"]
+            print(f"{sum(row['inputs'] for row in held.rows.values()):,} inputs", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of all targets, earlier calls included")
     parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="S", help="begin no more then")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--only", nargs="*", default=[], choices=list(TARGETS), metavar="TARGET")
     parser.add_argument("--again", action="store_true", help="count from 0")
     arguments = parser.parse_args()
@@ -144,19 +183,7 @@ def main() -> None:
         row = {**fresh(name), **held.rows.get(name, {})}
         held.put({**row, "mended": row["mended"] + judge_again(name), "findings": findings(WORK / name)})
     print(f"{'guided by coverage' if guided else 'drawn from seeds: atheris is not installed'}", flush=True)
-    turn = 0
-    while time.monotonic() < until_s:
-        open_ = [name for name in names if held.rows[name]["inputs"] < arguments.inputs * TARGETS[name].share]
-        if not open_:
-            break
-        # The target that is furthest behind its share; every eighth chunk by coverage, which takes several times as
-        # long.
-        name = min(open_, key=lambda n: held.rows[n]["inputs"] / TARGETS[n].share)
-        turn += 1
-        row = chunk(name, held.rows[name], chunk_of(held.rows[name]), guided and turn % 8 == 0)
-        held.put(row)
-        if turn % 10 == 1:
-            print(f"{sum(row['inputs'] for row in held.rows.values()):,} inputs", flush=True)
+    campaign(held, names, arguments.inputs, until_s, guided, arguments.workers)
     held.arrange(list(TARGETS))
     rows = [held.rows[name] for name in names]
     show(

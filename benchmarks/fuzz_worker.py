@@ -1,8 +1,8 @@
 """One process of `fuzz.py`: so many inputs of one target, within limits of time and memory.
 
-The input at hand and the count lie in a file that outlives the process, so that whoever started it knows what killed
-it. With atheris and `--guided`, inputs are chosen by coverage, and those that reach new code are kept in the corpus of
-the working folder; else they are drawn from a seed.
+The input at hand and the count lie in a file beside SCRATCH, so that whoever started the process knows what killed it;
+what was answered so far, in another. With atheris and `--guided`, inputs are chosen by coverage, and those that reach
+new code are kept in the corpus of the working folder; else they are drawn from a seed.
 
     python benchmarks/fuzz_worker.py TARGET FOLDER SCRATCH --seed N --inputs N [--guided]
 """
@@ -107,7 +107,8 @@ class Campaign:
         self.target, self._answer, self.folder, self.scratch = TARGETS[name], answer, folder, scratch
         folder.mkdir(parents=True, exist_ok=True)
         scratch.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(folder / "journal")
+        self._report = scratch.parent / "report.json"
+        self.journal = Journal(scratch.parent / "journal")
         self.answers: Counter[str] = Counter()
         self.count = 0
         self.slowest_s = 0.0
@@ -132,7 +133,7 @@ class Campaign:
 
     def report(self) -> None:
         told = {"answers": dict(self.answers), "slowest_s": round(self.slowest_s, 2)}
-        (self.folder / "report.json").write_text(json.dumps(told), encoding="utf-8")
+        self._report.write_text(json.dumps(told), encoding="utf-8")
 
 
 def drawn(campaign: Campaign, seed: int, inputs: int) -> None:

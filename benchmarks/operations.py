@@ -142,6 +142,17 @@ CASES = (
         "a = x |> reshape((2, 4, 144))\n  b = (a, a |> tanh) |> matmul(transpose_b=true)\n"
         "  y = (b |> softmax(-1), a) |> matmul",
     ),
+    Case("attention", "y = x |> conv(24, 1) |> reshape((24, 1, 144)) |> attention(2) |> reshape((8, 12, 12))"),
+    Case(
+        "attention_bias",
+        "a = x |> reshape((8, 4, 36))\n  y = (a, a |> tanh, a, parameter((1, 1, 4, 36, 36), std=0.1)) "
+        "|> attention(1, causal=true)",
+    ),
+    Case(
+        "window_attention",
+        "a = x |> conv(24, 1) |> roll((-2, -2)) |> windows(4)\n"
+        "  b = (a, window_bias(2, 4, 12, 2)) |> attention(2) |> join_windows(12, 4)\n  y = b |> roll(2)",
+    ),
     Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
     Case("scale", "y = 0.5 * x"),
     Case("dropout", "y = x |> dropout(0.3)"),

@@ -9,7 +9,7 @@ launch that runs it. (Of launches that run the same kernel at the same time one 
 
 PLAN: a file of build/plans (as `capped.py --plan-only` leaves it), or a built package. Writes
 `results/step_trace_<name>.json`: a row a launch, in the plan's order, and sums by kind; `--keep` has the raw traces,
-from which `--read` writes it anew.
+from which `--read` writes it anew. `mbc report --with` and `mbc trace --with` show the result beside the plan.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from mbc.ops.fused import joined_kind
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.file import PLAN_FILE, load_plan
-from mbc.plan.group import title
 from mbc.plan.model import Copy, Launch, Plan
+from mbc.report.measured import launch_name
 
 WARM_STEPS = 5
 LEARNING_RATE = 1e-4
@@ -140,7 +140,7 @@ def rows_of(plan: Plan, names: Sequence[Sequence[str]], steps: Sequence[Sequence
     rows: list[dict[str, Any]] = []
     for i, launch in enumerate(plan.train.launches):
         row: dict[str, Any] = {
-            "name": f"{i} {title(launch.operations)}".strip(),
+            "name": launch_name(i, launch),
             "kind": _kind(launch, kinds),
             "stream": str(launch.stream),
             "kernels": [name[:NAME_CHARACTERS] for name in names[i]],

@@ -25,6 +25,7 @@ WRITERS = frozenset({
     "build.py", "place.py", "cache.py", "objects.py", "replace.py", "checkpoint.py", "writer.py", "logs.py", "loop.py",
     "pathlib.py", "tempfile.py", "shutil.py", "migrate.py",
 })  # fmt: skip
+EXACT = 256  # so many calls are counted one by one, more in sixteens
 MOST_S = 300.0  # of one process, on a busy machine
 TRACEBACK = 99  # exit code of work that raised
 
@@ -109,7 +110,7 @@ def at_call(number: int, count: Path | None = None) -> Callable[[], None]:
                 seen += 1
                 if count is None and seen == number:
                     os.kill(os.getpid(), signal.SIGKILL)
-                elif count is not None and seen % 16 == 0:
+                elif count is not None and (seen < EXACT or seen % 16 == 0):
                     os.pwrite(file, b"%12d" % seen, 0)
 
         file = -1 if count is None else os.open(count, os.O_WRONLY | os.O_CREAT)

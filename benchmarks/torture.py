@@ -5,30 +5,34 @@ Kills: whatever the moment, what was there before is there, nothing is half-writ
 gives what it gives uninterrupted, bit for bit. Everything else: done, or refused with an error of mbc's own, and
 nothing that was there is lost. Needs no GPU: see `torture_subjects.py`. Kills add up over calls.
 
-    python benchmarks/torture.py [--kills 1000] [--for 1800] [--only kill full ...]
+    python benchmarks/torture.py [--kills 1000] [--for 1800] [--workers N] [--only kill full ...]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
+import multiprocessing
 import os
 import random
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from record import attempt, results, show, start
+from record import Results, attempt, results, show, start
 from sudden_ends import Ended, Killer, calls_of, can_mount, ended, enlarged, file_limit, forked, mounted, read_only, run
 from torture_subjects import SUBJECTS, Subject, copy, digest
 
 Row = dict[str, Any]
 DAY_S = 86_400.0
+ADDED = ("kills", "done_before", "wrong")  # of a row of kills, over calls
 
 
 class Bench:
@@ -277,49 +281,101 @@ HARD: dict[str, Callable[[Bench, Subject, int], Row]] = {
 }
 
 
+Call = tuple[Callable[..., Row], Any]  # what a worker does, and its arguments after the folder
+
+
+class Campaign:
+    """Rows of places and of kills, made by some processes at a time, each with a folder and subjects of its own."""
+
+    def __init__(self, held: Results, folder: Path, workers: int, until_s: float) -> None:
+        self._held, self._folder, self._workers, self._until_s = held, folder, workers, until_s
+
+    def places(self, wanted: Callable[[str], bool], trials: int) -> None:
+        """What is not killed, each once."""
+        pairs = [(what, subject) for what in HARD for subject in SUBJECTS] + [("cache removed", "compile")]
+        missing = [
+            (_place_row, (what, subject, trials))
+            for what, subject in pairs
+            if wanted(name := f"{what}: {subject}") and not self._held.done(name)
+        ]
+        calls = iter(missing)
+        for row in self._rows(lambda: next(calls, None)):
+            self._held.put(row)
+
+    def kills(self, wanted: Callable[[str], bool], count: int) -> None:
+        """Of each subject so many, a few at a time and in turn; one that fails is not gone on with."""
+        names = {f"kill -9: {subject}": subject for subject in SUBJECTS}
+        asked = {name: self._held.rows.get(name, {}).get("kills", 0) for name in names if wanted(name)}
+
+        def next_call() -> Call | None:
+            name = min(asked, key=asked.__getitem__, default=None)
+            if name is None or asked[name] >= count:
+                return None
+            kills = min(5, count - asked[name])
+            asked[name] += kills
+            return _kills_row, (names[name], kills, asked[name] - kills, self._until_s)
+
+        for more in self._rows(next_call):
+            row = self._held.rows.get(more["name"], {})
+            if "failed" in more:
+                asked.pop(more["name"], None)
+                self._held.put(more)
+            else:
+                self._held.put({**more, **{key: row.get(key, type(more[key])()) + more[key] for key in ADDED}})
+
+    def _rows(self, next_call: Callable[[], Call | None]) -> Iterator[Row]:
+        # A worker is a fresh interpreter, since it forks its trials.
+        with ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn")) as pool:
+            running: set[Future[Row]] = set()
+            while True:
+                while len(running) < self._workers and time.monotonic() < self._until_s and (call := next_call()):
+                    running.add(pool.submit(call[0], self._folder, *call[1]))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (one.result() for one in done)
+
+
+@functools.cache
+def _bench(folder: Path) -> Bench:
+    """The one of this process."""
+    place = folder / str(os.getpid())
+    place.mkdir(parents=True)
+    return Bench(place)
+
+
+def _place_row(folder: Path, what: str, subject: str, trials: int) -> Row:
+    def work() -> Row:
+        bench = _bench(folder)
+        return HARD[what](bench, SUBJECTS[subject], trials) if what in HARD else cache_removed(bench, trials)
+
+    return attempt(work, f"{what}: {subject}")
+
+
+def _kills_row(folder: Path, subject: str, kills: int, seed: int, until_s: float) -> Row:
+    return attempt(lambda: killed(_bench(folder), SUBJECTS[subject], kills, seed, until_s), f"kill -9: {subject}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="in all, earlier calls included")
     parser.add_argument("--trials", type=int, default=24, help="of what is not killed")
     parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="S", help="begin no more then")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="rows whose name holds one of these")
     parser.add_argument("--again", action="store_true", help="not only what is missing")
     parser.add_argument("--keep", type=Path, help="work in this folder, and leave what is wrong there")
     arguments = parser.parse_args()
-    until_s = time.monotonic() + arguments.for_s
     held = results("torture", arguments.again)
 
     def wanted(name: str) -> bool:
         return not arguments.only or any(word in name for word in arguments.only)
 
     with tempfile.TemporaryDirectory(prefix="mbc-torture-") as folder:
-        place = Path(folder) if arguments.keep is None else arguments.keep
-        place.mkdir(parents=True, exist_ok=True)
-        bench = Bench(place)
-        for what, hard in HARD.items():
-            for subject in SUBJECTS.values():
-                name = f"{what}: {subject.name}"
-                if wanted(name) and not held.done(name) and time.monotonic() < until_s:
-                    held.put(attempt(lambda hard=hard, s=subject: hard(bench, s, arguments.trials), name))
-        name = "cache removed: compile"
-        if wanted(name) and not held.done(name) and time.monotonic() < until_s:
-            held.put(attempt(lambda: cache_removed(bench, arguments.trials), name))
-        each = -(-arguments.kills // len(SUBJECTS))
-        progress = True
-        while progress and time.monotonic() < until_s:
-            progress = False
-            for subject in SUBJECTS.values():
-                name = f"kill -9: {subject.name}"
-                row = held.rows.get(name, {"kills": 0, "done_before": 0, "wrong": []})
-                row = row if "kills" in row else {"kills": 0, "done_before": 0, "wrong": []}
-                left = min(5, each - row["kills"])
-                if wanted(name) and left > 0 and time.monotonic() < until_s:
-                    more = attempt(lambda s=subject, r=row, n=left: killed(bench, s, n, r["kills"], until_s), name)
-                    if "failed" in more:
-                        held.put(more)
-                        continue
-                    progress = True
-                    held.put({**more, **{key: row[key] + more[key] for key in ("kills", "done_before", "wrong")}})
+        place = (Path(folder) if arguments.keep is None else arguments.keep).absolute()
+        campaign = Campaign(held, place, arguments.workers, time.monotonic() + arguments.for_s)
+        campaign.places(wanted, arguments.trials)
+        campaign.kills(wanted, -(-arguments.kills // len(SUBJECTS)))
     held.arrange([f"kill -9: {name}" for name in SUBJECTS])
     rows = [row for name, row in held.rows.items() if wanted(name)]
     show(

@@ -72,6 +72,7 @@ def at(folder: Path, words: Sequence[str]) -> int:
     os.chdir(folder)
     home = os.environ.get("MBC_TORTURE_HOME", str(folder / "home"))
     os.environ |= {"HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_DATA_HOME": f"{home}/data"}
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what a GPU measures is never twice the same
     return mbc(words)
 
 

@@ -34,10 +34,42 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `tune`: the gradient noise scale, and what it says of larger batches
 * `train`: the training loop: data, learning rate, checkpoints
 * `interchange`: models of other frameworks as sources and weights, and weights back
+* `pytorch`: training inside a loop of PyTorch
 * `equivalence`: whether divided and fused steps compute what they must
 * `bench`: training steps of mbc, PyTorch and JAX in one run
 * `report`: what commands print, as text and JSON
 * `cli`: the command `mbc`
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 __version__ = "0.2.0.dev0"
+
+
+def from_torch(
+    model: Any,
+    example: Any,
+    *,
+    loss: Any,
+    optimizer: Any,
+    memory: str = "auto",
+    precision: str = "fp32",
+    device: str = "auto",
+    seed: int = 0,
+) -> Any:
+    """A `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
+
+    `example`: the input of one mini-batch, or several in a tuple; every step has as many rows. `loss`: a name of the
+    language or an `nn` loss. `optimizer`: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
+    `memory`: of the GPU that mbc may take (`12GB`). `device`: `auto`, `cuda` or `cpu`, where NumPy computes.
+
+    Raises MBC330 to MBC333, MBC303 for everything in the model that mbc does not have, and what compiling raises.
+    """
+    from mbc.pytorch.trainer import make_trainer
+
+    return make_trainer(
+        model, example,
+        loss=loss, optimizer=optimizer, memory=memory, precision=precision, device=device, seed=seed,
+    )  # fmt: skip

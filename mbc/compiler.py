@@ -17,8 +17,9 @@ from mbc.errors import BudgetError, MbcError
 from mbc.frontend.ast import Program
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
+from mbc.hardware.host_sharing import check_pinned
 from mbc.hardware.spec import DeviceSpec
-from mbc.hardware.target import find_device
+from mbc.hardware.target import find_device, local_memory_bytes
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
@@ -29,6 +30,8 @@ from mbc.kernels.nccl import ctas_of
 from mbc.measuring import can_measure, measure_missing, measure_requests
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
+from mbc.optimize.schedule.step_time import step_us
+from mbc.optimize.search.host_sharing import beside_other_ranks
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
@@ -138,13 +141,13 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
         own = stages.run("lower", lambda: lower(asked.program, rank_options.settings, options.network))
         return _task(own, devices[gpu.gpu], rank_options, stages, ranks)
 
-    def step_us(gpu: RankGpu, rows: int) -> float:
+    def step_of_rows_us(gpu: RankGpu, rows: int) -> float:
         others = even_rows(batch - rows, len(gpus) - 1)
         return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, devices[gpus[0].gpu])
 
     # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
     alike = len(set(gpus)) == 1
-    shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_us), gpus)
+    shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_of_rows_us), gpus)
     return tuple(of_rows(gpus[ranks.members[0]], ranks.rows[ranks.members[0]], ranks) for ranks in shares)
 
 
@@ -176,7 +179,7 @@ def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
 def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float:
     """Infinite where it does not fit."""
     try:
-        return _plan(task, stages, collectives_like).predictions.train_us
+        return step_us(_plan(task, stages, collectives_like))
     except BudgetError:
         return math.inf
 
@@ -194,7 +197,19 @@ def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
             task = replace(task, constraints=replace(task.constraints, rules=rules))
             plans.append(_plan(task, stages, collectives_like=first.device))
         stages.run("verify ranks", lambda: verify_ranks(plans))
+        _check_pinned(plans, first)
     return tuple(plans)
+
+
+def _check_pinned(plans: Sequence[Plan], first: _Task) -> None:
+    """All ranks of a machine share its memory: MBC360 where they are planned for this one."""
+    memory_bytes = local_memory_bytes(first.device, first.options.gpu)
+    by_rank = {
+        rank: plan.predictions.host_bytes for plan in plans if plan.graph.ranks for rank in plan.graph.ranks.members
+    }
+    if memory_bytes is not None:
+        sizes_bytes = [by_rank[rank] for rank in sorted(by_rank)]
+        check_pinned(sizes_bytes, first.options.gpus_per_node or len(sizes_bytes), memory_bytes)
 
 
 def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
@@ -224,6 +239,8 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     graph, device, constraints, options = task.graph, task.device, task.constraints, task.options
     providers, rules = constraints.providers, constraints.rules
     limits, budget_bytes = constraints.limits, constraints.budget_bytes
+    ranks = 1 if graph.ranks is None else graph.ranks.size
+    host_gpus = min(ranks, options.gpus_per_node or ranks)  # that copy at a time with the memory of one machine
 
     def worth_measuring() -> bool:
         """Nothing is measured for what cannot fit by its shapes: the search refuses it."""
@@ -235,7 +252,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         profile = find_profile(device, options.profile, options.stale_profile)
         here = calibrated(device, profile)
         if graph.ranks is not None:
-            here = for_ranks(here, profile, graph.ranks.size)
+            here = for_ranks(here, profile, ranks, host_gpus)
         if collectives_like is not None and collectives_like != device:
             other = find_profile(collectives_like, options.profile, options.stale_profile)
             here = replace(here, collectives=calibrated(collectives_like, other).collectives)
@@ -260,6 +277,17 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     ):
         table = stages.run("find profile again", tabulate)
         plan = stages.run("search again", lambda table=table: search(table, limits, budget_bytes), dump_plan)
+
+    # What the plan gains by knowing of the copies of the other ranks, where these could change it.
+    if host_gpus > 1 and "offload" not in limits.without and saves_memory(plan):
+        alone = calibrated(device, table.profile).host_link
+        plan = stages.run(
+            "search as if alone",
+            lambda plan=plan, table=table: beside_other_ranks(
+                plan, table, alone, host_gpus, lambda other: search(other, limits, budget_bytes)
+            ),
+            dump_plan,
+        )
 
     # Nothing leaves the compiler that the independent verifier has not accepted.
     stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))

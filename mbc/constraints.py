@@ -44,7 +44,9 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32)
-    host_bytes = free_host_bytes(device, options.gpu) if lowered.host_bytes is None else lowered.host_bytes
+    # What may be pinned is for all ranks of the machine.
+    modules = min(options.gpus, options.gpus_per_node or options.gpus)
+    host_bytes = free_host_bytes(device, options.gpu, modules) if lowered.host_bytes is None else lowered.host_bytes
     limits = Limits(
         options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes, lowered.peer_bytes
     )

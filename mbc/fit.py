@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mbc.errors import BudgetError, MbcError
 from mbc.frontend.lower import choose_network, lower
 from mbc.frontend.parse import parse
+from mbc.optimize.schedule.step_time import step_us
 from mbc.options import UNLIMITED_BYTES, Options
 from mbc.plan.model import Plan
 from mbc.source import Source
@@ -28,7 +29,8 @@ PlanAt = Callable[[int], Plan]
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Figures of a plan. `needed_bytes` is arena + overhead; `floor_bytes` the lower bound of all plans, overhead
-    included; `least_us` the lower bound of plans whose kernels run as this one's do, concurrently or serially."""
+    included; `train_us` a run of the training program, `least_us` the lower bound of plans whose kernels run as this
+    one's do, concurrently or serially; `images_per_s` counts all mini-batches of a step that accumulates gradients."""
 
     batch: int
     budget_bytes: int
@@ -39,16 +41,13 @@ class Figures:
     train_us: float
     least_us: float
     measured_share: float
+    images_per_s: float
     peer_bytes: int = 0
-
-    @property
-    def images_per_s(self) -> float:
-        return self.batch * 1e6 / self.train_us if self.train_us else 0.0
 
 
 def figures(plan: Plan) -> Figures:
     """The figures of a plan."""
-    p = plan.predictions
+    p, whole_us = plan.predictions, step_us(plan)
     return Figures(
         plan.graph.global_batch,
         plan.budget_bytes,
@@ -59,6 +58,7 @@ def figures(plan: Plan) -> Figures:
         p.train_us,
         plan.bounds.least_us,
         p.measured_share,
+        plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0,
         p.peer_bytes,
     )
 
@@ -94,6 +94,12 @@ class BatchFit:
     def at_least(self) -> bool:
         return self.finished and self.probes[-1].figures is not None
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from mbc.report.html.small import fit_fragment
+
+        return fit_fragment(self)
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetCurve:
@@ -103,6 +109,12 @@ class BudgetCurve:
     probes: tuple[Probe, ...]
     unlimited: Figures
     finished: bool = True
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from mbc.report.html.small import fit_fragment
+
+        return fit_fragment(self)
 
 
 @dataclass(frozen=True, slots=True)

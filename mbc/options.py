@@ -45,7 +45,8 @@ class RankGpu:
 @dataclass(frozen=True, slots=True)
 class Options:
     """`gpus`: how many share the mini-batch of the source, each with a part of its rows; `rank_gpus`: which, where they
-    are unlike or have unlike memory (empty: all are `gpu`). `settings` are `--set
+    are unlike or have unlike memory (empty: all are `gpu`); `gpus_per_node`: how many of them are in one machine, and
+    share its memory and what leads there (0: all). `settings` are `--set
     NAME=VALUE` in order; they override the network's parameters and its sections.
 
     The workspace of one operation is bounded by `workspace_limit_bytes` and by the bytes of the budget that are free
@@ -60,6 +61,7 @@ class Options:
     settings: tuple[tuple[str, str], ...] = ()
     gpus: int = 1
     rank_gpus: tuple[RankGpu, ...] = ()  # as many as `gpus`, or empty
+    gpus_per_node: int = 0
     network: str | None = None  # which network of a source that has several
     policy: Policy = Policy.POWER_OF_TWO
     workspace_limit_bytes: int | None = None

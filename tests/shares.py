@@ -33,6 +33,7 @@ SUITES = {
     "optimize": "search: plans fit, give the same bits, and are no faster than their bounds",
     "plan": "the plan verifier refuses mutants; plan files; memory",
     "profile": "profiles: read, interpolated, scaled, compared",
+    "pytorch": "a loop of PyTorch with mbc beside the same without; what of a loop is refused",
     "ranks": "several processes: start, meeting, agreement, failure, sums by MPI",
     "report": "tables and reports of plans",
     "runtime": "the module: training on the CPU, checkpoints, hostile files",

@@ -142,26 +142,25 @@ def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Se
             if buffer.value is not None and buffer.space is Space.ARENA:
                 touched.setdefault((access.buffer, access.mode is Mode.READ), set()).add(access.rows)
     total = 0.0
+    shares = _read_shares(plan, members)
     for (index, reads), parts in touched.items():
         buffer = plan.buffers[index]
         rows = sum(part.count for part in parts)
-        share = _read_share(plan, members, buffer.value or "") if reads else 1.0
+        share = shares.get(buffer.value or "", 1.0) if reads else 1.0
         total += share * buffer.size_bytes * rows / buffer.rows.count
     return round(total)
 
 
-def _read_share(plan: Plan, members: Sequence[Operation], value: str) -> float:
-    """How much of a value the operations read that take it: most of what any of them does."""
-    shares: list[float] = []
+def _read_shares(plan: Plan, members: Sequence[Operation]) -> dict[str, float]:
+    """How much of each value the operations read that take it: most of what any of them does."""
+    found: dict[str, float] = {}
     for operation in members:
         share_of = KINDS[operation.kind].reads
         types = tuple(plan.graph.values[name].type for name in operation.inputs)
-        shares += [
-            1.0 if share_of is None else share_of(operation.attributes, types)[i]
-            for i, name in enumerate(operation.inputs)
-            if name == value
-        ]
-    return max(shares, default=1.0)
+        shares = [1.0] * len(types) if share_of is None else share_of(operation.attributes, types)
+        for name, share in zip(operation.inputs, shares, strict=True):
+            found[name] = max(share, found.get(name, 0.0))
+    return found
 
 
 def flops_of(launch: Launch, operation: Operation, graph: TrainingGraph, buffers: Sequence[Buffer]) -> int:

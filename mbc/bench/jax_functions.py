@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from mbc.ops.rearrange import WRAP
+from mbc.ops.window_bias import MASKED
+
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
 lax: Any = jax.lax
@@ -176,6 +179,27 @@ def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
 
 
+def _attention(a: Any, *operands: Tensor) -> Tensor:
+    def headed(x: Tensor) -> Tensor:
+        n, channels, *size = x.shape
+        return jnp.moveaxis(x.reshape(n, a.heads, channels // a.heads, -1, size[-1]), 2, 4)
+
+    q, k, v = (headed(x) for x in (jnp.split(operands[0], 3, 1) if a.packed else operands[:3]))
+    scores = (q @ k.mT).astype(jnp.promote_types(q.dtype, jnp.float32)) * a.scale
+    if len(operands) > a.operands:
+        scores = scores + operands[a.operands][:, 0]
+    if a.causal:
+        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+    powers = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
+    y = (powers / powers.sum(-1, keepdims=True)).astype(v.dtype) @ v
+    n, _, *size = operands[0].shape
+    return jnp.moveaxis(y, 4, 2).reshape(n, -1, *size)
+
+
+def _window_bias(a: Any, table: Tensor) -> Tensor:
+    return jnp.moveaxis(table[a.numbers()], -1, 0)[:, None, None] + MASKED * jnp.asarray(a.mask(), table.dtype)
+
+
 def _rearrange(a: Any, x: Tensor) -> Tensor:
     moved = x.reshape(len(x), *a.flat).transpose(0, *(1 + i for i in a.order))
     return moved.reshape(len(x), *map(math.prod, a.permuted))
@@ -194,6 +218,8 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
 
 
 def _pad(a: Any, x: Tensor) -> Tensor:
+    if a.mode == WRAP:
+        return jnp.roll(x, a.before, (1, 2, 3))
     sides = ((0, 0), *zip(a.before, a.after, strict=True))
     return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else "reflect")
 
@@ -282,6 +308,16 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {**_OF_ONE, **_OF_TWO, "concat": _concat, "group_norm": _group_norm, "layer_norm": _group_norm}
+    {
+        **_OF_ONE,
+        **_OF_TWO,
+        "concat": _concat,
+        "group_norm": _group_norm,
+        "layer_norm": _group_norm,
+        "attention": _attention,
+        "window_bias": _window_bias,
+    }
 )
-PRODUCTS = frozenset(("convolution", "convolution_backward_data", "linear", "matmul"))  # whose operands are cast
+PRODUCTS = frozenset(
+    ("convolution", "convolution_backward_data", "linear", "matmul", "attention")
+)  # whose operands are cast

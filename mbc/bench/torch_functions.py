@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from mbc.ops.rearrange import WRAP
+from mbc.ops.window_bias import MASKED
+
 torch: Any = importlib.import_module("torch")
 F: Any = importlib.import_module("torch.nn.functional")
 
@@ -132,6 +135,31 @@ def _concat(a: Any, *parts: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
+def _attention(a: Any, *operands: Tensor) -> Tensor:
+    """[N, heads * D, ..., T] as [N * groups, heads, T, D], which torch's fused kernels take."""
+
+    def headed(x: Tensor) -> Tensor:
+        n, channels, *size = x.shape
+        return x.reshape(n, a.heads, channels // a.heads, -1, size[-1]).permute(0, 3, 1, 4, 2).flatten(0, 1)
+
+    q, k, v = (headed(x) for x in (operands[0].chunk(3, 1) if a.packed else operands[:3]))
+    bias = None
+    if len(operands) > a.operands:
+        bias = operands[a.operands][:, 0].to(q.dtype).transpose(0, 1)
+        bias = bias.repeat(q.shape[0] // bias.shape[0], 1, 1, 1) if bias.shape[0] > 1 else bias
+    if a.causal and bias is not None:
+        later = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+        bias = bias.masked_fill(later, float("-inf"))
+    y = F.scaled_dot_product_attention(q, k, v, bias, is_causal=a.causal and bias is None, scale=a.scale)
+    n, _, *size = operands[0].shape
+    return y.unflatten(0, (n, -1)).permute(0, 2, 4, 1, 3).reshape(n, -1, *size)
+
+
+def _window_bias(a: Any, table: Tensor) -> Tensor:
+    numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
+    return table[numbers].permute(2, 0, 1)[:, None, None] + MASKED * mask.to(table.dtype)
+
+
 def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
@@ -154,6 +182,8 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
 
 
 def _pad(a: Any, x: Tensor) -> Tensor:
+    if a.mode == WRAP:
+        return x.roll(a.before, (1, 2, 3))
     (top, left), (bottom, right) = a.before[1:], a.after[1:]  # of images: the language pads no others
     return F.pad(x, (left, right, top, bottom), mode=a.mode)
 
@@ -202,6 +232,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
     "cast": lambda a, x: x,
     "state": lambda a, x: x,
+    "window_bias": _window_bias,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,
     "pad": _pad,
@@ -230,6 +261,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),
     "layer_norm": _layer_norm,
+    "attention": _attention,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(

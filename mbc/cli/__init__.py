@@ -11,16 +11,20 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `compile_command`: `mbc compile`
 * `fit_command`: `mbc fit`
 * `show_command`: `mbc show`
+* `report_command`: `mbc report`
+* `trace_command`: `mbc trace`
 * `diff_command`: `mbc diff`
 * `verify_command`: `mbc verify`
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
+* `train_page`: the page that a training writes at its end
 * `train_view`: what it shows while it runs
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
+* `profile_machine`: what `mbc profile --gpu all` measures around the GPUs
 * `gpus_command`: `mbc gpus`
 * `doctor_command`: `mbc doctor`
 * `__main__`: `python -m mbc.cli`

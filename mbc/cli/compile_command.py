@@ -12,11 +12,12 @@ from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import read_source
 from mbc.cli.terminal import busy, notes
 from mbc.ir.types import Precision
+from mbc.optimize.schedule.step_time import accumulate_us, step_us
 from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
 from mbc.report.collectives import collectives_document, collectives_lines, ranks_text
-from mbc.report.steps import accumulate_us, step_us
+from mbc.report.devices import host_sharing_text
 from mbc.report.tables import batch_text, profile_of, time_cell
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
@@ -107,6 +108,8 @@ def summary(plan: Plan) -> list[str]:
     if p.host_bytes:
         most = "" if plan.host_limit_bytes is None else f", of at most {show_size(plan.host_limit_bytes)}"
         lines.append(f"  host       {show_size(p.host_bytes)} of pinned memory{most}")
+    if shared := host_sharing_text(plan):
+        lines.append(f"  shared     {shared} ({show_time(p.oblivious_us)})")
     if p.peer_bytes:
         most = show_size(plan.peer_limit_bytes)
         lines.append(f"  peers      {show_size(p.peer_bytes)} of another GPU's memory, of at most {most}")
@@ -188,6 +191,8 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "prefetch_bytes": prefetch_bytes(plan),
         "host_bytes": p.host_bytes,
         "peer_bytes": p.peer_bytes,
+        "host_gpus": p.host_gpus,
+        "oblivious_us": p.oblivious_us,
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,
         "peer_limit_bytes": plan.peer_limit_bytes,

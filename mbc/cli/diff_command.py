@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import Sharing, options
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs between two plans."""
+    """Print what differs between two plans, or write it as a page."""
     (before, before_title), (after, after_title) = _sides(arguments)
+    if arguments.output:
+        return _page(arguments, before, after, before_title, after_title)
     from mbc.plan.diff import diff_plans
 
     diff = diff_plans(before, after)
@@ -37,6 +40,17 @@ def run(arguments: argparse.Namespace) -> int:
             diff, before_title, after_title, width=output_width(), limit=arguments.limit, with_times=arguments.times
         )
     )
+    return 0
+
+
+def _page(arguments: argparse.Namespace, before: Plan, after: Plan, before_title: str, after_title: str) -> int:
+    from mbc.report.html.diff_page import diff_page
+    from mbc.report.html.render import write_text
+
+    path = Path(arguments.output)
+    text = diff_page(before, after, before_title, after_title)
+    write_text(path, text)
+    print(f"{path}: {show_size(len(text.encode()))}")
     return 0
 
 

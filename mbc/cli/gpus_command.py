@@ -11,6 +11,7 @@ from mbc.units import show_size
 
 def run(arguments: argparse.Namespace) -> int:
     """List known GPUs and those of this machine."""
+    from mbc.hardware.numa import gpu_place
     from mbc.hardware.spec import device_specs
     from mbc.hardware.target import local_gpus
     from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
@@ -27,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
             "wider_elsewhere": OTHER_GPU,
         }
         listed = {name: {**asdict(spec), "bundled_profile": name in profiles} for name, spec in specs.items()}
-        found = {"known": listed, "here": [asdict(gpu) for gpu in here], "estimates": estimates}
+        placed = [{**asdict(gpu), **asdict(gpu_place(gpu.bus_id))} for gpu in here]
+        found = {"known": listed, "here": placed, "estimates": estimates}
         print(json.dumps(found, indent=2))
         return 0
     width = max(map(len, specs))
@@ -57,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"here: GPU {index} is an {gpu.name} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "
             f"{show_size(gpu.memory_bytes)} free, driver {gpu.driver}"
         )
+        if place := str(gpu_place(gpu.bus_id)):
+            print(f"      {place}")
     if not here:
         print("here: no GPU was found (mbc doctor says more)")
     return 0

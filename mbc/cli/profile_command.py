@@ -19,7 +19,6 @@ from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
     from mbc.hardware.spec import DeviceSpec
-    from mbc.measure.collective_fleet import Measured
     from mbc.measure.fleet import Outcome, Progress
     from mbc.profile.model import Profile
 
@@ -30,12 +29,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
+    from mbc.cli.profile_machine import all_parts, measure, missing
     from mbc.measure import fleet
     from mbc.measuring import shortcomings
     from mbc.profile.locate import own_path
 
     if not arguments.networks and arguments.gpu != "all":
-        arguments.wrong("networks are missing: NET\nname some, or measure collectives between GPUs with --gpu all")
+        arguments.wrong(
+            "networks are missing: NET\nname some, or measure collectives and copies of several GPUs with --gpu all"
+        )
     asked, multiprocessors = split_name(arguments.gpu)
     gpus = fleet.choose_gpus(asked)
     name = fleet.name_of(gpus[0])
@@ -44,7 +46,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     if not arguments.networks:
         with notes():
             path = Path(arguments.output) if arguments.output else own_path(name)
-        return _collectives(arguments, gpus, path)
+        return _machine(arguments, gpus, path)
     with busy("collecting what plans may use"):
         needs = collect(arguments, _spec(name))
     with notes():
@@ -68,57 +70,24 @@ def _measure(arguments: argparse.Namespace) -> int:
         view.note("the same command again goes on from here")
     if outcome.interrupted:
         return 130
-    if arguments.gpu == "all" and len(gpus) > 1 and (arguments.again or not _knows_collectives(path, gpus)):
-        try:
-            _measure_collectives(gpus, path)
-        except MbcError as error:  # kernels were measured all the same
-            view.note(f"collectives were not measured: {error.message}")
+    if arguments.gpu == "all" and len(gpus) > 1:
+        measure(tuple(all_parts(gpus)) if arguments.again else missing(path, gpus), gpus, path)
     return 0
 
 
-def _knows_collectives(path: Path, gpus: tuple[str, ...]) -> bool:
-    from mbc.kernels.nccl import BY_COPIES
-    from mbc.measure.collective_fleet import link_of
-    from mbc.measure.collectives import MAX_CTAS
-    from mbc.profile.read import read_profile
-
-    known = read_profile(path).collectives if path.exists() else ()
-    found = {t.max_ctas for t in known if (t.ranks, t.link) == (len(gpus), link_of(gpus))}
-    return found >= {*MAX_CTAS} - {BY_COPIES}  # which not all machines have
-
-
-def _measure_collectives(gpus: tuple[str, ...], path: Path) -> Measured:
-    from mbc.measure.collective_fleet import measure_collectives
-    from mbc.measure.peer_fleet import measure_peer_link
+def _machine(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -> int:
+    """Measure what is around the GPUs only, also where it is known."""
+    from mbc.cli.profile_machine import all_parts, measure
 
     began_s = time.monotonic()
-    line = StatusLine()
-
-    def tell(text: str) -> None:
-        line.line(f"{time.monotonic() - began_s:5.1f} s  {text}")
-
-    found = measure_collectives(gpus, path, tell)
-    try:
-        measure_peer_link(gpus, path, tell)
-    except MbcError as error:  # GPUs that do not reach each other still share a mini-batch
-        tell(f"copies between GPUs were not measured: {error.message}")
-    return found
-
-
-def _collectives(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -> int:
-    """Measure collectives only, also where they are known."""
-    began_s = time.monotonic()
-    found = _measure_collectives(gpus, path)
-    seconds = time.monotonic() - began_s
+    found = measure(tuple(all_parts(gpus)), gpus, path)
+    if not found.lines:
+        raise found.failures[0]
+    seconds = round(time.monotonic() - began_s, 3)
     if arguments.json:
-        rows = {"times": found.times, "slowdowns": found.slowdowns, "overheads": found.overheads}
-        figures: dict[str, Any] = {name: [asdict(row) for row in of] for name, of in rows.items()}
-        print(json.dumps({"profile": str(path), "gpus": list(gpus), "seconds": round(seconds, 3), **figures}, indent=2))
+        print(json.dumps({"profile": str(path), "gpus": list(gpus), "seconds": seconds, **found.figures}, indent=2))
     else:
-        print(
-            f"{path}: {len(found.times)} times of collectives between {len(gpus)} GPUs and {len(found.slowdowns)} "
-            f"slow-downs measured in {show_duration(seconds)}"
-        )
+        print("\n".join(found.lines))
     return 0
 
 

@@ -102,7 +102,7 @@ def subject_for_ranks(place: str, planning: Options, device: str, output: str | 
     on each file system, as `package_for_training` does."""
     if Path(place).is_dir():
         return Path(place)
-    planning = replace(planning, gpus=group.size)
+    planning = replace(planning, gpus=group.size, gpus_per_node=group.environment.local_size)
     builds = builds_package(device, output)
     made: tuple[Plan, ...] = ()
     if group.rank == 0:

@@ -25,6 +25,7 @@ from mbc.cli.ranks import (
     what_ranks_share,
 )
 from mbc.cli.terminal import notes, stoppable, terminated_as_interrupted
+from mbc.cli.train_page import TrainPage
 from mbc.cli.train_view import View, show_loss
 from mbc.errors import MbcError, RankFailed
 from mbc.ranks.environment import read_environment
@@ -36,7 +37,7 @@ from mbc.source import visible
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
 from mbc.train.data import Data, check_place, has_part, open_data
-from mbc.train.epoch import Epoch, Running
+from mbc.train.epoch import Epoch, Interval, Running
 from mbc.train.job import Job
 from mbc.train.logs import Logs, check_logs
 from mbc.train.loop import train
@@ -78,6 +79,7 @@ class _Prepared:
     ema: Path | None  # likewise
     log: Path | None  # likewise
     tensorboard: Path | None  # likewise
+    page: TrainPage | None  # likewise
     resume: Path | None
     weights: Path | None  # to begin with; None where it is resumed
     steps: int  # those before `resume` was written
@@ -98,7 +100,7 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
         seed = 0 if progress is None else progress.seed
     checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
     log, tensorboard = (None if place is None else Path(place) for place in (arguments.log, arguments.tensorboard))
-    _check_places(arguments, checkpoint is not None, log is not None or tensorboard is not None)
+    _check_places(arguments, checkpoint is not None, any((log, tensorboard, arguments.report)))
     best = None if arguments.keep_best is None or checkpoint is None else best_beside(checkpoint)
     ema = None if arguments.save_ema is None else Path(arguments.save_ema)
     if not writes:
@@ -106,6 +108,7 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     for file in filter(None, (checkpoint, best, ema)):
         check_writable(file)
     check_logs(log, tensorboard)
+    page = TrainPage(Path(arguments.report), log) if writes and arguments.report is not None else None
 
     check_plannable(arguments.network_or_package, options(arguments))
     for place in (arguments.data, arguments.test):
@@ -115,7 +118,7 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     if weights is not None:
         Checkpoint(weights)  # before anything is planned
     steps = 0 if progress is None else progress.steps_in_all
-    return _Prepared(arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, resume, weights, steps)
+    return _Prepared(arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, page, resume, weights, steps)
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
@@ -123,7 +126,7 @@ def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) ->
     for option, there, where, remedy in (
         ("checkpoint_every", checkpoint, "the checkpoint", "--checkpoint FILE"),
         ("keep_best", checkpoint, "the checkpoint", "--checkpoint FILE"),
-        ("log_every", log, "the log", "--log FILE or --tensorboard FOLDER"),
+        ("log_every", log, "the log", "--log FILE, --tensorboard FOLDER or --report FILE"),
     ):
         if getattr(arguments, option) is not None and not there:
             name = option.replace("_", "-")
@@ -155,12 +158,17 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
 
     def on_epoch(epoch: Epoch) -> None:
         view.on_epoch(epoch)
-        logs.write(epoch)
+        tell(epoch)
+
+    def tell(told: Interval | Epoch) -> None:
+        logs.write(told)
+        if prepared.page is not None:
+            prepared.page.tell(told)
 
     there = _identity(checkpoint)
     try:
         with Logs(prepared.log, prepared.tensorboard, prepared.steps) as logs, _stopping(prepared, group, job) as stop:
-            history = train(net, replace(job, stop=stop), on_step, on_epoch, logs.write)
+            history = train(net, replace(job, stop=stop), on_step, on_epoch, tell)
     except KeyboardInterrupt:
         view.stop()
         written = checkpoint if _identity(checkpoint) != there else prepared.resume
@@ -280,6 +288,7 @@ def _how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoin
 
 def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> None:
     arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
+    page = None if prepared.page is None else prepared.page.write(net.plan)
     if arguments.json:
         result = {
             "device": device,
@@ -288,6 +297,7 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "best": None if best is None else str(best),
             "ema": None if prepared.ema is None else str(prepared.ema),
+            "report": None if page is None else str(page),
         }
         print(json.dumps(result, indent=2))
         return
@@ -305,6 +315,8 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
         print(f"weights: {checkpoint}")
     if prepared.ema is not None:
         print(f"moving averages: {prepared.ema}")
+    if page is not None:
+        print(f"page: {page}")
     if best is not None and best.exists():
         told = read_progress(best)
         found = "" if told.best is None else f", {told.best.metric} {told.best.value:.4f}"

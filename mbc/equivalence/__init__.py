@@ -12,5 +12,6 @@
 * `in_torch`: float64 by PyTorch on a GPU
 * `torch_forms`: the meaning of operations on PyTorch's tensors
 * `torch_image_forms`: gates and other later image operations on them
+* `torch_attention`: attention on them
 * `torch_convolutions`: convolutions in float64 by PyTorch's GEMMs
 """

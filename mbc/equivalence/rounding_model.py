@@ -7,6 +7,7 @@ one roundoff does to *these* values, cancellation in sums included. The unit is
 * for every operand that is read from memory, that of fp32, in which kernels compute, times the root of the number of
   terms of their reduction (K of a GEMM): partial sums are rounded, too;
 * for the operands of convolutions and GEMMs in tf32 besides that its own, 2^-11;
+* for those of attention besides that of the working precision: of its products the second reads what the first gave;
 * for what statistics and reductions in an epilogue read, that of the working precision, to which it is then stored;
 * for filter gradients of bf16 and fp16 operands through cuDNN their 16 bits: it has no engine that writes fp32, so the
   result is widened (`mbc.kernels.widens`), the one named exception;
@@ -48,6 +49,8 @@ MOVES = frozenset(
         "flatten", "unflatten", "cast", "concat_statistics", "guard",
     )
 )  # fmt: skip
+# Kinds of several products, of which later ones read on tensor cores what earlier ones gave.
+_PRODUCTS_OF_PRODUCTS = frozenset(("attention", "attention_backward"))
 _SIGN_OF_FIRST = frozenset(("relu", "leaky_relu", "relu_mask", "relu_backward", "leaky_relu_backward"))
 _STORED = "stored"  # made inside the launch, which stores it, too
 _FEW_ELEMENTS = 16  # of an output: one random draw of roundings may nearly cancel
@@ -189,6 +192,8 @@ class Evaluation:
         if made_by == _STORED and (_kind(member).reduces or _kind(member).accumulates):
             inside = ROUNDOFFS[precision.working]
         operand = TF32_ROUNDOFF if precision is Precision.TF32 and _kind(member).flops else 0.0
+        if member.kind in _PRODUCTS_OF_PRODUCTS:
+            inside = ROUNDOFFS[precision.working]
         return _off(self.arithmetic, value, inside + operand + ROUNDOFFS[precision.master] * math.sqrt(terms))
 
     def _terms(self, member: Member, inputs: Sequence[TensorType]) -> float:

@@ -9,6 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from mbc.equivalence.torch_attention import (
+    attention,
+    attention_backward,
+    attention_backward_bias,
+    window_bias,
+    window_bias_backward,
+)
 from mbc.equivalence.torch_convolutions import (
     Tensor,
     convolution,
@@ -272,6 +279,11 @@ FORMS: dict[str, Form] = {
     "linear_backward_data": _binary(lambda a, dy, w: (dy @ w).reshape(dy.shape[0], *a.sample_shape)),
     "linear_backward_filter": _binary(lambda a, x, dy: dy.T @ x.flatten(1)),
     "matmul": _binary(lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y)),
+    "window_bias": window_bias,
+    "window_bias_backward": window_bias_backward,
+    "attention": attention,
+    "attention_backward": attention_backward,
+    "attention_backward_bias": attention_backward_bias,
     "cast": _unary(lambda a, x: x),
     "bias_add": _binary(lambda a, y, b: y + _fused_remat(b, y)),
     "channel_sum": _unary(lambda a, dy: _sums(dy)),

@@ -37,7 +37,7 @@ class Answer:
 _O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
 _NORM = "normalize by `bn` or `layer_norm`"
 _CHANNELS = "leave it out, what comes in by `|>` has its channels"
-_ATTENTION = "mbc compiles convolutional networks"
+_ATTENTION = "mbc compiles networks of images"
 _INSIDE = "its gradients flow through everything that a loss depends on"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
 _MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
@@ -94,7 +94,9 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("ZeroPad2d", "pad"), Answer("padding(1)", "`conv` and pooling take `pad`, too")),
     (_O, ("ReflectionPad2d",), Answer("padding(1, mode=reflect)")),
     (_O, ("ReplicationPad2d",), Answer("padding(1, mode=replicate)")),
-    (_O, ("Embedding", "LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer"), Answer("", _ATTENTION)),
+    (_O, ("Embedding", "LSTM", "GRU", "RNN", "Transformer"), Answer("", _ATTENTION)),
+    (_O, ("MultiheadAttention", "scaled_dot_product_attention"),
+     Answer("conv(576, 1) |> attention(3)", "queries, keys and values of 192 channels, in 3 heads")),
     (_O, ("bmm", "einsum"), Answer("", "`matmul` multiplies tensors, `linear` by parameters")),
     (_L, ("CrossEntropyLoss", "nll_loss", "cross_entropy"), Answer("softmax_cross_entropy", "of logits and classes")),
     (_L, ("MSELoss", "mse_loss", "l2_loss"), Answer("mse")),

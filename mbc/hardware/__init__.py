@@ -4,6 +4,8 @@
 * `part`: parts of a GPU, by name
 * `target`: which GPU a plan is for, and how much of its memory is free
 * `topology`: what carries bytes between the GPUs of this machine
+* `numa`: host bridges and memory next to GPUs of this machine
+* `host_sharing`: copies of several GPUs with one host
 * `transfers`: copies between device and host: time, and what they cost concurrent kernels
 * `collectives`: collectives between GPUs: time, and what they and concurrent kernels cost each other
 * `cudnn`: the cuDNN that can be loaded here, and its version

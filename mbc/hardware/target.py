@@ -29,13 +29,14 @@ class LocalGpu:
     memory_bytes: int
     free_bytes: int
     uuid: str = ""
+    bus_id: str = ""  # its PCI address
 
 
 def local_gpus() -> tuple[LocalGpu, ...]:
     """The GPUs of this machine; none where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    query = "name,driver_version,compute_cap,memory.total,memory.free,uuid"
+    query = "name,driver_version,compute_cap,memory.total,memory.free,uuid,pci.bus_id"
     try:
         answer = subprocess.run(
             ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
@@ -49,10 +50,10 @@ def local_gpus() -> tuple[LocalGpu, ...]:
     found: list[LocalGpu] = []
     for line in answer.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 6 and fields[3].isdigit() and fields[4].isdigit():
-            name, driver, capability, total, free, uuid = fields
+        if len(fields) == 7 and fields[3].isdigit() and fields[4].isdigit():
+            name, driver, capability, total, free, uuid, bus_id = fields
             architecture = "sm_" + capability.replace(".", "")
-            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid))
+            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid, bus_id))
     return tuple(found)
 
 
@@ -105,12 +106,18 @@ def free_bytes(device: DeviceSpec, gpu: str) -> int:
     return here.free_bytes if here is not None and same else device.memory_bytes
 
 
-def free_host_bytes(device: DeviceSpec, gpu: str) -> int | None:
-    """Host memory that a module may pin: half of this machine's when planning for it, else there is no limit (None)."""
+def free_host_bytes(device: DeviceSpec, gpu: str, modules: int = 1) -> int | None:
+    """Host memory that each of so many modules on one machine may pin: together half of this machine's when planning
+    for it, else there is no limit (None)."""
+    total = local_memory_bytes(device, gpu)
+    return None if total is None else int(total * HOST_SHARE / modules)
+
+
+def local_memory_bytes(device: DeviceSpec, gpu: str) -> int | None:
+    """`machine_memory_bytes` when planning for this machine, else None."""
     if whole_name(gpu) != "auto" or all(here.name != whole_name(device.name) for here in local_gpus()):
         return None
-    total = machine_memory_bytes()
-    return None if total is None else int(total * HOST_SHARE)
+    return machine_memory_bytes()
 
 
 def machine_memory_bytes(files: Iterable[str] = _MEMORY_FILES) -> int | None:

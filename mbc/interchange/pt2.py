@@ -81,11 +81,11 @@ class _Reader:
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
         self._path = path
         self._archive = archive
-        if sum(entry.compress_size for entry in archive.infolist()) > path.stat().st_size:
-            raise ValueError("its parts lie over each other")
         entries = archive.infolist()
         if len(entries) > MOST_ENTRIES:
             raise ValueError(f"it has {len(entries)} entries; {MOST_ENTRIES} is the most that is read")
+        if sum(entry.compress_size for entry in entries) > path.stat().st_size:
+            raise ValueError("its parts lie over each other")
         # `a/models/model.json` -> `models/model.json`: the archive's own name stands in front of everything.
         self._entries = {entry.filename.partition("/")[2]: entry for entry in entries}
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from mbc.interchange.aten import NOT_TAKEN, RULES, out_of_place
-from mbc.interchange.aten.base import (
+from mbc.interchange.aten.base import Call
+from mbc.interchange.aten.constants import OF_KNOWN
+from mbc.interchange.aten.operands import (
     PLAIN,
     UNKNOWN,
     Activation,
-    Call,
+    Known,
     Noise,
     Operand,
     Refused,
@@ -137,6 +139,11 @@ class _Translation:
 
     def _apply(self, target: str, node: Node) -> Result:
         rule = RULES.get(target)
+        if any(
+            isinstance(item, TensorName) and isinstance(self._operands.get(item.name), Known)
+            for item in node.arguments.values()
+        ):
+            rule = OF_KNOWN.get(target, rule)
         if rule is None:
             raise Refused(_NOTHING, NOT_TAKEN.get(target, "compute it by layers that docs/import.md lists"))
         for output in node.outputs:

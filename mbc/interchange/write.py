@@ -23,8 +23,11 @@ _LOSSES = {
 LOSSES = tuple(_LOSSES)
 
 
-def write_source(network: Imported, loss: str, title: str, flat: bool = False) -> str:
-    """The source. `flat`: without blocks, every label whole. `title`: the comment on top."""
+def write_source(
+    network: Imported, loss: str, title: str, flat: bool = False, settings: str = "", training: Sequence[str] = ()
+) -> str:
+    """The source. `flat`: without blocks, every label whole. `title`: the comment on top. `settings`: of the losses;
+    `training`: entries of the `train` section beside `frozen`."""
     names = Names()
     name = names.free(network.name)
     root = build_tree(network)
@@ -35,7 +38,13 @@ def write_source(network: Imported, loss: str, title: str, flat: bool = False) -
     for block in blocks:
         lines += [*_block(block), ""]
     lines += _network(network, name, body, loss, names)
-    if network.frozen:
+    if settings:
+        lines = [line + f"({settings})" if line.endswith(f"|> {loss}") else line for line in lines]
+    if training:
+        frozen = "".join(f'"{pattern}", ' for pattern in _patterns(network))
+        entries = [*training, *([f"frozen = ({frozen.strip()})"] if frozen else [])]
+        lines += ["", "train {", *(f"  {entry}" for entry in entries), "}"]
+    elif network.frozen:
         patterns = ", ".join(f'"{pattern}"' for pattern in _patterns(network))
         lines += ["", f"train {{ frozen = ({patterns}) }}" if "," in patterns else f"train {{ frozen = {patterns} }}"]
     return "\n".join([*lines, ""])

@@ -32,4 +32,7 @@
 * `collective_worker`: the process of one rank
 * `peer_fleet`: one process that copies between two GPUs
 * `peer_worker`: that process
+* `host_fleet`: copies of several GPUs with the host at a time, a process for each
+* `host_worker`: the process of one GPU
+* `shared_copies`: what its copies reach meanwhile
 """

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.hardware.numa import near
 from mbc.hardware.part import part_name
 from mbc.measure.cudnn_engines import Device
 from mbc.measure.cudnn_library import Library
@@ -144,9 +145,10 @@ class Gpu:
         self.driver.memcpy_dtod_async(target, source, size_bytes, stream or self._stream)
 
     def pinned(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies reach directly; `DoesNotFit` where the machine does not give it."""
+        """Host memory that copies reach directly, next to the GPU; `DoesNotFit` where the machine does not give it."""
         try:
-            return self.driver.pagelocked_empty(size_bytes, np.uint8)
+            with near(str(self.driver.Context.get_device().pci_bus_id())):
+                return self.driver.pagelocked_empty(size_bytes, np.uint8)
         except self.failures as error:
             raise DoesNotFit(f"{size_bytes} bytes of pinned host memory: {error}") from error
 

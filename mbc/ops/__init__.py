@@ -6,6 +6,7 @@
 * `base`: what an operation and a layer are
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
+* `attention`: scaled dot-product attention
 * `augment`: images of bytes, cropped, mirrored, recoloured and normalised
 * `bias`: biases of convolutions and linear layers
 * `broadcast`: sums and products of images with a number for each channel
@@ -46,6 +47,7 @@
 * `update`: whether a step counts, and the new parameters
 * `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
 * `window`: geometry of sliding windows
+* `window_bias`: the bias of attention within windows
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from mbc.ops import (
     adaptive_pool,
     along,
     arithmetic,
+    attention,
     augment,
     bias,
     broadcast,
@@ -91,6 +94,7 @@ from mbc.ops import (
     top_k,
     update,
     weighted_cross_entropy,
+    window_bias,
 )
 from mbc.ops.base import Layer, OpKind
 
@@ -99,6 +103,8 @@ _FAMILIES = (
     bias,
     matrix,
     matmul,
+    attention,
+    window_bias,
     normalization,
     group_norm,
     activation,

@@ -170,6 +170,7 @@ class OpKind:
     reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
     signs      inputs of which only the sign is read: a bit an element would do
     broadcasts inputs of fewer axes than the first one have no rows
+    rowless    inputs that have no rows whatever their shape is, from the attributes and how many inputs there are
     probabilities  inputs that hold probabilities, where random numbers of either sign would mean nothing
     """
 
@@ -193,6 +194,7 @@ class OpKind:
     signs: tuple[int, ...] = ()
     probabilities: tuple[int, ...] = ()
     broadcasts: bool = False
+    rowless: Callable[[Any, int], tuple[int, ...]] | None = None
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
 
 

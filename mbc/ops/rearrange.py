@@ -20,6 +20,7 @@ from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, Sh
 
 Shape = tuple[int, ...]
 PAD_MODES = ("replicate", "reflect")
+WRAP = "wrap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class StridedSlice(Attributes):
 @dataclass(frozen=True, slots=True)
 class Pad(Attributes):
     """Of every axis of a row of `size`, as many elements more `before` and `after` it: the outermost one (replicate),
-    or those beside it, mirrored (reflect)."""
+    or those beside it, mirrored (reflect). As many more as less (wrap): the elements go round."""
 
     mode: str
     size: Shape
@@ -78,6 +79,8 @@ class Pad(Attributes):
         """The element of the input that each element along an axis of the result is."""
         n = self.size[axis]
         at = np.arange(n + self.before[axis] + self.after[axis]) - self.before[axis]
+        if self.mode == WRAP:
+            return at % n
         if self.mode == "replicate":
             return at.clip(0, n - 1)
         return n - 1 - abs(n - 1 - abs(at))
@@ -114,10 +117,12 @@ def _slice_shape(a: StridedSlice, inputs: tuple[TensorType, ...]) -> tuple[Tenso
 
 
 def _padded(a: Pad, dtype_of: TensorType, rows: int) -> TensorType:
-    if a.mode not in PAD_MODES or not len(a.size) == len(a.before) == len(a.after):
+    if a.mode not in (*PAD_MODES, WRAP) or not len(a.size) == len(a.before) == len(a.after):
         raise ShapeError(f"there is no padding {a.mode} of {a.before} and {a.after}")
     for n, before, after in zip(a.size, a.before, a.after, strict=True):
-        if min(before, after) < 0 or (a.mode == "reflect" and max(before, after) >= n):
+        if a.mode == WRAP and (before + after or abs(before) >= n):
+            raise ShapeError(f"{n} elements cannot go round by {before} and {after}")
+        if (a.mode != WRAP and min(before, after) < 0) or (a.mode == "reflect" and max(before, after) >= n):
             raise ShapeError(f"{n} elements cannot be padded by {before} and {after} ({a.mode})")
     shape = tuple(map(sum, zip(a.size, a.before, a.after, strict=True)))
     return TensorType((rows, *shape), dtype_of.dtype)
@@ -199,8 +204,12 @@ def _slice_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) ->
 
 def _pad_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     (dy,) = dys
+    a = op.attributes
+    assert isinstance(a, Pad)
     if dy is None or not g.needs(op.inputs[0]):
         return (None,)
+    if a.mode == WRAP:  # back again
+        return g.emit("pad", Pad(WRAP, a.size, a.after, a.before), (dy,), *op.inputs)
     return g.emit("pad_backward", op.attributes, (dy,), *op.inputs)
 
 

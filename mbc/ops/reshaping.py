@@ -7,7 +7,7 @@ from typing import Any
 
 from mbc.ir.types import TensorType
 from mbc.ops.base import Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
-from mbc.ops.rearrange import PAD_MODES, Pad, Rearrange, Split, StridedSlice, channels
+from mbc.ops.rearrange import PAD_MODES, WRAP, Pad, Rearrange, Split, StridedSlice, channels
 from mbc.ops.shape import Unflatten
 from mbc.ops.window import as_pads, as_pair, image, positive
 
@@ -182,6 +182,40 @@ def _shuffle(deep: int, r: int, s: int, height: int, width: int) -> Rearrange:
     return Rearrange(((deep, r, s), (height,), (width,)), (0, 3, 1, 4, 2), (1, 2, 2))
 
 
+def _windows(deep: int, size: tuple[int, int], window: tuple[int, int]) -> Rearrange:
+    (height, width), (h, w) = size, window
+    return Rearrange(((deep,), (height // h, h), (width // w, w)), (0, 1, 3, 2, 4), (1, 2, 2))
+
+
+def _build_windows(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, window = builder.type(inputs[0]), as_pair(settings["window"])
+    _, deep, height, width = image(x, "windows")
+    positive("window", window)
+    if height % window[0] or width % window[1]:
+        raise ShapeError(f"window is {window}, which must divide height and width of {x}")
+    return builder.emit("rearrange", _windows(deep, (height, width), window), inputs)[0]
+
+
+def _build_join_windows(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, size, window = builder.type(inputs[0]), as_pair(settings["size"]), as_pair(settings["window"])
+    _, deep, count, pixels = image(x, "join_windows")
+    positive("size", size)
+    positive("window", window)
+    whole = not (size[0] % window[0] or size[1] % window[1])
+    if not whole or (count, pixels) != (math.prod(size) // math.prod(window), math.prod(window)):
+        raise ShapeError(f"{x} has not the windows of {window} of an image of {size}")
+    return builder.emit("rearrange", _windows(deep, size, window).inverse, inputs)[0]
+
+
+def _build_roll(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x, shift = builder.type(inputs[0]), as_pair(settings["shift"])
+    _, deep, height, width = image(x, "roll")
+    if abs(shift[0]) >= height or abs(shift[1]) >= width:
+        raise ShapeError(f"shift is {shift}, but must be less than height and width of {x}")
+    before, after = (0, *shift), (0, -shift[0], -shift[1])
+    return builder.emit("pad", Pad(WRAP, (deep, height, width), before, after), inputs)[0]
+
+
 _AXIS = Parameter("axis", "int", 1)
 _FACTOR = (Parameter("factor", "pair"),)
 LAYERS = (
@@ -229,6 +263,24 @@ LAYERS = (
         _FACTOR,
         _build_pixel_shuffle,
         help="[N, C r s, H, W] becomes [N, C, H r, W s]: channels are the pixels of a block.",
+    ),
+    Layer(
+        "windows",
+        (Parameter("window", "pair"),),
+        _build_windows,
+        help="[N, C, H, W] becomes [N, C, windows, pixels]: windows that do not overlap, row by row, and their pixels.",
+    ),
+    Layer(
+        "join_windows",
+        (Parameter("size", "pair"), Parameter("window", "pair")),
+        _build_join_windows,
+        help="The inverse of windows, to images of `size`.",
+    ),
+    Layer(
+        "roll",
+        (Parameter("shift", "pair"),),
+        _build_roll,
+        help="Images whose pixels go down and to the right by `shift`, and come in again on the other side.",
     ),
     Layer("pixel_unshuffle", _FACTOR, _build_pixel_unshuffle, help="The inverse of pixel_shuffle."),
 )

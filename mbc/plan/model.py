@@ -164,6 +164,10 @@ class Predictions:
 
     `low` and `high`: where the time should lie, the errors of its estimates being what they were found to be. Both are
     the time itself where all of it was measured.
+
+    Of several ranks whose plan offloads to the host or recomputes: `host_gpus` of a machine copy to its memory at a
+    time, by whose rates the plan is made, and `oblivious_us` is the time of the step that a search finds that takes
+    each GPU for the only one, with those rates. 0: one GPU, or nothing of that.
     """
 
     train_us: float
@@ -178,6 +182,8 @@ class Predictions:
     overhead_measured: bool
     host_bytes: int
     peer_bytes: int = optional(0)
+    host_gpus: int = optional(0)
+    oblivious_us: float = optional(0.0)
 
     def bytes_of(self, space: Space) -> int:
         """The size of a space."""
@@ -233,3 +239,9 @@ class Plan:
     bounds: Bounds
     host_limit_bytes: int | None = None
     peer_limit_bytes: int = 0
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        from mbc.report.html.small import plan_fragment
+
+        return plan_fragment(self)

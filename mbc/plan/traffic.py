@@ -30,7 +30,7 @@ def traffic(plan: Plan, program: Program) -> Iterator[Traffic]:
             yield Traffic(
                 space,
                 len(out) + len(back),
-                *(sum(_bytes(plan, copy) for copy in lane) for lane in (out, back)),
+                *(sum(copied_bytes(plan, copy) for copy in lane) for lane in (out, back)),
                 *(sum(copy.work.time_us for copy in lane) for lane in (out, back)),
                 measured=all(copy.work.measured for copy in (*out, *back)),
             )
@@ -38,14 +38,15 @@ def traffic(plan: Plan, program: Program) -> Iterator[Traffic]:
 
 def direction_bytes(plan: Plan, program: Program, stream: Stream) -> int:
     """What the copies of one stream carry."""
-    return sum(_bytes(plan, copy) for copy in _copies(program, stream))
+    return sum(copied_bytes(plan, copy) for copy in _copies(program, stream))
 
 
 def _copies(program: Program, stream: Stream) -> list[Launch]:
     return [launch for launch in program.launches if launch.stream is stream]
 
 
-def _bytes(plan: Plan, copy: Launch) -> int:
+def copied_bytes(plan: Plan, copy: Launch) -> int:
+    """What one copy carries."""
     access = copy.accesses[0]
     buffer = plan.buffers[access.buffer]
     return buffer.size_bytes * access.rows.count // buffer.rows.count

@@ -18,6 +18,7 @@ from mbc.source import visible
 # Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
 # profiles take under 100.
 STEPS, MOST_STEPS = 100_000, 5_000
+MOST_VALUE_BYTES = 1 << 24  # of a row: signatures of updates of all parameters take over 1 MiB
 _MOST = 1 << 62
 _COUNTS = ", ".join(f"'{field.name}'" for field in fields(Identity) if field.type == "int")
 _HIDDEN = 2  # of a column in PRAGMA table_xinfo, and more: computed when it is read
@@ -89,7 +90,9 @@ _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
 
 
 def guard(connection: sqlite3.Connection) -> None:
-    """To be called first: nothing of the file may call functions that act, and no query goes on for ever."""
+    """To be called first: nothing of the file may call functions that act, no query goes on for ever, and no memory is
+    taken for as many bytes as a damaged value claims to have."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE_BYTES)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     steps = 0

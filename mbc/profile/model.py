@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mbc.hardware.collectives import CollectiveModel, CollectiveSlowdown, CollectiveTime, Link
+from mbc.hardware.host_sharing import measured_sharing, shared_link
 from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.hardware.transfers import measured_link, measured_peer_link
 from mbc.ir.types import Layout
@@ -130,9 +131,10 @@ class Profile:
     """`measurements` and `extents` by the signature of their request (`signature`).
 
     `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
-    those of `mbc.hardware.transfers.link_constants`. `stale`: of another machine than the one planned for, and used all
-    the same: its times count as estimates. `earlier`: likewise times of today's own kernels, measured before they were
-    rewritten (`mbc.profile.kernel_versions`), or on the whole of which this is a part (`mbc.profile.part`).
+    those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
+    another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
+    times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
+    of which this is a part (`mbc.profile.part`).
     """
 
     identity: Identity
@@ -234,10 +236,16 @@ class Profile:
 UNMEASURED_COMMUNICATOR_BYTES = 400_000_000
 
 
-def for_ranks(device: DeviceSpec, profile: Profile | None, ranks: int) -> DeviceSpec:
-    """The spec with the device memory of a communicator of so many ranks."""
+def for_ranks(device: DeviceSpec, profile: Profile | None, ranks: int, host_gpus: int = 1) -> DeviceSpec:
+    """The spec with the device memory of a communicator of so many ranks, and with what the link to the host carries
+    while `host_gpus` of a machine copy at a time (`mbc.hardware.host_sharing`)."""
     known = profile.collective_bytes(ranks) if profile is not None else None
-    return replace(device, communicator_bytes=UNMEASURED_COMMUNICATOR_BYTES if known is None else known)
+    rates = measured_sharing(profile.constants) if profile is not None else ()
+    return replace(
+        device,
+        communicator_bytes=UNMEASURED_COMMUNICATOR_BYTES if known is None else known,
+        host_link=shared_link(device.host_link, rates, host_gpus),
+    )
 
 
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:

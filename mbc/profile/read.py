@@ -96,6 +96,19 @@ def _read(path: Path) -> Profile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        return _checked(path)
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
+            raise
+    # A writer was killed while it changed the file itself: whoever may write undoes that.
+    with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection:
+        guard(connection)
+        connection.execute("PRAGMA user_version")
+    return _checked(path)
+
+
+def _checked(path: Path) -> sqlite3.Connection:
     """The profile as one of today's schema version: where the file is of an earlier one, a copy in memory."""
     connection = _file(path)
     try:

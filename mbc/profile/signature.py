@@ -107,9 +107,11 @@ def with_rows(request: Request, rows: int) -> Request:
         least = len(request.inputs[0].shape) if kind.broadcasts else 2
         return type_.with_rows(rows) if len(type_.shape) >= least and type_.shape[0] == here else type_
 
+    rowless = kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ()
+    whole = (*kind.working_inputs, *rowless)
     return replace(
         request,
-        inputs=tuple(t if i in kind.working_inputs else sized(t) for i, t in enumerate(request.inputs)),
+        inputs=tuple(t if i in whole else sized(t) for i, t in enumerate(request.inputs)),
         outputs=request.outputs if kind.reduces else tuple(map(sized, request.outputs)),
     )
 

@@ -46,6 +46,10 @@ class Member:
         """Collective: what rank 0 gives."""
         return self.group.broadcast(payload)
 
+    def gather(self, payload: bytes) -> tuple[bytes, ...]:
+        """Collective: what each rank gives, in their order."""
+        return self.group.gather(payload)
+
     def sum_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Collective: the sum of the arrays of all ranks, the same bits everywhere. MBC265 without MPI."""
         total = np.array(array, order="C", copy=True)

@@ -2,7 +2,7 @@
 
 * `columns`: plain-text tables
 * `tables`: tables of a plan
-* `steps`: how long a step of several mini-batches takes
+* `devices`: the GPU of a plan, and what others of its machine make of its copies
 * `page`: `mbc show`
 * `documents`: JSON of `mbc show` and `mbc diff`
 * `memory`: memory of a program as a curve in text
@@ -13,6 +13,9 @@
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
 * `equivalence`: `mbc check`
+* `measured`: a measured step beside the plan
+* `trace`: `mbc trace`
+* `html`: pages of one file: `mbc report`, `mbc diff -o`
 * `launches`: `mbc check --launches`
 * `profiles`: `mbc profile list` and `mbc profile diff`
 * `bench`: `mbc bench`

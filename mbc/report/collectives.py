@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mbc.hardware.collectives import CollectiveKind
-from mbc.hardware.spec import known_spec
 from mbc.optimize.bounds.critical_path import KERNEL_STREAMS
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Contention, timeline
 from mbc.plan.collectives import Sharing, sharing_of
 from mbc.plan.model import Plan
-from mbc.profile.locate import find_profile
-from mbc.profile.model import calibrated
 from mbc.report.columns import Column, render
+from mbc.report.devices import device_of
 from mbc.report.tables import time_cell
 from mbc.units import show_size, show_time
 
@@ -87,10 +85,8 @@ def collectives_of(plan: Plan) -> Collectives | None:
 
 def _contention(plan: Plan) -> Contention | None:
     """As the planner sees it with the profile that is found here; None of an unknown GPU."""
-    device = known_spec(plan.target.gpu)
-    if device is None:
-        return None
-    return contention(plan.train, plan.graph, plan.buffers, calibrated(device, find_profile(device)))
+    device = device_of(plan)
+    return None if device is None else contention(plan.train, plan.graph, plan.buffers, device)
 
 
 def _covered_us(whole: Interval, parts: Iterable[Interval]) -> float:

@@ -34,7 +34,10 @@ def diff_text(
     parts: list[str] = []
     totals = [c for c in diff.totals if c.name != "profile"]
     if totals:
-        rows = [(_title(c.name), _show(c.name, c.before), _show(c.name, c.after), _relative(c)) for c in totals]
+        rows = [
+            (figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
+            for c in totals
+        ]
         columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
         parts.append(render((*columns, Column("change", right=True)), rows, width))
     if note := _estimates(diff, before, after):
@@ -67,7 +70,7 @@ def _operations(changes: Sequence[OperationChange], before: str, after: str, wid
     for change in shown:
         name = change.name if change.program == "train" else f"{change.name} ({change.program})"
         for aspect in change.differs:
-            old, new = _aspect(aspect, change.before), _aspect(aspect, change.after)
+            old, new = aspect_text(aspect, change.before), aspect_text(aspect, change.after)
             if aspect == "kernel":
                 old, new = _apart(old, new)
             rows.append((name, aspect.replace("_", "-"), old, new))
@@ -84,7 +87,8 @@ def _operations(changes: Sequence[OperationChange], before: str, after: str, wid
     return text
 
 
-def _aspect(aspect: str, summary: OperationSummary) -> str:
+def aspect_text(aspect: str, summary: OperationSummary) -> str:
+    """One of `OperationChange.differs`, of one of the two."""
     return {
         "kind": lambda: summary.kind,
         "kernel": lambda: " | ".join(summary.kernels),
@@ -121,18 +125,21 @@ def _estimates(diff: PlanDiff, before: str, after: str) -> str:
     if abs(float(shares[0]) - float(shares[1])) < UNLIKE_SHARES:
         return ""
     return (
-        f"note: {_show('measured_share', shares[0])} of the step of {before} is measured and "
-        f"{_show('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most part"
+        f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured and "
+        f"{show_figure('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most"
+        " part"
     )
 
 
-def _title(name: str) -> str:
+def figure_title(name: str) -> str:
+    """What a figure of `PlanDiff.totals` is called."""
     if name in _TITLES:
         return _TITLES[name]
     return name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")
 
 
-def _show(name: str, figure: Figure) -> str:
+def show_figure(name: str, figure: Figure) -> str:
+    """Such a figure, with its unit."""
     if isinstance(figure, str):
         return figure
     if name == "cudnn":
@@ -144,7 +151,8 @@ def _show(name: str, figure: Figure) -> str:
     return f"{100 * figure:.0f} %" if name.endswith("_share") else f"{figure:,}"
 
 
-def _relative(change: Change) -> str:
+def relative_change(change: Change) -> str:
+    """In percent; empty of what is no size or time."""
     before, after = change.before, change.after
     if isinstance(before, str) or isinstance(after, str) or not before or not change.name.endswith(("_us", "_bytes")):
         return ""

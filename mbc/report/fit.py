@@ -125,8 +125,8 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
 def batches_document(fit: BatchFit) -> dict[str, Any]:
     """The same for a script."""
     return {
-        "largest": _document(fit.largest),
-        "fastest": _document(fit.fastest),
+        "largest": asdict(fit.largest),
+        "fastest": asdict(fit.fastest),
         "finished": fit.finished,
         "at_least": fit.at_least,
         "probes": _probes(fit.probes, "batch"),
@@ -136,7 +136,7 @@ def batches_document(fit: BatchFit) -> dict[str, Any]:
 def budgets_document(curve: BudgetCurve) -> dict[str, Any]:
     """The same for a script."""
     return {
-        "unlimited": _document(curve.unlimited),
+        "unlimited": asdict(curve.unlimited),
         "finished": curve.finished,
         "probes": _probes(curve.probes, "budget_bytes"),
     }
@@ -157,7 +157,7 @@ def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for probe in probes:
         if probe.figures is not None:
-            found.append({**_document(probe.figures), key: probe.at, "fits": True})
+            found.append({**asdict(probe.figures), key: probe.at, "fits": True})
         else:
             assert probe.refusal is not None
             found.append(
@@ -169,10 +169,6 @@ def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:
                 )
             )
     return found
-
-
-def _document(f: Figures) -> dict[str, Any]:
-    return {**asdict(f), "images_per_s": f.images_per_s}
 
 
 def _guess(f: Figures) -> str:

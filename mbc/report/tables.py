@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from mbc.ir.text import optimizer_summary
+from mbc.optimize.schedule.step_time import accumulate_us, step_us
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
@@ -13,7 +14,7 @@ from mbc.plan.model import Plan, Program, Stream, Target
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
-from mbc.report.steps import accumulate_us, step_us
+from mbc.report.devices import host_sharing_text
 from mbc.units import show_range, show_size, show_time
 
 LARGEST = 6  # of what lies in the arena at the peak
@@ -206,6 +207,8 @@ def totals_text(plan: Plan) -> str:
         limit = plan.host_limit_bytes
         most = "" if limit is None else f", of at most {show_size(limit)}"
         rows.append(("host memory", show_size(predictions.host_bytes), f"pinned{most}"))
+    if predictions.host_gpus:
+        rows.append(("  by all GPUs", time_cell(predictions.oblivious_us, guess), host_sharing_text(plan)))
     if predictions.peer_bytes:
         most = f"of at most {show_size(plan.peer_limit_bytes)}"
         rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))

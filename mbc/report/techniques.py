@@ -15,6 +15,7 @@ from mbc.plan.model import Copy, Kernel, Plan, Program, Stream
 from mbc.plan.techniques import Techniques, techniques
 from mbc.plan.traffic import traffic
 from mbc.report.columns import Column, render
+from mbc.report.devices import device_of
 from mbc.report.tables import launch_title, micro_batches, over, time_cell
 from mbc.units import show_size, show_time
 
@@ -37,7 +38,7 @@ class Stall:
 
 def predicted_timeline(plan: Plan, program: Program) -> Timeline:
     """When each launch runs, with what copies cost the kernels that run concurrently where the GPU is a known one."""
-    device = known_spec(plan.target.gpu)
+    device = known_spec(plan.target.gpu) if plan.graph.ranks is None else device_of(plan)
     return timeline(
         program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
     )

@@ -40,7 +40,7 @@ from mbc.runtime.machine import Figures, Memory, Observer
 from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.output import DeviceOutput
-from mbc.runtime.pinned import address_of, pin
+from mbc.runtime.pinned import address_of, check_together, pin
 from mbc.runtime.places import Place, Places
 from mbc.runtime.turns import Home, no_copy
 from mbc.runtime.usage import taken_since, usage_of
@@ -382,6 +382,8 @@ class Cuda:
         with limited_streams(self._part):
             self._streams = tuple(driver.Stream() for _ in Stream)
         self._compute = self._streams[0]
+        if self._membership is not None:
+            check_together(self._membership, predicted.host_bytes)
         self._taken.host = pin(driver, predicted.host_bytes)
         self._lent = borrow(driver, predicted.peer_bytes)
         if self._lent is not None:

@@ -35,6 +35,10 @@ class Membership(Protocol):
         """Collective: what rank 0 gives."""
         ...
 
+    def gather(self, payload: bytes) -> tuple[bytes, ...]:
+        """Collective: what each rank gives, in their order."""
+        ...
+
     def sum_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
         """Collective: the sum of the arrays of all ranks, the same bits everywhere."""
         ...

@@ -133,10 +133,16 @@ def has_part(place: str, inputs: Sequence[Input], part: str) -> bool:
     return all(any(f"{name}_{part}" in names for name in names_of(i, inputs)) for i in inputs)
 
 
+# RuntimeError: something in it is encrypted.
+_UNREADABLE = (
+    ValueError, OSError, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
+
+
 def _read_npz(file: Path) -> dict[str, Array]:
     try:
         return read_archive(file)
-    except (ValueError, OSError, EOFError, MemoryError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise MbcError(
             "MBC172", f"cannot read '{file}': {_why(error)}", "give an .npz written by numpy.savez"
         ) from None

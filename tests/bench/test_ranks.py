@@ -197,7 +197,7 @@ def test_a_race_on_two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert found.batch == 6 and found.gpus == 2 and found.fair
 
 
-@pytest.mark.parametrize("bucket_mb", [0, 1])
+@pytest.mark.parametrize("bucket_mb", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_two_ranks_of_ddp_compute_the_step_of_all_rows(tmp_path: Path, bucket_mb: int):
     pytest.importorskip("torch")
     made = job(tmp_path, "mixed")  # without batch norm, whose statistics would be each rank's own

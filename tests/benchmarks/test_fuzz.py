@@ -19,6 +19,7 @@ import fuzz
 import fuzz_targets
 import fuzz_worker
 from fuzz_targets import CORPUS, TARGETS, Target, Wrong, answer
+from record import Results
 
 from mbc.errors import MbcError
 
@@ -42,10 +43,34 @@ def test_the_corpus_is_small() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_a_seeded_campaign_finds_nothing(name: str, tmp_path: Path) -> None:
-    row = fuzz.chunk(name, fuzz.fresh(name), SEEDED[name], guided=False, work=tmp_path)
+    row = fuzz.added(fuzz.fresh(name), fuzz.chunk(name, 0, SEEDED[name], guided=False, work=tmp_path))
     assert row["findings"] == [] and row["inputs"] == SEEDED[name]
     assert sum(row["answers"].values()) == SEEDED[name] and len(row["answers"]) >= 3
     assert row["answers"].get("taken", 0) > 0, "some inputs are taken"
+
+
+def test_a_campaign_ends_at_its_number_of_inputs_with_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, int, int]] = []
+
+    def chunk(name: str, seed: int, inputs: int, guided: bool) -> fuzz.Row:
+        started.append((name, seed, inputs))
+        done = inputs - (len(started) == 2)  # one input killed its process
+        return {**fuzz.fresh(name), "inputs": done, "seconds": 1.0, "answers": {"taken": done}}
+
+    monkeypatch.setattr(fuzz, "chunk", chunk)
+    monkeypatch.setattr("record.RESULTS", tmp_path)
+    held = Results("fuzz", {}, {})
+    names = list(TARGETS)
+    for name in names:
+        held.put(fuzz.fresh(name))
+    fuzz.campaign(held, names, 20_000, float("inf"), False, workers=3)
+    rows = [held.rows[name] for name in names]
+    assert all(row["inputs"] >= 20_000 * TARGETS[row["name"]].share for row in rows)
+    assert sum(row["inputs"] for row in rows) == sum(inputs for _, _, inputs in started) - 1
+    assert all(row["answers"] == {"taken": row["inputs"]} for row in rows)
+    assert len({(name, seed) for name, seed, _ in started}) == len(started), "no draw is made twice"
 
 
 def _raising(error: BaseException, cause: BaseException | None = None) -> Target:

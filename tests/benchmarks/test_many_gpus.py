@@ -145,6 +145,7 @@ def test_plans_for_one_gpu_and_for_all(tmp_path: Path, monkeypatch: pytest.Monke
     assert batches == {"one": 4, "all": 8}
 
 
+@pytest.mark.exhaustive
 def test_two_processes_of_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(record, "RESULTS", tmp_path)

@@ -34,7 +34,7 @@ def wrong(folder):
     return "" if text in ("old old", "new new") else f"there is {{text!r}}"
 def state(folder): return (folder / "file").read_text()
 subject = Subject("file", begin, work, wrong, wrong, work, state)
-row = killed(Bench(Path(sys.argv[1])), subject, 6, 1)
+row = killed(Bench(Path(sys.argv[1])), subject, 24, 1)
 print(row["kills"], len(row["wrong"]))
 """
 IN_PLACE = (
@@ -55,7 +55,7 @@ def _python(*arguments: str, **environment: str) -> str:
 @pytest.mark.parametrize(("write", "found"), [(IN_PLACE, True), (AT_ONCE, False)], ids=["in place", "at once"])
 def test_files_that_are_half_written_are_noticed(tmp_path: Path, write: str, found: bool) -> None:
     kills, wrong = _python("-c", HALF_WRITTEN.format(write=write), str(tmp_path)).split()
-    assert int(kills) == 6 and (int(wrong) > 0) == found
+    assert int(kills) == 24 and (int(wrong) > 0) == found
 
 
 @pytest.mark.exhaustive

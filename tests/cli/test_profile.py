@@ -15,8 +15,11 @@ import pytest
 from mbc.cli import terminal
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
+from mbc.hardware.host_sharing import SharedRates, sharing_constants
+from mbc.hardware.spec import find_spec
 from mbc.hardware.target import LocalGpu
-from mbc.measure import collective_fleet, fleet, peer_fleet
+from mbc.hardware.transfers import link_constants
+from mbc.measure import collective_fleet, fleet, host_fleet, peer_fleet
 from mbc.measure.collective_fleet import Measured
 from mbc.measure.collectives import MAX_CTAS
 from mbc.measure.fleet import Outcome, Progress
@@ -39,6 +42,10 @@ def _no_collectives(gpus, path, tell):
     raise MbcError("MBC270", "several GPUs need NCCL, which does not load")
 
 
+def _no_copies(gpus, path, tell):
+    raise MbcError("MBC105", "no GPU reaches another one")
+
+
 @pytest.fixture
 def gpus(mbc, monkeypatch):
     """A machine with two H200, whose processes measure nothing and say so."""
@@ -47,6 +54,8 @@ def gpus(mbc, monkeypatch):
     monkeypatch.setattr(fleet, "local_gpus", lambda: (HERE, HERE))
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
     monkeypatch.setattr(collective_fleet, "measure_collectives", _no_collectives)
+    monkeypatch.setattr(peer_fleet, "measure_peer_link", _no_copies)
+    monkeypatch.setattr(host_fleet, "measure_host_sharing", _no_copies)
     monkeypatch.setattr(collective_fleet, "link_of", lambda gpus: Link.NVLINK)
     original = fleet.measure_on
     monkeypatch.setattr(fleet, "measure_on", lambda gpus, task, progress: original(gpus, task, progress, FAKE))
@@ -103,8 +112,8 @@ def test_on_a_part_of_a_gpu(mbc, tasks):
 
 @pytest.fixture
 def collectives(tasks, monkeypatch):
-    """What is asked of collectives; one is measured."""
-    asked, ctas = [], list(MAX_CTAS)
+    """What is asked of collectives, and how often of copies; one is measured."""
+    asked, ctas, copies = [], list(MAX_CTAS), []
 
     def measure_collectives(gpus, path, tell):
         asked.append((gpus, path))
@@ -116,13 +125,25 @@ def collectives(tasks, monkeypatch):
         return Measured(times, slowdowns, (Overhead("collectives", collective_subject(2, 8), 1 << 20),))
 
     def measure_peer_link(gpus, path, tell):
+        copies.append("peer")
+        link = find_spec("h200").peer_link
+        return recorded(path, link_constants(link), link)
+
+    def measure_host_sharing(gpus, path, tell):
+        copies.append("host")
+        rates = tuple(SharedRates(n, 50.0, 50.0, 40.0 / n, 40.0 / n) for n in (1, 2))
+        return recorded(path, sharing_constants(rates), rates)
+
+    def recorded(path, constants, found):
         with ProfileWriter(path, IDENTITY) as writer:
-            writer.record_constant("to_peer_gb_s", 390.0)
-        raise MbcError("MBC106", "and of Fake none has so much: 1 are free", "end other programs")
+            for name, value in constants.items():
+                writer.record_constant(name, value)
+        return found
 
     monkeypatch.setattr(collective_fleet, "measure_collectives", measure_collectives)
     monkeypatch.setattr(peer_fleet, "measure_peer_link", measure_peer_link)
-    return SimpleNamespace(asked=asked, ctas=ctas)
+    monkeypatch.setattr(host_fleet, "measure_host_sharing", measure_host_sharing)
+    return SimpleNamespace(asked=asked, ctas=ctas, copies=copies)
 
 
 def test_collectives_alone(mbc, tasks, collectives):
@@ -131,12 +152,14 @@ def test_collectives_alone(mbc, tasks, collectives):
     assert done.code == 0 and not tasks and collectives.asked == [(("0", "1"), own)]
     assert done.out.startswith(f"{own}: 7 times of collectives between 2 GPUs and 1 slow-downs measured in ")
     assert "8 thread blocks: connected" in done.err
-    assert "copies between GPUs were not measured: and of Fake none has so much" in done.err
-    assert read_profile(own).constants["to_peer_gb_s"] == 390.0
+    assert f"{own}: copies between two GPUs measured in " in done.out
+    assert f"{own}: copies of 1 to 2 GPUs with the host measured in " in done.out
+    assert read_profile(own).constants["to_host_both_gb_s_of_2_gpus"] == 20.0
     figures = mbc("profile", "--gpu", "all", "-o", "here.sqlite", "--json").json
     assert figures["profile"] == "here.sqlite" and figures["gpus"] == ["0", "1"]
     assert figures["times"][0]["time_us"] == 9.0 and figures["slowdowns"][0]["kernel"] == "gemm"
     assert figures["overheads"][0]["size_bytes"] == 1 << 20
+    assert figures["host_sharing"][1]["to_device_both_gb_s"] == 20.0 and figures["peer_link"]["latency_us"]
     text = mbc("profile", "list", "here.sqlite").out
     assert "collectives: 7 times, 1 slow-downs (2 ranks over nvlink)" in text
 
@@ -147,6 +170,19 @@ def test_collectives_after_kernels_unless_they_are_known(mbc, tasks, collectives
         assert len(collectives.asked) == count
     assert mbc("profile", "tiny.mbc", "--gpu", "1", "--again").code == 0
     assert len(tasks) == 4 and len(collectives.asked) == 2
+
+
+def test_each_part_is_measured_where_it_alone_is_unknown(mbc, tasks, collectives, monkeypatch):
+    monkeypatch.setattr(collective_fleet, "measure_collectives", _no_collectives)
+    done = mbc("profile", "--gpu", "all")
+    assert done.code == 0 and "note: collectives were not measured: several GPUs need NCCL" in done.err
+    assert collectives.copies == ["peer", "host"] and "copies between two GPUs measured" in done.out
+    assert mbc("profile", "tiny.mbc", "--gpu", "all").code == 0
+    assert collectives.copies == ["peer", "host"], "both are known"
+    with ProfileWriter(user_path(GPU.name), IDENTITY) as writer:
+        writer._connection.execute("DELETE FROM constant WHERE name = 'to_host_gb_s_of_2_gpus'")
+    assert mbc("profile", "tiny.mbc", "--gpu", "all").code == 0
+    assert collectives.copies == ["peer", "host", "host"]
 
 
 def test_collectives_that_were_broken_off_are_measured_again(mbc, tasks, collectives):

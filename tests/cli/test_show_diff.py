@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from mbc.cli import main
+from mbc.plan.file import load_plan
+from mbc.report.measured import launch_name
 
 FP64 = ("--set", "train.precision=fp64")
 
@@ -137,3 +140,43 @@ def test_the_ablation(mbc, package):
     assert "over the first" in mbc("show", "tiny.mbc", "--gpu", "h200", "--ablation", "--without", "micro_batches").out
     refused = mbc("show", package, "--ablation")
     assert refused.code == 1 and "error MBC188" in refused.err
+
+
+def test_pages_and_traces(mbc, package):
+    shown = mbc("report", package, "-o", "page.html")
+    assert shown.code == 0 and shown.out.startswith("page.html: "), shown.err
+    assert Path("page.html").read_text().startswith("<!DOCTYPE html>")
+    assert mbc("trace", package).code == 0
+    assert '"traceEvents"' in Path("tiny.trace.json").read_text()
+    assert mbc("diff", package, "tiny.mbc", "-o", "both.html").code == 0
+    assert "What changed between these plans" in Path("both.html").read_text()
+
+
+def test_a_measured_step_beside_a_plan(mbc, package):
+    plan = load_plan((Path(package) / "plan.json").read_text(), "plan.json")
+    names = [launch_name(i, launch) for i, launch in enumerate(plan.train.launches)]
+    rows = [{"name": name, "start_us": i, "measured_us": 1} for i, name in enumerate(names)]
+    record = {"rows": rows, "step_us": len(rows), "predicted_us": 1, "steps": 3, "sums": []}
+    Path("step.json").write_text(json.dumps(record))
+    assert mbc("report", package, "-o", "page.html", "--with", "step.json").code == 0
+    assert "How far is the prediction from what was measured?" in Path("page.html").read_text()
+    assert mbc("trace", package, "-o", "trace.json", "--with", "step.json").code == 0
+    assert "training step, measured" in Path("trace.json").read_text()
+    rows[0]["name"] = "0 another"
+    Path("step.json").write_text(json.dumps(record))
+    for command in ("report", "trace"):
+        refused = mbc(command, package, "--with", "step.json")
+        assert refused.code == 1 and "error MBC321: 'step.json' was recorded of another plan" in refused.err
+    Path("log.jsonl").write_text('{"kind": "epoch", "step": 1, "epoch": 1, "loss": 1.0, "images_per_s": 1.0}\n')
+    refused = mbc("trace", package, "--with", "log.jsonl")
+    assert refused.code == 1 and "error MBC321: 'log.jsonl' holds no measured step" in refused.err
+
+
+def test_a_page_with_what_fit_printed(mbc):
+    Path("curve.json").write_text('{"unlimited": {"train_us": 1.0, "needed_bytes": 2}, "probes": []}')
+    shown = mbc("report", "tiny.mbc", "--gpu", "t4", "--with", "curve.json", "--floor")
+    assert shown.code == 0, shown.err
+    page = Path("tiny.html").read_text()
+    assert '"what":"budgets"' in page and '"floor":{' in page
+    refused = mbc("report", "tiny.mbc", "--with", "tiny.mbc")
+    assert refused.code == 1 and "MBC321" in refused.err and "holds no result that a page can show" in refused.err

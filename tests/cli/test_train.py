@@ -19,6 +19,7 @@ from mbc.frontend.sections import OPTIMIZERS
 from mbc.train import epoch_run
 from mbc.train.checkpoint import best_beside, read_progress
 from mbc.train.schedule import USUAL_RATES
+from tests.report.pages import data_of
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")
 
@@ -294,7 +295,7 @@ def test_the_best_weights_are_not_replaced_by_the_last_ones(mbc, data, name, kee
     [
         ("--checkpoint-every=5", "the checkpoint", "--checkpoint FILE"),
         ("--keep-best", "the checkpoint", "--checkpoint FILE"),
-        ("--log-every=5", "the log", "--log FILE or --tensorboard FOLDER"),
+        ("--log-every=5", "the log", "--log FILE, --tensorboard FOLDER or --report FILE"),
     ],
 )
 def test_options_without_the_place_that_they_need(mbc, data, option, what, remedy):
@@ -314,6 +315,30 @@ def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
         ("interval", 3, 12), ("epoch", 3, 12),
     ]  # fmt: skip
     assert all(line["test_accuracy"] > 0 for line in lines if line["kind"] == "epoch")
+
+
+def test_a_page_with_curves_at_the_end(mbc, data):
+    common = ("train", "tiny.mbc", "--data", data, *CPU, "--log-every", "2", "--checkpoint", "c")
+    common += ("--report", "page.html")
+    done = mbc(*common, "--epochs", "1", "--log", "log.jsonl")
+    assert done.code == 0 and "page: page.html" in done.out
+    first = data_of(Path("page.html").read_text())["recorded"][0]["lines"]
+    assert [(line["kind"], line["step"]) for line in first] == [("interval", 2), ("interval", 4), ("epoch", 4)]
+    assert mbc(*common, "--epochs", "2", "--resume", "c", "--log", "log.jsonl", "--json").code == 0
+    (shown,) = data_of(Path("page.html").read_text())["recorded"]
+    logged = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    assert sorted(shown["lines"], key=str) == sorted(logged, key=str) and max(line["step"] for line in logged) == 8
+    # Without a log: of this part of the training alone; and nothing where no step was taken.
+    assert mbc(*common, "--epochs", "3", "--resume", "c").code == 0
+    assert {line["epoch"] for line in data_of(Path("page.html").read_text())["recorded"][0]["lines"]} == {3}
+    Path("page.html").unlink()
+    assert mbc(*common, "--epochs", "3", "--resume", "c").code == 0 and not Path("page.html").exists()
+
+
+def test_a_page_that_cannot_be_written(mbc, data):
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--report", "nowhere/page.html")
+    assert done.code == 1
+    assert "error MBC320: cannot write 'nowhere/page.html': its folder does not exist" in done.err
 
 
 @pytest.mark.parametrize("refused", ["seed", "weights", "steps"])

@@ -10,7 +10,7 @@ import pytest
 from mbc import __version__
 from mbc.cli import main
 
-COMMANDS = ("compile", "show", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
+COMMANDS = ("compile", "show", "report", "trace", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
 
 
 def _exit(*arguments):

@@ -42,12 +42,12 @@ def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -
 
     norm = nn.BatchNorm2d(4, track_running_stats=False)
     odd = nn.Sequential(Odd(), nn.Sequential(Odd(), Odd(), Odd(), Odd()))
-    message = refusal(tmp_path, Of(lambda x: odd(norm(x).roll(1, 3)), odd=odd, norm=norm))
+    message = refusal(tmp_path, Of(lambda x: odd(norm(x).flip(3)), odd=odd, norm=norm))
     assert message.startswith("error MBC303: the model has 3 things that mbc cannot take:")
     assert "'norm' (BatchNorm2d): aten.batch_norm.default: it keeps no running statistics" in message
     assert "instead: build it with track_running_stats=True" in message
     # What depends on an operation that was refused is looked at all the same.
-    assert "the model itself: aten.roll.default: there is nothing like it in the language yet" in message
+    assert "the model itself: aten.flip.default: there is nothing like it in the language yet" in message
     assert "'odd.0' (Odd), 'odd.1.0' (Odd), 'odd.1.1' (Odd), 'odd.1.2' (Odd) and 1 more: aten.cumsum.default" in message
     assert "test_refusals.py" in message and "torch.cumsum(x, 1) + torch.cumsum(x, 2)  # the line of Odd" in message
 

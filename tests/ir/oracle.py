@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -199,7 +200,7 @@ def strided_slice(a: Any, x: Any) -> Any:
 
 def pad_outside(a: Any, x: Any) -> Any:
     pads = (a.before[2], a.after[2], a.before[1], a.after[1])
-    return F.pad(x, pads, mode=a.mode)
+    return x.roll(a.before, (1, 2, 3)) if a.mode == "wrap" else F.pad(x, pads, mode=a.mode)
 
 
 def reduce_sum(a: Any, x: Any) -> Any:
@@ -214,6 +215,39 @@ def group_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
 def layer_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
     made = torch.native_layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps)
     return tuple(part.movedim(-1, 1) for part in made)
+
+
+def attention(a: Any, *operands: Any) -> Any:
+    """By einsum, head by head."""
+    q, k, v = operands[0].chunk(3, 1) if a.packed else operands[:3]
+    results, logs = [], []
+    for head, parts in enumerate(zip(*(x.chunk(a.heads, 1) for x in (q, k, v)), strict=True)):
+        scores = torch.einsum("nc...t,nc...s->n...ts", parts[0], parts[1]) * a.scale
+        if len(operands) > a.operands:
+            bias = operands[a.operands]
+            bias = bias[head % bias.shape[0], 0]
+            bias = bias.expand(scores[0].reshape(-1, *scores.shape[-2:]).shape)
+            scores = scores + bias.reshape(scores.shape[1:])
+        if a.causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        results.append(torch.einsum("n...ts,nc...s->nc...t", scores.softmax(-1), parts[2]))
+        logs.append(scores.logsumexp(-1))
+    return torch.cat(results, 1), torch.stack(logs, 1).unsqueeze(1)
+
+
+def window_bias(a: Any, table: Any) -> Any:
+    """Pair by pair of pixels."""
+    (h, w), (down, across) = a.window, a.grid
+    made = table.new_zeros(table.shape[1], 1, down * across, h * w, h * w)
+    for window, query, key in itertools.product(range(down * across), range(h * w), range(h * w)):
+        (top, left), (y, x), (v, u) = divmod(window, across), divmod(query, w), divmod(key, w)
+        # Where each pixel was before the shift: across the edge of the image is no neighbour.
+        apart = 0.0
+        for side, count, shift, first, p, q in ((h, down, a.shift[0], top, y, v), (w, across, a.shift[1], left, x, u)):
+            wrapped = [first == count - 1 and at >= side - shift for at in (p, q)]
+            apart = -100.0 if wrapped[0] != wrapped[1] else apart
+        made[:, 0, window, query, key] = table[(y - v + h - 1) * (2 * w - 1) + x - u + w - 1] + apart
+    return made
 
 
 MEANING: dict[str, Callable[..., Any]] = {
@@ -263,6 +297,8 @@ MEANING: dict[str, Callable[..., Any]] = {
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "group_norm": group_norm,
     "layer_norm": layer_norm,
+    "attention": attention,
+    "window_bias": window_bias,
     "concat": lambda a, *xs: torch.cat(xs, 1),
     "flatten": lambda a, x: x.reshape(len(x), -1),
     "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),

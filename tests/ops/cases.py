@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -316,6 +317,36 @@ def matmul(draw: Draw) -> Network:
     return _finish(w, w("matmul", x, y, **turned))
 
 
+def attention(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    heads, depth, queries, keys = (draw(st.integers(1, 3)) for _ in range(4))
+    groups = draw(st.lists(st.integers(1, 3), max_size=2))
+    packed = draw(st.booleans())
+    if packed:
+        keys = queries
+        operands = [w.parameter("x", w.batch, 3 * heads * depth, *groups, queries)]
+    else:
+        lengths = {"q": queries, "k": keys, "v": keys}
+        operands = [w.parameter(name, w.batch, heads * depth, *groups, size) for name, size in lengths.items()]
+    if draw(st.booleans()):
+        shape = (draw(st.sampled_from((1, heads))), 1, draw(st.sampled_from((1, math.prod(groups)))), queries, keys)
+        operands.append(w.parameter("bias", *shape))
+    settings = {"causal": draw(st.booleans()), "scale": draw(st.sampled_from((0.0, 0.7)))}
+    return _finish(w, w("attention", *operands, heads=heads, **settings))
+
+
+def window_attention(draw: Draw) -> Network:
+    """As Swin's blocks, shifted or not."""
+    w = Writer(draw(st.integers(1, 2)))
+    h, v = draw(PAIR)
+    size, heads = (h * draw(st.integers(1, 2)), v * draw(st.integers(1, 2))), draw(st.integers(1, 2))
+    shift = (draw(st.integers(0, h - 1)), draw(st.integers(0, v - 1)))
+    x = w("roll", w.parameter("x", w.batch, 3 * heads, *size), shift=(-shift[0], -shift[1]))
+    bias = w("window_bias", heads=heads, window=(h, v), size=size, shift=shift)
+    y = w("attention", w("windows", x, window=(h, v)), bias, heads=heads)
+    return _finish(w, w("roll", w("join_windows", y, size=size, window=(h, v)), shift=shift))
+
+
 def leaky_relu(draw: Draw) -> Network:
     return _elementwise(draw, "leaky_relu", 1, slope=draw(st.sampled_from((0.01, 0.2))))
 
@@ -484,7 +515,8 @@ def counted(draw: Draw) -> Network:
 CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
-        matmul, conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
+        matmul, attention, window_attention,
+        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
         adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
         broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
         elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, augment,

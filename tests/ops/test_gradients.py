@@ -108,8 +108,11 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
         whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout | Augment) else whole
     rank = len(types[op.outputs[0]].shape)
+    rowless = kind.rowless(op.attributes, len(op.inputs)) if kind.rowless else ()
     with_rows = [
-        len(types[v].shape) == rank and types[v].shape[0] == graph.batch if op.kind == "broadcast" else i < whole
+        len(types[v].shape) == rank and types[v].shape[0] == graph.batch
+        if op.kind == "broadcast"
+        else i < whole and i not in rowless
         for i, v in enumerate(op.inputs)
     ]
     parts = []

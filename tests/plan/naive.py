@@ -25,7 +25,9 @@ def schedules(program: Program, seed: int, count: int):
     for earlier, later in program.waits:
         waits.setdefault(later, []).append(earlier)
     tried: set[tuple[int, ...]] = set()
-    ranks = [{stream: r for r, stream in enumerate(p)} for p in itertools.permutations(Stream)]
+    # Of streams without launches the order tells nothing.
+    used = [stream for stream in Stream if any(launch.stream is stream for launch in program.launches)]
+    ranks = [{stream: r for r, stream in enumerate(p)} for p in itertools.permutations(used)]
     for number in range(len(ranks) + count):
         queues = {s: [i for i, launch in enumerate(program.launches) if launch.stream is s] for s in Stream}
         done: set[int] = set()

@@ -15,6 +15,7 @@ from mbc.ir.types import DType, Layout
 from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, not_measured
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Rows, Space, Stream
 from mbc.plan.verify import verify_plan
+from tests.effort import examples
 from tests.optimize.planned import kept_plan
 from tests.plan.campaign import plan_of_kind, verified
 from tests.plan.chains import chain_graph, needed_waits, random_plan, with_figures
@@ -92,7 +93,7 @@ def test_the_naive_simulator_agrees_that_they_are_right(seed):
 
 @pytest.mark.parametrize("kind", KINDS_OF_MUTATIONS)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=12)
+@settings(max_examples=examples(4, 24))
 def test_no_mutation_that_changes_the_meaning_passes(kind, seed):
     mutant = mutate(valid(seed % 30), kind, seed)
     try:

@@ -127,6 +127,16 @@ def test_a_packed_profile_unpacks_to_no_more_than_one_has(tmp_path: Path, monkey
     assert "unpacked it has more than 1.00 MiB" in refused(tmp_path / "p.sqlite.gz")
 
 
+def test_a_value_has_no_more_bytes_than_a_profile_needs(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    with ProfileWriter(path, IDENTITY):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO constant VALUES (?, 1)", ("n" * (2 * check.MOST_VALUE_BYTES),))
+    connection.close()
+    assert "too big" in refused(path)
+
+
 def test_every_column_has_a_rule(tmp_path: Path) -> None:
     """But those of the kind, which are words that reading looks up."""
     looked_up = {"kind", "link", "kernel", "key"}

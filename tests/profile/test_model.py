@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -275,3 +277,21 @@ def test_a_plan_reserves_the_overhead_of_its_profile(path: Path) -> None:
     assert plan.predictions.overhead_bytes == 300 and plan.predictions.overhead_measured
     assert plan.target.profile == "NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21"
     assert load_plan(dump_plan(plan), "plan.json").target == plan.target
+
+
+def test_a_change_that_a_kill_left_half_done_is_undone(path: Path, tmp_path: Path):
+    """Readers open the file for reading alone, and then cannot roll back themselves."""
+    with ProfileWriter(path, IDENTITY) as writer:
+        writer.record(request(rows=2), [])
+    known = read_profile(path).extents
+    left = tmp_path / "left.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as killed:
+        killed.execute("PRAGMA cache_size = 1")  # what changes is written before the transaction ends
+        killed.execute("BEGIN IMMEDIATE")
+        killed.execute("DELETE FROM request")
+        killed.executemany("INSERT INTO constant VALUES (?, 1)", ((f"{'x' * 500}{number}",) for number in range(100)))
+        for end in ("", "-journal"):
+            shutil.copy(f"{path}{end}", f"{left}{end}")
+        killed.execute("ROLLBACK")
+    assert read_profile(left).extents == known
+    assert not Path(f"{left}-journal").exists()

@@ -116,7 +116,7 @@ class TestWithMpi:
         for epoch, expected in zip(found, json.loads(alone.stdout)["epochs"], strict=True):
             assert epoch["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
-    @pytest.mark.parametrize("launcher", ["mbc", "mpiexec"])
+    @pytest.mark.parametrize("launcher", ["mbc", pytest.param("mpiexec", marks=pytest.mark.exhaustive)])
     def test_two_ranks_learn_the_digits(self, tmp_path: Path, launcher: str) -> None:
         pytest.importorskip("sklearn")
         subprocess.run([sys.executable, str(DIGITS / "prepare.py"), str(tmp_path)], check=True, capture_output=True)

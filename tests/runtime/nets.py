@@ -66,7 +66,7 @@ block shuffled(channels) on x {
   return (kept, y |> conv(channels // 2, 3, pad=1) |> bn |> prelu(channels=true)) |> concat |> channel_shuffle(2)
 }
 
-block attention(heads) on x {
+block attended(heads) on x {
   c, h, w = (x.shape[1], x.shape[2], x.shape[3])
   q, k, v = x |> conv(3 * c, 1) |> reshape((3 * heads, c // heads, h * w)) |> chunk(3)
   mixed = (v, (q, k) |> matmul(transpose_a=true) |> softmax(-1)) |> matmul(transpose_b=true)
@@ -77,7 +77,7 @@ network shapes(batch = 8) {
   input image[batch, 3, 12, 12] : float
   input target[batch] : class
   x = image |> padding((1, 0, 0, 1)) |> conv(16, 3, stride=2, pad=1) |> bn
-  x = x + parameter((1, 16, 7, 7), std=0.02) @position |> layer_scaled(16) |> shuffled(16) |> attention(2)
+  x = x + parameter((1, 16, 7, 7), std=0.02) @position |> layer_scaled(16) |> shuffled(16) |> attended(2)
   x = x / ((x ** 2 |> mean(1, keep=true)) + 0.001 |> sqrt)
   x = x |> pixel_shuffle(2) |> permute((0, 2, 3, 1)) |> tanh |> permute((0, 3, 1, 2)) |> slice(2, 1, -1, 2)
   y = (x |> adaptive_avgpool((4, 5)), x |> adaptive_maxpool((4, 5))) |> stack |> reshape((8, 4, 5))

@@ -11,8 +11,10 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.fit import figures
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.optimize.schedule.step_time import step_us
 from mbc.options import Options
 from mbc.plan.accumulation import accumulating, waits_of_part
 from mbc.plan.model import Copy, Launch, Plan, Program, Stream
@@ -193,3 +195,10 @@ def test_waits_go_through_what_is_left_out():
     assert waits_of_part(program, (True, False, True, True)) == [(0, 2), (0, 3)]
     assert waits_of_part(program, (True, True, True, True)) == [(0, 1), (1, 2)]
     assert waits_of_part(program, (False, True, True, False)) == [(1, 2)]
+
+
+def test_images_a_second_count_all_mini_batches():
+    plan = plan_of(f"{RULE} accumulate = 4")
+    told = figures(plan)
+    assert told.images_per_s == pytest.approx(4 * plan.graph.batch * 1e6 / step_us(plan))
+    assert plan.predictions.train_us < step_us(plan) < 4 * plan.predictions.train_us, "only the last one updates"

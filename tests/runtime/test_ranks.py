@@ -367,7 +367,9 @@ def unlike(*gpus: RankGpu) -> tuple[Plan, ...]:
     return compile_plans(Source("net.mbc", NORMALISED % ""), options)
 
 
-@pytest.mark.parametrize(("other", "architecture"), [("t4", "sm_75"), ("h200@16", "sm_90")])
+@pytest.mark.parametrize(
+    ("other", "architecture"), [("t4", "sm_75"), pytest.param("h200@16", "sm_90", marks=pytest.mark.exhaustive)]
+)
 def test_unlike_gpus_train_as_one(other: str, architecture: str):
     """Each with kernels and rows of its own, and one order of collectives."""
     plans = unlike(RankGpu("h200"), RankGpu(other))

@@ -19,7 +19,16 @@ from mbc.cli.arguments.groups import Raw
 from mbc.cli.arguments.interchange import add_export, add_import
 from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
 from mbc.cli.arguments.parser import Parser
-from mbc.cli.arguments.planning import add_check, add_compile, add_diff, add_fit, add_show, add_verify
+from mbc.cli.arguments.planning import (
+    add_check,
+    add_compile,
+    add_diff,
+    add_fit,
+    add_report,
+    add_show,
+    add_trace,
+    add_verify,
+)
 from mbc.cli.arguments.running import add_bench, add_train
 
 _DESCRIPTION = """\
@@ -48,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     for add in (
         add_compile,
         add_show,
+        add_report,
+        add_trace,
         add_fit,
         add_verify,
         add_check,

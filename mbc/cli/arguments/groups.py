@@ -105,6 +105,7 @@ def add_sharing(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--gpus", dest="shared_by", type=shared_by, default=1, action=Once, metavar="N|A,B:SIZE", help=_SHARING
     )
+    _add_per_node(made)
 
 
 def add_two_sharings(made: argparse.ArgumentParser) -> None:
@@ -112,6 +113,14 @@ def add_two_sharings(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--gpus", dest="sharings", type=shared_by, default=[], action="append", metavar="N|A,B:SIZE",
         help=f"{_SHARING}; twice with one source",
+    )  # fmt: skip
+    _add_per_node(made)
+
+
+def _add_per_node(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--gpus-per-node", type=count, default=0, action=Once, metavar="N",
+        help="how many of --gpus are in one machine, and share its memory (default: all)",
     )  # fmt: skip
 
 
@@ -146,6 +155,7 @@ def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Shar
     return Options(
         gpus=sharing if isinstance(sharing, int) else len(sharing),
         rank_gpus=() if isinstance(sharing, int) else sharing,
+        gpus_per_node=getattr(arguments, "gpus_per_node", 0),
         gpu=gpu or getattr(arguments, "gpu", None) or "auto",
         settings=tuple(arguments.settings),
         network=arguments.network,

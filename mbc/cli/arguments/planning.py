@@ -57,6 +57,39 @@ def add_show(commands: Commands) -> None:
     add_json(made)
 
 
+def add_report(commands: Commands) -> None:
+    made = command(
+        commands, "report", "Write a plan as one page to look at: memory, streams, roofline, operations, network.",
+        "  mbc report resnet50 -o resnet50.html\n"
+        "  mbc report net.mbc --gpu t4\n"
+        "  mbc fit net.mbc --curve --json > curve.json && mbc report net.mbc --with curve.json",
+    )  # fmt: skip
+    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("-o", "--output", metavar="FILE", help="page to write (default: named as the network, here)")
+    made.add_argument(
+        "--with", dest="recorded", action="append", default=[], metavar="FILE",
+        help="show this beside it: what mbc fit --json or mbc bench --json printed, or what mbc train --log or "
+        "benchmarks/step_trace.py wrote (of these the last one); may be given again",
+    )  # fmt: skip
+    made.add_argument("--floor", action="store_true", help="also find the floor of the network, from the profile")
+    add_planning(made)
+    add_sharing(made)
+
+
+def add_trace(commands: Commands) -> None:
+    made = command(
+        commands, "trace", "Write the predicted step of a plan as a trace for Perfetto or chrome://tracing.",
+        "  mbc trace resnet50 -o resnet50.trace.json\n  mbc trace net.mbc --gpu t4",
+    )  # fmt: skip
+    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("-o", "--output", metavar="FILE", help="trace to write (default: NETWORK.trace.json, here)")
+    made.add_argument(
+        "--with", dest="recorded", metavar="FILE", help="and the measured step that benchmarks/step_trace.py wrote"
+    )
+    add_planning(made)
+    add_sharing(made)
+
+
 def add_fit(commands: Commands) -> None:
     made = command(
         commands, "fit", "Find the largest batch that trains within a memory budget, or what a budget costs in time.",
@@ -151,12 +184,14 @@ def add_diff(commands: Commands) -> None:
         commands, "diff", "Compare two plans, or one source planned twice: for two GPUs, or two numbers of them.",
         "  mbc diff before/plan.json after/plan.json\n  mbc diff net.mbc --gpu h200 --gpu t4\n"
         "  mbc diff net.mbc --gpus 1 --gpus 2               one GPU, and two that share a mini-batch\n"
-        "  mbc diff net.mbc --gpus h200,h100                unlike GPUs that share a mini-batch",
+        "  mbc diff net.mbc --gpus h200,h100                unlike GPUs that share a mini-batch\n"
+        "  mbc diff before after -o page.html               one page of both, with words on what differs",
     )  # fmt: skip
     made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
     made.add_argument("--gpu", dest="gpus", action="append", default=[], help="GPU to plan for; twice with one source")
     made.add_argument("--limit", type=count, metavar="ROWS", help="list the ROWS operations that differ most only")
     made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
+    made.add_argument("-o", "--output", metavar="FILE", help="write one page (.html) of both instead of printing")
     add_planning(made, gpu=False)
     add_two_sharings(made)
     add_json(made)

@@ -65,6 +65,9 @@ def add_train(commands: Commands) -> None:
         metavar="FOLDER",
         help="write the same for TensorBoard (pip install 'mbc-compiler[tensorboard]')",
     )
+    made.add_argument(
+        "--report", metavar="FILE", help="write the plan as a page with the curves of these figures at the end"
+    )
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
     add_planning(made)
     add_measuring(made)

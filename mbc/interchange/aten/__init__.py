@@ -6,6 +6,10 @@
 * `activation`: elementwise layers, softmax, dropout and stochastic depth
 * `arithmetic`: sums, products, differences, quotients, powers, products of matrices
 * `pooling`: pooling, reductions and resampling
+* `attention`: attention, written as such or as products and softmax; rolls
+* `constants`: numbers that do not depend on the input
+* `operands`: what stands for a tensor of the program
+* `factors`: tensors regarded by the factors of their axes
 * `shape`: shapes, parts, concatenation, padding, shuffles
 """
 
@@ -14,10 +18,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from mbc.interchange.aten import activation, arithmetic, convolution, normalization, pooling, shape
+from mbc.interchange.aten import (
+    activation,
+    arithmetic,
+    attention,
+    constants,
+    convolution,
+    normalization,
+    pooling,
+    shape,
+)
 from mbc.interchange.aten.base import Rule
 
-_FAMILIES = (convolution, normalization, activation, arithmetic, pooling, shape)
+_FAMILIES = (convolution, normalization, activation, arithmetic, pooling, attention, constants, shape)
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.base import CHANNELS_LAST, Call, Noise, Refused, Result, Rule
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.operands import CHANNELS_LAST, Noise, Refused, Result, Scores
 
 
 def _plain(op: str, call: Call) -> Result:
@@ -55,6 +56,11 @@ def _prelu(call: Call) -> Result:
 
 
 def _softmax(call: Call) -> Result:
+    found = call.operand("self")
+    if isinstance(found, Scores):
+        if found.shares or call.integer("dim", -1) not in (-1, len(found.shape) - 1):
+            raise Refused("it takes the softmax of scores over queries", "take it over the last dimension")
+        return replace(found, shares=True)
     x, axis = call.along(call.activation("self"), call.integer("dim", 1))
     return replace(call.layer("softmax", x, x.shape, {"axis": axis}), view=x.view)
 
@@ -66,8 +72,11 @@ def _softplus(call: Call) -> Result:
 
 
 def _dropout(call: Call) -> Result:
-    x = call.activation("input" if call.is_tensor("input") else "self")  # in place it has the other name
+    name = "input" if call.is_tensor("input") else "self"  # in place it has the other name
     p = call.real("p", 0.5)
+    if p == 0.0 and isinstance(call.operand(name), Scores):
+        return call.operand(name)
+    x = call.activation(name)
     if p == 0.0:
         return x
     if not call.flag("train", True):

@@ -7,20 +7,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.base import (
+from mbc.interchange.aten.attention import of_shares, scores, with_scores
+from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.factors import channels_behind, factored, in_order
+from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     EXPANDED,
+    FACTORED,
     GATE,
     PADDED,
     PLAIN,
     UNKNOWN,
     Activation,
-    Call,
     Noise,
     Operand,
     Refused,
     Result,
-    Rule,
+    Scores,
     Unknown,
     Weight,
 )
@@ -55,6 +58,8 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
             b = b * alpha
         elif isinstance(b, Activation):
             b = replace(b, value=call.operator("*", alpha, b, b.shape).value)
+    if isinstance(a, Scores) or isinstance(b, Scores):
+        return with_scores(op, call, a, b)
     if isinstance(a, Noise) or isinstance(b, Noise):
         return _with_noise(op, call, a, b)
     if isinstance(a, Weight) or isinstance(b, Weight):
@@ -71,6 +76,11 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
 
 
 def _with_number(op: str, call: Call, a: Activation | float, b: Activation | float, x: Activation) -> Activation:
+    if x.picks and op == "*":
+        return replace(x, factor=x.factor * (b if isinstance(b, float) else a if isinstance(a, float) else 1.0))
+    if x.picks:
+        settled = call.settle(x)
+        return _with_number(op, call, settled if a is x else a, settled if b is x else b, settled)
     if x.view == PADDED and (op not in ("*", "/") or (op == "/" and a is not x)):  # zeros around it do not stay zeros
         settled = call.settle(x)
         a, b, x = (settled if a is x else a), (settled if b is x else b), settled
@@ -103,6 +113,8 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
             f"it calculates with the {weight.held.kind} '{weight.held.key}' before a layer takes it",
             "hold what is computed as a parameter, and use it in a layer or with a tensor of the network",
         )
+    if channels_behind(x):
+        return _with_positions(op, call, x, weight, first=x is a)
     if x.view not in (PLAIN, CHANNELS_LAST):
         x = call.settle(x)
     rank = len(x.seen)
@@ -125,8 +137,41 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
     return replace(call.operator(op, left, right, wide), view=x.view)
 
 
+def _with_positions(op: str, call: Call, x: Activation, weight: Weight, first: bool) -> Activation:
+    """A parameter [1, T, C], or of channels alone, and a sequence [N, T, C] that lies as an image."""
+    padded = (1,) * (len(x.seen) - len(weight.shape)) + weight.shape
+    channels, wide = x.shape[1], x.shape
+    if math.prod(padded) == padded[-1] == channels:
+        held = call.tensor(weight, (channels,))
+    elif padded == (1, *x.seen[1:]) and len(padded) == 3:
+        x = in_order(call, x)
+        held = call.tensor(weight, padded)
+        held = call.layer("permute", held, (1, channels, padded[1]), {"axes": (0, 2, 1)})
+        held = call.layer("reshape", held, (1, *x.shape[1:]), {"sizes": x.shape[1:]})
+        wide = x.shape
+    else:
+        raise Refused(
+            f"it combines {list(x.seen)} with the {weight.held.kind} '{weight.held.key}' of {list(weight.shape)}",
+            "give it 1 in the dimension of the samples, and all positions and channels",
+        )
+    return replace(x, value=call.operator(op, *((x, held) if first else (held, x)), wide).value)
+
+
+def _by_factors(call: Call, a: Activation, b: Activation) -> tuple[Activation, Activation]:
+    """Two tensors of which one at least is regarded by its factors, regarded alike."""
+    a, b = call.image(a), call.image(b)
+    if a.picks or b.picks:
+        return call.settle(a), call.settle(b)
+    left, right = factored(a), factored(b)
+    if left is not None and right is not None and (left.axes, left.shape) == (right.axes, right.shape):
+        return left, right
+    return call.settle(a), call.settle(b)
+
+
 def _tensors(op: str, call: Call, a: Activation, b: Activation) -> Result:
     a, b = (replace(x, view=PLAIN, wide=()) if x.view == EXPANDED else x for x in (a, b))
+    if FACTORED in (a.view, b.view):
+        a, b = _by_factors(call, a, b)
     if PADDED in (a.view, b.view) or (a.view != b.view and GATE not in (a.view, b.view)):
         a, b = call.settle(a), call.settle(b)
     if a.shape == b.shape and a.view == b.view:
@@ -169,7 +214,13 @@ def _constant_power(exponent: float, call: Call) -> Result:
 
 def _matmul(call: Call) -> Result:
     """Of tensors of the network, the samples of both apart."""
-    a, b = call.plain("self"), call.plain("other" if call.is_tensor("other") else "mat2")
+    left, right = call.operand("self"), call.operand("other" if call.is_tensor("other") else "mat2")
+    if isinstance(left, Scores):
+        return of_shares(call, left, as_activation(right))
+    a, b = as_activation(left), as_activation(right)
+    if (made := scores(call, a, b)) is not None:
+        return made
+    a, b = call.settle(a), call.settle(b)
     if len(a.shape) != len(b.shape) or len(a.shape) < 3 or a.shape[:-2] != b.shape[:-2]:
         raise Refused(
             f"it multiplies {list(a.shape)} by {list(b.shape)}",

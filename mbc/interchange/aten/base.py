@@ -7,82 +7,29 @@ operations for which the language has nothing yet, with what would do instead.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
+from mbc.interchange.aten.factors import as_image, settled
+from mbc.interchange.aten.operands import (
+    CHANNELS_LAST,
+    EXPANDED,
+    FACTORED,
+    FLAT,
+    GATE,
+    PADDED,
+    Activation,
+    Known,
+    Operand,
+    Refused,
+    Result,
+    Scores,
+    Weight,
+    as_setting,
+)
 from mbc.interchange.program import Array, Held, Node, Opaque, TensorMeta, TensorName
 from mbc.interchange.steps import Number, Setting, Step
-
-
-class Refused(Exception):
-    """An operation that cannot be taken: why, and what would do instead."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.remedy = remedy
-
-
-PLAIN, FLAT, CHANNELS_LAST, PADDED, GATE, EXPANDED = "plain", "flat", "channels_last", "padded", "gate", "expanded"
-
-
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """A tensor of the network, and how the program regards it, which costs nothing until somebody needs its bytes so:
-
-    `flat` [N, C, H, W] as [N, C * H * W]; `channels_last` as [N, H, W, C]; `padded` with zeros around each image
-    (`pad`: top, bottom, left, right); `gate` [N, C] as [N, C, 1, 1]; `expanded` repeated up to the shape `wide`, which
-    operators do by themselves.
-    """
-
-    value: int
-    shape: tuple[int, ...]
-    view: str = PLAIN
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
-    wide: tuple[int, ...] = ()
-
-    @property
-    def seen(self) -> tuple[int, ...]:
-        """The shape that the program sees."""
-        if self.view == FLAT:
-            return (self.shape[0], math.prod(self.shape[1:]))
-        if self.view == CHANNELS_LAST:
-            return (self.shape[0], *self.shape[2:], self.shape[1])
-        if self.view == PADDED:
-            top, bottom, left, right = self.pad
-            return (*self.shape[:2], self.shape[2] + top + bottom, self.shape[3] + left + right)
-        if self.view == GATE:
-            return (*self.shape, 1, 1)
-        return self.wide if self.view == EXPANDED else self.shape
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A parameter, buffer or constant, regarded in some shape."""
-
-    held: Held
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Random ones and zeros, one with probability `keep`, times `scale`: a part of stochastic depth."""
-
-    shape: tuple[int, ...]
-    keep: float = 1.0
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """What an operation gave that could not be taken: whatever depends on it is passed over."""
-
-
-UNKNOWN = Unknown()
-Operand = Activation | Weight | Noise | Unknown
-Result = Operand | tuple[Operand, ...]
 
 
 class Builder(Protocol):
@@ -232,7 +179,7 @@ class Call:
 
     def elementwise(self, op: str, x: Activation, settings: Mapping[str, Setting] | None = None) -> Activation:
         """A layer that works on each element by itself, however the tensor is regarded."""
-        if x.view == PADDED:
+        if x.view == PADDED or x.picks:
             x = self.settle(x)
         return replace(x, value=self.layer(op, x, x.shape, settings).value)
 
@@ -250,6 +197,10 @@ class Call:
         operands = [x.value if isinstance(x, Activation) else Number(float(x)) for x in (a, b)]
         return self._builder.step(op, operands, [shape], {}, {}, self.node)[0]
 
+    def image(self, x: Activation) -> Activation:
+        """A tensor whose windows, if it has them, are joined where the program regards them so."""
+        return as_image(self, x)
+
     def settle(self, x: Activation) -> Activation:
         """The tensor in the shape that the program sees. Raises Refused for one that is repeated."""
         if x.view == FLAT:
@@ -261,6 +212,8 @@ class Call:
             return self.layer("padding", x, x.seen, {"pad": as_setting(x.pad)})
         if x.view == GATE:
             return self.layer("reshape", x, x.seen, {"sizes": x.seen[1:]})
+        if x.view == FACTORED:
+            return settled(self, x)
         if x.view == EXPANDED:
             raise Refused(
                 f"it needs {list(x.shape)} repeated to {list(x.wide)}", "leave expand out: + - * / repeat by themselves"
@@ -278,9 +231,8 @@ def as_activation(operand: Operand) -> Activation:
     if isinstance(operand, Weight):
         what = "parameter" if operand.held.kind == "parameter" else operand.held.kind
         raise Refused(f"it takes the {what} '{operand.held.key}' as a tensor", "use it in a layer of torch.nn")
+    if isinstance(operand, Known):
+        raise Refused("it takes numbers that do not depend on the input", "hold them as a parameter or buffer")
+    if isinstance(operand, Scores):
+        raise Refused("it takes the scores of attention", "use torch.nn.functional.scaled_dot_product_attention")
     raise Refused("it takes random numbers", "use torch.nn.Dropout or stochastic depth of whole samples")
-
-
-def as_setting(values: Sequence[int]) -> int | tuple[int, ...]:
-    """Equal numbers as one."""
-    return values[0] if len(set(values)) == 1 else tuple(values)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from mbc.interchange.aten.base import CHANNELS_LAST, FLAT, PADDED, Activation, Call, Refused, Result, Rule, as_setting
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
+from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, FLAT, PADDED, Activation, Refused, Result, as_setting
 from mbc.interchange.steps import Setting
 
 _TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]"
@@ -101,12 +104,13 @@ def _linear(call: Call) -> Result:
     x = call.activation("input")
     weight, bias = call.weight("weight"), call.optional_weight("bias")
     features = weight.shape[0]
-    if x.view == CHANNELS_LAST:
+    x = over_channels(call, x)
+    if x.view == CHANNELS_LAST or channels_behind(x):
         settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
         made = call.layer(
             "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias
         )
-        return Activation(made.value, made.shape, CHANNELS_LAST)
+        return with_channels(x, made) if x.view == FACTORED else replace(made, view=CHANNELS_LAST)
     if x.view == FLAT:
         x = Activation(x.value, x.shape)  # a linear layer flattens by itself
     else:

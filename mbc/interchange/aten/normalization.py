@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mbc.interchange.aten.base import CHANNELS_LAST, PLAIN, Call, Refused, Result, Rule, Weight
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
+from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, PLAIN, Refused, Result, Weight
 from mbc.interchange.steps import Setting
 
 
@@ -41,10 +43,10 @@ def _batch_norm(call: Call) -> Result:
 
 
 def _layer_norm(call: Call) -> Result:
-    x = call.activation("input")
+    x = over_channels(call, call.activation("input"))
     weight, bias = _affine(call)
     sizes = call.ints("normalized_shape")
-    pixels = x.view == CHANNELS_LAST or (x.view == PLAIN and len(x.shape) == 2)
+    pixels = x.view == CHANNELS_LAST or channels_behind(x) or (x.view == PLAIN and len(x.shape) == 2)
     if not pixels or sizes != (x.shape[1],):
         raise Refused(
             f"it normalises the last {len(sizes)} dimensions of {list(x.seen)}, and only channels are normalised here",
@@ -53,7 +55,7 @@ def _layer_norm(call: Call) -> Result:
     if weight is None:
         raise Refused("it has no scale and offset", "build it with elementwise_affine=True")
     made = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
-    return replace(made, view=x.view)
+    return with_channels(x, made) if x.view == FACTORED else replace(made, view=x.view)
 
 
 def _group_norm(call: Call) -> Result:

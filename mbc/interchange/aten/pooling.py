@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from mbc.interchange.aten.base import (
-    CHANNELS_LAST,
-    FLAT,
-    PLAIN,
-    Activation,
-    Call,
-    Refused,
-    Result,
-    Rule,
-    as_setting,
-)
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.operands import CHANNELS_LAST, FLAT, PLAIN, Activation, Refused, Result, as_setting
 from mbc.interchange.steps import Setting
 
 

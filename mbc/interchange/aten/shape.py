@@ -7,21 +7,32 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.base import (
+from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.factors import (
+    axes_of,
+    channels_behind,
+    factored,
+    permuted,
+    regarded,
+    reshaped,
+    selected,
+    windowed,
+)
+from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     EXPANDED,
+    FACTORED,
     FLAT,
     GATE,
     PADDED,
     PLAIN,
     Activation,
-    Call,
     Noise,
+    Operand,
     Refused,
     Result,
-    Rule,
+    Scores,
     Weight,
-    as_activation,
     as_setting,
 )
 from mbc.interchange.steps import Setting
@@ -37,7 +48,7 @@ def _reshape(call: Call) -> Result:
     """`view`, `reshape`, `flatten`, `unsqueeze`, `squeeze`: whatever keeps the order of elements."""
     x = call.operand("self")
     shape = call.result_shape
-    if isinstance(x, Weight):
+    if isinstance(x, Scores | Weight):
         return replace(x, shape=shape)
     if isinstance(x, Noise):
         return replace(x, shape=shape)
@@ -45,6 +56,8 @@ def _reshape(call: Call) -> Result:
     if shape == x.seen:
         return x
     rows = x.shape[0]
+    if x.view == FACTORED or (x.view == CHANNELS_LAST and shape[-1] == x.shape[1] and len(x.shape) == 4):
+        return _by_factors(x, shape)
     if x.view in (FLAT, GATE) and shape == x.shape:
         return replace(x, view=PLAIN)
     pixels = math.prod(x.shape[2:])
@@ -58,6 +71,14 @@ def _reshape(call: Call) -> Result:
     if x.view in (FLAT, GATE):  # the same bytes
         x = replace(x, view=PLAIN)
     return _reshaped(call, call.settle(x), shape)
+
+
+def _by_factors(x: Activation, shape: tuple[int, ...]) -> Activation:
+    known = factored(x)
+    made = None if known is None else reshaped(known, shape)
+    if made is None:
+        raise Refused(f"it makes {list(shape)} of {list(x.seen)}", "join and split whole axes")
+    return made
 
 
 def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
@@ -90,6 +111,13 @@ def _transpose(call: Call) -> Result:
 
 
 def _permuted(call: Call, x: Activation, dims: tuple[int, ...]) -> Activation:
+    if x.view == PLAIN and dims == (0, 2, 1) and (found := call.maker(x)) is not None:
+        # The pixels of an image one after another: nothing is moved before a layer needs it.
+        step, before = found
+        if step.op == "reshape" and len(before.shape) == 4 and before.shape[1] == x.shape[1]:
+            x = _by_factors(replace(before, view=FACTORED, axes=axes_of(before)), x.shape)
+    if x.view == FACTORED:
+        return permuted(x, dims)
     if x.view == CHANNELS_LAST:
         x, dims = replace(x, view=PLAIN), tuple((0, 2, 3, 1)[d] for d in dims)
     if x.view != PLAIN:
@@ -151,7 +179,13 @@ def _sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: i
 
 def _select(call: Call) -> Result:
     """One element along an axis, which is gone then."""
-    x, axis = call.along(call.activation("self"), call.integer("dim", 0))
+    x = call.activation("self")
+    if x.view == FACTORED:
+        dim = call.integer("dim", 0) % len(x.axes)
+        made = selected(x, dim, call.integer("index", 0) % x.seen[dim])
+        if made is not None:
+            return made
+    x, axis = call.along(x, call.integer("dim", 0))
     index = call.integer("index", 0) % x.shape[axis]
     one = call.settle(_sliced(call, x, axis, index, index + 1))
     return _reshaped(call, one, call.result_shape)
@@ -160,6 +194,8 @@ def _select(call: Call) -> Result:
 def _expand(call: Call) -> Result:
     """Operators repeat by themselves."""
     x, shape = call.operand("self"), call.result_shape
+    if isinstance(x, Weight) and x.shape[:1] == (1,) and x.shape[1:] == shape[1:]:
+        return x  # for each sample, as operators and `cat` do by themselves
     if isinstance(x, Weight):
         raise Refused(f"it repeats the {x.held.kind} '{x.held.key}'", "leave expand out: + - * / repeat by themselves")
     x = as_activation(x)
@@ -181,7 +217,10 @@ def _stack(call: Call) -> Result:
 
 
 def _cat(call: Call) -> Result:
-    parts = [as_activation(x) for x in call.operands("tensors")]
+    operands = call.operands("tensors")
+    if any(isinstance(x, Weight) for x in operands):
+        return _with_token(call, operands)
+    parts = [as_activation(x) for x in operands]
     if len(parts) == 1:
         return parts[0]
     view = parts[0].view
@@ -192,9 +231,32 @@ def _cat(call: Call) -> Result:
     return replace(made, view=view)
 
 
+def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
+    """A parameter before or behind the positions of a sequence: zeros there, to which it is added."""
+    first = isinstance(operands[0], Weight)
+    weight, x = operands if first else operands[::-1]
+    if len(operands) != 2 or not isinstance(weight, Weight) or not isinstance(x, Activation):
+        raise Refused("it joins several parameters", "join a parameter and what layers gave")
+    known, seen = factored(x), x.seen
+    if known is None or len(seen) != 3 or call.integer("dim", 0) != 1 or not channels_behind(known):
+        raise Refused(f"it joins a parameter and {list(seen)}", "join along the positions of [N, T, C]")
+    count, channels = weight.shape[1:]
+    sequence = windowed(call, known, (), known.axes[1])
+    shape = (*sequence.shape[:3], sequence.shape[3] + count)
+    pads = (0, 0, count, 0) if first else (0, 0, 0, count)
+    token = call.tensor(weight, weight.shape)
+    if count > 1:
+        token = call.layer("permute", token, (1, channels, count), {"axes": (0, 2, 1)})
+    token = call.layer("reshape", token, (1, channels, 1, count), {"sizes": (channels, 1, count)})
+    beside = (0, 0, 0, seen[1]) if first else (0, 0, seen[1], 0)
+    token = call.layer("padding", token, (1, *shape[1:]), {"pad": beside})
+    made = call.operator("+", call.layer("padding", sequence, shape, {"pad": pads}), token, shape)
+    return regarded(made, (axes_of(made)[0], axes_of(made)[3], axes_of(made)[1]))
+
+
 def _pad(call: Call) -> Result:
     """Zeros around images are what the convolution behind them takes in; anything else is `padding`."""
-    x = call.activation("self") if call.is_tensor("self") else call.activation("input")
+    x = call.image(call.activation("self") if call.is_tensor("self") else call.activation("input"))
     pads = call.ints("pad")
     if not any(pads):
         return x
@@ -259,8 +321,6 @@ RULES: Mapping[str, Rule] = {
     "aten.constant_pad_nd.default": _pad,
 }  # fmt: skip
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.index.Tensor": "compute what is needed by a layer of its own",
-    "aten.roll.default": "join slices by torch.cat",
     "aten.repeat.default": "join by torch.cat; + - * / repeat by themselves",
     "aten.to.dtype": "compute in one type: train { precision = bf16 } says in which",
     "aten.detach.default": "gradients flow through everything that a loss depends on",

@@ -6,6 +6,7 @@
 * `norm`: batch normalisation and channelwise reductions
 * `pool`: pooling
 * `conv`: convolutions and their fusions
+* `attention`: scaled dot-product attention
 * `fp32_emulated`: fp32 by three fp16 tensor-core products
 * `fused`: fused operations of batch normalisation, relu and concatenation
 * `update`: the optimizer and multi-tensor launches

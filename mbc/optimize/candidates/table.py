@@ -76,6 +76,10 @@ class CandidateTable:
         """The same with recomputed convolutions."""
         return self if recomputed == self.recomputed else self._like(self.graph, recomputed)
 
+    def on(self, device: DeviceSpec) -> CandidateTable:
+        """The same with the links of `device`, which is the same GPU."""
+        return replace(self, device=device, chosen={}, groups={}, buckets={})
+
     def _like(self, graph: TrainingGraph, recomputed: Mapping[str, RematKernels]) -> CandidateTable:
         """With the same answers to equal requests."""
         assert graph.batch == self.graph.batch

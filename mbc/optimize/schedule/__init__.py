@@ -12,4 +12,5 @@
 * `coalesce_waits`: waits at as few kernels as possible
 * `contention`: slowdown of kernels by concurrent copies and kernels
 * `simulate`: the predicted time of a program
+* `step_time`: what a step takes that accumulates the gradients of several mini-batches
 """

@@ -7,6 +7,7 @@
 * `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are made
 * `replace_micro_batches`: other kernels and divisions, all else unchanged
 * `concurrent_stream`: launches that move to a second stream of kernels
+* `host_sharing`: what a plan gains that knows of the other ranks' copies
 * `relu_masks`: ReLUs that store bit masks for their gradients
 * `overhead`: device memory outside the arena
 * `prediction_interval`: the interval of a predicted time

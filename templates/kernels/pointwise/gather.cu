@@ -28,7 +28,7 @@ struct SplitArguments {
 
 namespace mbc {
 
-enum Outside : int64_t { ZERO = 0, REPLICATE = 1, REFLECT = 2 };
+enum Outside : int64_t { ZERO = 0, REPLICATE = 1, REFLECT = 2, WRAP = 3 };
 
 template <typename T, int N>
 __global__ void copy_places(const T* x, T* y, int64_t vectors, Strided<1> places) {
@@ -82,6 +82,8 @@ struct Window {
         index = whole;
       } else if (mode == REPLICATE) {
         index = min(max(index, int64_t{0}), n - 1);
+      } else if (mode == WRAP) {
+        index = index < 0 ? index + n : index >= n ? index - n : index;
       } else {
         index = index < 0 ? -index : index >= n ? 2 * (n - 1) - index : index;
       }

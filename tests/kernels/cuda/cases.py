@@ -21,6 +21,7 @@ from mbc.ops.activation_variants import Elu
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest, Softmax
 from mbc.ops.arithmetic import Broadcast
+from mbc.ops.attention import Attention
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.control import control_record
@@ -54,6 +55,7 @@ from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopK, TopKMean
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
+from mbc.ops.window_bias import WindowBias
 from tests.kernels.statistics import grouped
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
@@ -865,6 +867,47 @@ def _matmuls(cases: Cases) -> None:
             cases.add("matmul", a, w(*left), w(*right), note=f"{m}x{n}x{k}{'ta' * a.transpose_a}{'tb' * a.transpose_b}")
 
 
+def _windows(cases: Cases) -> None:
+    for heads, a in (
+        (3, WindowBias((3, 4))),
+        (1, WindowBias((1, 5), (2, 3), (0, 2))),
+        (2, WindowBias((4, 3), (2, 2), (2, 1))),
+    ):
+        table, windows = w(a.offsets, heads), a.grid[0] * a.grid[1]
+        cases.add("window_bias", a, table)
+        cases.add("window_bias_backward", a, w(heads, 1, windows, a.pixels, a.pixels))
+    for shape, shift in (((2, 16, 5, 6), (2, -3)), ((3, 3, 4, 7), (-1, 0)), ((2, 8, 3, 8), (0, 5))):
+        back = (0, -shift[0], -shift[1])
+        cases.add("pad", Pad("wrap", shape[1:], (0, *shift), back), w(*shape), note="wrap")
+
+
+def _attention(cases: Cases) -> None:
+    """Heads, groups, queries, keys and channels of a head; a bias of so many heads and groups."""
+    for heads, groups, queries, keys, depth, bias, packed, causal in (
+        (2, 1, 70, 70, 32, None, True, False),
+        (2, 3, 19, 19, 8, (2, 3), True, False),
+        (3, 2, 9, 21, 40, (1, 2), False, False),
+        (2, 2, 21, 9, 24, (2, 1), False, True),
+        (1, 1, 35, 67, 80, (1, 1), False, True),
+        (1, 1, 5, 66, 120, None, False, False),
+        (3, 0, 17, 17, 5, None, True, True),
+        (1, 1, 3, 18, 200, (1, 1), False, False),
+        (2, 1, 1, 1, 16, None, True, False),
+    ):
+        outer = (groups,) if groups else ()
+        channels = heads * depth
+        q, k = w(2, channels, *outer, queries), w(2, channels, *outer, keys)
+        operands = (w(2, 3 * channels, *outer, queries),) if packed else (q, k, k)
+        note = f"{heads}x{depth}-{keys}{'-packed' * packed}{'-causal' * causal}"
+        added = () if bias is None else (w(bias[0], 1, bias[1], queries, keys),)
+        a = Attention(heads, depth**-0.5, causal, packed)
+        cases.add("attention", a, *operands, *added, note=note)
+        read = (*operands, *added, q, q, m(2, 1, heads, *outer, queries, make=positive))
+        cases.add("attention_backward", a, *read, note=note)
+        if added:
+            cases.add("attention_backward_bias", a, *read, note=note)
+
+
 def _all() -> tuple[Case, ...]:
     cases = Cases()
     for family in (
@@ -881,6 +924,8 @@ def _all() -> tuple[Case, ...]:
         _updates,
         _products,
         _matmuls,
+        _attention,
+        _windows,
     ):
         family(cases)
     return tuple(cases.known)

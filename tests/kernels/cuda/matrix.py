@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -19,6 +20,11 @@ MANY_IMAGES = 100  # of a convolution: more of them keep every block of a real G
 def is_for_a_gpu(case: Case) -> bool:
     """The emulator has two multiprocessors, whose blocks go round for few images already, and these take it minutes."""
     return case.kind.startswith("convolution") and case.operands[0].shape[0] > MANY_IMAGES
+
+
+def elements(case: Case) -> int:
+    """Of the operands: what a case takes the emulator grows with it."""
+    return sum(math.prod(operand.shape) for operand in case.operands)
 
 
 def offered(case: Case, precision: Precision) -> list[Candidate]:

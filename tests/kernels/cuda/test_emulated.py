@@ -45,7 +45,7 @@ from tests.kernels.cuda.launching import (
     from_bytes,
     relative_error,
 )
-from tests.kernels.cuda.matrix import is_for_a_gpu, matrix, offered
+from tests.kernels.cuda.matrix import elements, is_for_a_gpu, matrix, offered
 from tests.kernels.cuda.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -58,6 +58,8 @@ EMULATED_FP32 = (
     *fp32_emulated_halo_filter.KERNELS,
     *fp32_emulated_linear.KERNELS,
 )
+GEMMS = "convolution", "linear"
+MANY_ELEMENTS = 9_000  # of the operands of a case that is exhaustive
 # Relative error of GEMMs of fp32 words on tensor cores: at least, and at most.
 RELATIVE_ERROR = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
@@ -119,9 +121,8 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
                                    pytest.param(3, marks=pytest.mark.exhaustive)])  # fmt: skip
 @pytest.mark.parametrize(
     "case",
-    [c for c in CASES
+    [pytest.param(c, marks=[pytest.mark.exhaustive] if elements(c) > MANY_ELEMENTS else [], id=c.name) for c in CASES
      if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not is_for_a_gpu(c)],
-    ids=lambda case: case.name,
 )  # fmt: skip
 def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
     """What is fetched ahead may belong to another image."""
@@ -248,7 +249,7 @@ def check_tensor_cores(library: Library, case: Case, precision: Precision) -> No
 @pytest.mark.parametrize(
     ("case", "precision"),
     matrix(
-        ((c, p) for c in CASES if c.kind.startswith(("convolution", "linear")) for p in RELATIVE_ERROR),
+        ((c, p) for c in sorted(CASES, key=elements) if c.kind.startswith(GEMMS) for p in RELATIVE_ERROR),
         on_tensor_cores,
     ),
 )

@@ -33,6 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         "concat.cu",
         "layerwise.cu",
         "multi_tensor.cu",
+        "sharded.cu",
     )
     files = (*fused, "batch_norm.cu", "bias.cu", "elementwise.cu", *pools, *products)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)

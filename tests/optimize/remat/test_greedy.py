@@ -32,6 +32,7 @@ from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
+from tests.effort import examples
 from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table
 from tests.optimize.remat.test_apply_decisions import trained
 
@@ -72,7 +73,7 @@ def test_smaller_budgets_are_kept_to(network: str, techniques: Techniques) -> No
     ],
 )
 @given(part=st.floats(0.45, 1.0))
-@settings(max_examples=4)
+@settings(max_examples=examples(2, 8))
 def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
     network: str, without: frozenset[str], part: float
 ) -> None:
@@ -108,7 +109,7 @@ def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
         [frozenset[str](), *(frozenset({name}) for name in ("recompute", "micro_batches", "workspace"))]
     ),
 )
-@settings(max_examples=8)
+@settings(max_examples=examples(3, 12))
 def test_any_limits_of_device_and_host_give_a_sound_plan_or_say_why_not(
     network: str, precision: str, part: float, host_part: float, without: frozenset[str]
 ) -> None:

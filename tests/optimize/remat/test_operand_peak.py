@@ -25,7 +25,7 @@ from tests.optimize.schedule.test_depth_first_micro_batches import divided_draft
 
 
 @pytest.mark.parametrize("techniques", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
-@pytest.mark.parametrize("part", [0.9, 0.5, 0.2, 0.02])
+@pytest.mark.parametrize("part", [0.9, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.5, 0.2)), 0.02])
 def test_no_decision_goes_below(techniques: Techniques, part: float) -> None:
     for seed in SEEDS[:2]:
         found, _ = residency(seed, techniques, WORK, part)

@@ -165,7 +165,7 @@ def wide() -> CandidateTable:
     return CandidateTable(graph, find_spec("h200"), ONE_BY_ONE, None, Rules())
 
 
-@pytest.mark.parametrize("part", [0.9, 0.75, 0.65])
+@pytest.mark.parametrize("part", [0.9, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.75, 0.65))])
 def test_states_are_offloaded_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
     kept = search(wide, Limits(), 1 << 40)
     overhead = kept.predictions.overhead_bytes

@@ -13,7 +13,7 @@ from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, traili
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 
 FILE = "pointwise/gather.cu"
-MODES = ("zero", "replicate", "reflect")  # as in gather.cu
+MODES = ("zero", "replicate", "reflect", "wrap")  # as in gather.cu
 
 
 @dataclass(frozen=True, slots=True)

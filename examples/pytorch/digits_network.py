@@ -1,0 +1,42 @@
+"""What both loops train, and on what: a small network, and the 1,797 handwritten digits that scikit-learn has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+TRAINED, TESTED = 1397, 400  # images
+Loader = DataLoader[tuple[torch.Tensor, ...]]
+
+
+def loaders() -> tuple[Loader, Loader]:
+    """Mini-batches of 64 to train, in a new order each epoch, and the images held out."""
+    digits: Any = load_digits()  # a Bunch; its stub says a tuple, too
+    data = TensorDataset(
+        torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)
+    )
+    train, test = (torch.utils.data.Subset(data, part) for part in (range(TRAINED), range(TRAINED, TRAINED + TESTED)))
+    order = torch.Generator().manual_seed(0)
+    return DataLoader(train, 64, shuffle=True, drop_last=True, generator=order), DataLoader(test, 64)
+
+
+def network() -> nn.Module:
+    """[N, 1, 8, 8] to ten logits."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def accuracy(model: nn.Module, test: Loader) -> float:
+    """Share of the test's images that the model classifies correctly, in eval mode."""
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test)
+    model.train()
+    return right / TESTED

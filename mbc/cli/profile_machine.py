@@ -1,0 +1,123 @@
+"""What `mbc profile --gpu all` measures of the machine around its GPUs, each part by itself: where one fails the others
+are measured all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mbc.cli.terminal import StatusLine
+from mbc.errors import MbcError
+from mbc.units import show_duration
+
+if TYPE_CHECKING:
+    from mbc.profile.model import Profile
+
+Gpus = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`known`: whether a profile has it of so many GPUs. `measure`: into a profile, telling how it goes; returns what
+    is printed of it, as a line and for a script."""
+
+    what: str
+    known: Callable[[Profile, Gpus], bool]
+    measure: Callable[[Gpus, Path, Callable[[str], None]], tuple[str, dict[str, Any]]]
+
+
+@dataclass
+class Outcome:
+    """`lines`, `figures`: of all parts that were measured. `failures`: what the others failed with."""
+
+    lines: list[str] = field(default_factory=list[str])
+    figures: dict[str, Any] = field(default_factory=dict[str, Any])
+    failures: list[MbcError] = field(default_factory=list[MbcError])
+
+
+def missing(path: Path, gpus: Gpus) -> tuple[Part, ...]:
+    """The parts that the profile at `path` does not have."""
+    from mbc.profile.read import read_profile
+
+    if len(gpus) < 2:
+        return ()
+    profile = read_profile(path) if path.exists() else None
+    return tuple(part for part in PARTS if profile is None or not part.known(profile, gpus))
+
+
+def measure(parts: Sequence[Part], gpus: Gpus, path: Path) -> Outcome:
+    """Those that fail are told of, too."""
+    began_s, line, found = time.monotonic(), StatusLine(), Outcome()
+
+    def tell(text: str) -> None:
+        line.line(f"{time.monotonic() - began_s:5.1f} s  {text}")
+
+    for part in parts:
+        part_began_s = time.monotonic()
+        try:
+            words, figures = part.measure(gpus, path, tell)
+        except MbcError as error:
+            found.failures.append(error)
+            line.line(f"note: {part.what} were not measured: {error.message}")
+        else:
+            found.lines.append(f"{path}: {words} measured in {show_duration(time.monotonic() - part_began_s)}")
+            found.figures |= figures
+    return found
+
+
+def all_parts(gpus: Gpus) -> Iterator[Part]:
+    """Of one GPU only what says that it takes two."""
+    yield from PARTS if len(gpus) > 1 else PARTS[:1]
+
+
+def _knows_collectives(profile: Profile, gpus: Gpus) -> bool:
+    from mbc.kernels.nccl import BY_COPIES
+    from mbc.measure.collective_fleet import link_of
+    from mbc.measure.collectives import MAX_CTAS
+
+    found = {t.max_ctas for t in profile.collectives if (t.ranks, t.link) == (len(gpus), link_of(gpus))}
+    return found >= {*MAX_CTAS} - {BY_COPIES}  # which not all machines have
+
+
+def _collectives(gpus: Gpus, path: Path, tell: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+    from mbc.measure.collective_fleet import measure_collectives
+
+    found = measure_collectives(gpus, path, tell)
+    rows = {"times": found.times, "slowdowns": found.slowdowns, "overheads": found.overheads}
+    words = f"{len(found.times)} times of collectives between {len(gpus)} GPUs and {len(found.slowdowns)} slow-downs"
+    return words, {name: [asdict(row) for row in of] for name, of in rows.items()}
+
+
+def _knows_peer_link(profile: Profile, gpus: Gpus) -> bool:
+    from mbc.hardware.transfers import measured_peer_link
+
+    return measured_peer_link(profile.constants) is not None
+
+
+def _peer_link(gpus: Gpus, path: Path, tell: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+    from mbc.measure.peer_fleet import measure_peer_link
+
+    return "copies between two GPUs", {"peer_link": asdict(measure_peer_link(gpus, path, tell))}
+
+
+def _knows_host_sharing(profile: Profile, gpus: Gpus) -> bool:
+    from mbc.hardware.host_sharing import measured_sharing
+
+    return {rates.gpus for rates in measured_sharing(profile.constants)} >= {*range(1, len(gpus) + 1)}
+
+
+def _host_sharing(gpus: Gpus, path: Path, tell: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
+    from mbc.measure.host_fleet import measure_host_sharing
+
+    found = measure_host_sharing(gpus, path, tell)
+    return f"copies of 1 to {len(gpus)} GPUs with the host", {"host_sharing": [asdict(rates) for rates in found]}
+
+
+PARTS = (
+    Part("collectives", _knows_collectives, _collectives),
+    Part("copies between GPUs", _knows_peer_link, _peer_link),
+    Part("copies of several GPUs with the host", _knows_host_sharing, _host_sharing),
+)

@@ -1,0 +1,49 @@
+"""`mbc report`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbc.cli.arguments.groups import options
+from mbc.cli.places import check_plannable, find_plan, read_text
+from mbc.cli.terminal import busy, notes
+from mbc.units import show_size
+
+if TYPE_CHECKING:
+    from mbc.optimize.bounds.measured_floor import Floor
+    from mbc.options import Options
+    from mbc.plan.model import Plan
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write a plan as a page of one file."""
+    asked = options(arguments)
+    check_plannable(arguments.plan, asked)
+    from mbc.report.html.plan_page import plan_page
+    from mbc.report.html.recorded import read_recorded
+    from mbc.report.html.render import write_text
+    from mbc.report.measured import measured_step
+
+    found = [(name, read_recorded(read_text(Path(name)), name)) for name in arguments.recorded]
+    plan = find_plan(arguments.plan, asked)
+    steps = [measured_step(plan, result, name) for name, result in found if result["what"] == "step"]
+    recorded = [result for _, result in found if result["what"] != "step"]
+    floor = _floor(plan, asked) if arguments.floor else None
+    path = Path(arguments.output or f"{plan.graph.name}.html")
+    with busy(f"writing {path}"):
+        text = plan_page(plan, floor=floor, recorded=recorded, measured=steps[-1] if steps else None)
+        write_text(path, text)
+    print(f"{path}: {show_size(len(text.encode()))}")
+    return 0
+
+
+def _floor(plan: Plan, asked: Options) -> Floor:
+    from mbc.analysis.roofline import device_of
+    from mbc.optimize.bounds.measured_floor import graph_floor
+    from mbc.profile.locate import find_profile
+
+    device = device_of(plan)
+    with notes(), busy("finding the floor"):
+        return graph_floor(plan.graph, device, find_profile(device, asked.profile, asked.stale_profile))

@@ -1,0 +1,29 @@
+"""`mbc trace`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from mbc.cli.arguments.groups import options
+from mbc.cli.places import check_plannable, find_plan, read_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the predicted step of a plan, and the measured one where it was recorded, as a trace for Perfetto."""
+    asked = options(arguments)
+    check_plannable(arguments.plan, asked)
+    from mbc.report.html.recorded import read_recorded
+    from mbc.report.html.render import write_text
+    from mbc.report.measured import measured_step
+    from mbc.report.trace import trace_document
+
+    name: str | None = arguments.recorded
+    record = {} if name is None else read_recorded(read_text(Path(name)), name)
+    plan = find_plan(arguments.plan, asked)
+    path = Path(arguments.output or f"{plan.graph.name}.trace.json")
+    trace = trace_document(plan, None if name is None else measured_step(plan, record, name))
+    write_text(path, json.dumps(trace, separators=(",", ":")))
+    print(f"{path}: {len(trace['traceEvents']):,} events; open it at https://ui.perfetto.dev")
+    return 0

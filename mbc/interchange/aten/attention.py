@@ -1,0 +1,228 @@
+"""Attention: `scaled_dot_product_attention`, and products, softmax and products that are the same."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.constants import known
+from mbc.interchange.aten.factors import Seen, factored, permuted, picked, regarded, selected, windowed
+from mbc.interchange.aten.operands import (
+    CHANNELS_LAST,
+    FACTORED,
+    Activation,
+    Atom,
+    Known,
+    Operand,
+    Refused,
+    Result,
+    Scores,
+    as_setting,
+)
+from mbc.interchange.program import Array
+from mbc.interchange.steps import Setting
+from mbc.ops.window_bias import MASKED, WindowBias
+
+_HEADS = "give query, key and value the shape [N, heads, T, D], with the heads in the channels of a linear layer"
+
+
+def _headed(x: Activation) -> tuple[int, Seen, Seen]:
+    """Heads, groups and positions of [N * groups, heads, T, D]."""
+    if x.view != FACTORED or len(x.axes) != 4 or len(x.shape) != 4:
+        raise Refused(f"its operand {list(x.seen)} has no heads that are channels", _HEADS)
+    batch, heads, tokens, depth = x.axes
+    (d,) = (atom.size for atom in depth) if len(depth) == 1 else (1,)
+    count = math.prod(atom.size for atom in heads)
+    rows = (Atom(0, 1, x.shape[0]),) if x.shape[0] > 1 else ()
+    channels = tuple(atom for atom in (Atom(1, d, count), Atom(1, 1, d)) if atom.size > 1)
+    if (
+        batch[: len(rows)] != rows
+        or (*heads, *depth) != channels
+        or any(a.axis < 2 for a in (*batch[len(rows) :], *tokens))
+    ):
+        raise Refused(f"its operand {list(x.seen)} has no heads that are channels", _HEADS)
+    return count, batch[len(rows) :], tokens
+
+
+def _attention(call: Call) -> Result:
+    query, key, value = (call.activation(name) for name in ("query", "key", "value"))
+    if call.real("dropout_p", 0.0):
+        raise Refused("it drops scores", "build it without dropout of attention (attn_drop=0, dropout=0)")
+    if call.flag("enable_gqa", False):
+        raise Refused("its heads share keys", "give it as many heads of keys as of queries")
+    mask = call.optional("attn_mask")
+    added = () if mask is None else (_added(call, mask),)
+    scale = None if call.node.arguments.get("scale") is None else call.real("scale", 1.0)
+    return attended(call, query, key, value, scale, added, call.flag("is_causal", False))
+
+
+def _added(call: Call, operand: Operand) -> Known:
+    found = known(call, operand)
+    if found is None:
+        raise Refused("what is added to the scores is computed", "add a table by constant index, or constants")
+    return found
+
+
+def attended(
+    call: Call,
+    query: Activation,
+    key: Activation,
+    value: Activation,
+    scale: float | None,
+    bias: tuple[Known, ...],
+    causal: bool,
+) -> Activation:
+    """`scale` None: 1 / sqrt(D). The factors of the operands are in it, too."""
+    heads, groups, tokens = _headed(query)
+    for other in (key, value):
+        if _headed(other) != (heads, groups, tokens):
+            raise Refused(f"it attends from {list(query.seen)} to {list(other.seen)}", "attend within one sequence")
+    factor = query.factor * key.factor
+    if value.factor != 1.0:
+        raise Refused("its values are scaled", "scale what it gives")
+    depth = query.seen[-1]
+    scaled = (1 / math.sqrt(depth) if scale is None else scale) * factor
+    settings: dict[str, Setting] = {"heads": heads, "causal": causal}
+    if not math.isclose(scaled, 1 / math.sqrt(depth), rel_tol=1e-6):
+        settings["scale"] = scaled
+    operands = _operands(call, (query, key, value), heads * depth)
+    operands = [windowed(call, x, groups, tokens) for x in operands]
+    rows, _, count, length = operands[0].shape
+    if bias:
+        operands.append(_bias(call, operands[0], heads, count, length, bias))
+    made = call.layer("attention", operands, (rows, heads * depth, count, length), settings)
+    parts = {a: Atom(a, 1, size) for a, size in enumerate(made.shape) if size > 1}
+    axes = (
+        tuple(parts[a] for a in (0, 2) if a in parts),
+        (Atom(1, depth, heads),) if heads > 1 else (),
+        tuple(parts[a] for a in (3,) if a in parts),
+        (Atom(1, 1, depth),) if depth > 1 else (),
+    )
+    return regarded(made, axes)
+
+
+def _operands(call: Call, parts: tuple[Activation, ...], channels: int) -> list[Activation]:
+    """One tensor where query, key and value are its thirds."""
+    thirds = [((Atom(1, channels, 3), number),) for number in range(3)]
+    first = parts[0]
+    if [x.picks for x in parts] == thirds and len({x.value for x in parts}) == 1:
+        return [Activation(first.value, first.shape)]
+    return [Activation(made.value, made.shape) for made in (picked(call, replace(x, factor=1.0)) for x in parts)]
+
+
+def _bias(call: Call, x: Activation, heads: int, count: int, length: int, bias: tuple[Known, ...]) -> Activation:
+    """Tables by the offset within windows, and the masks of shifted ones. Raises Refused for anything else."""
+    tables = [b for b in bias if b.weight is not None]
+    masks = [b.array for b in bias if b.weight is None and b.array.any()]
+    made = _window_of(call, x)
+    if len(tables) != 1 or made is None:
+        raise Refused(
+            "what is added to the scores is no relative position bias of windows", "add nothing to the scores"
+        )
+    table, (window, size) = tables[0], made
+    weight = table.weight
+    assert weight is not None
+    wanted = WindowBias(window).numbers()[None, None] * heads + np.arange(heads).reshape(1, heads, 1, 1)
+    if weight.shape != (WindowBias(window).offsets, heads) or not np.array_equal(table.array, wanted):
+        raise Refused(
+            f"its bias is not that of offsets within windows of {window}", "number offsets as Swin Transformer does"
+        )
+    shift = _shift(masks, window, (size[0] // window[0], size[1] // window[1]))
+    shape = (heads, 1, count if shift != (0, 0) else 1, length, length)
+    settings: dict[str, Setting] = {"heads": heads, "window": as_setting(window)}
+    if shift != (0, 0):
+        settings |= {"size": as_setting(size), "shift": as_setting(shift)}
+    return call.layer("window_bias", (), shape, settings, weight=weight)
+
+
+def _window_of(call: Call, x: Activation) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """The window and the image that positions are from, before pointwise layers."""
+    while (made := call.maker(x)) is not None and made[0].op == "conv":
+        x = made[1]
+    if made is None or made[0].op != "windows":
+        return None
+    window, (_, _, height, width) = made[0].settings["window"], made[1].shape
+    down, across = window if isinstance(window, tuple) else (window, window)
+    return (int(down), int(across)), (height, width)
+
+
+def _shift(masks: list[Array], window: tuple[int, int], grid: tuple[int, int]) -> tuple[int, int]:
+    """Of the image that a mask is for."""
+    if not masks:
+        return 0, 0
+    pixels = window[0] * window[1]
+    if len(masks) == 1 and masks[0].size == grid[0] * grid[1] * pixels**2:
+        given = masks[0].reshape(-1, pixels, pixels)
+        for shift in itertools.product(range(window[0]), range(window[1])):
+            if np.array_equal(MASKED * WindowBias(window, grid, shift).mask(), given):
+                return shift
+    raise Refused("its mask is not that of shifted windows", "mask by -100, as Swin Transformer does")
+
+
+def scores(call: Call, query: Activation, key: Activation) -> Scores | None:
+    """The product of [N, heads, T, D] and [N, heads, D, T]; None where these are no heads."""
+    if query.view != FACTORED or key.view != FACTORED or len(key.axes) != 4:
+        return None
+    turned = permuted(key, (0, 1, 3, 2))
+    _headed(query)
+    _headed(turned)
+    return Scores(query, turned, call.result_shape)
+
+
+def with_scores(op: str, call: Call, a: Operand | float, b: Operand | float) -> Scores:
+    """Scores plus a bias, or times a number."""
+    found, other = (a, b) if isinstance(a, Scores) else (b, a)
+    assert isinstance(found, Scores)
+    if (
+        isinstance(other, int | float)
+        and not found.shares
+        and not found.bias
+        and (op == "*" or (op == "/" and other is b))
+    ):
+        times = other if op == "*" else 1 / other
+        return replace(found, query=replace(found.query, factor=found.query.factor * times))
+    if isinstance(other, int | float) or op != "+" or found.shares:
+        raise Refused("it calculates with the scores of attention", "add a bias to them, and take their softmax")
+    return replace(found, bias=(*found.bias, _added(call, other)))
+
+
+def of_shares(call: Call, shares: Scores, value: Activation) -> Activation:
+    if not shares.shares:
+        raise Refused("it multiplies scores that have no softmax", "take the softmax of the scores first")
+    return attended(call, shares.query, shares.key, value, 1.0, shares.bias, causal=False)
+
+
+def _unbind(call: Call) -> Result:
+    x, dim = factored(call.activation("self")), call.integer("dim", 0)
+    parts = [] if x is None else [selected(x, dim, number) for number in range(x.seen[dim])]
+    if not parts or any(part is None for part in parts):
+        raise Refused("it takes a tensor apart along samples or several axes", "use torch.split")
+    return tuple(part for part in parts if part is not None)
+
+
+def _roll(call: Call) -> Result:
+    x = call.image(call.activation("self"))
+    shifts, dims = call.ints("shifts"), call.ints("dims")
+    axis = {1: 2, 2: 3} if x.view == CHANNELS_LAST else {2: 2, 3: 3}
+    if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
+        raise Refused(f"it rolls {list(x.seen)} along dimensions {list(dims)}", "roll height and width of images")
+    by = {2: 0, 3: 0}
+    for dim, shift in zip(dims, shifts, strict=True):
+        size = x.shape[axis[dim % 4]]
+        by[axis[dim % 4]] = int(math.fmod(shift, size))
+    if not any(by.values()):
+        return x
+    return replace(x, value=call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}).value)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.scaled_dot_product_attention.default": _attention,
+    "aten.unbind.int": _unbind,
+    "aten.roll.default": _roll,
+}
+NOT_TAKEN: Mapping[str, str] = {}

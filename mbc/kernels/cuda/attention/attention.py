@@ -1,0 +1,222 @@
+"""Scaled dot-product attention, forward and backward: by FMA whatever the request, in 16 bits on tensor cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import DType, Layout
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.cuda.base import (
+    REDUCTION_BLOCKS,
+    Layouts,
+    OwnKernel,
+    Slice,
+    Struct,
+    always,
+    gemm_us,
+    layout_code,
+    no_workspace,
+    type_code,
+)
+from mbc.ops.attention import Attention, Sizes, biased, products_of, sizes
+
+# As in the sources.
+DEPTHS = (32, 64, 96, 128, 256)  # channels of a head that kernels are compiled for
+MMA_DEPTH = 128
+FMA_SHARE, MMA_SHARE = 0.08, 0.25  # of the peak, not measured yet
+# Products of the size of the scores: scores and dy's with values are computed for queries and again for keys.
+PRODUCTS = {"attention": 2, "attention_backward": 7, "attention_backward_bias": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    depth: int
+    packed: int
+    causal: int
+    bias_heads: int
+    bias_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBiasArguments(AttentionArguments):
+    parts: int
+    accumulate: int
+
+
+def _attention(request: Request) -> tuple[Attention, Sizes]:
+    a = request.attributes
+    assert isinstance(a, Attention)
+    return a, sizes(a, request.inputs)
+
+
+def _has_bias(request: Request) -> bool:
+    return biased(_attention(request)[0], len(request.inputs), request.kind != "attention")
+
+
+def _fields(at: Slice) -> dict[str, int]:
+    request = at.request
+    (a, s), x = _attention(request), request.inputs[0]
+    heads, _, groups = request.inputs[a.operands].shape[:3] if _has_bias(request) else (0, 1, 0)
+    return {
+        "type": type_code(x),
+        "layout": layout_code(at.layout),
+        "rows": x.shape[0],
+        "heads": s.heads,
+        "groups": s.groups,
+        "queries": s.queries,
+        "keys": s.keys,
+        "depth": s.depth,
+        "packed": int(a.packed),
+        "causal": int(a.causal),
+        "bias_heads": heads,
+        "bias_groups": groups,
+    }
+
+
+def _arguments(at: Slice) -> AttentionArguments:
+    return AttentionArguments(**_fields(at))
+
+
+def _tile(request: Request, tensor_cores: bool) -> tuple[int, int, int]:
+    """Rows that a block holds, positions that it walks over at a time, bytes of a row, as in the sources."""
+    depth = next(d for d in DEPTHS if _attention(request)[1].depth <= d)
+    if tensor_cores:
+        return 64, 64 if depth <= 64 else 32, (depth + 8) * 2
+    return 64 if depth <= 64 else 32, 16, (depth + 4) * 4
+
+
+def _parts(request: Request, tensor_cores: bool) -> int:
+    """Among how many blocks what shares a tile of the bias is divided."""
+    s, bias = _attention(request)[1], request.outputs[0]
+    held, walked, _ = _tile(request, tensor_cores)
+    heads, _, groups = bias.shape[:3]
+    tiles = heads * groups * math.ceil(s.queries / held) * math.ceil(s.keys / walked)
+    shared = request.inputs[0].shape[0] * (s.heads // heads) * (s.groups // groups)
+    return max(1, min(shared, 2 * REDUCTION_BLOCKS // tiles))
+
+
+def _shared(tensor_cores: bool) -> Callable[[Request], int]:
+    def shared(request: Request) -> int:
+        held, walked, row_bytes = _tile(request, tensor_cores)
+        if request.kind == "attention":
+            return (held + 2 * walked) * row_bytes
+        return 2 * (held + walked) * row_bytes + 8 * max(held, walked)
+
+    return shared
+
+
+def _bias_arguments(tensor_cores: bool) -> Callable[[Slice], AttentionBiasArguments]:
+    def arguments(at: Slice) -> AttentionBiasArguments:
+        parts = _parts(at.request, tensor_cores)
+        return AttentionBiasArguments(**_fields(at), parts=parts, accumulate=int(at.accumulate))
+
+    return arguments
+
+
+def _dots_bytes(request: Request, layout: Layout) -> int:
+    """Of each row of scores a number."""
+    return request.inputs[-1].size_bytes
+
+
+def _bias_workspace(tensor_cores: bool) -> Callable[[Request, Layout], int]:
+    def workspace(request: Request, layout: Layout) -> int:
+        return _parts(request, tensor_cores) * request.outputs[0].size_bytes + _dots_bytes(request, layout)
+
+    return workspace
+
+
+def _scale(at: Slice) -> tuple[float, ...]:
+    return (_attention(at.request)[0].scale,)
+
+
+def _time_us(tensor_cores: bool) -> Callable[[Request, DeviceSpec], float]:
+    def time_us(request: Request, device: DeviceSpec) -> float:
+        operations = products_of(_attention(request)[0], request.inputs, PRODUCTS[request.kind])
+        if not tensor_cores:
+            return gemm_us(request, device, operations, device.fp32_tflops, FMA_SHARE)
+        return gemm_us(request, device, operations, peak_tflops(device, request.precision), MMA_SHARE)
+
+    return time_us
+
+
+def _ordered(request: Request) -> list[bool]:
+    """Which operands lie as images do: not the bias and the logarithms."""
+    a, count = _attention(request)[0], len(request.inputs)
+    if request.kind == "attention":
+        return [i < a.operands for i in range(count)] + [True, False]
+    result = request.kind == "attention_backward"
+    return [i < a.operands or i in (count - 3, count - 2) for i in range(count)] + [result] * len(request.outputs)
+
+
+def _layouts(request: Request) -> Iterable[Layouts]:
+    yield (Layout.CHANNELS_FIRST,) * len(_ordered(request))
+    yield from _last(request)
+
+
+def _last(request: Request) -> Iterable[Layouts]:
+    operands = (*request.inputs, *request.outputs)
+    last = [image and t.ordered for image, t in zip(_ordered(request), operands, strict=True)]
+    if any(last):
+        yield tuple(Layout.CHANNELS_LAST if there else Layout.CHANNELS_FIRST for there in last)
+
+
+def _takes_mma(request: Request) -> bool:
+    a, s = _attention(request)
+    working = all(t.dtype in (DType.BF16, DType.FP16) for t in request.inputs[: a.operands])
+    # Vectors of 16 bytes: a packed operand of one position lies as if it were channels first.
+    return working and s.depth % 8 == 0 and s.depth <= MMA_DEPTH and any(True for _ in _last(request))
+
+
+def _kernels(tensor_cores: bool) -> tuple[OwnKernel, ...]:
+    file = f"attention/attention{'_mma' * tensor_cores}.cu"
+
+    def kernel(
+        kind: str,
+        struct: type[Struct],
+        arguments: Callable[[Slice], Struct],
+        workspace: Callable[[Request, Layout], int],
+        launches: int,
+    ) -> OwnKernel:
+        return OwnKernel(
+            kind,
+            file,
+            struct,
+            arguments,
+            _scale,
+            layouts=_last if tensor_cores else _layouts,
+            workspace=workspace,
+            time_us=_time_us(tensor_cores),
+            launches=launches,
+            accumulates=kind == "attention_backward_bias",
+            launcher=kind.replace("attention", "attention_mma", 1) if tensor_cores else "",
+            takes=_takes_mma if tensor_cores else always,
+            shared=_shared(tensor_cores),
+            tensor_cores=tensor_cores,
+            aligned=tensor_cores,
+        )
+
+    return (
+        kernel("attention", AttentionArguments, _arguments, no_workspace, 1),
+        kernel("attention_backward", AttentionArguments, _arguments, _dots_bytes, 3),
+        kernel(
+            "attention_backward_bias",
+            AttentionBiasArguments,
+            _bias_arguments(tensor_cores),
+            _bias_workspace(tensor_cores),
+            3,
+        ),
+    )
+
+
+KERNELS = (*_kernels(tensor_cores=False), *_kernels(tensor_cores=True))

@@ -1,0 +1,47 @@
+"""The process of one GPU that copies with the host, for `mbc.measure.host_fleet`: tasks come in by stdin, rates go out
+by stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.measure.collective_worker import serve
+from mbc.measure.gpu import DoesNotFit, Gpu
+from mbc.measure.host_fleet import BACK, OUT
+from mbc.measure.shared_copies import COPY_BYTES, Mark, shared_rates
+from mbc.measure.workbench import identity
+from mbc.plan.model import Stream
+
+MEMORY_SHARE = 0.1  # of what is free: two copies lie there
+
+
+def measure(task: object, say: Callable[[object], None], receive: Callable[[], Any]) -> None:
+    """Copies as often as it is asked to, until stdin ends."""
+    with Gpu(MEMORY_SHARE) as gpu:
+        try:
+            ends = {direction: (gpu.take(COPY_BYTES), gpu.pinned(COPY_BYTES)) for direction in (OUT, BACK)}
+        except DoesNotFit as error:
+            raise MbcError(
+                "MBC362", f"memory for copies of several GPUs with the host is missing: {error}", "end other programs "
+                "that use the GPUs"
+            ) from error  # fmt: skip
+        streams = {direction: gpu.new_stream() for direction in ends}
+
+        def copy(direction: Stream) -> Mark:
+            device, host = ends[direction]
+            if direction is OUT:
+                gpu.copy_to_host(host, device, streams[direction])
+            else:
+                gpu.copy_to_device(device, host, streams[direction])
+            return gpu.mark_time(streams[direction])
+
+        say(("ready", identity(gpu)))
+        while True:
+            asked = receive()
+            say(("rates", shared_rates(copy, asked.directions, asked.begin_s)))
+
+
+if __name__ == "__main__":
+    serve(measure)

@@ -1,0 +1,131 @@
+"""The bias of attention within windows: what a table has for each offset between two pixels, and the mask of windows
+that a shift has put together from unlike parts of an image. Liu et al., "Swin Transformer", 2021."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.window import as_pair, positive
+
+MASKED = -100.0  # added to scores of pixels that were no neighbours before the shift
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBias(Attributes):
+    """Windows of `window` pixels, `grid` of them down and across. `shift`: by how much the image was rolled to the top
+    and to the left; without, there is one bias for all windows, and `grid` is (1, 1)."""
+
+    window: tuple[int, int]
+    grid: tuple[int, int] = (1, 1)
+    shift: tuple[int, int] = (0, 0)
+
+    @property
+    def offsets(self) -> int:
+        """Rows of the table: of offset (dy, dx) that of number (dy + h - 1) * (2 w - 1) + dx + w - 1."""
+        return (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
+
+    @property
+    def pixels(self) -> int:
+        return self.window[0] * self.window[1]
+
+    def numbers(self) -> Array:
+        """[T, T]: the row of the table for query and key."""
+        h, w = self.window
+        y, x = (p.reshape(-1) for p in np.indices((h, w)))
+        return (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1
+
+    def mask(self) -> Array:
+        """[windows, T, T]: whether query and key come from unlike parts of the image."""
+        parts: list[Array] = []
+        for side, count, shift in zip(self.window, self.grid, self.shift, strict=True):
+            at, size = np.arange(side * count), side * count
+            parts.append((at >= size - side).astype(int) + (at >= size - shift) if shift else 0 * at)
+        (h, w), (down, across) = self.window, self.grid
+        part = (3 * parts[0][:, None] + parts[1]).reshape(down, h, across, w).transpose(0, 2, 1, 3)
+        part = part.reshape(down * across, h * w)
+        return part[:, :, None] != part[:, None, :]
+
+
+def _checked(a: WindowBias) -> None:
+    for side, count, shift in zip(a.window, a.grid, a.shift, strict=True):
+        if side < 1 or count < 1 or not 0 <= shift < side:
+            raise ShapeError(f"there are no {a.grid} windows of {a.window} pixels, shifted by {a.shift}")
+
+
+def _shape(a: WindowBias, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (table,) = inputs
+    _checked(a)
+    if len(table.shape) != 2 or table.shape[0] != a.offsets:
+        raise ShapeError(f"{table} has not a row for each of the {a.offsets} offsets in windows of {a.window}")
+    return (TensorType((table.shape[1], 1, a.grid[0] * a.grid[1], a.pixels, a.pixels), table.dtype),)
+
+
+def _backward_shape(a: WindowBias, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    (dy,) = inputs
+    _checked(a)
+    if len(dy.shape) != 5 or dy.shape[1:] != (1, a.grid[0] * a.grid[1], a.pixels, a.pixels):
+        raise ShapeError(f"gradient {dy} is not of {a.grid} windows of {a.window}")
+    return (TensorType((a.offsets, dy.shape[0]), master(dy.dtype)),)
+
+
+def _evaluate(a: WindowBias, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (table,) = inputs
+    bias = np.moveaxis(table[a.numbers()], -1, 0)[:, None, None]
+    return ((bias + MASKED * a.mask()).astype(table.dtype),)
+
+
+def _backward(a: WindowBias, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (dy,) = inputs
+    total = np.zeros((a.offsets, dy.shape[0]))
+    np.add.at(total, a.numbers(), np.moveaxis(dy.sum(axis=(1, 2), dtype=np.float64), 0, -1))
+    return (total.astype(dy.dtype),)
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    (dy,) = dys
+    if dy is None or not g.needs(op.inputs[0]):
+        return (None,)
+    return g.emit("window_bias_backward", op.attributes, (dy,), *op.inputs)
+
+
+OPS = (
+    OpKind("window_bias", WindowBias, _shape, _evaluate, _gradient, working_inputs=(0,)),
+    OpKind("window_bias_backward", WindowBias, _backward_shape, _backward),
+)
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    window, size, shift = (as_pair(settings[name]) for name in ("window", "size", "shift"))
+    positive("heads", (settings["heads"],))
+    positive("window", window)
+    a = WindowBias(window)
+    if shift != (0, 0):
+        if any(n < side or n % side or not 0 <= by < side for n, side, by in zip(size, window, shift, strict=True)):
+            raise ShapeError(f"shift is {shift}: it needs a size that windows of {window} divide, not {size}, and less")
+        a = WindowBias(window, (size[0] // window[0], size[1] // window[1]), shift)
+    table = builder.state("weight", (a.offsets, settings["heads"]), Initializer("normal", 0.02))
+    return builder.emit("window_bias", a, (table,))[0]
+
+
+LAYERS = (
+    Layer(
+        "window_bias",
+        (
+            Parameter("heads", "int"),
+            Parameter("window", "pair"),
+            Parameter("size", "pair", 0),
+            Parameter("shift", "pair", 0),
+        ),
+        _build,
+        (0, 0),
+        "The trained bias of attention by offset within a window, [heads, 1, windows or 1, T, T]; with a shift, of an "
+        "image of `size`, less 100 where two pixels were no neighbours before roll(-shift).",
+    ),
+)

@@ -1,0 +1,111 @@
+"""An optimizer of torch, with its hyperparameters and parameter groups -> entries of the `train` section."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mbc.errors import MbcError
+
+torch: Any = importlib.import_module("torch")
+_TAKEN = "torch.optim.SGD, AdamW, or Adam without weight decay"
+# What a group may have beside rate and weight decay, and what it must be.
+_PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """`entry`: the optimizer as the language writes it, with the rate and weight decay of the first group; `factors`:
+    of each group, its rate over that of the first; `decays`: its weight decay; `settings`: of the first group, as the
+    plan contains them."""
+
+    entry: str
+    factors: tuple[float, ...]
+    decays: tuple[float, ...]
+    settings: tuple[tuple[str, Any], ...]
+
+
+def updates_of(optimizer: Any) -> Updates:
+    """MBC332 for an optimizer that mbc does not have, or that has been used, naming what it is."""
+    kind, optim = optimizer.__class__, torch.optim
+    if kind not in (optim.SGD, optim.AdamW, optim.Adam):
+        raise _refused(f"the optimizer {kind.__name__} is not one that mbc has", f"use {_TAKEN}")
+    if optimizer.state:
+        raise _refused("the optimizer has state of earlier steps", "make a new one for the model")
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
+    settings = ("momentum", "nesterov") if kind is optim.SGD else ("betas", "eps")
+    for name, plain in _PLAIN.items():
+        if any(group.get(name, plain) != plain for group in groups):
+            raise _refused(f"the optimizer {kind.__name__} has {name} set", f"leave {name} at {plain}")
+    for name in settings:
+        if any(group[name] != groups[0][name] for group in groups):
+            raise _refused(f"parameter groups have different {name}", "only lr and weight_decay may differ")
+    decays = tuple(float(group["weight_decay"]) for group in groups)
+    decoupled = kind is optim.AdamW or groups[0].get("decoupled_weight_decay", False)
+    if kind is optim.Adam and any(decays) and not decoupled:
+        raise _refused(
+            "the optimizer Adam has weight_decay, which it adds to gradients", "use AdamW, which decouples it"
+        )
+    first = groups[0]
+    if kind is optim.SGD:
+        nesterov = ", nesterov=true" if first["nesterov"] else ""
+        entry = f"sgd(momentum={float(first['momentum'])!r}{nesterov}, weight_decay={decays[0]!r})"
+    else:
+        beta1, beta2 = (float(beta) for beta in first["betas"])
+        entry = f"adamw(beta1={beta1!r}, beta2={beta2!r}, eps={float(first['eps'])!r}, weight_decay={decays[0]!r})"
+    rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+    if min(rates) <= 0 and len(set(rates)) > 1:
+        raise _refused("a parameter group has a learning rate of 0", "set requires_grad=False for its parameters")
+    factors = tuple(rate / rates[0] if rates[0] else 1.0 for rate in rates)
+    return Updates(entry, factors, decays, tuple((name, first[name]) for name in settings))
+
+
+def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequence[str]]) -> list[str]:
+    """Lines of the `train` section; `states_of`: the trained states that hold a parameter."""
+    differing = [
+        f'group("{state}", rate={factor!r}, weight_decay={decay!r})'
+        for group, factor, decay in zip(optimizer.param_groups, updates.factors, updates.decays, strict=True)
+        if (factor, decay) != (1.0, updates.decays[0])
+        for parameter in group["params"]
+        for state in states_of(parameter)
+    ]
+    comma = "," if len(differing) == 1 else ""
+    return [f"optimizer = {updates.entry}", *([f"groups = ({', '.join(differing)}{comma})"] if differing else [])]
+
+
+def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:
+    """The rate of the first group: the one `given`, or the optimizer's. MBC335 where the rates of the groups have left
+    the planned proportion, or another hyperparameter has changed: schedules of momentum do so."""
+    groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
+    if len(groups) != len(updates.factors):
+        raise _changed(f"{len(groups)} parameter groups", str(len(updates.factors)), "make a trainer with all groups")
+    for group, decay in zip(groups, updates.decays, strict=True):
+        for name, planned in (*updates.settings, ("weight_decay", decay)):
+            if group[name] != planned:
+                raise _changed(
+                    f"{name}={group[name]}", str(planned), "schedule learning rates alone (cycle_momentum=False)"
+                )
+    rates = [float(group["lr"]) for group in groups]
+    if given is not None:
+        return given
+    planned = [rates[0] * factor for factor in updates.factors]
+    if not all(map(_close, rates, planned)):
+        raise _changed(
+            f"the rates {rates}", str(planned), "let a schedule change the rates of all groups by one factor"
+        )
+    return rates[0]
+
+
+def _close(rate: float, planned: float) -> bool:
+    return math.isclose(rate, planned, rel_tol=1e-6, abs_tol=1e-30)
+
+
+def _changed(found: str, planned: str, remedy: str) -> MbcError:
+    return MbcError("MBC335", f"the optimizer has {found}, planned was {planned}", remedy)
+
+
+def _refused(reason: str, remedy: str) -> MbcError:
+    return MbcError("MBC332", reason, remedy)

@@ -1,0 +1,174 @@
+"""A model of PyTorch that mbc trains: planned from an example, stepped in the user's loop, written back when asked."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from mbc.compiler import compile_plan, compile_source
+from mbc.errors import MbcError
+from mbc.hardware.target import current_gpu
+from mbc.interchange.importing import check_source
+from mbc.interchange.steps import Imported
+from mbc.interchange.write import write_source
+from mbc.options import Measure, Options
+from mbc.pytorch.model import check_model, network_of
+from mbc.pytorch.objective import loss_of
+from mbc.pytorch.optimizer import Updates, entries_of, rate_now, updates_of
+from mbc.pytorch.weights import Weights
+from mbc.runtime.loss import Loss
+from mbc.runtime.module import Module
+from mbc.source import Source
+
+torch: Any = importlib.import_module("torch")
+_trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
+
+
+class Trainer:
+    """Trains a model in place of torch. `source`: the network as mbc's language writes it. Made by `mbc.from_torch`.
+
+    Parameters, statistics and the optimizer's state live in mbc's arena; `model.state_dict()`, a call of the model and
+    `synchronize` write parameters and statistics back, `model.load_state_dict` puts new ones in. A context manager: at
+    its end, by `close`, and with the trainer itself the model is written back and memory is freed.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any, network: Imported, source: str, module: Module, updates: Updates
+    ) -> None:
+        self.source = source
+        self.module = module
+        self._optimizer, self._updates = optimizer, updates
+        self._weights = Weights(model, network, module)
+        self._in_flight: tuple[Loss, list[Any]] | None = None
+        self._close = weakref.finalize(
+            self,
+            _release,
+            module,
+            self._weights,
+            (
+                optimizer.register_step_pre_hook(_refuse_step),
+                optimizer.register_load_state_dict_pre_hook(_refuse_state),
+            ),
+        )
+        _trainers[model] = weakref.ref(self)
+
+    def step(self, *inputs: Any, lr: float | None = None) -> Loss:
+        """One update from inputs and targets, in the order of the source: tensors on the CPU, or on the GPU that the
+        trainer runs on. `lr`: of the first parameter group; None: what the optimizer's groups say now, so that torch's
+        schedulers work. MBC335 and MBC336, and what `Module.step` raises."""
+        rate = rate_now(self._updates, self._optimizer, lr)
+        rows = inputs[0].shape[0] if inputs and getattr(inputs[0], "ndim", 0) else self.module.step_batch
+        if rows != self.module.step_batch:
+            raise MbcError(
+                "MBC336",
+                f"a batch has {rows} rows, and the example had {self.module.step_batch}",
+                "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
+            )
+        given = [_readable(tensor) for tensor in inputs]
+        loss = self.module.step(*given, lr=rate)
+        self._weights.stale = True
+        self._optimizer._opt_called = True  # what schedulers look at, to warn of a wrong order
+        # torch may give the memory of a tensor on the GPU to another once nobody holds it: not before it was read.
+        before, on_gpu = self._in_flight, [tensor for tensor in given if getattr(tensor, "is_cuda", False)]
+        self._in_flight = (loss, on_gpu) if on_gpu else None
+        if before is not None:
+            before[0].item()
+        return loss
+
+    def evaluate(self, *inputs: Any) -> Any:
+        """Outputs for 1 to `batch` rows, with running statistics and without dropout, as tensors on the device of the
+        first input."""
+        made = self.module.forward(*[_readable(tensor) for tensor in inputs])
+        device = inputs[0].device
+        tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
+        return tensors if isinstance(made, tuple) else tensors[0]
+
+    @property
+    def open(self) -> bool:
+        """Whether it still trains the model: it was not closed."""
+        return self._close.alive
+
+    def synchronize(self) -> None:
+        """Write parameters and statistics into the model, where steps have changed them since."""
+        self._weights.write_back()
+
+    def close(self) -> None:
+        """Write the model back and free all memory; the optimizer's own `step` works again."""
+        self._in_flight = None
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_trainer(
+    model: Any, example: Any, *, loss: Any, optimizer: Any, memory: str, precision: str, device: str, seed: int
+) -> Trainer:
+    """As `mbc.from_torch`, which says what it takes and raises."""
+    check_model(model)
+    other = _trainers.get(model)
+    before = None if other is None else other()
+    if before is not None and before.open:
+        raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
+    name, settings = loss_of(loss)
+    updates = updates_of(optimizer)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not trained & {id(p) for p in model.parameters()}:
+        raise MbcError("MBC332", "the optimizer has no parameter of the model", "make it of model.parameters()")
+    examples: tuple[Any, ...] = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+    network = network_of(model, examples, trained)
+    states = {key.name: key.state for key in network.keys if key.state}
+    names = dict[int, list[str]]()
+    for key, tensor in model.named_parameters(remove_duplicate=False):
+        if key in states and states[key] not in (*network.frozen, *names.get(id(tensor), ())):
+            names.setdefault(id(tensor), []).append(states[key])
+    entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
+    text = write_source(network, name, "Made from a model of PyTorch.", settings=settings, training=entries)
+    check_source(text, network)
+    module = _opened(Source(f"{network.name}.mbc", text), memory, precision, device, seed)
+    module.load_state_dict(network.arrays)
+    return Trainer(model, optimizer, network, text, module, updates)
+
+
+def _opened(source: Source, memory: str, precision: str, device: str, seed: int) -> Module:
+    """On a GPU a package is built, whose files may go once its library is loaded."""
+    options = Options(settings=(("memory.device", memory), ("train.precision", precision)))
+    if device == "cpu" or (device == "auto" and current_gpu() is None):
+        return Module(compile_plan(source, options), seed, "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        made = compile_source(source, replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package")
+        return Module(made.package.folder, seed, device)
+
+
+def _readable(given: Any) -> Any:
+    """A tensor without its gradient, as its elements follow each other."""
+    return given.detach().contiguous() if isinstance(given, torch.Tensor) else given
+
+
+def _refuse_step(*_: object) -> None:
+    raise MbcError("MBC334", "optimizer.step() was called while mbc trains its model", "call trainer.step alone")
+
+
+def _refuse_state(*_: object) -> None:
+    raise MbcError(
+        "MBC334",
+        "optimizer.load_state_dict() was called while mbc trains its model: its states are in mbc's memory",
+        "go on from a checkpoint of trainer.module.save by trainer.module.load",
+    )
+
+
+def _release(module: Module, weights: Weights, refusing: Sequence[Any]) -> None:
+    for handle in refusing:
+        handle.remove()
+    try:
+        weights.close()
+    finally:
+        module.close()

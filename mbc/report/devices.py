@@ -1,0 +1,31 @@
+"""The GPU of a plan as the planner saw it, with the profile that is found here, and what the others of its machine
+make of its copies."""
+
+from __future__ import annotations
+
+from mbc.hardware.spec import DeviceSpec, known_spec
+from mbc.plan.model import Plan
+from mbc.profile.locate import find_profile
+from mbc.profile.model import calibrated, for_ranks
+
+LEAST_GAIN = 5e-4  # of a step, to be told
+
+
+def device_of(plan: Plan) -> DeviceSpec | None:
+    """None of an unknown GPU."""
+    device = known_spec(plan.target.gpu)
+    if device is None:
+        return None
+    profile = find_profile(device)
+    ranks = 1 if plan.graph.ranks is None else plan.graph.ranks.size
+    return for_ranks(calibrated(device, profile), profile, ranks, plan.predictions.host_gpus)
+
+
+def host_sharing_text(plan: Plan) -> str:
+    """What the plan gains by knowing of the copies of the other GPUs; empty where there are none to know of."""
+    p = plan.predictions
+    if not p.host_gpus or not p.train_us:
+        return ""
+    gain = p.oblivious_us / p.train_us - 1
+    told = f"{gain:.1%} faster than" if gain >= LEAST_GAIN else "as fast as"
+    return f"{p.host_gpus} GPUs copy with the host at a time: {told} the plan that ignores the others"

@@ -1,0 +1,182 @@
+"""In sentences, what one asks of a plan first. Every figure is one of the plan, or a sum of such, as is said there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mbc.plan.live import Kind
+from mbc.plan.memory import live_values_at
+from mbc.plan.model import COPY_STREAMS
+from mbc.report.html.facts import Facts
+from mbc.report.measured import MeasuredStep
+from mbc.report.tables import launch_title
+from mbc.report.techniques import stalls
+from mbc.units import show_size, show_time
+
+MORE_BYTES = 10**9  # what a larger budget is asked about
+_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`question` and its `answer`, with `details`: one line each. `anchor`: the part of the page that shows it."""
+
+    question: str
+    answer: str
+    details: tuple[str, ...] = ()
+    anchor: str = ""
+
+
+def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
+    """What sets the peak, why values are recomputed or offloaded, what a larger budget would buy, what is furthest from
+    its roofline, and where the prediction was off; `facts` of the training step."""
+    off = () if measured is None else (_off(facts, measured),)
+    return (_peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
+
+
+def _peak(facts: Facts) -> Answer:
+    plan, curve, peak = facts.plan, facts.curve, facts.peak
+    kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
+    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    holds = live_values_at(plan, facts.program, peak)[:_LISTED]
+    return Answer(
+        "What sets the peak?",
+        f"{show_size(curve.peak_bytes)} are live in {launch_title(facts.program, peak)}: {_named(kinds)}. The budget of"
+        f" {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
+        f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
+        tuple(
+            f"{show_size(live.size_bytes)}: {live.value or 'workspace'} ({live.kind}), live in launches"
+            f" {live.start} to {live.stop - 1}"
+            for live in holds
+        ),
+        "memory",
+    )
+
+
+def _named(kinds: list[tuple[Kind, int]]) -> str:
+    shown = [f"{show_size(size)} of {kind}" for kind, size in kinds[:3]]
+    return ", ".join(shown) or "nothing"
+
+
+def _why_not_kept(facts: Facts) -> Answer:
+    plan, found = facts.plan, facts.techniques
+    question = "Why is a value recomputed or offloaded?"
+    if not (found.recomputed or found.offloaded):
+        return Answer(question, "None is: all values fit the budget between their uses.", (), "memory")
+    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    total = facts.curve.total_bytes
+    recomputed, offloaded = found.absent_bytes(facts.peak)
+    details: list[str] = []
+    for one in sorted(found.recomputed, key=lambda r: -r.saved_bytes)[:_LISTED]:
+        most = max(total[one.absent[0] : one.absent[1]], default=0)
+        over = most + one.saved_bytes - left
+        then = f"{show_size(over)} more than the budget leaves" if over > 0 else "within what the budget leaves"
+        details.append(
+            f"{', '.join(one.outputs)}: {show_size(one.saved_bytes)} are absent in launches {one.absent[0]} to"
+            f" {one.absent[1] - 1}, where up to {show_size(most)} are live; kept, that were {then}. Recomputing takes"
+            f" {show_time(one.time_us)}."
+        )
+    for one in sorted(found.offloaded, key=lambda o: -o.saved_bytes)[:_LISTED]:
+        details.append(
+            f"{one.value}: {show_size(one.saved_bytes)} are in memory of the {one.space} in launches {one.absent[0]} to"
+            f" {one.absent[1] - 1}; the copies take {show_time(one.time_us)} beside the kernels."
+        )
+    recompute_us = sum(r.time_us for r in found.recomputed)
+    return Answer(
+        question,
+        f"Kept, they would not fit: at the peak {show_size(recomputed)} of recomputed and {show_size(offloaded)} of"
+        f" offloaded values are absent, beside {show_size(max(total))} that are live, and the budget leaves"
+        f" {show_size(left)}. {len(found.recomputed)} are recomputed, in {show_time(recompute_us)} of kernels, and"
+        f" {len(found.offloaded)} offloaded: those that free most bytes for their time. Choose a value in the map of"
+        " the arena for its own reason.",
+        tuple(details),
+        "memory",
+    )
+
+
+def _more(facts: Facts) -> Answer:
+    plan, found, peak = facts.plan, facts.techniques, facts.peak
+    question = f"What would {MORE_BYTES // 10**9} GB more buy?"
+    least_us = plan.bounds.least_us if plan.bounds.critical_path_us else plan.bounds.fastest_us
+    at_most_us = max(0.0, plan.predictions.train_us - least_us)
+    # What is absent at the peak and costs most time a byte would be kept first.
+    waits = stalls(facts.program, facts.times)
+    costs = [
+        (one.time_us, one.saved_bytes, ", ".join(one.outputs))
+        for one in found.recomputed
+        if one.absent[0] <= peak < one.absent[1]
+    ]
+    costs += [
+        (sum(s.time_us for s in waits if s.cause in one.launches), one.saved_bytes, one.value)
+        for one in found.offloaded
+        if one.absent[0] <= peak < one.absent[1]
+    ]
+    costs.sort(key=lambda cost: -cost[0] / max(1, cost[1]))
+    kept: list[tuple[float, int, str]] = []
+    room = MORE_BYTES
+    for cost in costs:
+        if cost[0] > 0 and cost[1] <= room:
+            kept.append(cost)
+            room -= cost[1]
+    bound = (
+        f"No budget, however large, makes the step faster than {show_time(least_us)} with these kernels: "
+        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the step."
+        if plan.predictions.train_us
+        else ""
+    )
+    if not kept:
+        return Answer(question, f"{bound} Nothing that costs time is absent at the peak.".strip(), (), "memory")
+    saved_us, saved_bytes = sum(c[0] for c in kept), sum(c[1] for c in kept)
+    return Answer(
+        question,
+        f"About {show_time(min(saved_us, at_most_us))} a step: so much less of recomputing and stalls if the"
+        f" {len(kept)} values that cost most time a byte, {show_size(saved_bytes)} at the peak, were kept (an estimate"
+        f" from this plan alone; `mbc fit --curve` plans each budget). {bound}",
+        tuple(f"{name}: {show_size(size)} for {show_time(time)}" for time, size, name in kept[:_LISTED]),
+        "memory",
+    )
+
+
+def _furthest(facts: Facts) -> tuple[Answer, ...]:
+    if facts.ceilings is None:
+        return ()
+    kernels = [one for one in facts.limits if one.summary.stream not in COPY_STREAMS]
+    # Whatever its limit, a kernel takes a launch: below that a ratio says nothing.
+    timed = sorted((one for one in kernels if one.limit_us > facts.ceilings.launch_us), key=lambda one: -one.lost_us)
+    if not timed:
+        return ()
+    most, ratio = timed[0], max(timed, key=lambda one: one.summary.time_us / one.limit_us)
+    return (
+        Answer(
+            "Which kernel is furthest from its roofline?",
+            f"{most.summary.name} loses most: {show_time(most.summary.time_us)} where {most.bound} allows"
+            f" {show_time(most.limit_us)}, {most.summary.time_us / most.limit_us:.2f} times its limit. By ratio it is"
+            f" {ratio.summary.name}: {show_time(ratio.summary.time_us)}, {ratio.summary.time_us / ratio.limit_us:.1f}"
+            " times its limit.",
+            tuple(
+                f"{one.summary.name}: {show_time(one.lost_us)} lost ({one.summary.time_us / one.limit_us:.2f} times"
+                f" its limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
+                for one in timed[:_LISTED]
+            ),
+            "roofline",
+        ),
+    )
+
+
+def _off(facts: Facts, measured: MeasuredStep) -> Answer:
+    predicted_us = facts.plan.predictions.train_us
+    spans = zip(facts.times.starts_us, facts.times.ends_us, measured.times_us, strict=True)
+    found = [(us - (end - start), us, i) for i, (start, end, us) in enumerate(spans) if us is not None]
+    missing = len(measured.times_us) - len(found)
+    return Answer(
+        "How far is the prediction from what was measured?",
+        f"The step took {show_time(measured.step_us)}, the median of {measured.steps} replays of its graph, where"
+        f" {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
+        + (f" {missing} of {len(measured.times_us)} launches were not found in the record." if missing else ""),
+        tuple(
+            f"{launch_title(facts.program, i)}: {show_time(us)}, {show_time(abs(off))}"
+            f" {'more' if off > 0 else 'less'} than predicted"
+            for off, us, i in sorted(found, key=lambda one: -abs(one[0]))[:_LISTED]
+        ),
+        "lanes",
+    )

@@ -1,0 +1,91 @@
+"""The page of two plans: `mbc diff -o`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mbc.plan.diff import PlanDiff, diff_plans
+from mbc.plan.live import Kind
+from mbc.plan.model import Plan
+from mbc.plan.summary import OperationSummary
+from mbc.report.differences import aspect_text, figure_title, relative_change, show_figure
+from mbc.report.html.columns import Texts
+from mbc.report.html.diff_words import diff_answers
+from mbc.report.html.facts import Facts, facts_of
+from mbc.report.html.plan_page import plan_title
+from mbc.report.html.render import render_page
+
+SCRIPTS = ("curve.js", "compare.js")
+CHANGES = ("program", "name", "kind", "what", "before", "after", "before_us", "after_us")
+
+
+def diff_page(before: Plan, after: Plan, before_title: str, after_title: str) -> str:
+    """The text of the page; the titles are what the two are called."""
+    diff = diff_plans(before, after)
+    facts = facts_of(before, before.train), facts_of(after, after.train)
+    return render_page(
+        "diff.html.j2",
+        SCRIPTS,
+        diff_data(diff, facts, (before_title, after_title)),
+        title=f"{before_title} and {after_title}",
+        version=after.version,
+        answers=diff_answers(diff, *facts),
+        titles=(before_title, after_title),
+        plans=(plan_title(before), plan_title(after)),
+        totals=[
+            (figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
+            for c in diff.totals
+        ],
+    )
+
+
+def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str]) -> dict[str, Any]:
+    """What its scripts draw: live bytes of both, and one row for each operation that differs."""
+    texts = Texts()
+    rows = [
+        {
+            "program": c.program,
+            "name": c.name,
+            "kind": c.kind,
+            "what": ", ".join(aspect.replace("_", "-") for aspect in c.differs),
+            "before": "; ".join(aspect_text(aspect, c.before) for aspect in c.differs),
+            "after": "; ".join(aspect_text(aspect, c.after) for aspect in c.differs),
+            "before_us": c.before.time_us,
+            "after_us": c.after.time_us,
+        }
+        for c in diff.operations
+    ]
+    rows += [_only(program, one, "only in the first") for program, one in diff.only_before]
+    rows += [_only(program, one, "only in the second") for program, one in diff.only_after]
+    return {
+        "kinds": [str(kind) for kind in Kind],
+        "sides": [_side(one, title) for one, title in zip(facts, titles, strict=True)],
+        "changes": texts.table(rows, CHANGES),
+        "texts": texts.all,
+    }
+
+
+def _only(program: str, one: OperationSummary, what: str) -> dict[str, Any]:
+    kernels, first = " | ".join(one.kernels), what == "only in the first"
+    return {
+        "program": program,
+        "name": one.name,
+        "kind": one.kind,
+        "what": what,
+        "before": kernels if first else "",
+        "after": "" if first else kernels,
+        "before_us": one.time_us if first else 0.0,
+        "after_us": 0.0 if first else one.time_us,
+    }
+
+
+def _side(facts: Facts, title: str) -> dict[str, Any]:
+    plan = facts.plan
+    return {
+        "title": title,
+        "memory": {str(kind): taken for kind, taken in facts.curve.bytes_by_kind.items() if any(taken)},
+        "peak": {"launch": facts.peak, "bytes": facts.curve.peak_bytes},
+        "left_bytes": plan.budget_bytes - plan.predictions.overhead_bytes,
+        "arena_bytes": plan.predictions.arena_bytes,
+        "train_us": plan.predictions.train_us,
+    }

@@ -1,0 +1,122 @@
+"""In sentences, what differs between two plans and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mbc.plan.diff import Figure, OperationChange, PlanDiff
+from mbc.report.differences import figure_title, show_figure
+from mbc.report.html.answers import Answer
+from mbc.report.html.facts import Facts
+from mbc.units import show_size, show_time
+
+# What was asked for, and what of the machine a plan rests on: where these differ, the rest follows from them.
+CAUSES = (
+    "network", "batch", "precision", "optimizer", "gpu", "architecture", "multiprocessors", "memory_bytes", "cudnn",
+    "profile", "budget_bytes", "host_limit_bytes", "peer_limit_bytes", "gpus", "rows", "mbc",
+)  # fmt: skip
+_LISTED = 8
+
+
+def diff_answers(diff: PlanDiff, before: Facts, after: Facts) -> tuple[Answer, ...]:
+    """What changed between two plans, why, where the time and the memory went, and what is kept otherwise."""
+    if diff.same:
+        return (Answer("What changed between these plans?", "Nothing: no figure and no operation differs."),)
+    return (_causes(diff, before, after), _time(diff, before, after), _memory(before, after), _decisions(before, after))
+
+
+def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
+    changed = {change.name: change for change in diff.totals}
+    causes = [changed[name] for name in CAUSES if name in changed]
+    told = tuple(f"{figure_title(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}" for c in causes)
+    why = (
+        f"They were planned for something else: {', '.join(figure_title(c.name) for c in causes)}."
+        if causes
+        else "Network, GPU, budget and profile are the same: the options of planning or the search differ."
+    )
+    graphs = [len(facts.plan.graph.train) for facts in (before, after)]
+    if graphs[0] != graphs[1]:
+        told = (*told, f"operations of the graph: {graphs[0]:,}, then {graphs[1]:,}")
+    kernels = sum("kernel" in change.differs for change in diff.operations)
+    return Answer(
+        "What changed between these plans, and why?",
+        f"{why} {len(diff.operations)} operations run otherwise, {kernels} of them by another kernel;"
+        f" {len(diff.only_before)} are in the first plan only, {len(diff.only_after)} in the second only.",
+        told,
+        "operations",
+    )
+
+
+def _shown(name: str, figure: Figure) -> str:
+    return show_figure(name, figure) or "none"
+
+
+def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
+    old, new = (facts.plan.predictions.train_us for facts in (before, after))
+    groups: dict[str, float] = {}
+    for change in _of_training(diff.operations):
+        groups[change.kind] = groups.get(change.kind, 0.0) + change.after.time_us - change.before.time_us
+    for sign, only in ((-1, diff.only_before), (1, diff.only_after)):
+        for program, summary in only:
+            if program == "train":
+                groups[summary.kind] = groups.get(summary.kind, 0.0) + sign * summary.time_us
+    most = sorted(groups.items(), key=lambda item: -abs(item[1]))[:_LISTED]
+    share = f" ({100 * (new / old - 1):+.2f} %)" if old else ""
+    return Answer(
+        "Where did the time go?",
+        f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}. By kind of"
+        " operation, launches alone:",
+        tuple(f"{kind}: {_signed(time)}" for kind, time in most if time),
+        "operations",
+    )
+
+
+def _of_training(changes: Iterable[OperationChange]) -> Iterable[OperationChange]:
+    return (change for change in changes if change.program == "train")
+
+
+def _memory(before: Facts, after: Facts) -> Answer:
+    kinds = {kind: (before.curve.at(before.peak).get(kind, 0), after.curve.at(after.peak).get(kind, 0))
+             for kind in before.curve.bytes_by_kind}  # fmt: skip
+    most = sorted(kinds.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+    return Answer(
+        "Where did the memory go?",
+        f"At its peak the first plan has {show_size(before.curve.peak_bytes)} of live bytes, in launch {before.peak};"
+        f" the second {show_size(after.curve.peak_bytes)}, in launch {after.peak}. By kind:",
+        tuple(f"{kind}: {show_size(a)}, then {show_size(b)}" for kind, (a, b) in most if a != b),
+        "memory",
+    )
+
+
+def _decisions(before: Facts, after: Facts) -> Answer:
+    old, new = _decided(before), _decided(after)
+    moved = [
+        f"{value}: {old.get(value, 'kept')}, then {new.get(value, 'kept')}"
+        for value in dict.fromkeys((*old, *new))
+        if old.get(value) != new.get(value)
+    ]
+    counts = [
+        f"{len(facts.techniques.recomputed)} recomputations ({show_time(_recompute_us(facts))}) and"
+        f" {len(facts.techniques.offloaded)} offloaded values"
+        for facts in (before, after)
+    ]
+    details = moved if len(moved) <= _LISTED else [*moved[:_LISTED], f"and {len(moved) - _LISTED} more"]
+    return Answer(
+        "What is kept, recomputed or offloaded otherwise?",
+        f"The first plan has {counts[0]}, the second {counts[1]}.",
+        tuple(details),
+        "memory",
+    )
+
+
+def _decided(facts: Facts) -> Mapping[str, str]:
+    found = dict.fromkeys((one.value for one in facts.techniques.offloaded), "offloaded")
+    return found | {value: "recomputed" for one in facts.techniques.recomputed for value in one.outputs}
+
+
+def _recompute_us(facts: Facts) -> float:
+    return sum(one.time_us for one in facts.techniques.recomputed)
+
+
+def _signed(time_us: float) -> str:
+    return f"{'+' if time_us >= 0 else '-'}{show_time(abs(time_us))}"

@@ -1,0 +1,40 @@
+"""Everything that the page of a plan shows: sizes in bytes, times in microseconds, launches by their index."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from mbc.optimize.bounds.measured_floor import Floor
+from mbc.plan.live import Kind
+from mbc.plan.prefetch import prefetch_bytes
+from mbc.report.html.columns import Texts
+from mbc.report.html.facts import Facts
+from mbc.report.html.program_data import program_data
+
+
+def plan_data(train: Facts, infer: Facts, floor: Floor | None = None) -> dict[str, Any]:
+    """Of both programs of a plan. `floor`: of the training step, where it was found."""
+    texts = Texts()
+    programs = {"train": program_data(train, texts), "infer": program_data(infer, texts)}
+    plan, ceilings = train.plan, train.ceilings
+    graph = plan.graph
+    return {
+        "plan": {
+            "network": graph.name,
+            "batch": graph.global_batch,
+            "precision": str(graph.precision),
+            "version": plan.version,
+            "target": asdict(plan.target),
+            "budget_bytes": plan.budget_bytes,
+            "host_limit_bytes": plan.host_limit_bytes,
+            "prefetch_bytes": prefetch_bytes(plan),
+        },
+        "predictions": asdict(plan.predictions),
+        "bounds": {**asdict(plan.bounds), "least_us": plan.bounds.least_us},
+        "ceilings": None if ceilings is None else asdict(ceilings),
+        "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
+        "kinds": [str(kind) for kind in Kind],
+        "programs": programs,
+        "texts": texts.all,
+    }

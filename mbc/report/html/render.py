@@ -1,0 +1,86 @@
+"""Data and templates to a page of one file, which fetches nothing.
+
+Data is embedded as JSON in which no character can end the element that it stands in; scripts set texts by
+`textContent`. Nothing that a name holds is ever interpreted, and the page's policy forbids any request.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from mbc.errors import MbcError
+from mbc.resources import folder
+from mbc.runtime.checkpoint import why
+from mbc.runtime.replace import try_replacing
+
+_FOLDER = "report"
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+FIRST_SCRIPTS = ("base.js", "chart.js", "rows.js")
+
+
+def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], **fields: Any) -> str:
+    """The text of a page. `scripts`: files of templates/report, run in this order; `fields`: of the template, escaped
+    there."""
+    sources = folder("templates") / _FOLDER
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(sources),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    return environment.get_template(template).render(
+        data=Markup(embedded(data)),
+        style=Markup((sources / "style.css").read_text(encoding="utf-8")),
+        scripts=[Markup((sources / name).read_text(encoding="utf-8")) for name in (*FIRST_SCRIPTS, *scripts)],
+        **fields,
+    )
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """JSON for the inside of a script element."""
+    try:
+        text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    return text.translate(_ESCAPES)
+
+
+def _finite(data: Any) -> Any:
+    """What is not finite is null: JSON has no word for it."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]  # pyright: ignore[reportUnknownVariableType]
+    return data
+
+
+def write_text(path: Path, text: str, option: str = "-o") -> None:
+    """Write a page or another output whole. Raises MBC320 where that is not possible; `option` named the place."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unwritten(path, error, option) from error
+
+
+def check_writable(path: Path, option: str = "-o") -> None:
+    """MBC320 where `write_text` could not write: better known before long work than after it."""
+    try:
+        if not path.parent.is_dir():
+            raise OSError("its folder does not exist")
+        try_replacing(path)
+    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
+        raise _unwritten(path, error, option) from error
+
+
+def _unwritten(path: Path, error: Exception, option: str) -> MbcError:
+    return MbcError("MBC320", f"cannot write '{path}': {why(error)}", f"name another file with {option}")

@@ -1,0 +1,112 @@
+"use strict";
+// What all scripts share: the data of the page, its tables, how sizes and times are written, and elements. Texts are set
+// by textContent only.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+
+// Columns of a table, with texts in place of their indices.
+function columnsOf(table, texts) {
+  const found = { count: table.count };
+  for (const [name, column] of Object.entries(table.columns)) {
+    found[name] = table.texts.includes(name) ? column.map((i) => texts[i]) : column;
+  }
+  return found;
+}
+
+// As mbc/units.py writes them.
+function showSize(bytes) {
+  if (bytes === null || bytes === undefined) return "-";
+  let size = bytes;
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (Math.abs(size) < 1024 || unit === "GiB") {
+      return unit === "B" ? `${size.toFixed(0)} B` : `${size.toFixed(Math.abs(size) < 10 ? 2 : 1)} ${unit}`;
+    }
+    size /= 1024;
+  }
+}
+
+function showTime(us) {
+  if (us === null || us === undefined) return "-";
+  if (us < 0) return "-" + showTime(-us);
+  for (const [limit, unit, scale] of [[1e3, "us", 1], [1e6, "ms", 1e3], [Infinity, "s", 1e6]]) {
+    if (us < limit) {
+      const value = us / scale;
+      return `${value.toFixed(value < 10 ? 2 : 1)} ${unit}`;
+    }
+  }
+}
+
+function showCount(value) {
+  if (value === null || value === undefined) return "-";
+  for (const [unit, scale] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+    if (value >= scale) return `${(value / scale).toFixed(value < 10 * scale ? 2 : 1)} ${unit}`;
+  }
+  return `${value}`;
+}
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+const byId = (id) => document.getElementById(id);
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+function select(label, choices, onchange) {
+  const box = element("select", { "aria-label": label, onchange: () => onchange(box.value) });
+  for (const [value, text] of choices) box.append(element("option", { value }, text));
+  return element("label", {}, `${label} `, box);
+}
+
+function legend(entries) {
+  return element("div", { class: "legend" }, ...entries.map(([name, text]) => {
+    const mark = element("i");
+    mark.style.background = `var(--${name})`;
+    return element("span", {}, mark, text);
+  }));
+}
+
+function pairs(rows) {
+  const list = element("dl");
+  for (const [term, ...what] of rows) list.append(element("dt", {}, term), element("dd", {}, ...what));
+  return list;
+}
+
+// Light or dark as the system is, until the button is used.
+const redraws = [];
+function redrawAll() {
+  for (const redraw of redraws) redraw();
+}
+
+function setDark(dark) {
+  document.documentElement.classList.toggle("dark", dark);
+  redrawAll();
+}
+
+(function theme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  setDark(system.matches);
+  system.addEventListener("change", () => setDark(system.matches));
+  byId("theme").addEventListener("click", () => setDark(!document.documentElement.classList.contains("dark")));
+  let before = false;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.classList.contains("dark");
+    setDark(false);
+  });
+  addEventListener("afterprint", () => setDark(before));
+  addEventListener("resize", redrawAll);
+})();

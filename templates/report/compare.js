@@ -1,0 +1,28 @@
+"use strict";
+// The page of two plans: live bytes side by side on one scale, and a table of operations that differ.
+(function curves() {
+  const top = DATA.sides.reduce((most, side) => Math.max(most, side.arena_bytes), 0) || 1;
+  byId("keys").append(legend(DATA.kinds.map((kind, i) => [`c${i}`, kind])));
+  for (const side of DATA.sides) {
+    const total = [];
+    for (const taken of Object.values(side.memory)) taken.forEach((bytes, i) => (total[i] = (total[i] || 0) + bytes));
+    byId("curves").append(element("div", {}, element("h3", {}, side.title),
+      memoryCurve({ memory: side.memory, total, peak: side.peak, count: total.length, left: side.left_bytes }, (i) => i, top, 480)));
+  }
+})();
+
+(function table() {
+  const rows = columnsOf(DATA.changes, DATA.texts);
+  rows.delta = rows.after_us.map((us, i) => us - rows.before_us[i]);
+  const signed = (us) => (us > 0 ? `+${showTime(us)}` : showTime(us));
+  sortedTable(byId("changes"), {
+    columns: [["name", "operation"], ["program", "program"], ["kind", "kind"], ["what", "differs"], ["before", "first"], ["after", "second"],
+      ["before_us", "time, first", showTime], ["after_us", "time, second", showTime], ["delta", "change", signed]],
+    sort: "delta",
+    rows: () => rows,
+    searched: ["name", "kind", "what", "before", "after"],
+    order: (value) => (typeof value === "number" ? Math.abs(value) : value),
+    summary: (found) => `${found.length} of ${rows.count}, ${signed(found.reduce((sum, i) => sum + rows.delta[i], 0))} in all`,
+  });
+  document.documentElement.dataset.ready = "yes";
+})();

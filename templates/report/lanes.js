@@ -1,0 +1,112 @@
+"use strict";
+// Launches by stream over predicted time, with what each waited for; below each stream as it was measured.
+function lanesSection(place) {
+  const keys = element("div");
+  const map = element("div");
+  const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose a launch.");
+  const sums = element("p", { class: "note" });
+  place.append(keys, sums, map, detail);
+  let streams = [];
+  let lanes = []; // those of the chart, from above
+  let items = [];
+  let chosen = -1;
+  const chart = new Chart(map, {
+    label: `launches by stream over ${DATA.measured ? "predicted and measured" : "predicted"} time`,
+    height: 170, left: DATA.measured ? 140 : 96, wide: true,
+    x: { low: 0, high: 1, show: showTime, title: DATA.measured ? "time" : "predicted time" },
+    y: { low: 0, high: 1, show: (y) => lanes[Math.round(lanes.length - 0.5 - y)] || "", ticks: () => lanes.map((_, n) => lanes.length - n - 0.5) },
+    describe: (n) => describe(items[n]),
+    choose: (n) => choose(items[n]),
+    over: (self, pen) => waits(self, pen),
+  });
+
+  // What a launch took on the GPU, and how far that is from the prediction.
+  function measuredText(launch) {
+    const { launches, measured } = View.program;
+    const us = measured.times_us[launch];
+    if (us === null) return "not found in the record";
+    const off = us - (launches.end_us[launch] - launches.start_us[launch]);
+    return `${showTime(us)} from ${showTime(measured.starts_us[launch])}, ${showTime(Math.abs(off))} ${off > 0 ? "more" : "less"} than predicted`;
+  }
+
+  function describe({ launch, stall, measured }) {
+    const { launches } = View.program;
+    if (measured) return `${launchTitle(launch)}\nmeasured: ${measuredText(launch)}`;
+    if (stall) return `${launches.stream[launch]} waits ${showTime(launches.stall_us[launch])} before ${launchTitle(launch)}`;
+    return `${launchTitle(launch)}\n${showTime(launches.end_us[launch] - launches.start_us[launch])}` +
+      `, alone ${showTime(launches.time_us[launch])}${launches.measured[launch] ? "" : " (estimated)"}`;
+  }
+
+  function choose({ launch }) {
+    chosen = launch;
+    const { launches, operations } = View.program;
+    const op = launches.operation[launch];
+    const waited = View.program.waits.filter(([, later]) => later === launch).map(([earlier]) => earlier);
+    detail.replaceChildren(pairs([
+      ["launch", `${launch}, on ${launches.stream[launch]}`],
+      ["operation", element("button", { class: "link", type: "button", onclick: () => View.on.operation(op) }, operations.name[op])],
+      ["kernel", operations.kernels[op]],
+      ["runs", `${showTime(launches.start_us[launch])} to ${showTime(launches.end_us[launch])}; alone it takes ` +
+        `${showTime(launches.time_us[launch])}${launches.measured[launch] ? "" : " (estimated)"}`],
+      ...(View.program.measured ? [["measured", measuredText(launch)]] : []),
+      ["its stream was idle", `${showTime(launches.stall_us[launch])} before it`],
+      ["waits for", ...(waited.length ? launchList(waited) : ["no other stream"])],
+    ]));
+    chart.draw();
+  }
+
+  function waits(self, pen) {
+    const { launches } = View.program;
+    const row = (i) => lanes.length - lanes.indexOf(launches.stream[i]) - 0.5;
+    pen.strokeStyle = colour("ink");
+    for (const [earlier, later] of View.program.waits) {
+      if (earlier !== chosen && later !== chosen) continue;
+      pen.beginPath();
+      pen.moveTo(self.px(launches.end_us[earlier]), self.py(row(earlier)));
+      pen.lineTo(self.px(launches.start_us[later]), self.py(row(later)));
+      pen.stroke();
+    }
+  }
+
+  function fill() {
+    const { launches, operations } = View.program;
+    streams = [...new Set(launches.stream)];
+    const { measured } = View.program;
+    lanes = measured ? streams.flatMap((stream) => [stream, `${stream}, measured`]) : streams;
+    chart.options.height = 60 + 42 * lanes.length;
+    items = [];
+    chosen = -1;
+    const made = { x0: [], x1: [], y0: [], y1: [], colours: [] };
+    const put = (launch, stall, x0, x1, name, as = "") => {
+      const row = lanes.length - 1 - lanes.indexOf(launches.stream[launch] + as);
+      items.push({ launch, stall, measured: as !== "" });
+      made.x0.push(x0);
+      made.x1.push(x1);
+      made.y0.push(row + 0.12);
+      made.y1.push(row + (stall ? 0.35 : 0.88));
+      made.colours.push(name);
+    };
+    const busy = {};
+    const idle = {};
+    for (let i = 0; i < launches.count; i++) {
+      const stream = launches.stream[i];
+      busy[stream] = (busy[stream] || 0) + launches.end_us[i] - launches.start_us[i];
+      idle[stream] = (idle[stream] || 0) + launches.stall_us[i];
+      put(i, false, launches.start_us[i], launches.end_us[i], operations.decision[launches.operation[i]]);
+      if (launches.stall_us[i] > 0 && stream === "compute") put(i, true, launches.start_us[i] - launches.stall_us[i], launches.start_us[i], "stall");
+    }
+    let end = View.program.us;
+    for (let i = 0; measured && i < launches.count; i++) {
+      if (measured.times_us[i] === null) continue;
+      const stop = measured.starts_us[i] + measured.times_us[i];
+      put(i, false, measured.starts_us[i], stop, operations.decision[launches.operation[i]], ", measured");
+      end = Math.max(end, stop);
+    }
+    chart.set({ count: items.length, ...made },
+      { ...chart.options.x, high: end }, { ...chart.options.y, high: Math.max(1, lanes.length) });
+    keys.replaceChildren(legend([...DECISIONS.map((d) => [d, d]), ["stall", "compute stream waits"]]));
+    sums.textContent = streams.map((s) => `${s}: busy ${showTime(busy[s])}${s === "compute" ? `, waits ${showTime(idle[s])}` : ""}`).join("; ");
+  }
+  View.listeners.push(fill);
+  fill();
+}

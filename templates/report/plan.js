@@ -1,0 +1,104 @@
+"use strict";
+// One program of the plan as the other scripts use it, and what they show of launches, operations and values.
+const PLAN = DATA.plan;
+const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // what the budget leaves for the arena
+const DECISIONS = ["kept", "recomputed", "offloaded", "depth-first", "divided"];
+
+function programOf(name) {
+  const data = DATA.programs[name];
+  const made = {
+    ...data,
+    operations: columnsOf(data.operations, DATA.texts),
+    launches: columnsOf(data.launches, DATA.texts),
+    pieces: columnsOf(data.pieces, DATA.texts),
+  };
+  const total = new Array(Math.max(1, made.launches.count)).fill(0);
+  for (const taken of Object.values(data.memory)) taken.forEach((bytes, i) => (total[i] += bytes));
+  made.total = total;
+  made.count = made.launches.count;
+  made.left = LEFT_BYTES;
+  const { time_us, limit_us } = made.operations;
+  made.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
+  // Measured is the training step. Of an operation: all its launches, or nothing.
+  made.measured = name === "train" ? DATA.measured : null;
+  if (made.measured) {
+    const sums = (of) => {
+      const found = new Array(made.operations.count).fill(0);
+      for (let i = 0; i < made.launches.count; i++) found[made.launches.operation[i]] += of(i);
+      return found;
+    };
+    const times = sums((i) => made.measured.times_us[i] ?? NaN).map((us) => (Number.isNaN(us) ? null : us));
+    const predicted = sums((i) => made.launches.end_us[i] - made.launches.start_us[i]);
+    made.operations.measured_us = times;
+    made.operations.off_us = times.map((us, i) => (us === null ? null : us - predicted[i]));
+  } else {
+    made.operations.measured_us = made.operations.off_us = new Array(made.operations.count).fill(null);
+  }
+  // Launches of other streams start when they can: time at launch i is that of the next one of the compute stream.
+  made.clock = new Array(made.launches.count + 1);
+  made.clock[made.launches.count] = made.launches.end_us.reduce((most, us) => Math.max(most, us), 0);
+  for (let i = made.launches.count - 1; i >= 0; i--) {
+    made.clock[i] = made.launches.stream[i] === "compute" ? made.launches.start_us[i] : made.clock[i + 1];
+  }
+  made.us = made.launches.end_us.reduce((most, at) => Math.max(most, at), 0);
+  return made;
+}
+
+const View = { program: programOf("train"), name: "train", listeners: [], on: {} };
+
+function choosePart(name) {
+  View.name = name;
+  View.program = programOf(name);
+  for (const listener of View.listeners) listener();
+}
+
+const launchTitle = (i) => {
+  const { launches, operations } = View.program;
+  return i >= launches.count ? `launch ${i}` : `launch ${i} (${short(operations.name[launches.operation[i]])})`;
+};
+
+const short = (name) => (name.length > 90 ? `${name.slice(0, 44)} … ${name.slice(-44)}` : name);
+
+function launchLink(i) {
+  return element("button", { class: "link", type: "button", onclick: () => View.on.operation(View.program.launches.operation[i]) },
+    launchTitle(i));
+}
+
+function launchList(launches) {
+  if (!launches.length) return ["no launch of this program"];
+  const shown = launches.slice(0, 6).flatMap((i, n) => (n ? [", ", launchLink(i)] : [launchLink(i)]));
+  return launches.length > 6 ? [...shown, ` and ${launches.length - 6} more`] : shown;
+}
+
+// The most that is live in [start, stop).
+function mostLive(start, stop) {
+  let [most, at] = [0, start];
+  for (let i = start; i < stop; i++) if (View.program.total[i] > most) [most, at] = [View.program.total[i], i];
+  return { most, at };
+}
+
+// Why a value is as it is, in sentences.
+function whyDecision(value, decision) {
+  const found = View.program.techniques;
+  const told = [];
+  for (const one of found.recomputed.filter((r) => r.outputs.includes(value))) {
+    const { most, at } = mostLive(...one.absent);
+    const over = most + one.saved_bytes - LEFT_BYTES;
+    told.push(`Recomputed by launch ${one.launches.join(", ")}, in ${showTime(one.time_us)}: ` +
+      `${showSize(one.saved_bytes)} are absent in launches ${one.absent[0]} to ${one.absent[1] - 1}. There up to ` +
+      `${showSize(most)} are live (launch ${at}), of ${showSize(LEFT_BYTES)} that the budget leaves. ` +
+      (over > 0 ? `Kept, it would exceed them by ${showSize(over)}.` : "Kept, it would fit with all others as they are."));
+  }
+  for (const one of found.offloaded.filter((o) => o.value === value)) {
+    const { most, at } = mostLive(...one.absent);
+    const stalls = found.stalls.filter((s) => one.launches.includes(s.cause)).reduce((sum, s) => sum + s.time_us, 0);
+    told.push(`Offloaded to the ${one.space} by launches ${one.launches.join(", ")}: ${showSize(one.saved_bytes)} are absent ` +
+      `in launches ${one.absent[0]} to ${one.absent[1] - 1}, where up to ${showSize(most)} are live (launch ${at}) of ` +
+      `${showSize(LEFT_BYTES)}. The copies take ${showTime(one.time_us)}, of which kernels wait ${showTime(stalls)}.`);
+  }
+  for (const one of found.depth_first.filter((d) => d.value === value)) {
+    told.push(`Its operations run depth-first, ${one.rows} rows at a time: ${showSize(one.saved_bytes)} are never live.`);
+  }
+  if (!told.length) told.push(decision === "kept" ? "Kept in the arena from its first write to its last read." : decision);
+  return told;
+}

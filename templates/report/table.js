@@ -1,0 +1,27 @@
+"use strict";
+// The operations of the plan.
+function tableSection(place) {
+  const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose a row.");
+  place.append(detail);
+  const sizes = { time_us: (us, i) => showTime(us) + (View.program.operations.estimated[i] ? " ~" : "") };
+  const table = sortedTable(place, {
+    columns: [["name", "operation"], ["kind", "kind"], ["time_us", "time", sizes.time_us], ["limit_us", "limit", showTime], ["lost_us", "lost", showTime],
+      ...(DATA.measured ? [["measured_us", "measured", showTime], ["off_us", "more than predicted", showTime]] : []),
+      ["output_bytes", "writes", showSize], ["workspace_bytes", "workspace", showSize], ["decision", "decision"],
+      ["micro_batches", "micro-batches"], ["kernels", "kernel"], ["first_launch", "launch"]],
+    sort: "time_us",
+    rows: () => View.program.operations,
+    searched: ["name", "kind", "kernels", "decision"],
+    summary: (found) => {
+      const o = View.program.operations;
+      return `${found.length} of ${o.count} operations, ${showTime(found.reduce((sum, i) => sum + o.time_us[i], 0))}`;
+    },
+    choose: pick,
+  });
+  function pick(i) {
+    detail.replaceChildren(operationDetail(i));
+    table.mark(i);
+  }
+  View.on.operation = (i) => { pick(i); byId("operations").scrollIntoView(); };
+  View.listeners.push(() => { detail.replaceChildren("Choose a row."); table.mark(-1); });
+}

@@ -1,0 +1,92 @@
+"""Measuring copies of several GPUs with the host: who is asked when, and what becomes of processes that die, hang or
+reach nothing; and what one process takes for its rate."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.hardware.host_sharing import SharedRates, measured_sharing
+from mbc.measure.host_fleet import BACK, OUT, measure_host_sharing
+from mbc.measure.shared_copies import COPY_BYTES, RAMP_S, WINDOW_S, Mark, shared_rates
+from mbc.plan.model import Stream
+from mbc.profile.read import read_profile
+
+
+def measured(
+    path: Path, gpus: tuple[str, ...], *behaviour: str, silent_s: float = 60.0
+) -> tuple[tuple[SharedRates, ...], list[str]]:
+    told: list[str] = []
+    worker = (sys.executable, "-m", "tests.measure.fake_host_worker", *behaviour)
+    return measure_host_sharing(gpus, path, told.append, worker, silent_s), told
+
+
+def test_the_slowest_of_one_two_and_three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    path = tmp_path / "p.sqlite"
+    found, told = measured(path, ("0", "1", "2"))
+    assert found == tuple(SharedRates(n, *(2 * [51.0 - n] + 2 * [(51.0 - n) / 2])) for n in (1, 2, 3))
+    assert measured_sharing(read_profile(path).constants) == found
+    assert told[1] == "copies of 2 GPUs, GB/s each: to the host 49.0, back 49.0, both ways 24.5 and 24.5"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("refuses", "memory for copies of several GPUs with the host is missing"),
+        ("dies", "were not measured: the process of GPU 1 died (exit status 7)"),
+        ("hangs", "were not measured: no process said anything for 8 s"),
+        ("stalls", "were not measured: a GPU copied next to nothing"),
+    ],
+)
+def test_a_process_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, words: str) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    path = tmp_path / "p.sqlite"
+    with pytest.raises(MbcError) as caught:
+        measured(path, ("0", "1"), behaviour, silent_s=8.0)
+    assert caught.value.code == "MBC362" and words in caught.value.message
+    assert not path.exists()
+
+
+class Lanes:
+    """Copies of a GPU on a clock of its own: each takes so long behind the one before it in its direction."""
+
+    def __init__(self, seconds: dict[Stream, float]) -> None:
+        self.now, self.seconds = 90.0, seconds
+        self.free = dict.fromkeys(seconds, 0.0)
+        self.queued: dict[Stream, deque[float]] = {direction: deque() for direction in seconds}
+
+    def copy(self, direction: Stream) -> Ended:
+        self.free[direction] = max(self.now, self.free[direction]) + self.seconds[direction]
+        return Ended(self, self.free[direction])
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Ended:
+    def __init__(self, lanes: Lanes, at: float) -> None:
+        self.lanes, self.at = lanes, at
+
+    def query(self) -> bool:
+        return self.lanes.now >= self.at
+
+    def time_since(self, earlier: Mark) -> float:
+        assert isinstance(earlier, Ended)
+        return (self.at - earlier.at) * 1e3
+
+
+def test_each_direction_has_its_own_rate() -> None:
+    lanes = Lanes({OUT: COPY_BYTES / 50e9, BACK: COPY_BYTES / 20e9})
+    found = shared_rates(lanes.copy, (OUT, BACK), 100.0, lambda: lanes.now, lanes.sleep)
+    assert found == {OUT: pytest.approx(50.0), BACK: pytest.approx(20.0)}
+    assert lanes.now >= 100.0 + 2 * RAMP_S + WINDOW_S and min(lanes.free.values()) <= lanes.now, "none is left over"
+
+
+def test_too_few_copies_are_no_rate() -> None:
+    lanes = Lanes({OUT: WINDOW_S})
+    assert shared_rates(lanes.copy, (OUT,), 100.0, lambda: lanes.now, lanes.sleep) == {OUT: 0.0}

@@ -1,0 +1,294 @@
+"""A loop with mbc beside the same loop in torch, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mbc
+from mbc.errors import MbcError
+
+torch = pytest.importorskip("torch", reason="the loop is one of PyTorch, which is not installed")
+nn = torch.nn
+Model = Any
+
+
+def net() -> Model:
+    torch.manual_seed(0)
+    # Without a bias before the normalization: its gradient is 0 but for rounding, which Adam makes whole steps of.
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def batches(count: int) -> list[tuple[Any, Any]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 1, 6, 6, generator=generator), torch.randint(0, 3, (8,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def sgd(model: Model) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+
+
+def groups(model: Model) -> Any:
+    return torch.optim.AdamW([{"params": model[:3].parameters(), "weight_decay": 0.0},
+                              {"params": model[3:].parameters(), "lr": 0.01}], lr=0.002)  # fmt: skip
+
+
+def trainer_of(model: Model, **other: Any) -> Any:
+    given = {"loss": "softmax_cross_entropy", "optimizer": sgd(model), "device": "cpu"} | other
+    return mbc.from_torch(model, torch.zeros(8, 1, 6, 6), **given)
+
+
+@pytest.mark.parametrize("make", [sgd, groups, lambda m: torch.optim.Adam(m.parameters(), lr=0.01)])
+def test_fifty_steps_beside_torch(make):
+    theirs, ours = net(), net()
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    one, two = make(theirs), make(ours)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 20, 0.5) for o in (one, two)]
+    given = batches(50)
+    with trainer_of(ours, loss=loss, optimizer=two) as trainer:
+        for images, labels in given:
+            one.zero_grad()
+            wanted = loss(theirs(images), labels)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, labels)) == pytest.approx(wanted.item(), rel=1e-4)
+            for schedule in schedules:
+                schedule.step()
+        state = ours.state_dict()  # written back when asked for
+        fresh = net()
+        fresh.load_state_dict({key: tensor.clone() for key, tensor in state.items()})
+        with torch.no_grad():
+            expected = fresh.eval()(given[0][0])
+        np.testing.assert_allclose(trainer.evaluate(given[0][0]).numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+    for key, tensor in theirs.state_dict().items():
+        np.testing.assert_allclose(state[key].numpy(), tensor.numpy(), rtol=2e-3, atol=2e-4, err_msg=key)
+    two.step()  # its own again
+
+
+def test_weights_that_are_loaded_are_trained_and_frozen_ones_stay():
+    model, other = net(), net()
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        other[5].bias += 3
+    with trainer_of(model) as trainer:
+        model.load_state_dict(other.state_dict())
+        images, labels = batches(1)[0]
+        trainer.step(images, labels, lr=0.0)
+        assert torch.equal(model.state_dict()["5.bias"], other[5].bias)
+        assert int(model[1].num_batches_tracked) == 1
+        trainer.step(images, labels, lr=0.5)
+        assert torch.equal(model.state_dict()["0.weight"], other[0].weight)
+        assert not torch.equal(model[5].bias, other[5].bias)
+
+
+def classes(generator: Any) -> Any:
+    return torch.randint(0, 3, (8,), generator=generator)
+
+
+def numbers(generator: Any) -> Any:
+    return torch.rand(8, 3, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (nn.functional.cross_entropy, classes),
+        (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5]), ignore_index=1, label_smoothing=0.2), classes),
+        (nn.BCEWithLogitsLoss(), numbers),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0])), numbers),
+        (nn.MSELoss(), numbers),
+        (nn.L1Loss(), numbers),
+        (nn.SmoothL1Loss(beta=0.5), numbers),
+        (nn.HuberLoss(), numbers),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_losses_are_those_of_torch(loss, targets):
+    theirs, ours = net(), net()
+    one = sgd(theirs)
+    generator = torch.Generator().manual_seed(2)
+    with trainer_of(ours, loss=loss) as trainer:
+        for images, _ in batches(3):
+            target = targets(generator)
+            one.zero_grad()
+            wanted = loss(theirs(images), target)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, target)) == pytest.approx(wanted.item(), rel=1e-5)
+    for key, tensor in theirs.state_dict().items():
+        np.testing.assert_allclose(ours.state_dict()[key].numpy(), tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+class Tied(nn.Module):
+    """One layer under two names, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = nn.Linear(36, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.again = self.twice
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.again(self.twice(self.first(x.flatten(1)).relu()).relu()))
+
+
+def test_tied_layers_are_trained_as_one():
+    torch.manual_seed(0)
+    theirs = Tied()
+    ours = copy.deepcopy(theirs)
+    one = sgd(theirs)
+    with trainer_of(ours) as trainer:
+        for images, labels in batches(3):
+            one.zero_grad()
+            wanted = nn.functional.cross_entropy(theirs(images), labels)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, labels)) == pytest.approx(wanted.item(), rel=1e-5)
+    assert ours.again.weight is ours.twice.weight
+    np.testing.assert_allclose(ours.again.weight.detach(), theirs.again.weight.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_call_of_the_model_and_the_trainers_end_write_back():
+    model = net()
+    images, labels = batches(1)[0]
+    before = copy.deepcopy(model.state_dict())
+    trainer = trainer_of(model, optimizer=sgd(model))
+    trainer.step(images, labels)
+    model.eval()
+    with torch.no_grad():  # validation inside the loop
+        np.testing.assert_allclose(model(images), trainer.evaluate(images), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    trainer.step(images, labels)
+    middle = model[0].weight.clone()
+    twin = copy.deepcopy(model)
+    pickled = pickle.loads(pickle.dumps(model))
+    del trainer
+    gc.collect()
+    assert not torch.equal(model[0].weight, middle), "nobody holds the trainer"
+    for other in (model, twin.train(), pickled.train()):
+        assert other.train()(images).shape == (8, 3)
+        trainer_of(other).close()
+
+
+def hooked(model: Model) -> Model:
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def normalizes_by_fixed_statistics(model: Model) -> Model:
+    model[1].eval()
+    return model
+
+
+class Counting(nn.Module):
+    """Its forward pass changes a buffer."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return self.inner(x)
+
+
+class Branching(nn.Module):
+    """What it computes hangs on its input."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x if x.sum() > 0 else -x)
+
+
+def parted(model: Model) -> Model:
+    model[0] = model[0].to("meta")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "other", "code", "words"),
+    [
+        (lambda m: m.eval(), {}, "MBC330", "the model is in eval mode"),
+        (hooked, {}, "MBC330", "has hooks, which mbc would not call"),
+        (parted, {}, "MBC330", "the model lies on cpu, meta"),
+        (normalizes_by_fixed_statistics, {}, "MBC303", "its statistics are fixed: the module is in eval mode"),
+        (Branching, {}, "MBC330", "torch.export does not take the model: "),
+        (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
+        (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "the loss NLLLoss, set as it is, is not one that mbc has"),
+        (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
+        (lambda m: m, {"loss": nn.MSELoss(reduction="sum")}, "MBC331", "has reduction="),
+    ],
+)
+def test_what_is_refused_at_once(change, other, code, words):
+    with pytest.raises(MbcError) as caught:
+        trainer_of(change(net()), **other)
+    assert caught.value.code == code and words in caught.value.message
+
+
+def test_a_function_is_no_model():
+    with pytest.raises(MbcError, match=r"MBC330: a function is no torch.nn.Module"):
+        mbc.from_torch(nn.functional.relu, torch.zeros(8, 3), loss="mse", optimizer=sgd(net()))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: torch.optim.Adagrad(p), "the optimizer Adagrad is not one that mbc has"),
+        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1), "the optimizer SGD has dampening set"),
+        (lambda p: torch.optim.Adam(p, weight_decay=0.1), "which it adds to gradients"),
+    ],
+)
+def test_optimizers_that_are_refused(make, words):
+    model = net()
+    with pytest.raises(MbcError) as caught:
+        trainer_of(model, optimizer=make(model.parameters()))
+    assert caught.value.code == "MBC332" and words in caught.value.message
+    used = sgd(model)
+    model(batches(1)[0][0]).sum().backward()
+    used.step()
+    with pytest.raises(MbcError, match=r"MBC332: the optimizer has state of earlier steps"):
+        trainer_of(model, optimizer=used)
+    with pytest.raises(MbcError, match=r"MBC332: the optimizer has no parameter of the model"):
+        trainer_of(model, optimizer=sgd(copy.deepcopy(model)))
+
+
+def test_what_is_refused_while_it_trains():
+    model = net()
+    optimizer = groups(model)
+    trainer = trainer_of(model, optimizer=optimizer)
+    images, labels = batches(1)[0]
+    with pytest.raises(MbcError, match=r"MBC333: another trainer trains this model"):
+        trainer_of(model, optimizer=groups(model))
+    with pytest.raises(MbcError, match=r"MBC334: optimizer.step\(\) was called while mbc trains its model"):
+        optimizer.step()
+    with pytest.raises(MbcError, match=r"MBC336: a batch has 5 rows, and the example had 8"):
+        trainer.step(images[:5], labels[:5])
+    optimizer.param_groups[1]["lr"] = 1.0
+    with pytest.raises(MbcError, match=r"MBC335: the optimizer has the rates \[0.002, 1.0\], planned was"):
+        trainer.step(images, labels)
+    optimizer.param_groups[0]["betas"] = (0.5, 0.999)  # as OneCycleLR does
+    with pytest.raises(MbcError, match=r"MBC335: the optimizer has betas=\(0.5, 0.999\), planned was \(0.9, 0.999\)"):
+        trainer.step(images, labels, lr=0.1)
+    with pytest.raises(MbcError, match=r"MBC334: optimizer.load_state_dict\(\) was called while mbc trains"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    module = trainer.module
+    with pytest.raises(ZeroDivisionError), trainer:
+        raise ZeroDivisionError
+    with pytest.raises(MbcError, match="MBC230"):
+        module.forward(images)
+    with trainer_of(model):  # the model is free again
+        pass

@@ -1,0 +1,42 @@
+"""Plans to show: of one network without a limit, and within budgets that make it recompute and offload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from mbc.compiler import compile_plan
+from mbc.options import Options
+from mbc.plan.model import Plan
+from mbc.source import Source
+from tests.runtime.nets import small_plan
+
+CHAIN = """network chain(batch = 64) {
+  input image[batch, 3, 64, 64] : float
+  input target[batch] : class
+  x = image |> conv(32, 3, pad=1) |> bn |> relu
+  for i in range(6) { x = x |> conv(32, 3, pad=1) |> bn |> relu }
+  logits = x |> global_avgpool |> linear(10)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
+
+@cache
+def chain_plan(share: float = 0.0) -> Plan:
+    """`share`: of what the plan without a limit has in its arena; 0: no limit."""
+    settings: tuple[tuple[str, str], ...] = ()
+    if share:
+        whole = chain_plan().predictions
+        settings = (("memory.device", f"{int(whole.overhead_bytes + share * whole.arena_bytes)} B"),)
+    return compile_plan(Source("chain.mbc", CHAIN), Options(gpu="h200", settings=settings))
+
+
+PLANS: Mapping[str, Callable[[], Plan]] = {
+    "small": small_plan,
+    "kept": chain_plan,
+    "recomputed": lambda: chain_plan(0.75),
+    "offloaded": lambda: chain_plan(0.4),
+}

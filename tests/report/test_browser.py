@@ -1,0 +1,246 @@
+"""Pages in a real browser: no error, no request, and controls that do what they say."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mbc.plan.memory import memory_curve
+from mbc.plan.summary import summarise
+from mbc.report.html.diff_page import diff_page
+from mbc.report.html.plan_page import plan_page
+from mbc.report.html.recorded import training
+from mbc.report.measured import MeasuredStep
+from mbc.units import show_time
+from tests.report.browser import Browser, find_browser
+from tests.report.plans import PLANS
+
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="there is no Chromium on this machine")
+
+LARGEST = "[...document.querySelectorAll('button')].find(b => b.textContent.startsWith('largest')).click()"
+DETAIL = "document.querySelector('#memory .detail').textContent"
+HOVER_MS = 50
+KEYS = {
+    name: {"windowsVirtualKeyCode": code}
+    for name, code in (("Tab", 9), ("Enter", 13), ("ArrowRight", 39), ("ArrowDown", 40))
+}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pages") / "plan.html"
+    path.write_text(plan_page(PLANS["offloaded"]()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as started:
+        yield started
+
+
+def _shown(browser: Browser, path: Path) -> None:
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(path)
+
+
+def test_a_plan(browser, page):
+    plan = PLANS["offloaded"]()
+    _shown(browser, page)
+    # The largest value at the peak is told with its bytes, and so is why it is there.
+    browser.run(LARGEST)
+    told = browser.run(DETAIL)
+    curve = memory_curve(plan, plan.train)
+    assert "the peak among them" in told and "letting it go" in told and "why" in told
+    assert f"launch {curve.peak_launch}" in browser.run("document.querySelector('#memory svg').textContent")
+    # The table is searched and sorted.
+    rows = "document.querySelectorAll('#operations tbody tr').length"
+    count = len(summarise(plan, plan.train))
+    assert browser.run(rows) == count
+    search = (
+        "const s = document.querySelector('#operations input'); s.value = {}; s.dispatchEvent(new Event('input')); 0"
+    )
+    browser.run(f"{{ {search.format(json.dumps('recomputed'))} }}")
+    found = browser.run(rows)
+    assert 0 < found < count
+    assert f"{found} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
+    browser.run(f"{{ {search.format(json.dumps(''))} }}")
+    first = "document.querySelector('#operations tbody td').textContent"
+    browser.run("document.querySelector('#operations thead button').click()")
+    assert browser.run(first) == min(s.name for s in summarise(plan, plan.train))
+    browser.run("document.querySelector('#operations thead button').click()")
+    assert browser.run(first) == max(s.name for s in summarise(plan, plan.train))
+    # The other program, other colours, and dark.
+    change = "const s = document.querySelector({}); s.value = {}; s.dispatchEvent(new Event('change')); 0"
+    browser.run(f"{{ {change.format(json.dumps('#program select'), json.dumps('infer'))} }}")
+    assert browser.run(rows) == len(summarise(plan, plan.infer))
+    browser.run(f"{{ {change.format(json.dumps('#memory select'), json.dumps('decision'))} }}")
+    assert "recomputed" in browser.run("document.querySelector('#memory .legend').textContent")
+    light = browser.run("getComputedStyle(document.body).backgroundColor")
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run("getComputedStyle(document.body).backgroundColor") != light
+    assert browser.errors == [] and browser.requests == [page.as_uri()]
+
+
+def test_hovering_and_clicking_the_map(browser, page):
+    _shown(browser, page)
+    box = "document.querySelector('#memory canvas').getBoundingClientRect()"
+    browser.run("document.querySelector('#memory canvas').scrollIntoView({block: 'center'})")
+    left, top, width, height = (browser.run(f"{box}.{side}") for side in ("left", "top", "width", "height"))
+    x, y = left + width / 2, top + height - 60
+    browser.mouse(x, y)
+    tip = "document.querySelector('#memory .tip')"
+    assert not browser.run(f"{tip}.hidden") and "launches" in browser.run(f"{tip}.textContent")
+    browser.click(x, y)
+    value = browser.run(f"{tip}.textContent").splitlines()[0]
+    assert browser.run("document.querySelector('#memory .detail dd').textContent") == value
+    # What one hover takes of the page's own time.
+    took = browser.run(
+        "(() => { const c = document.querySelector('#memory canvas'), r = c.getBoundingClientRect();"
+        " const t = performance.now();"
+        " for (let i = 0; i < 20; i++) c.dispatchEvent(new PointerEvent('pointermove',"
+        " {clientX: r.left + 80 + 30 * i, clientY: r.top + 20 + 15 * i})); return (performance.now() - t) / 20; })()"
+    )
+    assert took < HOVER_MS
+    assert browser.errors == []
+
+
+def test_it_fits_a_phone(browser, page):
+    browser.resize(390, 800, mobile=True)
+    try:
+        _shown(browser, page)
+        assert browser.run("document.documentElement.scrollWidth") <= 390
+        assert len(browser.picture()) > 10_000
+    finally:
+        browser.resize(1280, 900)
+    assert browser.errors == []
+
+
+def test_pictures_are_drawn_in_light_and_dark(browser, page):
+    _shown(browser, page)
+    drawn = (
+        "[...document.querySelectorAll('canvas[role=img]')].map(c => {"
+        " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, seen = new Set();"
+        " for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]); return seen.size; })"
+    )
+    assert all(colours > 3 for colours in browser.run(drawn))
+    browser.run("document.getElementById('theme').click()")
+    assert all(colours > 3 for colours in browser.run(drawn))
+
+
+def test_what_a_screen_reader_is_told(browser, page):
+    _shown(browser, page)
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    told = [(n["role"]["value"], n.get("name", {}).get("value", ""), n) for n in nodes if not n.get("ignored")]
+    # Whatever takes the focus or is a picture has a name, and pictures that are drawn the name of what they show.
+    focusable = [
+        (role, name) for role, name, n in told
+        if any(p["name"] == "focusable" and p["value"]["value"] for p in n.get("properties", ()))
+    ]  # fmt: skip
+    assert len(focusable) > 20 and [role for role, name in focusable if not name and role != "RootWebArea"] == []
+    assert {role for role, _ in focusable} >= {"button", "combobox", "searchbox", "link", "image"}
+    assert [role for role, name, _ in told if role == "image" and not name] == []
+    # Landmarks and headings, one of the first rank and none that skips a rank.
+    assert {"banner", "navigation", "main", "contentinfo"} <= {role for role, _, _ in told}
+    ranks = browser.run("[...document.querySelectorAll('h1, h2, h3')].map(e => Number(e.tagName[1]))")
+    assert ranks[0] == 1 and ranks.count(1) == 1 and all(b <= a + 1 for a, b in pairwise(ranks))
+    assert browser.run("document.documentElement.lang") == "en"
+
+
+def test_without_a_mouse(browser, page):
+    """Everything that a click does a key does, too."""
+    _shown(browser, page)
+
+    def press(key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **KEYS[key], **text)
+
+    focused = "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+    reached: list[str] = []
+    while "map of the arena: address over time" not in reached:
+        press("Tab")
+        reached.append(browser.run(focused))
+        assert len(reached) < 60, reached
+    assert {"light or dark", "program", "colour by", "zoom in"} <= set(reached)
+    assert browser.run("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    press("ArrowRight")
+    first = browser.run(DETAIL)
+    press("ArrowRight")
+    assert "written by" in first and browser.run(DETAIL) != first
+    # Of the table Tab reaches one row, arrows the others, and the one that Enter chooses keeps the focus.
+    assert browser.run("document.querySelectorAll('#operations tbody [tabindex=\"0\"]').length") == 1
+    browser.run("document.querySelector('#operations tbody tr').focus()")
+    press("ArrowDown")
+    press("Enter")
+    chosen = "document.querySelector('#operations tr.chosen')"
+    assert browser.run(f"{chosen}.rowIndex") == 2 and browser.run(f"document.activeElement === {chosen}")
+    assert browser.run(f"{chosen}.cells[0].textContent") in browser.run(
+        "document.querySelector('#operations-view .detail').textContent"
+    )
+    assert browser.errors == []
+
+
+def test_two_plans(browser, tmp_path):
+    path = tmp_path / "diff.html"
+    path.write_text(diff_page(PLANS["kept"](), PLANS["recomputed"](), "<b>loose</b>", "tight"))
+    _shown(browser, path)
+    assert browser.run("document.querySelectorAll('b').length") == 2, "titles are texts"
+    assert browser.run("document.querySelectorAll('#curves svg').length") == 2
+    assert browser.run("document.querySelectorAll('#changes tbody tr').length") > 0
+    assert browser.errors == [] and browser.requests == [path.as_uri()]
+
+
+def test_measured_beside_predicted(browser, tmp_path):
+    plan = PLANS["small"]()
+    count = len(plan.train.launches)
+    measured = MeasuredStep(100.0, 3, tuple(map(float, range(count))), (None, *[0.5] * (count - 1)))
+    path = tmp_path / "measured.html"
+    path.write_text(plan_page(plan, measured=measured))
+    _shown(browser, path)
+    heads = browser.run("[...document.querySelectorAll('#operations th')].map(e => e.textContent)")
+    column = heads.index("measured")
+    cells = f"[...document.querySelectorAll('#operations tbody tr')].map(e => e.cells[{column}].textContent)"
+    shown = browser.run(cells)
+    assert shown.count("-") == 1 and "0.50 us" in shown, "one operation has the launch that was not found"
+    # The last item of the chart is the last launch as it was measured.
+    key = "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
+    browser.run(key)
+    told = browser.run("document.querySelector('#lanes .detail').textContent")
+    assert f"0.50 us from {show_time(count - 1)}" in told and "less than predicted" in told
+    browser.run("document.querySelector('#program select').value = 'infer'")
+    browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
+    assert set(browser.run(cells)) == {"-"}
+    assert browser.errors == []
+
+
+def test_results_of_other_commands(browser, tmp_path):
+    curve = {"what": "budgets", "unlimited": {"train_us": 100.0, "needed_bytes": 3 << 30}, "probes": [
+        {"budget_bytes": size << 30, "train_us": 200.0 / size, "fits": True} for size in (1, 2, 3)
+    ]}  # fmt: skip
+    bench = {"what": "bench", "predicted_ms": 1.0, "mbc": {"step_ms": 1.1}, "contenders": []}
+    lines = [
+        {"kind": "interval", "step": step, "epoch": 1, "loss": loss, "images_per_s": 50.0, "<b>f1</b>": -1.0}
+        for step, loss in ((5, 2.0), (10, None), (15, 1.0))
+    ]
+    lines += [{"kind": "epoch", "step": 15, "epoch": 1, "loss": 1.5, "images_per_s": 50.0, "test_accuracy": 0.25}]
+    path = tmp_path / "recorded.html"
+    path.write_text(plan_page(PLANS["small"](), recorded=[curve, bench, training(lines)]))
+    started = time.monotonic()
+    _shown(browser, path)
+    assert time.monotonic() - started < 30
+    titles = browser.run("[...document.querySelectorAll('#recorded h3')].map(e => e.textContent)")
+    assert titles[2:] == [
+        "loss, of each interval", "images/s, of each interval", "<b>f1</b>, of each interval",
+        "test accuracy, of each epoch",
+    ]  # fmt: skip
+    assert browser.run("document.querySelectorAll('#recorded svg').length") == len(titles) == 6
+    drawn = browser.run("[...document.querySelectorAll('#recorded path')].map(e => e.getAttribute('d'))")
+    assert not [d for d in drawn if "NaN" in d] and [d.count("L") for d in drawn] == [2, 1, 2, 2, 0]
+    assert "10.0 % off" in browser.run("document.getElementById('recorded').textContent")
+    assert browser.errors == []

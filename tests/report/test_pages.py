@@ -1,0 +1,334 @@
+"""Every figure of a page is the plan's, no text is interpreted, and the answers name what the plan holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mbc.analysis.roofline import ceilings_of, limits
+from mbc.errors import MbcError
+from mbc.plan.memory import memory_curve
+from mbc.plan.model import Plan
+from mbc.plan.summary import summarise
+from mbc.report.html.answers import answers
+from mbc.report.html.columns import Texts, rows_of
+from mbc.report.html.diff_page import diff_page
+from mbc.report.html.facts import facts_of
+from mbc.report.html.plan_page import plan_page
+from mbc.report.html.recorded import LINES, read_recorded
+from mbc.report.html.render import embedded, write_text
+from mbc.report.html.small import plan_fragment
+from mbc.report.measured import MeasuredStep, launch_name, measured_step
+from mbc.report.techniques import predicted_timeline, techniques_document
+from mbc.report.trace import trace_document
+from mbc.resources import folder
+from tests.report.pages import data_of
+from tests.report.plans import PLANS
+
+
+@pytest.fixture(scope="module", params=PLANS, ids=list(PLANS))
+def plan(request) -> Plan:
+    return PLANS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def data(plan):
+    return data_of(plan_page(plan))
+
+
+def _near(found, expected) -> None:
+    """The same after a way through JSON."""
+    assert found == json.loads(json.dumps(expected))
+
+
+def test_figures_of_the_plan(plan, data):
+    _near(data["predictions"], asdict(plan.predictions))
+    _near(data["bounds"], {**asdict(plan.bounds), "least_us": plan.bounds.least_us})
+    _near(data["ceilings"], asdict(ceilings_of(plan)))
+    assert data["plan"]["budget_bytes"] == plan.budget_bytes
+    _near(data["plan"]["target"], asdict(plan.target))
+
+
+def test_every_operation(plan, data):
+    for name, program in (("train", plan.train), ("infer", plan.infer)):
+        rows = rows_of(data["programs"][name]["operations"], data["texts"])
+        found = limits(plan, program, ceilings_of(plan))
+        assert len(rows) == len(found) > 3
+        for row, limit in zip(rows, found, strict=True):
+            one = limit.summary
+            assert (row["name"], row["kind"], row["time_us"]) == (one.name, one.kind, one.time_us)
+            assert (row["moved_bytes"], row["flops"], row["limit_us"]) == (
+                limit.moved_bytes,
+                limit.flops,
+                limit.limit_us,
+            )
+            assert (row["workspace_bytes"], row["output_bytes"]) == (one.workspace_bytes, one.output_bytes)
+            assert row["kernels"] == " | ".join(one.kernels) and row["bound"] == str(limit.bound)
+            assert row["first_launch"] == one.first_launch and row["estimated"] == one.estimated
+
+
+def test_every_launch(plan, data):
+    for name, program in (("train", plan.train), ("infer", plan.infer)):
+        times = predicted_timeline(plan, program)
+        rows = rows_of(data["programs"][name]["launches"], data["texts"])
+        assert [row["time_us"] for row in rows] == [launch.work.time_us for launch in program.launches]
+        assert [row["start_us"] for row in rows] == list(times.starts_us)
+        assert [row["end_us"] for row in rows] == list(times.ends_us)
+        assert [row["stream"] for row in rows] == [str(launch.stream) for launch in program.launches]
+        operations = rows_of(data["programs"][name]["operations"], data["texts"])
+        assert sum(row["time_us"] for row in operations) == pytest.approx(sum(row["time_us"] for row in rows))
+        _near(data["programs"][name]["waits"], program.waits)
+
+
+def test_the_map_adds_up_to_the_memory_curve(plan, data):
+    for name, program in (("train", plan.train), ("infer", plan.infer)):
+        shown = data["programs"][name]
+        curve = memory_curve(plan, program)
+        live = {kind: [0] * len(taken) for kind, taken in shown["memory"].items()}
+        for piece in rows_of(shown["pieces"], data["texts"]):
+            for i in range(piece["start"], piece["stop"]):
+                live[piece["kind"]][i] += piece["size_bytes"]
+        _near(live, {str(kind): list(taken) for kind, taken in curve.bytes_by_kind.items() if any(taken)})
+        _near(shown["memory"], live)
+        assert shown["peak"]["bytes"] == curve.peak_bytes and shown["peak"]["launch"] == curve.peak_launch
+        _near(shown["techniques"], techniques_document(plan, program))
+
+
+def test_pieces_are_where_the_plan_places_them(plan, data):
+    rectangles = rows_of(data["programs"]["train"]["pieces"], data["texts"])
+    placed = {(plan.buffers[i].value or "", plan.offsets[i]) for i in range(len(plan.buffers))}
+    for piece in rectangles:
+        assert (piece["value"], piece["offset"]) in placed
+        assert piece["offset"] + piece["size_bytes"] <= plan.predictions.arena_bytes
+        touched = {*piece["writers"], *piece["readers"]}
+        if piece["gap_start"] is not None:
+            assert not touched & set(range(piece["gap_start"], piece["gap_stop"])), "it is used in its gap"
+            assert piece["recompute_us"] > 0 and piece["offload_us"] > 0
+    # No two pieces that are live in one launch share an address.
+    for launch in range(len(plan.train.launches)):
+        live = sorted((p["offset"], p["size_bytes"]) for p in rectangles if p["start"] <= launch < p["stop"])
+        assert all(a + size <= b for (a, size), (b, _) in pairwise(live))
+
+
+def test_what_is_recomputed_is_said_with_its_reason():
+    plan = PLANS["recomputed"]()
+    facts = facts_of(plan, plan.train)
+    assert facts.techniques.recomputed, "the plan is tight"
+    told = {one.question: one for one in answers(facts)}
+    why = told["Why is a value recomputed or offloaded?"]
+    assert f"{len(facts.techniques.recomputed)} are recomputed" in why.answer
+    most = max(facts.techniques.recomputed, key=lambda r: r.saved_bytes)
+    assert why.details[0].startswith(", ".join(most.outputs))
+    peak = told["What sets the peak?"]
+    assert f"launch {facts.peak} " in peak.answer
+    rows = rows_of(data_of(plan_page(plan))["programs"]["train"]["operations"], data_of(plan_page(plan))["texts"])
+    assert any(row["decision"] == "recomputed" for row in rows)
+    furthest = told["Which kernel is furthest from its roofline?"]
+    assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
+
+
+class _Elements(HTMLParser):
+    """Counts elements of a page by their tag."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.attributes: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.attributes += [name for name, _ in attrs]
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&<!--" + "x" * 300
+
+
+def _hostile(plan: Plan) -> Plan:
+    graph = replace(plan.graph, name=HOSTILE)
+    return replace(plan, graph=graph, target=replace(plan.target, profile=HOSTILE), version=HOSTILE)
+
+
+def test_markup_in_names_is_no_markup(plan):
+    plain, page = _Elements(plan_page(plan)), _Elements(plan_page(_hostile(plan)))
+    assert page.tags == plain.tags
+    assert not [name for name in page.attributes if name.startswith("on")]
+    assert data_of(plan_page(_hostile(plan)))["plan"]["network"] == HOSTILE
+    two = _Elements(diff_page(plan, _hostile(plan), HOSTILE, "b"))
+    assert "img" not in two.tags and two.tags["script"] == _Elements(diff_page(plan, plan, "a", "b")).tags["script"]
+    assert "<img" not in plan_fragment(_hostile(plan)) and "&lt;img" in plan_fragment(_hostile(plan))
+
+
+def _luminance(colour: str) -> float:
+    """Relative, WCAG 2.2, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [":root {", ":root.dark {"])
+def test_colours_differ_enough_from_what_they_stand_on(theme):
+    style = (folder("templates") / "report" / "style.css").read_text()
+    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", style.split(theme, 1)[1].split("}", 1)[0])
+    colours = dict(found)
+    grounds = [_luminance(colours.pop(name)) for name in ("ground", "panel")]
+    assert len(colours) == len(found) - 2 > 15
+    colours.pop("line")  # of grids and frames, which say nothing
+    for name, colour in colours.items():
+        text = name in ("ink", "faint", "accent", "bad")
+        # WCAG 2.2 AA: 1.4.3 for text, which also stands on panels, 1.4.11 for what is drawn.
+        for ground in grounds if text else grounds[:1]:
+            low, high = sorted((_luminance(colour), ground))
+            assert (high + 0.05) / (low + 0.05) >= (4.5 if text else 3.0), f"{name}: {colour}"
+
+
+def test_nothing_is_fetched(plan):
+    page = plan_page(plan)
+    assert "default-src 'none'" in page
+    for word in ("http://", "https://", "@import", "url(", "fetch(", "XMLHttpRequest", "import("):
+        assert word not in page.replace("http://www.w3.org/2000/svg", ""), word  # a name, not an address
+
+
+def test_embedded_data_has_no_way_out_of_its_element():
+    text = embedded({"a": "</script>", "b": float("nan"), "c": [float("inf"), 1.5], "d": "\u2028<!--"})
+    assert "<" not in text and "\u2028" not in text
+    assert json.loads(text) == {"a": "</script>", "b": None, "c": [None, 1.5], "d": "\u2028<!--"}
+
+
+def test_columns_and_back():
+    texts = Texts()
+    rows = [{"a": "x", "b": 1, "c": None}, {"a": "y", "b": 2.5, "c": "x"}]
+    assert rows_of(texts.table(rows, ("a", "b", "c")), texts.all) == rows
+    assert texts.all == ["x", "y"]
+
+
+def test_a_diff_says_what_was_asked_for():
+    loose, tight = PLANS["kept"](), PLANS["recomputed"]()
+    page = diff_page(loose, tight, "loose", "tight")
+    assert "They were planned for something else: budget." in page
+    assert "What changed between these plans, and why?" in page and "recomputed" in page
+    same = diff_page(loose, loose, "a", "b")
+    assert "Nothing: no figure and no operation differs." in same
+    shown = data_of(page)
+    for side, plan in zip(shown["sides"], (loose, tight), strict=True):
+        curve = memory_curve(plan, plan.train)
+        assert side["peak"] == {"launch": curve.peak_launch, "bytes": curve.peak_bytes}
+        assert side["train_us"] == plan.predictions.train_us
+
+
+def test_a_trace_has_every_launch(plan):
+    trace = json.loads(json.dumps(trace_document(plan)))
+    events = trace["traceEvents"]
+    runs = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
+    times = predicted_timeline(plan, plan.train)
+    assert [event["ts"] for event in runs] == list(times.starts_us)
+    assert [event["args"]["launch"] for event in runs] == list(range(len(plan.train.launches)))
+    starts = [event["id"] for event in events if event["ph"] == "s" and event["pid"] == 1]
+    ends = [event["id"] for event in events if event["ph"] == "f" and event["pid"] == 1]
+    assert starts == ends and len(starts) == len(plan.train.waits)
+    counters = [sum(event["args"].values()) for event in events if event["ph"] == "C" and event["pid"] == 1]
+    assert max(counters) <= memory_curve(plan, plan.train).peak_bytes
+
+
+def test_a_plan_in_fp64_has_no_roofline():
+    from tests.runtime.nets import small_plan
+
+    plan = small_plan("fp64")
+    data = data_of(plan_page(plan))
+    assert data["ceilings"] is None
+    assert all(row["limit_us"] is None for row in rows_of(data["programs"]["train"]["operations"], data["texts"]))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"probes": []}', "[" * 100_000])
+def test_results_that_are_none(text):
+    with pytest.raises(MbcError, match="holds no result that a page can show") as caught:
+        read_recorded(text, "a.json")
+    assert caught.value.code == "MBC321"
+
+
+def _record(plan: Plan) -> dict[str, Any]:
+    """As benchmarks/step_trace.py writes it: 1 us more than predicted a launch, and the last one not found."""
+    times = predicted_timeline(plan, plan.train)
+    rows = [
+        {"name": launch_name(i, launch), "start_us": start, "measured_us": end - start + 1.0}
+        for i, (launch, start, end) in enumerate(zip(plan.train.launches, times.starts_us, times.ends_us, strict=True))
+    ]
+    del rows[-1]["start_us"], rows[-1]["measured_us"]
+    predicted_us = plan.predictions.train_us
+    return {"step_us": 1.25 * predicted_us, "predicted_us": predicted_us, "steps": 5, "rows": rows, "sums": []}
+
+
+def _measured(plan: Plan, record: dict[str, Any]) -> MeasuredStep:
+    return measured_step(plan, read_recorded(json.dumps(record), "step.json"), "step.json")
+
+
+def test_a_measured_step_beside_the_predicted_one(plan):
+    measured = _measured(plan, _record(plan))
+    page = plan_page(plan, measured=measured)
+    shown, times = data_of(page)["measured"], predicted_timeline(plan, plan.train)
+    took = [end - start + 1.0 for start, end in zip(times.starts_us, times.ends_us, strict=True)]
+    assert shown["starts_us"] == [*times.starts_us[:-1], None] and shown["step_us"] == measured.step_us
+    assert shown["times_us"] == [*took[:-1], None]
+    assert "are predicted: +25.0 %. 1 of" in page and "1.00 us more than predicted" in page
+    events = trace_document(plan, measured)["traceEvents"]
+    runs = [event for event in events if event["ph"] == "X" and event["pid"] == 3]
+    assert [event["ts"] for event in runs] == list(times.starts_us[:-1])
+    assert [event["dur"] for event in runs] == shown["times_us"][:-1]
+    assert data_of(plan_page(plan))["measured"] is None
+
+
+def test_records_that_are_not_of_the_plan():
+    plan = PLANS["small"]()
+    with pytest.raises(MbcError, match=r"MBC321: 'step.json' was recorded of another plan: launch 0 is '0") as caught:
+        _measured(plan, _record(PLANS["kept"]()))
+    assert caught.value.remedy.startswith("record this plan")
+    short, damaged, bench = _record(plan), _record(plan), _record(plan)
+    del short["rows"][-1]
+    with pytest.raises(MbcError, match="recorded is 'none'"):
+        _measured(plan, short)
+    del damaged["rows"][0]["start_us"]
+    bench["rows"] = {}
+    for record in (damaged, bench, {**_record(plan), "step_us": "1"}):
+        with pytest.raises(MbcError, match="holds no measured step"):
+            _measured(plan, record)
+
+
+def _line(kind: str, step: int, loss: float | None = 1.0) -> str:
+    return json.dumps({"kind": kind, "step": step, "epoch": 1, "loss": loss, "images_per_s": 10.0}) + "\n"
+
+
+@pytest.mark.parametrize("rest", ["", '{"kind": "epo'])
+def test_the_log_of_a_training(rest):
+    text = _line("interval", 2) + _line("interval", 3, None) + _line("epoch", 3)
+    shown = read_recorded(text + rest, "log.jsonl")
+    assert shown["what"] == "training" and shown["left_out"] == 0
+    assert [(line["kind"], line["step"]) for line in shown["lines"]] == [("interval", 2), ("interval", 3), ("epoch", 3)]
+    assert read_recorded(_line("epoch", 3), "log.jsonl")["lines"][0]["loss"] == 1.0
+
+
+def test_of_a_long_log_a_page_has_some_lines_and_the_last():
+    count = 2 * LINES + 7
+    shown = read_recorded("".join(_line("interval", i + 1) for i in range(count)), "log.jsonl")
+    steps = [line["step"] for line in shown["lines"]]
+    assert len(steps) <= LINES and len(steps) + shown["left_out"] == count
+    assert {b - a for a, b in pairwise(steps)} == {3} and steps[-1] == count
+
+
+@pytest.mark.parametrize("change", [("3", "true"), ("10.0", "null"), ('"epoch", ', '"epoch"')])
+def test_lines_that_are_no_log(change):
+    with pytest.raises(MbcError, match="holds no result") as caught:
+        read_recorded(_line("interval", 2) + _line("epoch", 3).replace(*change), "a.json")
+    assert "mbc train --log" in caught.value.remedy
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path):
+    with pytest.raises(MbcError, match=r"MBC320: cannot write '.*there.html': .*") as caught:
+        write_text(tmp_path / "not" / "there.html", "x")
+    assert caught.value.remedy == "name another file with -o"
