@@ -63,8 +63,8 @@ ORDER = (
     "mbc.compiler",  # all of them
     "mbc.fit",  # many compilations
     "mbc.ablation",
-    "mbc.tune",  # which batch to train at
     "mbc.train",  # many steps
+    "mbc.tune",  # which batch to train at, and at which rate
     "mbc.interchange",  # files of other frameworks -> source and weights
     "mbc.pytorch",  # steps in a loop of PyTorch
     "mbc.equivalence",  # steps compared

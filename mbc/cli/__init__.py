@@ -20,6 +20,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `train_command`: `mbc train`
 * `train_page`: the page that a training writes at its end
 * `train_view`: what it shows while it runs
+* `tune_command`: `mbc tune`
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
 * `bench_command`: `mbc bench`

@@ -26,10 +26,15 @@ def plans_of(ranks: int, accumulate: int, precision: str = "fp64", more: str = "
     """Of parts of PART_ROWS; without a noise scale where there is one part."""
     settings = (
         ("batch", str(PART_ROWS * ranks)), ("train.precision", precision), ("train.accumulate", str(accumulate)),
-        ("train.noise_scale", str(ranks * accumulate > 1).lower()), *([("train.shard_optimizer", more)] if more else ()),
+        ("train.noise_scale", str(ranks * accumulate > 1).lower()),
+        *([("train.shard_optimizer", more)] if more else ()),
     )  # fmt: skip
     options = Options(gpu="h200", gpus=ranks, settings=settings)
-    return compile_plans(Source("net.mbc", TEXT), options) if ranks > 1 else (compile_plan(Source("net.mbc", TEXT), options),)
+    return (
+        compile_plans(Source("net.mbc", TEXT), options)
+        if ranks > 1
+        else (compile_plan(Source("net.mbc", TEXT), options),)
+    )
 
 
 def gradients(image: np.ndarray, label: np.ndarray) -> np.ndarray:

@@ -5,6 +5,8 @@
 * `machine`: commands about GPUs and profiles
 * `planning`: commands that make plans and look at them
 * `running`: commands that take steps
+* `tuning`: `mbc tune`
+* `settings_file`: options of a training that a file says
 * `parser`: argparse with short errors
 * `types`: types of arguments, each with a message that says what is wanted
 """
@@ -30,6 +32,8 @@ from mbc.cli.arguments.planning import (
     add_verify,
 )
 from mbc.cli.arguments.running import add_bench, add_train
+from mbc.cli.arguments.settings_file import with_settings
+from mbc.cli.arguments.tuning import add_tune
 
 _DESCRIPTION = """\
 mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:
@@ -42,10 +46,13 @@ a network written in a .mbc file becomes a plan (every kernel, every byte, the t
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
+    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help.
+    MBC317 for a file of settings that is none."""
     words = list(argv) or ["--help"]
     if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*PROFILE_VERBS, "-h", "--help"):
         words.insert(1, "run")  # `mbc profile NET` is what people want most often
+    if words[0] == "train":
+        words = with_settings(words)
     return parser().parse_args(words)
 
 
@@ -64,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         add_check,
         add_diff,
         add_train,
+        add_tune,
         add_import,
         add_export,
         add_bench,

@@ -106,7 +106,7 @@ def differentiate(
     states = [*network.states]
     current: dict[str, str] = {}
     if optimizer.noise_scale:
-        # The loss of a rank, and so its gradient, is `share` of what it would be alone; the metric is a mean over ranks.
+        # The loss of a rank, and so its gradient, is `share` of what it would be alone.
         metrics += (_square(train, PART_SQUARE, gradients, 1 / share),)
     checked = control
     if optimizer.accumulate > 1:
