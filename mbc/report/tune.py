@@ -69,7 +69,7 @@ def why(table: Table, base: Base) -> str:
         )
     faster = max(fitting, key=lambda row: row.goodput / row.efficiency)
     lost = (
-        f"; batch {faster.batch} has more images/s, and its rows {faster.efficiency / taken.efficiency:.0%} of the worth"
+        f"; batch {faster.batch} has more images/s, its rows {faster.efficiency / taken.efficiency:.0%} of the worth"
         if faster.batch > taken.batch and faster is not taken
         else ""
     )

@@ -58,7 +58,18 @@ def test_a_tuning_is_trained_with(mbc, data, monkeypatch):
     batch, rate = told["taken"]["batch"], told["taken"]["rate"]
     assert f"set=batch={batch}\nlr={rate:.6g}\nepochs=" in text and "schedule=cosine" in text
     trained = mbc(
-        "train", "tiny.mbc", *FEW, "--data", "train.npz", "--settings", "tuned.settings", "--epochs", "1", "--json"
+        "train",
+        "tiny.mbc",
+        *FEW,
+        "--data",
+        "train.npz",
+        "--settings",
+        "tuned.settings",
+        "--epochs",
+        "1",
+        "--warmup",
+        "0",
+        "--json",
     )
     assert trained.code == 0, trained.err
     (epoch,) = trained.json["epochs"]
