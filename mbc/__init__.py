@@ -31,8 +31,8 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `compiler`: the driver: all stages from source to package
 * `fit`: the largest mini-batch, and the time of a step, within budgets
 * `ablation`: what each technique contributes to a plan
-* `tune`: the gradient noise scale, and what it says of larger batches
 * `train`: the training loop: data, learning rate, checkpoints
+* `tune`: which mini-batch and learning rate to train with
 * `interchange`: models of other frameworks as sources and weights, and weights back
 * `pytorch`: training inside a loop of PyTorch
 * `equivalence`: whether divided and fused steps compute what they must

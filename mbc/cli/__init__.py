@@ -77,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     from mbc.cli.arguments import parse  # here, where Ctrl-C is one line
+    from mbc.cli.arguments.settings_file import with_settings
 
-    arguments = parse(words)
+    arguments = parse(with_settings(words))
     arguments.words = tuple(words)  # for commands that start themselves in other processes
     code = arguments.run(arguments)
     sys.stdout.flush()

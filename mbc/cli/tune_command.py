@@ -103,7 +103,7 @@ class _Tuning:
         rows = self._data.rows or arguments.rows
         if rows is None:
             raise MbcError(
-                "MBC314", "how many rows a function yields is not known, nor what share a step is", "give --rows N"
+                "MBC319", "how many rows a function yields is not known, nor what share a step is", "give --rows N"
             )
         spent = spending(rows, self.base.rows, arguments.epochs, arguments.most_share, ranges, measures)
         with ExitStack() as closing:

@@ -71,14 +71,14 @@ def test_noise_that_is_not_measurable():
     meter = Meter(10)
     for step in range(10):
         meter.add(step, moments_of({PART_SQUARE: 2.0, MEAN_SQUARE: 0.5}, Parts(1, 2)))
-    with pytest.raises(MbcError, match="MBC312: the noise scale .* not measurable: its gradients do not rise above"):
+    with pytest.raises(MbcError, match=r"MBC312: the noise scale .* not measurable: its gradients do not rise above"):
         meter.result()
     blind = Meter(10)
     blind.add(5, moments_of({PART_SQUARE: math.inf, MEAN_SQUARE: 1.0}, Parts(1, 2)))
-    with pytest.raises(MbcError, match="MBC312: .*not measurable: no gradient is finite"):
+    with pytest.raises(MbcError, match=r"MBC312: .*not measurable: no gradient is finite"):
         blind.result()
     assert check_halves(9) == 4
-    with pytest.raises(MbcError, match="MBC312: .*a mini-batch of one row has no two parts"):
+    with pytest.raises(MbcError, match=r"MBC312: .*a mini-batch of one row has no two parts"):
         check_halves(1)
 
 

@@ -32,7 +32,6 @@ from mbc.cli.arguments.planning import (
     add_verify,
 )
 from mbc.cli.arguments.running import add_bench, add_train
-from mbc.cli.arguments.settings_file import with_settings
 from mbc.cli.arguments.tuning import add_tune
 
 _DESCRIPTION = """\
@@ -46,13 +45,10 @@ a network written in a .mbc file becomes a plan (every kernel, every byte, the t
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help.
-    MBC317 for a file of settings that is none."""
+    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
     words = list(argv) or ["--help"]
     if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*PROFILE_VERBS, "-h", "--help"):
         words.insert(1, "run")  # `mbc profile NET` is what people want most often
-    if words[0] == "train":
-        words = with_settings(words)
     return parser().parse_args(words)
 
 

@@ -17,6 +17,8 @@ def with_settings(words: Sequence[str]) -> list[str]:
     """The words of a command line with what the file of `--settings` says before all options, so that those count where
     both say something. Raises MBC317."""
     found = list(words)
+    if words[:1] != ["train"]:
+        return found
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == OPTION and (equals or at + 1 < len(words)):
