@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         tuning.write(found, epochs)
     base, state = tuning.base, tuning.state
     if arguments.json:
-        print(json.dumps({**tune_document(found, base, state, spent), "epochs_to_target": epochs}, indent=2))
+        to_train = epochs or found.taken.epochs(arguments.epochs)
+        print(json.dumps({**tune_document(found, base, state, spent), "epochs": to_train}, indent=2))
         return 0
     print(tune_text(found, base, state, spent, output_width()))
     if found.taken.efficiency < 1:
