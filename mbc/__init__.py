@@ -32,6 +32,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `fit`: the largest mini-batch, and the time of a step, within budgets
 * `ablation`: what each technique contributes to a plan
 * `train`: the training loop: data, learning rate, checkpoints
+* `tune`: which mini-batch and learning rate to train with
 * `interchange`: models of other frameworks as sources and weights, and weights back
 * `pytorch`: training inside a loop of PyTorch
 * `equivalence`: whether divided and fused steps compute what they must

@@ -173,7 +173,7 @@ def _seek(search: Search, start: int, multiple: int, least: int) -> None:
     high = None
     while not fits(low):
         if low == first:
-            raise _nothing_fits(search.probe(low * multiple), low * multiple)
+            raise nothing_fits(search.probe(low * multiple), low * multiple)
         low, high = max(first, low // 2), low
     while high is None and low < most:
         further = min(2 * low, most)
@@ -273,7 +273,8 @@ def _is_of_search(error: MbcError) -> bool:
     return isinstance(error, BudgetError) or error.code.startswith("MBC2")
 
 
-def _nothing_fits(probe: Probe, batch: int) -> MbcError:
+def nothing_fits(probe: Probe, batch: int) -> MbcError:
+    """MBC194, or what was wrong with the smallest batch that was tried."""
     refusal = probe.refusal
     assert refusal is not None
     if not isinstance(refusal, BudgetError):

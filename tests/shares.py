@@ -38,6 +38,7 @@ SUITES = {
     "report": "tables and reports of plans",
     "runtime": "the module: training on the CPU, checkpoints, hostile files",
     "train": "the training loop and its data",
+    "tune": "the noise scale of known tasks, reported squares, the range test, the table of batches",
     "the whole": "pages, messages and vocabulary; packaging; order of imports",
 }
 

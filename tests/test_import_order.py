@@ -64,6 +64,7 @@ ORDER = (
     "mbc.fit",  # many compilations
     "mbc.ablation",
     "mbc.train",  # many steps
+    "mbc.tune",  # which batch to train at, and at which rate
     "mbc.interchange",  # files of other frameworks -> source and weights
     "mbc.pytorch",  # steps in a loop of PyTorch
     "mbc.equivalence",  # steps compared

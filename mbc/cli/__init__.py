@@ -20,6 +20,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `train_command`: `mbc train`
 * `train_page`: the page that a training writes at its end
 * `train_view`: what it shows while it runs
+* `tune_command`: `mbc tune`
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
 * `bench_command`: `mbc bench`
@@ -76,8 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     from mbc.cli.arguments import parse  # here, where Ctrl-C is one line
+    from mbc.cli.arguments.settings_file import with_settings
 
-    arguments = parse(words)
+    arguments = parse(with_settings(words))
     arguments.words = tuple(words)  # for commands that start themselves in other processes
     code = arguments.run(arguments)
     sys.stdout.flush()

@@ -69,6 +69,7 @@ class Sections:
     clip_value: float = 0.0
     ema: float = 0.0
     accumulate: int = 1
+    noise_scale: bool = False
     device_bytes: int | None = None
     host_bytes: int | None = None
     peer_bytes: int = 0
@@ -85,6 +86,7 @@ class Sections:
             clip_value=self.clip_value,
             ema=self.ema,
             accumulate=self.accumulate,
+            noise_scale=self.noise_scale,
         )
 
     @property
@@ -197,6 +199,10 @@ def _accumulate(sections: Sections, value: ast.Expression, evaluator: Evaluator,
     return replace(sections, accumulate=worth)
 
 
+def _noise_scale(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, noise_scale=_flag("noise_scale", value, evaluator, frame))
+
+
 def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
     """A positive number, or 0 for `none`."""
     if isinstance(value, ast.Name) and value.text == NONE:
@@ -263,6 +269,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "clip_value": _clip_value,
                 "ema": _ema,
                 "accumulate": _accumulate,
+                "noise_scale": _noise_scale,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

@@ -98,7 +98,8 @@ class Optimizer:
     that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
     and then element by element to `clip_value`; 0: they are not. `ema`: the decay of the moving averages of trained
     parameters and of statistics (`mbc.ir.averages`); 0: there are none. A step adds the gradients of
-    `accumulate` mini-batches up before it updates, by their mean."""
+    `accumulate` mini-batches up before it updates, by their mean. `noise_scale`: a step reports the squared norms that
+    tell the gradient noise scale (`mbc.ir.metrics`)."""
 
     kind: str = "sgd"
     momentum: float = 0.0
@@ -115,6 +116,7 @@ class Optimizer:
     ema: float = optional(0.0)
     accumulate: int = optional(1)
     trust: float = optional(0.0)
+    noise_scale: bool = optional(False)
 
 
 @dataclass(frozen=True, slots=True)

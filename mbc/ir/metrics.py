@@ -12,6 +12,9 @@ _RESERVED = frozenset(
     )
 )  # fmt: skip
 _VALUE = "metric."
+# Of `train { noise_scale = true }`; no metric of a source can be called so. The mean of the squared norms of the
+# gradients of the parts of a step (each mini-batch of each rank), and the squared norm of the mean of these gradients.
+PART_SQUARE, MEAN_SQUARE = "noise.part_square", "noise.mean_square"
 _SUMS = ("sum.", "copy.", "accumulated.")  # over ranks, and over mini-batches, in a state that is copied for it
 _SUMMED = {"all_reduce": 0, "scale": 0, "accumulate": 1}  # by kind of operation, the operand that it sums, or copies
 

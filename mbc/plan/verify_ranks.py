@@ -53,6 +53,7 @@ _LossGradient = (
     | DiceMeanBackward
 )
 STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute those of a rank's rows
+OF_SUMS = ("row_reduce_dot", "weighted_sum")  # kinds whose result is the same on all ranks where all operands are
 _SAME = (Role.PARAMETER, Role.OPTIMIZER, Role.CONTROL)  # states that are the same on all ranks
 _OF_A_STEP = (Role.INTERMEDIATE, Role.GRADIENT)  # what a rank computes of its own rows, if nothing is said of it
 _REMEDY = "these plans are not what mbc writes for several GPUs: compile the source again"
@@ -121,7 +122,7 @@ def shared_digest(plan: Plan) -> str:
 
 def _sums(graph: TrainingGraph) -> set[str]:
     """Values that are sums over all ranks: by an all-reduce, or of the rows of all ranks; and this rank's parts of such
-    sums, the norms of the parts of all ranks, and ratios of norms of sums."""
+    sums, the norms of the parts of all ranks, ratios of norms of sums, and squared norms of sums."""
     gathered = {output: op for op in graph.train if op.kind == GATHER_ROWS for output in op.outputs}
     norms = {output for op in graph.train if op.kind == "norm" for output in op.outputs}
     found: set[str] = set()
@@ -141,6 +142,7 @@ def _sums(graph: TrainingGraph) -> set[str]:
             or any(read)
             or (op.kind == ALL_GATHER and norms.issuperset(op.inputs))
             or (op.kind in RATIOS and op.inputs[1] in found)
+            or (op.kind in OF_SUMS and found.issuperset(op.inputs))
         ):
             found.update(op.outputs)
     return found

@@ -12,6 +12,7 @@
 * `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`
 * `fit`: `mbc fit`
+* `tune`: `mbc tune`
 * `equivalence`: `mbc check`
 * `measured`: a measured step beside the plan
 * `trace`: `mbc trace`

@@ -51,7 +51,7 @@ def _line(probe: Probe) -> str:
     if f is None:
         return reason(probe)
     step = time_cell(f.train_us, f.measured_share < 1)
-    return f"{step}, {_guess(f)}{f.images_per_s:,.0f} images/s, takes {show_size(f.needed_bytes)}"
+    return f"{step}, {guess(f)}{f.images_per_s:,.0f} images/s, takes {show_size(f.needed_bytes)}"
 
 
 def batches_text(fit: BatchFit, width: int | None = None) -> str:
@@ -69,7 +69,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         rows.append(
             (
                 str(probe.at),
-                f"{_guess(f)}{f.images_per_s:,.0f}",
+                f"{guess(f)}{f.images_per_s:,.0f}",
                 _bar(f.images_per_s / top),
                 time_cell(f.train_us, f.measured_share < 1),
                 over(f.train_us, f.least_us),
@@ -84,12 +84,12 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         "",
         f"largest batch in {show_size(largest.budget_bytes)}{'' if fit.finished else ' so far'}: "
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
-        f"{_guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
+        f"{guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
     ]
     if fit.at_least:
         lines.append("larger batches were not tried: the search ends there")
     if fastest is not largest:
-        lines.append(f"fastest of these: {fastest.batch}, {_guess(fastest)}{fastest.images_per_s:,.0f} images/s")
+        lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
     return "\n".join(lines)
 
 
@@ -109,7 +109,7 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
                 time_cell(f.train_us, f.measured_share < 1),
                 _bar(f.train_us / slowest),
                 over(f.train_us, unlimited.train_us),
-                f"{_guess(f)}{f.images_per_s:,.0f}",
+                f"{guess(f)}{f.images_per_s:,.0f}",
                 show_size(f.needed_bytes),
                 outside_cell(f.host_bytes, f.peer_bytes),
                 "",
@@ -171,7 +171,8 @@ def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:
     return found
 
 
-def _guess(f: Figures) -> str:
+def guess(f: Figures) -> str:
+    """A mark of figures that rest on estimates."""
     return "~" if f.measured_share < 1 else ""
 
 

@@ -51,6 +51,7 @@ def test_the_decay_of_moving_averages():
 def test_how_many_mini_batches_a_step_takes():
     assert rule("accumulate = 2 * 2").accumulate == 4
     assert rule("accumulate = 4", "train.accumulate=1") == rule("")
+    assert rule("noise_scale = true").noise_scale and rule("noise_scale = false") == rule("")
 
 
 def test_text_may_hold_what_means_something_elsewhere():

@@ -5,6 +5,8 @@
 * `machine`: commands about GPUs and profiles
 * `planning`: commands that make plans and look at them
 * `running`: commands that take steps
+* `tuning`: `mbc tune`
+* `settings_file`: options of a training that a file says
 * `parser`: argparse with short errors
 * `types`: types of arguments, each with a message that says what is wanted
 """
@@ -30,6 +32,7 @@ from mbc.cli.arguments.planning import (
     add_verify,
 )
 from mbc.cli.arguments.running import add_bench, add_train
+from mbc.cli.arguments.tuning import add_tune
 
 _DESCRIPTION = """\
 mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:
@@ -64,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         add_check,
         add_diff,
         add_train,
+        add_tune,
         add_import,
         add_export,
         add_bench,

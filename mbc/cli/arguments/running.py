@@ -25,6 +25,10 @@ def add_train(commands: Commands) -> None:
         "or module:function that yields batches",
     )  # fmt: skip
     made.add_argument("--test", metavar="DATA", help="data to test on after each epoch")
+    made.add_argument(
+        "--settings", dest="settings_file", metavar="FILE",
+        help="take these options from a file, as mbc tune -o writes it; those given here count before it",
+    )  # fmt: skip
     made.add_argument("--epochs", type=count, default=10, help="in all, those before --resume included (default 10)")
     usual = ", ".join(f"{rate} for {kind}" for kind, rate in USUAL_RATES.items())
     made.add_argument("--lr", type=float, metavar="RATE", help=f"(peak) learning rate (default {usual})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NoReturn
 
 from mbc import aliases
 from mbc.ir.types import Precision
@@ -77,6 +78,38 @@ def tolerance(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0, such as 1e-5")
     return value
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share above 0 and at most 1, such as 0.1")
+    return value
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return value
+
+
+def target(text: str) -> tuple[str, float]:
+    name, equals, value = text.partition("=")
+    try:
+        return (name.strip(), float(value)) if equals and name.strip() else _no_target(text)
+    except ValueError:
+        return _no_target(text)
+
+
+def _no_target(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"'{text}' is no target such as accuracy=0.97 or loss=0.1")
 
 
 def seed(text: str) -> int:

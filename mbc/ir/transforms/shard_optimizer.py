@@ -74,12 +74,18 @@ def can_shard(ranks: Ranks | None) -> bool:
 
 def check_can_shard(wanted: bool, ranks: Ranks | None, optimizer: Optimizer) -> None:
     """MBC100 where states are to be sharded over several ranks that do not run one plan, MBC101 where they are of an
-    optimizer whose states are not sharded."""
+    optimizer whose states are not sharded, or whole gradients are asked for."""
     if wanted and f"{optimizer.kind}_update" not in PARTS:
         raise MbcError(
             "MBC101",
             f"states of {optimizer.kind} cannot be sharded: its steps depend on norms of whole parameters",
             "choose sgd or adamw, or leave shard_optimizer out",
+        )
+    if wanted and optimizer.noise_scale:
+        raise MbcError(
+            "MBC101",
+            "the optimizer's states cannot be sharded: noise_scale needs norms of whole gradients",
+            "leave shard_optimizer or noise_scale out",
         )
     if wanted and ranks is not None and not can_shard(ranks):
         raise MbcError(

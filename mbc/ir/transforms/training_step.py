@@ -8,7 +8,7 @@ over ranks `sum.<value>`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mbc.errors import MbcError
 from mbc.ir.averages import average_name
@@ -26,7 +26,7 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
-from mbc.ir.metrics import value_of
+from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
 from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
@@ -43,6 +43,7 @@ from mbc.ops.control import CONTROL_TYPE
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
+from mbc.ops.reduce import Reduce
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 
 _ADAM = ("adamw", "lamb")  # optimizers with two moments
@@ -56,7 +57,7 @@ def differentiate(
 
     The state of the control block is `constant`; its `value` is the loss scale to start with.
     Raises MBC050 without a loss, MBC051 when the loss depends on no parameter, MBC052 for nesterov without momentum,
-    MBC067 for batch normalisation synchronised over too many ranks.
+    MBC067 for batch normalisation synchronised over too many ranks, MBC310 for a noise scale of no equal parts.
     """
     if not network.losses:
         raise MbcError(
@@ -73,6 +74,9 @@ def differentiate(
             f"batch normalization is synchronised over {ranks.size} GPUs, but over {MOST_RANKS} at most can be",
             "leave sync_batch_norm and bn(sync=true) out: with so many rows each GPU's own are enough",
         )
+
+    if optimizer.noise_scale:
+        _check_parts(optimizer.accumulate, ranks)
 
     values = _outer_values(network, precision)
     train = GraphBuilder(values)
@@ -101,6 +105,9 @@ def differentiate(
     gradients = backward.run()
     states = [*network.states]
     current: dict[str, str] = {}
+    if optimizer.noise_scale:
+        # The loss of a rank, and so its gradient, is `share` of what it would be alone.
+        metrics += (_square(train, PART_SQUARE, gradients, 1 / share),)
     checked = control
     if optimizer.accumulate > 1:
         # Running statistics move with every mini-batch, whose own loss is all that is known then.
@@ -115,6 +122,9 @@ def differentiate(
         # In the order in which they are ready, so that the first can travel while the last are computed.
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
         gradients = {parameter: _over_ranks(train, ranks, gradient) for parameter, gradient in gradients.items()}
+    if optimizer.noise_scale:
+        # Of the sum over mini-batches, whose mean counts; a metric is divided by their number once, when it is read.
+        metrics = (*metrics, _square(train, MEAN_SQUARE, gradients, 1 / optimizer.accumulate))
     if not gradients:
         frozen = bool(optimizer.frozen)
         raise MbcError(
@@ -159,7 +169,7 @@ def differentiate(
     wanted = (total, *metrics, *outputs, *(after for _, after in updates))
     kept = relu_behind_pool(live_operations(train.operations, wanted), values, wanted)
     kept = gather_operands(statistics_by_part(kept, values), values, ranks)
-    kept = shard_optimizer(kept, values, ranks if shard else None)
+    kept = shard_optimizer(kept, values, ranks if shard and not optimizer.noise_scale else None)
     return TrainingGraph(
         network.name,
         network.batch,
@@ -177,6 +187,18 @@ def differentiate(
         tuple(metrics),
         updates,
         ranks,
+    )
+
+
+def _check_parts(accumulate: int, ranks: Ranks | None) -> None:
+    rows = (1,) if ranks is None else ranks.rows
+    if accumulate * len(rows) > 1 and len(set(rows)) == 1:
+        return
+    why = "one mini-batch of one GPU has none" if len(rows) == 1 else "the GPUs have unlike numbers of rows"
+    raise MbcError(
+        "MBC310",
+        f"noise_scale needs the gradients of two equal parts of a step or more, and {why}",
+        "set accumulate = 2, with half of the batch, or leave noise_scale out",
     )
 
 
@@ -218,6 +240,18 @@ def _metric(
     weights = WeightedSum(tuple(weight * share for _, weight in terms))
     values = [forward.read(value) for value, _ in terms]
     return builder.emit("weighted_sum", weights, values, value_of(name), (value_of(name),))[0]
+
+
+def _square(builder: GraphBuilder, name: str, gradients: Mapping[str, str], weight: float) -> str:
+    """`weight` times the squared norm of all gradients together, as a metric."""
+    made = value_of(name)
+    squares: list[str] = []
+    for parameter, gradient in gradients.items():
+        of = builder.values[gradient]
+        every = Reduce(tuple(range(1, len(of.type.shape))), (1,))
+        square = f"{made}.{parameter}"
+        squares += builder.emit("row_reduce_dot", every, (gradient, gradient), square, (square,), of.span)
+    return builder.emit("weighted_sum", WeightedSum((weight,) * len(squares)), squares, made, (made,))[0]
 
 
 def _copied(builder: GraphBuilder, value: str) -> str:

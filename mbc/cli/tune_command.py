@@ -1,0 +1,214 @@
+"""`mbc tune`"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.settings_file import settings_text
+from mbc.cli.places import builds_package, read_source
+from mbc.cli.terminal import busy, notes, output_width
+from mbc.errors import MbcError
+from mbc.fit import MOST_BATCH, Probe, own_batch, with_batch, with_budget
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.options import Options
+from mbc.report.fit import batch_line
+from mbc.report.tune import tune_document, tune_text
+from mbc.runtime.replace import replace_file
+from mbc.train.accuracy import inputs_of
+from mbc.train.checkpoint import check_writable
+from mbc.train.data import Data, check_place, open_data
+from mbc.tune.goodput import Base, Row, Table, Tried, row_worth, table
+from mbc.tune.ladder import climb, gpu_counts
+from mbc.tune.measure import check_halves
+from mbc.tune.rates import USUAL_RULES, WARM_UP_SHARE
+from mbc.tune.state import open_state
+from mbc.tune.target import Target, epochs_to
+from mbc.tune.tuner import Spending, find_rate, measure, spending
+
+if TYPE_CHECKING:
+    from mbc.plan.model import Plan
+    from mbc.runtime.module import Module
+
+Say = Callable[[str], None]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan a ladder of mini-batches, measure what rows are worth, and print which batch and rate to train with. Each
+    probe is told on stderr when it is known; after Ctrl-C a tuning with --state goes on from what it has found."""
+    tuning = _Tuning(arguments)
+    with notes(), busy(f"tuning {arguments.source}") as at:
+        spent = tuning.train(at) if not arguments.dry_run else None
+        found = tuning.table(at, at.line)
+        epochs = tuning.epochs(found, at) if arguments.target is not None and not arguments.dry_run else None
+    if arguments.output is not None:
+        tuning.write(found, epochs)
+    base, state = tuning.base, tuning.state
+    if arguments.json:
+        to_train = epochs or found.taken.epochs(arguments.epochs)
+        print(json.dumps({**tune_document(found, base, state, spent), "epochs": to_train}, indent=2))
+        return 0
+    print(tune_text(found, base, state, spent, output_width()))
+    if found.taken.efficiency < 1:
+        most, epochs_taken = arguments.epochs, found.taken.epochs(arguments.epochs)
+        print(f"{epochs_taken} epochs of it are worth the {most} asked for at the base batch")
+    if epochs is not None:
+        print(f"the target is reached after {epochs} epochs")
+    if arguments.output is not None:
+        print(
+            f"train with: mbc train {arguments.source} --data {arguments.data or 'DATA'} --settings {arguments.output}"
+        )
+    return 0
+
+
+class _Tuning:
+    """One tuning, whose arguments have been checked."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        if arguments.data is None and not arguments.dry_run:
+            raise MbcError("MBC315", "there are no data to tune with", "give --data, or --dry-run to plan alone")
+        if arguments.output is not None:
+            check_writable(Path(arguments.output))
+        for place in filter(None, (arguments.data, arguments.test)):
+            check_place(place)
+        self._source = read_source(arguments.source)
+        asked = replace(options(arguments), gpus=1)
+        self._asked = asked if arguments.memory is None else with_budget(asked, arguments.memory)
+        self._batch = own_batch(self._source, self._asked)
+        rule = lower(parse(self._source), asked.settings, asked.network).optimizer
+        self._optimizer = rule
+        self.base = Base(
+            self._batch * rule.accumulate, rule.accumulate, arguments.lr, arguments.rule or USUAL_RULES[rule.kind]
+        )
+        self.state = open_state(None if arguments.state is None else Path(arguments.state), self._key())
+        self._data: Data | None = None
+
+    def train(self, say: Say) -> Spending:
+        """The steps of the tuning: rate and noise scale of the base batch."""
+        arguments, state, accumulate = self._arguments, self.state, self.base.accumulate
+        ranges, measures = arguments.lr is None, arguments.noise_scale is None
+        part = self._batch if accumulate > 1 else check_halves(self._batch)
+        options = with_batch(self._asked, part)
+        more = (("train.accumulate", str(max(2, accumulate))), ("train.noise_scale", "true"))
+        plan = self._plan(replace(options, settings=(*options.settings, *more)), f"batch {self._batch}", say)
+        self._data = open_data(arguments.data, inputs_of(plan.graph), "train")
+        rows = self._data.rows or arguments.rows
+        if rows is None:
+            raise MbcError(
+                "MBC319", "how many rows a function yields is not known, nor what share a step is", "give --rows N"
+            )
+        spent = spending(rows, self.base.rows, arguments.epochs, arguments.most_share, ranges, measures)
+        with ExitStack() as closing:
+
+            def opened() -> Module:
+                return closing.enter_context(self._open(plan))
+
+            if ranges:
+                say("range test")
+                find_rate(opened, plan.graph, self._data, arguments.seed, state, spent.range_steps)
+                assert state.range_test is not None
+                self.base = replace(self.base, rate=state.range_test.chosen)
+            closing.close()
+            if measures:
+                say("noise scale")
+                assert self.base.rate is not None
+                measure(opened, plan.graph, self._data, arguments.seed, state, spent.noise_steps, self.base.rate)
+        return spent
+
+    def table(self, say: Say, tell: Say) -> Table:
+        """Of all mini-batches on all numbers of GPUs."""
+        tried: list[Tried] = []
+        rows = None if self._data is None else self._data.rows or self._arguments.rows
+        most = MOST_BATCH if rows is None else rows // self.base.accumulate
+        noise = self._arguments.noise_scale
+        if noise is None and self.state.noise is not None:
+            noise = self.state.noise.value
+
+        def worth(batch: int) -> float:
+            return row_worth(noise, self.base, batch * self.base.accumulate)
+
+        for gpus in gpu_counts(self._arguments.shared_by):
+            on = f" on {gpus} GPUs" if gpus > 1 else ""
+            asked = replace(self._asked, gpus=gpus, gpus_per_node=min(gpus, self._arguments.shared_by))
+
+            def plan_at(batch: int, asked: Options = asked, on: str = on) -> Plan:
+                return self._plan(with_batch(asked, batch), f"batch {batch}{on}", say)
+
+            def known(probe: Probe, on: str = on) -> None:
+                self.state.write()
+                tell(batch_line(probe) + on)
+
+            found = self.state.probes.setdefault(gpus, {})
+            probes = climb(plan_at, self._batch, gpus, max(gpus, most), worth, found, known)
+            tried += [Tried(gpus, probe) for probe in probes]
+        return table(tried, self.base, noise)
+
+    def epochs(self, found: Table, say: Say) -> int:
+        """That a training as tuned takes to the target."""
+        arguments, row = self._arguments, found.taken
+        name, value = arguments.target
+        assert row.rate is not None
+        plan = self._plan(with_batch(self._asked, row.batch), f"batch {row.batch}", say)
+        inputs = inputs_of(plan.graph)
+        test = None if arguments.test is None else open_data(arguments.test, inputs, "test")
+        target = Target(name, value, row.rate, arguments.epochs, self._warm_up(row), arguments.seed)
+        with self._open(plan) as net:
+            return epochs_to(target, net, plan.graph, open_data(arguments.data, inputs, "train"), test, say)
+
+    def write(self, found: Table, epochs: int | None) -> None:
+        """The settings of the row that is taken: epochs that bring a training as far as those asked for do at the base
+        batch. With a target the rate is constant: where it ends is not known while it is looked for."""
+        arguments, row = self._arguments, found.taken
+        targeted = epochs is not None
+        settings = [*(("set", "=".join(setting)) for setting in self._asked.settings), ("set", f"batch={row.batch}")]
+        settings += [("gpus", str(row.gpus))] if row.gpus > 1 else []
+        settings += [] if row.rate is None else [("lr", f"{row.rate:.6g}")]
+        settings += [
+            ("epochs", str(epochs or row.epochs(arguments.epochs))),
+            ("schedule", "constant" if targeted else "cosine"),
+        ]
+        settings += [("warmup", f"{self._warm_up(row):g}"), ("seed", str(arguments.seed))]
+        text = settings_text(settings, f"mbc tune {arguments.source}: what mbc train --settings takes")
+        replace_file(Path(arguments.output), [text.encode()])
+
+    def _warm_up(self, row: Row) -> float:
+        most = self._arguments.epochs
+        return WARM_UP_SHARE * (most if self._arguments.target is not None else row.epochs(most))
+
+    def _plan(self, asked: Options, which: str, say: Say) -> Plan:
+        from mbc.compiler import compile_plan
+        from mbc.stages import Stages
+
+        return compile_plan(self._source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))
+
+    def _open(self, plan: Plan) -> Module:
+        from mbc.runtime.module import Module
+
+        seed, device = self._arguments.seed, self._arguments.device
+        if not builds_package(device, None):
+            return Module(plan, seed=seed, device=device)
+        from mbc.cli.places import up_to_date
+
+        return Module(up_to_date((plan,), f"{plan.graph.name}.tuning"), seed=seed, device=device)
+
+    def _key(self) -> dict[str, str]:
+        arguments = self._arguments
+        return {
+            "source": hashlib.sha256(self._source.text.encode()).hexdigest()[:16],
+            "planning": hashlib.sha256(repr(self._asked).encode()).hexdigest()[:16],
+            "--data": str(arguments.data),
+            "--seed": str(arguments.seed),
+            "--epochs": str(arguments.epochs),
+            "--most-share": str(arguments.most_share),
+            "--lr": str(arguments.lr),
+            "--noise-scale": str(arguments.noise_scale),
+        }

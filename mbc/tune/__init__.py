@@ -1,0 +1,12 @@
+"""Which mini-batch trains fastest under a memory budget on the GPUs at hand, and which learning rate goes with it.
+
+* `ladder`: mini-batches that fit, each planned, with its images/s
+* `noise_scale`: the gradient noise scale, and what follows from it: statistical efficiency and AdaScale's gain
+* `rates`: how the learning rate changes with the batch
+* `range_test`: the learning rate of the base batch
+* `measure`: the noise scale of a training
+* `goodput`: the table of mini-batches, and the one that is taken
+* `target`: epochs of a training to a target
+* `tuner`: all of them, one after the other, within a share of the training
+* `state`: what a tuning has found, to go on from
+"""

@@ -1,0 +1,127 @@
+"""The ladder of mini-batches, the table and the choice, with planning replaced by arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.errors import BudgetError, MbcError
+from mbc.fit import Figures, Probe
+from mbc.plan.model import Plan
+from mbc.report.tune import tune_document, tune_text
+from mbc.tune import ladder
+from mbc.tune.goodput import Base, Table, Tried, table
+from mbc.tune.noise_scale import efficiency, gain
+from mbc.tune.rates import rate_factor
+from mbc.tune.state import State
+from mbc.tune.tuner import Spending
+
+
+def figures(batch: int, us: float | None = None) -> Figures:
+    """A step of 100 us and 1 us a row."""
+    us = 100.0 + batch if us is None else us
+    return Figures(batch, 10**9, 10**6 * batch, 10**6 * batch, 0, 1, us, us, 1.0, batch * 1e6 / us)
+
+
+@pytest.fixture
+def climbed(monkeypatch):
+    """Climbs with at most so many rows in memory; returns the probes and what was planned, in order."""
+    monkeypatch.setattr("mbc.fit.figures", lambda plan: figures(plan))
+
+    def climb(largest, base=64, gpus=1, **more):
+        asked: list[int] = []
+
+        def plan_at(batch: int) -> Plan:
+            asked.append(batch)
+            if batch > largest:
+                raise BudgetError("MBC204", "too much", "", needed_bytes=10**6 * batch, floor_bytes=10)
+            return batch  # pyright: ignore[reportReturnType]: `figures` takes it
+
+        return ladder.climb(plan_at, base, gpus, **more), asked
+
+    return climb
+
+
+def test_it_doubles_up_to_what_fits_and_halves_down(climbed):
+    probes, asked = climbed(700)
+    assert [p.at for p in probes if p.figures is not None] == [8, 16, 32, 64, 128, 256, 512]
+    assert [p.at for p in probes if p.figures is None] == [768, 1024] and len(asked) == len(set(asked))
+    probes, _ = climbed(800)
+    assert max(p.at for p in probes if p.figures is not None) == 768, "a half above the last that fits"
+
+
+def test_no_batch_has_more_rows_than_the_data(climbed):
+    probes, _ = climbed(10**6, most=300)
+    assert max(p.at for p in probes) == 256
+    probes, _ = climbed(10**6, base=64, most=40)
+    assert max(p.at for p in probes) == 40
+
+
+def test_it_ends_where_goodput_no_longer_rises(climbed):
+    probes, _ = climbed(10**9)
+    assert max(p.at for p in probes) == 1 << 15, "images/s do not, beyond 1 % a doubling"
+    probes, _ = climbed(10**9, worth=lambda batch: efficiency(50, 64, batch))
+    assert max(p.at for p in probes) == 256, "two doublings"
+
+
+def test_where_the_base_does_not_fit_smaller_ones_are_tried(climbed):
+    probes, _ = climbed(3)
+    assert [p.at for p in probes if p.figures is not None] == [2], "the first that does"
+    with pytest.raises(MbcError, match=r"MBC194: nothing fits, not even a batch of 1"):
+        climbed(0)
+
+
+def test_several_gpus_share_every_batch(climbed):
+    assert (
+        ladder.gpu_counts(1) == (1,) and ladder.gpu_counts(6) == (1, 2, 4, 6) and ladder.gpu_counts(8) == (1, 2, 4, 8)
+    )
+    probes, _ = climbed(700, gpus=3)
+    assert [p.at for p in probes if p.figures is not None][-1] == 504 and all(p.at % 3 == 0 for p in probes)
+
+
+def _table(noise_scale: float | None, batches=(16, 32, 64, 128, 256), rule="adascale") -> tuple[Table, Base]:
+    base = Base(64, 1, 0.1, rule)
+    tried = [Tried(1, Probe(b, figures(b))) for b in batches]
+    refused = Probe(512, None, BudgetError("MBC204", "too much", "", needed_bytes=9, floor_bytes=9))
+    return table([*tried, Tried(1, refused)], base, noise_scale), base
+
+
+def test_goodput_is_images_a_second_times_efficiency_and_most_of_it_is_taken():
+    found, _ = _table(100.0)
+    for row in found.fitting:
+        assert row.goodput == pytest.approx(row.batch * 1e6 / (100 + row.batch) * efficiency(100.0, 64, row.batch))
+        assert row.rate == pytest.approx(0.1 * gain(100.0, 64, row.batch))
+    assert found.taken.goodput == max(row.goodput for row in found.fitting)
+    assert _table(1e9)[0].taken.batch == 256, "where rows are noise the fastest"
+    assert _table(1e-9)[0].taken.batch == 16, "where they are not the one with most steps"
+    assert _table(None)[0].taken.batch == 256 and _table(None)[0].taken.rate is None
+
+
+def test_of_equals_the_smaller_batch_on_fewer_gpus_is_taken():
+    base = Base(64, 1, None, "linear")
+    tried = [Tried(gpus, Probe(batch, figures(64))) for gpus, batch in ((2, 64), (1, 64), (2, 64))]
+    assert table(tried, base, None).taken.gpus == 1
+
+
+def test_epochs_of_the_same_worth():
+    found, _ = _table(64.0)
+    by_batch = {row.batch: row for row in found.fitting}
+    assert by_batch[64].epochs(10) == 10 and by_batch[16].epochs(10) == 10
+    assert by_batch[256].epochs(10) == 25, "a row is worth 128 / 320 of one of the base batch"
+
+
+def test_rules():
+    assert rate_factor("linear", None, 64, 256) == 4 and rate_factor("sqrt", None, 64, 256) == 2
+    assert rate_factor("adascale", None, 64, 256) is None
+    assert rate_factor("adascale", 64.0, 64, 256) == pytest.approx(4 * 128 / 320)
+
+
+def test_what_is_said():
+    found, base = _table(100.0)
+    shown = tune_text(found, base, State({}), Spending(1000, 100, 50))
+    assert f"takes batch {found.taken.batch}: most goodput, " in shown and "15.0% of the 1,000" in shown
+    assert "MBC204" in shown and "base" in shown
+    document = tune_document(found, base, State({}), None)
+    assert document["taken"]["batch"] == found.taken.batch and document["rows"][-1]["fits"] is False
+    assert "What a row of a larger batch is worth is not known" in tune_text(*_table(None), State({}), None)
+    alone, base = _table(100.0, (64,))
+    assert tune_text(alone, base, State({}), None).endswith("takes batch 64: the only one that fits")

@@ -1,0 +1,94 @@
+"""The range test on a loss whose best rate is known, and the noise scale of a task whose noise is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE
+from mbc.tune.measure import Meter, Parts, check_halves, moments_of
+from mbc.tune.range_test import BELOW_LOWEST, range_test, rates_of_test
+from mbc.tune.tuner import NOISE_STEPS, RANGE_STEPS, spending
+
+
+def _quadratic(curvature: float):
+    """Gradient descent on `curvature / 2 * w^2`, which diverges above a rate of `2 / curvature`."""
+    w = 1.0
+
+    def step(rate: float) -> float:
+        nonlocal w
+        loss = curvature / 2 * w * w
+        w -= rate * curvature * w
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("curvature", [5.0, 50.0])
+def test_the_rate_lies_below_that_at_which_the_loss_diverges(curvature):
+    found = range_test(_quadratic(curvature), rates_of_test(1.0, 60))
+    assert 2 / curvature / 20 < found.chosen < 2 / curvature
+    assert found.chosen == pytest.approx(found.rates[int(np.argmin(found.losses))] / BELOW_LOWEST)
+    assert len(found.rates) == len(found.losses)
+
+
+def test_it_ends_where_the_loss_diverges():
+    asked: list[float] = []
+    step = _quadratic(1e2)
+    range_test(lambda rate: (asked.append(rate), step(rate))[1], rates_of_test(1.0, 60))
+    assert len(asked) < 60
+
+
+def test_where_no_rate_will_do():
+    with pytest.raises(MbcError, match=r"MBC313: the range test finds no learning rate.*diverges at 0\.01"):
+        range_test(lambda rate: math.nan, rates_of_test(1.0, 20))
+    with pytest.raises(MbcError, match=r"MBC313: .*the loss falls at none from 0\.01 on, up to 10"):
+        range_test(lambda rate: 1.0, rates_of_test(1.0, 20))
+
+
+def _measured(steps: int, deviation: float, loss_scale: float = 1.0) -> Meter:
+    generator, true, parts = np.random.default_rng(1), np.linspace(-1, 1, 50), Parts(16, 2)
+    meter = Meter(steps)
+    for step in range(steps):
+        gradients = loss_scale * (true + generator.normal(0, deviation / parts.rows**0.5, (parts.count, true.size)))
+        mean = gradients.mean(axis=0)
+        metrics = {PART_SQUARE: float((gradients**2).sum(axis=1).mean()), MEAN_SQUARE: float(mean @ mean)}
+        meter.add(step, moments_of(metrics, parts, loss_scale))
+    return meter
+
+
+def test_the_noise_scale_is_that_of_the_task():
+    true = float(np.linspace(-1, 1, 50) @ np.linspace(-1, 1, 50))
+    found = _measured(200, 2.0).result()
+    assert found.value == pytest.approx(4 * 50 / true, rel=0.2) and len(found.history) == 180
+    assert found == pytest.approx(found) and _measured(200, 2.0, 65536.0).result().noise == pytest.approx(found.noise)
+
+
+def test_noise_that_is_not_measurable():
+    meter = Meter(10)
+    for step in range(10):
+        meter.add(step, moments_of({PART_SQUARE: 2.0, MEAN_SQUARE: 0.5}, Parts(1, 2)))
+    with pytest.raises(MbcError, match=r"MBC312: the noise scale .* not measurable: its gradients do not rise above"):
+        meter.result()
+    blind = Meter(10)
+    blind.add(5, moments_of({PART_SQUARE: math.inf, MEAN_SQUARE: 1.0}, Parts(1, 2)))
+    with pytest.raises(MbcError, match=r"MBC312: .*not measurable: no gradient is finite"):
+        blind.result()
+    assert check_halves(9) == 4
+    with pytest.raises(MbcError, match=r"MBC312: .*a mini-batch of one row has no two parts"):
+        check_halves(1)
+
+
+def test_steps_stay_within_their_share():
+    for rows, share in ((64_000, 0.25), (6_400, 0.5), (10**7, 0.01)):
+        found = spending(rows, 64, 10, share, True, True)
+        assert found.range_steps + found.noise_steps <= share * found.training and found.share <= share
+        assert found.range_steps <= RANGE_STEPS and found.noise_steps <= NOISE_STEPS
+    assert spending(6_400, 64, 1, 0.01, False, False).share == 0
+    with pytest.raises(MbcError, match="MBC311: the data hold 10 rows, fewer than one step of the base batch"):
+        spending(10, 64, 10, 0.5, True, True)
+    with pytest.raises(MbcError, match=r"MBC314: 0\.01 of the training are 1 steps, too few to tune with"):
+        spending(640, 64, 10, 0.01, True, True)
