@@ -22,6 +22,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `train_view`: what it shows while it runs
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
+* `fmt_command`: `mbc fmt`
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
 * `profile_machine`: what `mbc profile --gpu all` measures around the GPUs

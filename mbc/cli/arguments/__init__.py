@@ -1,6 +1,7 @@
 """Every command's arguments, help and examples. What a command does is imported when it runs: help is instant.
 
 * `groups`: arguments that several commands share, and the options that they make
+* `editing`: commands for whoever writes sources
 * `interchange`: commands that read and write other frameworks' files
 * `machine`: commands about GPUs and profiles
 * `planning`: commands that make plans and look at them
@@ -15,6 +16,7 @@ import argparse
 from collections.abc import Sequence
 
 from mbc import __version__
+from mbc.cli.arguments.editing import add_fmt
 from mbc.cli.arguments.groups import Raw
 from mbc.cli.arguments.interchange import add_export, add_import
 from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
@@ -66,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         add_train,
         add_import,
         add_export,
+        add_fmt,
         add_bench,
         add_profile,
         add_gpus,

@@ -1,0 +1,19 @@
+"""Arguments of the commands for whoever writes sources."""
+
+from __future__ import annotations
+
+from mbc.cli.arguments.groups import Commands, command
+
+
+def add_fmt(commands: Commands) -> None:
+    made = command(
+        commands, "fmt", "Lay sources out: indentation, and the blanks between tokens.",
+        "  mbc fmt net.mbc                 in place\n"
+        "  mbc fmt --check *.mbc           which are not laid out so: exit code 1 where one is not\n"
+        "  mbc fmt - < net.mbc             from stdin to stdout\n\n"
+        "Comments, line breaks and single blank lines stay. A source that cannot be parsed is left as it is.",
+    )  # fmt: skip
+    made.add_argument("sources", nargs="+", metavar="FILE", help="a source (.mbc), or - for stdin, printed to stdout")
+    to = made.add_mutually_exclusive_group()
+    to.add_argument("--check", action="store_true", help="write nothing, and name the files that would change")
+    to.add_argument("--stdout", action="store_true", help="print the sources instead of writing them")
