@@ -28,6 +28,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `profile_machine`: what `mbc profile --gpu all` measures around the GPUs
 * `gpus_command`: `mbc gpus`
 * `doctor_command`: `mbc doctor`
+* `completions_command`: `mbc completions`
 * `__main__`: `python -m mbc.cli`
 """
 

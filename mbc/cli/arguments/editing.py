@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mbc.cli.arguments.groups import Commands, command
 
+SHELLS = ("bash", "zsh", "fish")
+
 
 def add_fmt(commands: Commands) -> None:
     made = command(
@@ -17,3 +19,13 @@ def add_fmt(commands: Commands) -> None:
     to = made.add_mutually_exclusive_group()
     to.add_argument("--check", action="store_true", help="write nothing, and name the files that would change")
     to.add_argument("--stdout", action="store_true", help="print the sources instead of writing them")
+
+
+def add_completions(commands: Commands) -> None:
+    made = command(
+        commands, "completions", "Print the completions of a shell: commands, options and what options may be.",
+        "  mbc completions bash                                            eval its output in ~/.bashrc\n"
+        "  mbc completions zsh > ~/.zfunc/_mbc                             with ~/.zfunc in $fpath, before compinit\n"
+        "  mbc completions fish > ~/.config/fish/completions/mbc.fish",
+    )  # fmt: skip
+    made.add_argument("shell", choices=SHELLS)
