@@ -29,6 +29,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `gpus_command`: `mbc gpus`
 * `doctor_command`: `mbc doctor`
 * `completions_command`: `mbc completions`
+* `lsp_command`: `mbc lsp`
 * `__main__`: `python -m mbc.cli`
 """
 

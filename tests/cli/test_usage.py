@@ -12,7 +12,7 @@ from mbc import __version__
 from mbc.cli import main
 
 COMMANDS = ("compile", "show", "report", "trace", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
-COMMANDS += ("fmt", "completions")
+COMMANDS += ("fmt", "completions", "lsp")
 
 
 def _exit(*arguments):

@@ -17,7 +17,7 @@ import argparse
 from collections.abc import Sequence
 
 from mbc import __version__
-from mbc.cli.arguments.editing import add_completions, add_fmt
+from mbc.cli.arguments.editing import add_completions, add_fmt, add_lsp
 from mbc.cli.arguments.groups import Raw
 from mbc.cli.arguments.interchange import add_export, add_import
 from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
@@ -75,6 +75,7 @@ def parser() -> Parser:
         add_gpus,
         add_doctor,
         add_completions,
+        add_lsp,
     ):
         add(commands)
     return top

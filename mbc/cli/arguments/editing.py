@@ -29,3 +29,15 @@ def add_completions(commands: Commands) -> None:
         "  mbc completions fish > ~/.config/fish/completions/mbc.fish",
     )  # fmt: skip
     made.add_argument("shell", choices=SHELLS)
+
+
+def add_lsp(commands: Commands) -> None:
+    made = command(
+        commands, "lsp", "Serve an editor by the Language Server Protocol, over stdin and stdout.",
+        "  mbc lsp\n  mbc lsp --gpu a100-80\n\n"
+        "Mistakes, shapes, bytes and predicted times of lines, completion, definitions and the layout of mbc fmt.",
+    )  # fmt: skip
+    made.add_argument(
+        "--gpu", default="auto", help="GPU to predict times for (see mbc gpus; default: this machine's, else h200)"
+    )
+    made.add_argument("--stdio", action="store_true", help="taken for editors that give it: there is no other way")
