@@ -88,7 +88,7 @@ fuzz torture: export OPENBLAS_NUM_THREADS ?= 1
 fuzz torture: export OMP_NUM_THREADS ?= 1
 fuzz:
 	@test -x $(FUZZ) || $(PYTHON) -m venv $(VENV_FLAGS) $(BUILD)/fuzz-venv
-	@$(FUZZ) -c 'import mbc' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check --editable .
+	@$(FUZZ) -c 'import mbc, onnx' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check --editable '.[onnx]'
 	@$(FUZZ) -c 'import atheris' 2>/dev/null || $(FUZZ) -m pip install --quiet --disable-pip-version-check '$(ATHERIS)' \
 	    || echo "atheris is not to be had for this Python: inputs are drawn from seeds"
 	$(FUZZ) benchmarks/fuzz.py --inputs $(INPUTS) --workers $(WORKERS)

@@ -1,5 +1,5 @@
-"""Hostile inputs: sources, plans, checkpoints, profiles, archives of data and command lines, changed at random or,
-where atheris is installed, guided by coverage.
+"""Hostile inputs: sources, plans, checkpoints, profiles, archives of data, ONNX models (where onnx is installed) and
+command lines, changed at random or, where atheris is installed, guided by coverage.
 
 Whatever the input, mbc takes it or refuses it with an error of its own: no other exception, no message that acts on a
 terminal, at most 10 s of processor time, at most 1 GB of memory. Each target is run in processes of a few thousand
@@ -27,7 +27,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from fuzz_targets import TARGETS, corpus
+from fuzz_rule import corpus
+from fuzz_targets import TARGETS
 from fuzz_worker import Journal, keep_finding
 from record import ROOT, Results, results, show, start
 

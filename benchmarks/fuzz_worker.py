@@ -102,7 +102,8 @@ class Campaign:
     """Judges inputs in turn."""
 
     def __init__(self, name: str, folder: Path, scratch: Path) -> None:
-        from fuzz_targets import TARGETS, answer
+        from fuzz_rule import answer
+        from fuzz_targets import TARGETS
 
         self.target, self._answer, self.folder, self.scratch = TARGETS[name], answer, folder, scratch
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,7 @@ class Campaign:
 def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
     """Changes of seeds and of the corpus, each from its own draw; one in ten of bytes alone."""
     from fuzz_mutations import change_bytes
-    from fuzz_targets import corpus
+    from fuzz_rule import corpus
 
     draw = random.Random(seed)
     begin = [*campaign.target.seeds(), *corpus(campaign.target)]
@@ -156,7 +157,7 @@ def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
 
 def guided(campaign: Campaign, seed: int, inputs: int) -> None:
     """By atheris (libFuzzer): what reaches new branches of mbc is kept and changed further."""
-    from fuzz_targets import corpus
+    from fuzz_rule import corpus
 
     atheris: Any = importlib.import_module("atheris")
 

@@ -1,13 +1,14 @@
 """Which networks of torchvision and timm are imported as they are: exported in training mode, imported, and compared
-with torch in evaluation mode. Needs torch, torchvision and timm, no GPU.
+with torch in evaluation mode and by the gradients of a step. Needs torch, torchvision and timm, no GPU.
 
 The list leaves out networks with attention and, of one family, sizes that only repeat it. A network is imported where
-its source compiles to a training graph and computes what torch does, within 1e-5 relative to torch. Where the
-interpreter takes longer for that than `--seconds`, it counts as imported, with `checked` false.
+its source compiles to a training graph and computes what torch does, within 1e-5 relative to torch. Gradients are held
+to the rule of networks in `gradients.py`. A check that takes longer than `--seconds` is left out: where it is that of
+the result, a network counts as imported, with `checked` false.
 
     python benchmarks/imported.py [--only NAME,NAME] [--size 96] [--seconds 60]
 
-Rows are written one by one; another call goes on with those that are missing, failed or were not checked.
+Rows are written one by one; another call goes on with those that are missing, failed or lack a check.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import signal
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from imported_gradients import drop_nothing, exact, keeps_exact, keeps_single, single
 from record import attempt, results, show, start
 
 from mbc.errors import MbcError
@@ -38,6 +41,8 @@ from mbc.ops.base import Array, Call
 from mbc.source import Source
 
 LARGEST_ERROR = 1e-5
+COLUMNS = ("error", "gradient_error", "torch_gradient_error", "exact_gradient_error")
+CHECKS = frozenset(("error", "gradient_error", "exact_gradient_error"))
 # Classifiers of 6 x 6 or 7 x 7 pixels, which smaller images would have to be pooled up to.
 WHOLE_SIZE, WHOLE = 224, ("alexnet", "vgg")
 TORCHVISION = (
@@ -118,9 +123,9 @@ def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
     return env[graph.infer_outputs[0]]
 
 
-def imported(name: str, size: int, seconds: float) -> dict[str, Any]:
-    """How long the source is and how far its result is from torch's, if comparing takes no longer than `seconds`; or
-    what was refused."""
+def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> dict[str, Any]:
+    """How long the source is and how far its result and gradients are from torch's, or what was refused. `held`: the
+    checks that were made before; of others those that take no longer than `seconds`."""
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
@@ -132,27 +137,51 @@ def imported(name: str, size: int, seconds: float) -> dict[str, Any]:
                     statistic.uniform_(low, high)
     size = WHOLE_SIZE if name.rpartition("/")[2].startswith(WHOLE) else size
     images = torch.randn(2, 3, size, size)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.pt2"
-        torch.export.save(torch.export.export(model.train(), (images,)), file)
-        try:
-            made = import_model(file, name.partition("/")[2])
-        except MbcError as error:
-            return {"imported": False, "refused": str(error)}
-    graph = compiled(made)
-    row: dict[str, Any] = {"lines": made.source.count("\n"), "operations": len(made.network.steps)}
+    try:
+        made = exported(model, name, images)
+    except MbcError as error:
+        return {"imported": False, "refused": str(error)}
+    compiled(made)
+
+    @cache
+    def quiet() -> tuple[Any, ImportedModel]:
+        """The same without what draws random numbers."""
+        return model, exported(model, name, images) if drop_nothing(model) else made
+
+    checks: dict[str, Callable[[], dict[str, Any]]] = {
+        "error": lambda: {"error": evaluation_error(model, made, images)},
+        "gradient_error": lambda: single(*quiet()),
+        "exact_gradient_error": lambda: exact(*quiet()),
+    }
+    row: dict[str, Any] = {"lines": made.source.count("\n"), "operations": len(made.network.steps), **held}
+    for column, check in checks.items():
+        if column not in held:
+            with suppress(TooLong), limited(seconds):
+                row |= check()
+    return {**row, "imported": row.get("error", 0.0) <= LARGEST_ERROR, "checked": "error" in row}
+
+
+def evaluation_error(model: Any, made: ImportedModel, images: Any) -> float:
+    """Of the first output, relative to torch's."""
+    import torch  # pyright: ignore[reportMissingImports]
+
     with torch.no_grad():
         wanted = model.eval()(images)
     if isinstance(wanted, dict):
         wanted = next(iter(wanted.values()))
     wanted = wanted.numpy()
-    try:
-        with limited(seconds):
-            found = forward(graph, made, images.numpy())
-    except TooLong:
-        return {"imported": True, "checked": False, **row}
-    error = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
-    return {"imported": error <= LARGEST_ERROR, "checked": True, "error": error, **row}
+    found = forward(compiled(made), made, images.numpy())
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def exported(model: Any, name: str, images: Any) -> ImportedModel:
+    """The model exported in training mode and imported."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt2"
+        torch.export.save(torch.export.export(model.train(), (images,)), file)
+        return import_model(file, name.partition("/")[2])
 
 
 def operations(refused: str) -> list[str]:
@@ -173,23 +202,30 @@ def main() -> None:
     names = arguments.only.split(",") if arguments.only else [*names, *(f"timm/{n}" for n in TIMM)]
     kept = results("imported", again=arguments.again, size=arguments.size)
     for name in names:
-        held = kept.rows.get(name, {})
-        settled = held.get("checked", True) or arguments.seconds <= 0
-        if kept.done(name) and settled and "code" not in held:
+        held = kept.rows.get(name, {}) if "code" not in kept.rows.get(name, {}) and kept.done(name) else {}
+        if "refused" in held or held.keys() >= CHECKS or (held and arguments.seconds <= 0):
             continue
-        row = attempt(lambda name=name: imported(name, arguments.size, arguments.seconds), name)
+        row = attempt(lambda name=name, held=held: imported(name, arguments.size, arguments.seconds, held), name)
         kept.put(row)
         gc.collect()
         said = row.get("failed") or ", ".join(operations(row.get("refused", "")))
-        print(f"{name:44} {said or (format(row['error'], '.1e') if row.get('checked') else 'not checked')}", flush=True)
+        figures = [format(row[key], ".1e") for key in COLUMNS if key in row]
+        print(f"{name:44} {said or ' '.join(figures) or 'not checked'}", flush=True)
     rows = list(kept.rows.values())
     missing = Counter(op for row in rows for op in operations(row.get("refused", "")))
     count = sum(bool(row.get("imported")) for row in rows)
     checked = sum(bool(row.get("imported")) and bool(row.get("checked")) for row in rows)
-    kept.more |= {"missing": dict(missing.most_common()), "imported": count, "checked": checked, "of": len(rows)}
+    singles = [keeps_single(row) for row in rows if "gradient_error" in row]
+    exacts = [keeps_exact(row) for row in rows if "exact_gradient_error" in row]
+    kept.more |= {
+        "missing": dict(missing.most_common()), "imported": count, "checked": checked, "of": len(rows),
+        "fp32_gradients": sum(singles), "fp32_gradients_of": len(singles),
+        "fp64_gradients": sum(exacts), "fp64_gradients_of": len(exacts),
+    }  # fmt: skip
     kept.arrange(names)
-    show(rows, ("name", "imported", "lines", "operations", "error"))
+    show(rows, ("name", "imported", "lines", "operations", *COLUMNS))
     print(f"{count} of {len(rows)} networks, {checked} compared; operations that others lack: {dict(missing)}")
+    print(f"gradients within the rule: fp64 {sum(exacts)} of {len(exacts)}, fp32 {sum(singles)} of {len(singles)}")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,33 @@
 """What `sanitizer.py` runs: the steps to look at, one package built, or one step of it taken without a CUDA graph.
 
+`peer` is the step of ResNet-18 by PyTorch: what a tool says of it too is of cuDNN, or of the tool. `probe` is a kernel
+without a race, which hands shared memory on by an mbarrier as mbc's pipelines do (racecheck_probe.cu).
+
 python benchmarks/sanitized_step.py build NAME PRECISION FOLDER | run FOLDER
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modules import Job, build, example, open_module, random_inputs, small
+from modules import Job, example, open_module, random_inputs, small
 
+from mbc.codegen.build import write_package
+from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
 from mbc.plan.model import Copy, Kernel, Plan, Stream
 from mbc.plan.techniques import techniques
+from mbc.runtime.initial import initial
 
 BATCHES = (1, 2, 4, 8, 16, 32)  # to choose the smallest of
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6)  # of the arena of a plan without a limit
+TOOL_BYTES = 8 << 30  # of the GPU's memory, which count as the step's
+PROBE = Path(__file__).resolve().with_name("racecheck_probe.cu")
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ def is_concurrent(plan: Plan) -> bool:
     return any(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
 
 
-OWN = {"providers": ("mbc",), "tools": ("racecheck", "synccheck")}
+# Reads of what was never written are looked for here, too: the tool does not see some writes of cuDNN's kernels.
+OWN = {"providers": ("mbc",), "tools": ("racecheck", "synccheck", "initcheck")}
 CASES = {
     "digits": Case("digits"),
     "resnet18": Case("resnet"),
@@ -55,8 +66,10 @@ CASES = {
     "mobilenet_v2": Case("mobilenet_v2"),
     "offload": Case("resnet", offloads, frozenset({"recompute", "micro_batches"})),
     "fused_recomputation": Case("resnet", recomputes_fused, frozenset({"offload", "micro_batches"})),
-    "concurrent_stream": Case("resnet", is_concurrent),
+    "concurrent_stream": Case("mobilenet_v2", is_concurrent),
     **{f"own_kernels_{name}": Case(name, **OWN) for name in ("digits", "resnet", "unet", "mobilenet_v2")},
+    "peer": Case("resnet", tools=("initcheck",)),
+    "probe": Case("digits", tools=("racecheck",)),
 }
 PRECISIONS = ("fp32", "bf16")
 
@@ -102,14 +115,49 @@ def budgeted(case: Case, job: Job, free: Plan) -> Job | None:
     return None
 
 
+def build(name: str, precision: str, folder: Path) -> None:
+    if name == "probe":
+        folder.mkdir()
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        subprocess.run([nvcc, "-arch=sm_90", "-o", str(folder / name), str(PROBE)], check=True)
+    elif name == "peer":
+        folder.mkdir()
+        (folder / name).write_text(precision, encoding="ascii")
+    else:
+        plan = chosen(CASES[name], precision).plan()
+        plan = replace(plan, budget_bytes=plan.budget_bytes + TOOL_BYTES)
+        package = write_package((plan,), folder, find_toolchain())
+        if package.library is None:
+            raise SystemExit("no compiler: " + ", ".join(missing.name for missing in package.missing))
+
+
+def peer_step(precision: str) -> float:
+    """PyTorch's loss of ResNet-18 with small images, forward and backward, in channels last."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch_twin import Mode, Twin
+
+    job = small(job_of(CASES["peer"], precision, "auto"), BATCHES[-1])
+    network = job.lowered().network
+    autocast = torch.bfloat16 if precision == "bf16" else None
+    states = {s.value: initial(s.value, network.values[s.value].type, s.initializer, 0) for s in network.states}
+    twin = Twin(network, states, Mode("cuda", torch.float32, autocast, channels_last=True))
+    loss, _ = twin.forward(twin.place(random_inputs(network)))
+    loss.backward()
+    return float(loss.detach())
+
+
 def main() -> None:
     if sys.argv[1] == "build":
-        _, _, name, precision, folder = sys.argv
-        built = build(chosen(CASES[name], precision), Path(folder))
-        if built.failed:
-            raise SystemExit(built.failed)
+        build(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
         return
-    module = open_module(Path(sys.argv[2]), "cuda", eager=True)
+    folder = Path(sys.argv[2])
+    if (folder / "probe").exists():
+        subprocess.run([folder / "probe"], check=True)
+        return
+    if (folder / "peer").exists():
+        print(f"loss {peer_step((folder / 'peer').read_text(encoding='ascii'))}")
+        return
+    module = open_module(folder, "cuda", eager=True)
     graph = module.plan.graph
     inputs = random_inputs(graph)
     loss = float(module.step(*inputs, lr=1e-3))

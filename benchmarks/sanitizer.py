@@ -76,7 +76,9 @@ def build(name: str, precision: str, folder: Path, limit_s: float) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         return "exit 124, not built in time"
-    return "" if done.returncode == 0 else f"exit {done.returncode}, not built: {(done.stderr.split() or ['?'])[-1]}"
+    return (
+        "" if done.returncode == 0 else f"exit {done.returncode}, not built: {(done.stderr.splitlines() or ['?'])[-1]}"
+    )
 
 
 def look_at(folder: Path, tool: str, limit_s: float) -> str:
@@ -91,7 +93,9 @@ def look_at(folder: Path, tool: str, limit_s: float) -> str:
     text = out.decode(errors="replace")
     summaries = [line.strip("= ") for line in text.splitlines() if "SUMMARY" in line]
     if code:
-        print("\n".join([line for line in text.splitlines() if "=====" in line][:40]), flush=True)
+        lines = text.splitlines()
+        said = [line for line in lines if "=====" in line][:40]
+        print("\n".join([*said, *[line for line in lines if "=====" not in line][-5:]]), flush=True)
     return f"exit {code}, {summaries[-1] if summaries else 'no summary'}"
 
 

@@ -15,9 +15,12 @@ def read_file(path: Path, most_bytes: int) -> bytes:
     """All bytes of a file. OSError with the reason where it cannot be read, is no regular file (a pipe would be waited
     for, a device may never end), or is longer than `most_bytes`: then nothing of it is read."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        check_file(os.fstat(file.fileno()), most_bytes)
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:  # it has grown meanwhile, or does not know its size
+        status = os.fstat(file.fileno())
+        check_file(status, most_bytes)
+        data = file.read(status.st_size + 1)  # no more: that much memory is taken before anything is read
+        if len(data) > status.st_size:  # it has grown meanwhile, or does not know its size
+            data += file.read(most_bytes + 1 - len(data))
+    if len(data) > most_bytes:
         raise OSError(_too_long(len(data), most_bytes))
     return data
 

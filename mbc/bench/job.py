@@ -56,15 +56,20 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rows of the global mini-batch a process computes: the part of `rank` of `ranks` equal ones. `alone`: no
-    other process runs, the part is a mini-batch of its own. `meeting`: a file by which PyTorch's processes meet."""
+    """Which rows of the global mini-batch a process computes: the part of `rank` of `ranks`, which are equal, or have
+    `sizes` rows. `alone`: no other process runs, the part is a mini-batch of its own. `meeting`: a file by which
+    PyTorch's processes meet."""
 
     rank: int = 0
     ranks: int = 1
     alone: bool = True
     meeting: str = ""
+    sizes: tuple[int, ...] = ()
 
     def rows(self, batch: int) -> slice:
+        if self.sizes:
+            first = sum(self.sizes[: self.rank])
+            return slice(first, first + self.sizes[self.rank])
         each = batch // self.ranks
         return slice(self.rank * each, (self.rank + 1) * each)
 

@@ -65,7 +65,7 @@ def run_ranks(job: Job, contender: Contender, ranks: int, timeout_s: float) -> R
     for number, (stage, variant) in enumerate(variants, 1):
         with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
             meeting = str(Path(folder) / "meeting")
-            jobs = [replace(job, share=Share(rank, ranks, False, meeting)) for rank in range(ranks)]
+            jobs = [replace(job, share=Share(rank, ranks, False, meeting, job.share.sizes)) for rank in range(ranks)]
             left_s = deadline - time.monotonic()
             # One that hangs leaves time for the next.
             share = 1.0 if number == len(variants) else _STAGE_SHARE

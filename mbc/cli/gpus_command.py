@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         figures = "measured" if spec.measured else "datasheet"
         if name in profiles:
             figures += "; kernels measured (bundled profile)"
+        elif spec.architecture in {specs[profiled].architecture for profiled in profiles}:
+            figures += "; kernels scaled from the measured GPU most like it"
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
             f"{name:<{width}}  {spec.name:<28} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "

@@ -21,7 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.runtime.replace import replace_file
 
     with notes(), busy(f"importing {arguments.model}"):
-        made = import_model(Path(arguments.model), arguments.name or source.stem, arguments.loss, arguments.flat)
+        name = arguments.name or source.stem
+        made = import_model(Path(arguments.model), name, arguments.loss, arguments.flat, arguments.batch)
     network = made.network
     write_weights(weights, network)
     try:

@@ -3,7 +3,9 @@
 * `program`: an exported program as plain data
 * `pt2`: reads what torch.export wrote, without torch
 * `aten`: what each ATen operation is in the language, a family a file
+* `from_onnx`: an ONNX file as such a program
 * `translate`: a program to steps, every refusal remembered
+* `finish`: steps when all of them are there
 * `refusal`: all that cannot be taken, in one message
 * `steps`: layers and operators, before they have blocks and names
 * `modules`: the tree of module calls that the steps were made in
@@ -11,5 +13,6 @@
 * `names`: names that are not taken
 * `write`: the text of the source
 * `weights`: a `state_dict` as a file to train from, and back
-* `importing`: all of it
+* `to_onnx`: a trained network as an ONNX model
+* `importing`: all of the import
 """

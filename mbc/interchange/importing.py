@@ -8,12 +8,16 @@ from pathlib import Path
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.interchange.from_onnx.read import batch_is_said, read_onnx
+from mbc.interchange.program import Program
 from mbc.interchange.pt2 import printable, read_pt2
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.interchange.write import write_source
 from mbc.ir.verify import verify_network
 from mbc.source import Source
+
+ONNX = ".onnx"  # how an ONNX file's name ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +28,28 @@ class ImportedModel:
     source: str
 
 
-def import_model(path: Path, name: str, loss: str = "softmax_cross_entropy", flat: bool = False) -> ImportedModel:
+def import_model(
+    path: Path, name: str, loss: str = "softmax_cross_entropy", flat: bool = False, batch: int | None = None
+) -> ImportedModel:
     """Read a model and write its source.
 
-    `name` is the network's; `loss` one of `mbc.interchange.write.LOSSES`, of every output and a target of its own;
-    `flat`: without blocks. Raises MBC300 to MBC303.
+    A file that ends in `.onnx` is an ONNX model, any other an exported program of torch. `name` is the network's;
+    `loss` one of `mbc.interchange.write.LOSSES`, of every output and a target of its own; `flat`: without blocks;
+    `batch`: rows of a mini-batch, where an ONNX file leaves them open. Raises MBC300 to MBC304 and MBC349 to MBC353.
     """
-    network = translate(read_pt2(path), name)
+    network = translate(_program(path, batch), name)
     title = f"Imported from {printable(path.name)} ({network.writer})."
     source = write_source(network, loss, title, flat)
     check_source(source, network)
     return ImportedModel(network, source)
+
+
+def _program(path: Path, batch: int | None) -> Program:
+    if path.suffix == ONNX:
+        return read_onnx(path, batch)
+    if batch is not None:
+        raise batch_is_said(path, batch)
+    return read_pt2(path)
 
 
 def check_source(text: str, network: Imported) -> None:
@@ -54,5 +69,5 @@ def check_source(text: str, network: Imported) -> None:
 
 
 def _wrong(reason: str) -> MbcError:
-    remedy = "where torch wrote the file this is a mistake of mbc: please report it"
+    remedy = "where an exporter wrote the file this is a mistake of mbc: please report it"
     return MbcError("MBC304", f"this model is not imported as it is: {reason}", remedy)

@@ -1,4 +1,5 @@
-"""An exported program as plain data: what `mbc.interchange.pt2` reads and `mbc.interchange.translate` translates."""
+"""A program as plain data: what `mbc.interchange.pt2` and `mbc.interchange.from_onnx` read and
+`mbc.interchange.translate` translates."""
 
 from __future__ import annotations
 
@@ -76,13 +77,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation. `target`: `aten.conv2d.default`; `outputs`: of one that gives several tensors, each of them."""
+    """One operation. `target`: `aten.conv2d.default`; `outputs`: of one that gives several tensors, each of them. What
+    messages show where that is not the target: `name` of the node, `shown` for its operation. `refusal`: why the reader
+    could make no operation of it, and what would do instead."""
 
     target: str
     arguments: Mapping[str, Argument]
     outputs: tuple[str, ...]
     modules: tuple[ModuleCall, ...] = ()
     line: Line | None = None
+    name: str = ""
+    shown: str = ""
+    refusal: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,6 +276,7 @@ def _node(node: Mapping[str, Any]) -> Node:
     )
 
 
+_NOT_FINITE = ("Infinity", "-Infinity", "NaN")  # JSON has no numbers for them
 _PLAIN = ("as_int", "as_float", "as_bool", "as_string")
 _LISTS = ("as_ints", "as_floats", "as_bools", "as_strings")
 
@@ -285,6 +286,8 @@ def _argument(argument: Mapping[str, Any]) -> Argument:
     (kind, value), *_ = argument.items()
     if kind == "as_none":
         return None
+    if kind == "as_float" and value in _NOT_FINITE:
+        return float(value)
     if kind in _PLAIN:
         return printable(value) if isinstance(value, str) and kind == "as_string" else value
     if kind in _LISTS:

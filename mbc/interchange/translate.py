@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from mbc.interchange.aten.operands import (
     Unknown,
     Weight,
 )
+from mbc.interchange.finish import growing, outside_of_others, renumbered
 from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
 from mbc.interchange.refusal import Refusal, refused
 from mbc.interchange.steps import Imported, Key, Number, Setting, StateOf, Step, label_of
@@ -138,6 +139,8 @@ class _Translation:
             self._operands[first] = results[0]
 
     def _apply(self, target: str, node: Node) -> Result:
+        if node.refusal is not None:
+            raise Refused(*node.refusal)
         rule = RULES.get(target)
         if any(
             isinstance(item, TensorName) and isinstance(self._operands.get(item.name), Known)
@@ -199,7 +202,7 @@ class _Translation:
         if operand is None and name in self._program.held:
             self._refuse_whole(name, "it returns a parameter or buffer", "return what a layer gives")
             return None
-        if isinstance(operand, Weight | Noise):
+        if operand is None or isinstance(operand, Weight | Noise | Known):
             self._refuse_whole(name, "it returns no tensor that the network computes", "return what a layer gives")
             return None
         if not isinstance(operand, Activation):
@@ -220,7 +223,8 @@ class _Translation:
     def _refuse(self, node: Node, reason: str, remedy: str) -> None:
         module = node.modules[-1] if node.modules else None
         where = f"'{module.path}' ({module.name})" if module is not None else "the model itself"
-        self.refusals.append(Refusal(where, node.target, reason, remedy, node.line))
+        where = f"node '{node.name}'" if node.name else where
+        self.refusals.append(Refusal(where, node.shown or node.target, reason, remedy, node.line))
 
     def _refuse_whole(self, name: str, reason: str, remedy: str) -> None:
         what = f"'{name}'" if name else "the model"
@@ -255,6 +259,9 @@ class _Translation:
         node: Node,
     ) -> tuple[Activation, ...]:
         """Append a step; its label is the path of the module that holds its parameters, or of a free parameter."""
+        _check_finite([v.value for v in inputs if isinstance(v, Number)])
+        for value in settings.values():
+            _check_finite(value if isinstance(value, tuple) else (value,))
         layer = LAYERS.get(op)
         defaults = {} if layer is None else {p.name: p.default for p in layer.parameters}
         given = {name: value for name, value in settings.items() if value != defaults.get(name)}
@@ -315,12 +322,12 @@ class _Translation:
                 needed.update(step.values)
                 live.append(step)
         live.reverse()
-        steps = tuple(_outside_of_others(_growing(live)))
+        steps = tuple(outside_of_others(growing(live)))
         inputs = tuple((given, self._shapes[n]) for n, given in enumerate(self._program.inputs) if n in needed)
         numbers = {n: i for i, n in enumerate([n for n in range(len(self._program.inputs)) if n in needed])}
         results = [value for step in steps for value in step.results]
         numbers |= {value: len(inputs) + i for i, value in enumerate(results)}
-        steps = tuple(_renumbered(step, numbers) for step in steps)
+        steps = tuple(renumbered(step, numbers) for step in steps)
         keys, arrays, kept, frozen = self._keys(steps)
         return Imported(
             name,
@@ -371,28 +378,8 @@ class _Translation:
         return any(h.meta.trained for h in self._program.held.values() if h.storage == held.storage)
 
 
-def _growing(steps: Sequence[Step]) -> list[Step]:
-    """A concatenation that begins as an earlier one does (DenseNet's grow) takes that one and what is new."""
-    joined: dict[tuple[int | Number, ...], int] = {}
-    made: list[Step] = []
-    for step in steps:
-        if step.op == "concat" and not step.settings:
-            counts = (n for n in range(len(step.inputs) - 1, 1, -1) if step.inputs[:n] in joined)
-            count = next(counts, 0)
-            joined.setdefault(step.inputs, step.results[0])
-            if count:
-                step = replace(step, inputs=(joined[step.inputs[:count]], *step.inputs[count:]))
-        made.append(step)
-    return made
-
-
-def _outside_of_others(steps: Sequence[Step]) -> list[Step]:
-    """Labels of which none lies inside of another: a module with parameters may have modules with parameters."""
-    labels = {step.label for step in steps if step.label}
-    inner = {".".join(label.split(".")[:n]) for label in labels for n in range(1, label.count(".") + 1)}
-    return [replace(step, label=f"{step.label}.own") if step.label in inner else step for step in steps]
-
-
-def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
-    inputs = tuple(value if isinstance(value, Number) else numbers[value] for value in step.inputs)
-    return replace(step, inputs=inputs, results=tuple(numbers[value] for value in step.results))
+def _check_finite(values: Sequence[object]) -> None:
+    """Refused where one of these numbers is none that a source can say."""
+    for value in values:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(f"it computes with the number {value:g}", "use finite numbers")

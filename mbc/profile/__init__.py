@@ -14,5 +14,6 @@
 * `scale`: times of fewer rows from a larger size
 * `kernel_versions`: measurements of earlier versions of mbc's own kernels
 * `part`: what the profile of a whole GPU says of a part of it
+* `scaling`: what the profile of a GPU says of another of its architecture
 * `measured_workspace`: workspaces that kernels were measured with
 """

@@ -10,12 +10,13 @@ from pathlib import Path
 from mbc.errors import MbcError
 from mbc.hardware.cudnn import installed_cudnn
 from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.spec import DeviceSpec, device_specs, spec_like
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.profile.edit import merged
-from mbc.profile.model import Profile, version_text
+from mbc.profile.model import Profile, scaled_to, version_text
 from mbc.profile.part import completed
 from mbc.profile.read import read_profile
+from mbc.profile.scaling import distance
 from mbc.profile.schema import COMPRESSED
 
 BUNDLED = Path(__file__).resolve().parent.parent / "data" / "profiles"
@@ -62,7 +63,8 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
     than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
     stale profiles are left out with a warning. What is not known of a part of a GPU is estimated from the profile of
-    the whole (`mbc.profile.part`). Raises MBC072 to MBC075 for a file that cannot be read.
+    the whole (`mbc.profile.part`), and times of a GPU of which nothing is known are scaled from the profile of the one
+    most like it, of its architecture (`mbc.profile.scaling`). Raises MBC072 to MBC075 for a file that cannot be read.
     """
     here = next((gpu for gpu in local_gpus() if gpu.name == whole_name(device.name)), None)
     if path is not None:
@@ -81,7 +83,7 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     found = _found(device, here)
     _, multiprocessors = split_name(device.name)
     if multiprocessors is None:
-        return found
+        return _of_similar(device) if found is None else found
     whole = spec_like(whole_name(device.name), device.architecture)
     known = _found(whole, here)
     return found if known is None else completed(found, known, whole.multiprocessors / multiprocessors)
@@ -101,6 +103,17 @@ def _found(device: DeviceSpec, here: LocalGpu | None) -> Profile | None:
     if len(fresh) == 2 and fresh[0].identity.alike(fresh[1].identity):
         return merged(fresh[0], fresh[1], newer_wins=False)
     return fresh[0] if fresh else None
+
+
+def _of_similar(device: DeviceSpec) -> Profile | None:
+    """The profile of the GPU that is most like `device`, scaled to it; None where none of its architecture is
+    measured."""
+    alike = (s for s in device_specs().values() if s.architecture == device.architecture and s.name != device.name)
+    for source in sorted(alike, key=lambda spec: distance(spec, device)):
+        profile = _found(source, None)
+        if profile is not None:
+            return scaled_to(profile, source, device)
+    return None
 
 
 def staleness(profile: Profile, device: DeviceSpec, here: LocalGpu | None) -> str:

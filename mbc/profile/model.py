@@ -18,6 +18,7 @@ from mbc.ir.types import Layout
 from mbc.kernels import runs
 from mbc.kernels.base import Candidate, Request
 from mbc.profile.interpolate import candidates_at, rank
+from mbc.profile.scaling import Scaling
 from mbc.profile.signature import Shelf, read_signature, rows_of, shelf_of, shelf_of_signature, with_rows
 from mbc.profile.signature import signature as signature
 
@@ -134,7 +135,8 @@ class Profile:
     those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
     another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
     times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
-    of which this is a part (`mbc.profile.part`).
+    of which this is a part (`mbc.profile.part`). `scaling`: to the GPU that is planned for, of a stale profile of
+    another (`scaled_to`).
     """
 
     identity: Identity
@@ -147,6 +149,7 @@ class Profile:
     earlier: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
     collectives: tuple[CollectiveTime, ...] = ()
     collective_slowdowns: tuple[CollectiveSlowdown, ...] = ()
+    scaling: Scaling | None = None
 
     @property
     def cudnn(self) -> int:
@@ -157,6 +160,8 @@ class Profile:
         """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`: where and since when it was measured."""
         on = self.identity
         origin = f"{on.gpu}, driver {on.driver}, cuDNN {version_text(on.cudnn)}, {on.date}"
+        if self.scaling is not None:
+            return f"{origin} (scaled to {self.scaling.target.name}: estimates)"
         return f"{origin} (another machine's: as estimates)" if self.stale else origin
 
     @property
@@ -228,8 +233,24 @@ class Profile:
             known = [m.candidate() for m in self.measurements.get(key, ()) if not m.refused]
             usable = known if not self.stale else [replace(c, measured=False) for c in known]
             usable += [replace(m.candidate(), measured=False) for m in self.earlier.get(key, ())]
+            if self.scaling is not None:
+                usable = [self.scaling.scaled(candidate, request) for candidate in usable]
             found.setdefault(with_rows(request, 0), {})[rows_of(request)] = tuple(sorted(usable, key=rank))
         return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
+
+
+def scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profile:
+    """`profile`, of `source`, as estimates for `target`. What it knows of links is left out: they are another
+    machine's, and of GPUs that may be joined otherwise."""
+    gap = {name: value for name, value in profile.constants.items() if name == "graph_gap_us"}
+    return replace(
+        profile,
+        constants=gap,
+        stale=True,
+        collectives=(),
+        collective_slowdowns=(),
+        scaling=Scaling(calibrated(source, profile), target),
+    )
 
 
 # Device memory of a communicator where it was not measured.

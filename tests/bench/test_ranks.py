@@ -32,6 +32,11 @@ def test_parts_of_a_mini_batch(tmp_path: Path):
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
 
 
+def test_parts_of_unlike_gpus():
+    shares = [Share(rank, 3, sizes=(5, 2, 1)) for rank in range(3)]
+    assert [share.rows(8) for share in shares] == [slice(0, 5), slice(5, 7), slice(7, 8)]
+
+
 def test_settings_of_ddp():
     found = ddp_contenders("torch.compile", Precision.BF16, True, ("default", "max-autotune"), (25, 1))
     assert [(c.mode, c.graph, c.bucket_mb, c.channels_last) for c in found] == [

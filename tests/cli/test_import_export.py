@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -79,3 +80,61 @@ def test_a_training_begins_with_given_weights(mbc, data: str):
     refused = mbc("train", "tiny.mbc", "--data", data, "--weights", "none.safetensors", *quiet)
     assert refused.code == 1 and "MBC163" in refused.err
     assert json.loads(json.dumps(then)) == then
+
+
+@pytest.fixture
+def onnx_model(mbc) -> Path:
+    """A network of one convolution, whose number of rows is open, in the folder that the commands run in."""
+    onnx = pytest.importorskip("onnx", reason="files of ONNX need the package onnx, an extra")
+    make = onnx.helper
+    nodes = [
+        make.make_node("Conv", ["x", "stem.weight"], ["h"], name="/stem/Conv"),
+        make.make_node("GlobalAveragePool", ["h"], ["g"], name="/pool/GlobalAveragePool"),
+        make.make_node("Flatten", ["g"], ["y"], name="/flatten/Flatten"),
+    ]
+    weight = onnx.numpy_helper.from_array(np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3, 1, 1), "stem.weight")
+    x, y = (
+        make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["rows", 3, 4, 4]), ("y", ["rows", 5]))
+    )
+    graph = make.make_graph(nodes, "net", [x], [y], [weight])
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 20)], ir_version=10), "net.onnx")
+    return Path("net.onnx")
+
+
+def test_an_onnx_model_is_trained_and_comes_back(mbc, onnx_model: Path):
+    reference = pytest.importorskip("onnx.reference")
+    opened = mbc("import", "net.onnx", "-o", "stem.mbc")
+    assert opened.code == 1 and "error MBC353: 'net.onnx' does not say how many rows a mini-batch has" in opened.err
+    assert "help: say it: --batch 32" in opened.err and not Path("stem.mbc").exists()
+    result = mbc("import", "net.onnx", "-o", "stem.mbc", "--batch", "4")
+    assert result.code == 0, result.err
+    assert "stem.safetensors: 15 numbers in 1 state, for 1 key of the state_dict" in result.out
+    text = Path("stem.mbc").read_text()
+    assert text.startswith("# Imported from net.onnx (ONNX, ?).") and "network stem(batch = 4)" in text
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(8, 3, 4, 4)).astype(np.float32)
+    np.savez("data.npz", image=images, target=generator.integers(0, 5, 8))
+    words = ("--weights", "stem.safetensors", "--checkpoint", "trained.safetensors", "--device", "cpu")
+    trained = mbc("train", "stem.mbc", "--data", "data.npz", "--epochs", "1", *words)
+    assert trained.code == 0, trained.err
+    back = mbc("export", "trained.safetensors", "--like", "stem.mbc", "-o", "back.onnx", "--set", "batch=2")
+    assert back.code == 0 and "back.onnx: an ONNX model of 3 nodes, in evaluation mode" in back.out, back.err
+    weight = load_file("trained.safetensors")["stem.weight"].reshape(5, 3)
+    assert np.abs(weight - np.linspace(-1, 1, 15).reshape(5, 3)).max() > 1e-4, "it was trained"
+    (found,) = reference.ReferenceEvaluator("back.onnx").run(None, {"image": images})
+    assert np.allclose(found, images.mean((2, 3)) @ weight.T, rtol=1e-5, atol=1e-6)
+
+
+def test_what_an_onnx_export_refuses(mbc, onnx_model: Path):
+    words = ("--like", "net.mbc", "-o", "back.onnx")
+    figures = mbc("import", "net.onnx", "-o", "net.mbc", "--batch", "2", "--json").json
+    assert figures["operations"] == 3 and figures["keys"] == 1
+    twice = mbc("import", "net.pt2", "-o", "other.mbc", "--batch", "2")
+    assert twice.code == 1 and "error MBC353: --batch 2 is given" in twice.err
+    mbc("export", "net.safetensors", *words)
+    again = mbc("export", "net.safetensors", *words)
+    assert again.code == 1 and "error MBC305: 'back.onnx' is there already" in again.err
+    assert mbc("export", "net.safetensors", *words, "--force", "--json").json == {"onnx": "back.onnx", "nodes": 3}
+    none = mbc("export", "net.safetensors", "--like", "none.mbc", "-o", "none.onnx")
+    assert none.code == 1 and "error MBC355: cannot read 'none.mbc'" in none.err

@@ -253,3 +253,10 @@ def test_a_layer_that_is_called_twice_is_one_layer(tmp_path: Path) -> None:
     shared = Shared()
     source = compared(tmp_path, Of(lambda x: shared(x), shared=shared), torch.randn(2, 3, 12, 12)).source
     assert source.count("@shared.conv") == 1
+
+
+def test_settings_of_training_come_along(tmp_path: Path) -> None:
+    """What evaluation does not show."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, momentum=0.01), nn.Dropout(0.3), DropPath())
+    steps = {step.op: step.settings for step in compared(tmp_path, model, torch.rand(2, 3, 5, 5)).network.steps}
+    assert steps["bn"]["momentum"] == 0.01 and steps["dropout"]["p"] == 0.3 and steps["drop_path"]["p"] == 0.25

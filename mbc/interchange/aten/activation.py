@@ -79,6 +79,8 @@ def _dropout(call: Call) -> Result:
     x = call.activation(name)
     if p == 0.0:
         return x
+    if not 0.0 < p < 1.0:
+        raise Refused(f"its probability is {p:g}", "give it one of at least 0 and less than 1")
     if not call.flag("train", True):
         raise Refused("it drops nothing: the module is in eval mode", "export the model after model.train()")
     return call.elementwise("dropout", x, {"p": p})

@@ -28,6 +28,7 @@ from mbc.interchange.program import Array
 from mbc.interchange.steps import Setting
 from mbc.ops.window_bias import MASKED, WindowBias
 
+_NO_SHARE = -1e9  # at most this is added to a score that is to have no share
 _HEADS = "give query, key and value the shape [N, heads, T, D], with the heads in the channels of a linear layer"
 
 
@@ -87,6 +88,8 @@ def attended(
         raise Refused("its values are scaled", "scale what it gives")
     depth = query.seen[-1]
     scaled = (1 / math.sqrt(depth) if scale is None else scale) * factor
+    if (masked := [_is_causal(b, query.seen[-2]) for b in bias]) and any(masked):
+        causal, bias = True, tuple(b for b, mask in zip(bias, masked, strict=True) if not mask)
     settings: dict[str, Setting] = {"heads": heads, "causal": causal}
     if not math.isclose(scaled, 1 / math.sqrt(depth), rel_tol=1e-6):
         settings["scale"] = scaled
@@ -104,6 +107,16 @@ def attended(
         (Atom(1, 1, depth),) if depth > 1 else (),
     )
     return regarded(made, axes)
+
+
+def _is_causal(added: Known, tokens: int) -> bool:
+    """Whether numbers leave each position those up to it, and no share of later ones, for all samples and heads."""
+    array = added.array
+    if added.weight is not None or array.shape[-2:] != (tokens, tokens) or array.size != tokens**2:
+        return False
+    past = np.tri(tokens, dtype=bool)
+    square = array.reshape(tokens, tokens)
+    return bool((square[past] == 0).all() and (square[~past] <= _NO_SHARE).all())
 
 
 def _operands(call: Call, parts: tuple[Activation, ...], channels: int) -> list[Activation]:

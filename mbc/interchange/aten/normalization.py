@@ -78,7 +78,18 @@ def _instance_norm(call: Call) -> Result:
     return call.layer("instance_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
 
 
+def _local_response_norm(call: Call) -> Result:
+    """ATen has no operation of its own for it, ONNX does."""
+    x = call.plain("self")
+    settings: Mapping[str, Setting] = {
+        "size": call.integer("size", 5), "alpha": call.real("alpha", 1e-4), "beta": call.real("beta", 0.75),
+        "k": call.real("k", 1.0),
+    }  # fmt: skip
+    return call.layer("lrn", x, x.shape, settings)
+
+
 RULES: Mapping[str, Rule] = {
+    "onnx.LRN": _local_response_norm,
     "aten.batch_norm.default": _batch_norm,
     "aten.layer_norm.default": _layer_norm,
     "aten.group_norm.default": _group_norm,

@@ -13,11 +13,16 @@ from mbc.interchange.steps import Setting
 def _window(call: Call) -> dict[str, Setting]:
     kernel = call.pair("kernel_size", 1)
     stride = call.ints("stride") or kernel
-    vertical, horizontal = call.pair("padding", 0)
+    around = call.ints("padding")  # four of them where ONNX says the sides apart
+    if len(around) == 4:
+        top, bottom, left, right = around
+        around = (top, left) if (top, left) == (bottom, right) else around
+    elif len(around) != 2:
+        around = call.pair("padding", 0)
     found: dict[str, Setting] = {"kernel": as_setting(kernel), "stride": as_setting((stride[0], stride[-1]))}
     if found["stride"] == found["kernel"]:
         del found["stride"]  # the language's default
-    return found | {"pad": as_setting((vertical, horizontal)), "ceil": call.flag("ceil_mode", False)}
+    return found | {"pad": as_setting(around), "ceil": call.flag("ceil_mode", False)}
 
 
 def _images(call: Call) -> Activation:

@@ -26,6 +26,7 @@ from mbc.interchange.aten.operands import (
     GATE,
     PADDED,
     PLAIN,
+    UNKNOWN,
     Activation,
     Noise,
     Operand,
@@ -289,7 +290,13 @@ def _pixel_shuffle(op: str, factor: str, call: Call) -> Result:
     return call.layer(op, call.plain("self"), call.result_shape, {"factor": call.integer(factor, 1)})
 
 
+def _part(call: Call) -> Result:
+    """A part of a layer that a reader has found in several nodes: the last one of them is all of it."""
+    return UNKNOWN
+
+
 RULES: Mapping[str, Rule] = {
+    "onnx.part": _part,
     **{
         f"aten.{name}": _same
         for name in (

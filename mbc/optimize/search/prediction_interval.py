@@ -34,8 +34,12 @@ def time_range_us(
     low_us: list[float] = []
     high_us: list[float] = []
     for launch in program.launches:
+        other = _of_similar_gpu(launch, graph, buffers, larger, by_name)
         spread = _scaled(launch, graph, buffers, larger, by_name) or _spread(launch, graph, buffers)
-        low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
+        if other is not None:
+            low, high = other.low, other.high
+        else:
+            low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
     disturbed = contention(program, graph, buffers, device)
@@ -59,6 +63,25 @@ def _scaled(
     if work.measured or isinstance(work, Copy) or not launch.operations or larger is None:
         return None
     return larger.spread(launched_request(graph, launch, operations, buffers), work)
+
+
+def _of_similar_gpu(
+    launch: Launch,
+    graph: TrainingGraph,
+    buffers: Sequence[Buffer],
+    larger: LargerSizes | None,
+    operations: Mapping[str, Operation],
+) -> Spread | None:
+    """The range of a launch whose time is that of another GPU, scaled (`mbc.profile.scaling`); None where it is not."""
+    work = launch.work
+    if larger is None or larger.profile.scaling is None or isinstance(work, Copy) or not launch.operations:
+        return None
+    wanted = (work.provider, work.name, work.settings)
+    known = larger.profile.candidates(launched_request(graph, launch, operations, buffers))
+    found = any(
+        (c.provider, c.name, c.settings) == wanted and work.time_us in (c.time_us, c.accumulate_us) for c in known
+    )
+    return larger.profile.scaling.spread(graph.precision) if found else None
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:

@@ -41,7 +41,7 @@ PLACES = (("d", "a"), ("d", "b"), ("d", "dy"), ("d", "y"), ("y", "r"), ("y", "x"
 MADE_BY = {"convolution": "conv1x1", "convolution_backward_data": "conv1x1_backward_data"}
 
 
-@pytest.fixture(scope="module", params=[Precision.BF16, Precision.FP16])
+@pytest.fixture(scope="module", params=[Precision.BF16, pytest.param(Precision.FP16, marks=pytest.mark.exhaustive)])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Precision, Library]:
     return request.param, build(Path(tmp_path_factory.mktemp("kernels")), DTYPE_CODES[request.param], FILES)
 

@@ -39,11 +39,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("case", "precision"), matrix((case, Precision.FP16) for case in groups_in(Precision.FP16)))
 def test_in_half_precision(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
 
+@pytest.mark.exhaustive
 def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
     """Activations around the smallest number of fp16: where the stored one is zero, its gradient is, too."""
     rng = np.random.default_rng(1)

@@ -1,0 +1,66 @@
+"""The rule that every input is judged by: mbc takes it, or refuses it with an error of its own."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from record import ROOT
+
+from mbc.errors import MbcError
+
+CORPUS = ROOT / "tests" / "fuzz" / "corpus"
+SETTLED = frozenset("\n\t")  # what of control characters a message may have
+
+
+class Wrong(Exception):
+    """What mbc answered is no answer: a message with control characters, a bug that it reported."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`judge`: reads the bytes, in a folder that it may write to; an MbcError is an answer, too, any other exception
+    a finding. `seeds`: inputs to begin with, beside those of CORPUS. `share`: of all inputs."""
+
+    name: str
+    seeds: Callable[[], list[bytes]]
+    change: Callable[[bytes, random.Random], bytes]
+    judge: Callable[[bytes, Path], str]
+    share: float
+
+
+def answer(target: Target, data: bytes, folder: Path) -> str:
+    """`taken`, or the code of the error; raises whatever else mbc raises, and Wrong."""
+    try:
+        return target.judge(data, folder)
+    except MbcError as error:
+        text = str(error)
+        check_text(text)
+        if not (re.fullmatch(r"MBC\d{3}", error.code) and error.message and error.remedy):
+            raise Wrong(f"an error without code, message or remedy: {text!r}") from error
+        if _of_memory(error):
+            raise Wrong(f"refused for want of memory: {text!r}") from error
+        return error.code
+
+
+def check_text(text: str) -> None:
+    """Wrong where what would go to a terminal could change what it shows elsewhere."""
+    hidden = sorted({c for c in text if not c.isprintable() and c not in SETTLED})
+    if hidden:
+        raise Wrong(f"a message with {hidden!r}")
+
+
+def _of_memory(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def corpus(target: Target) -> list[bytes]:
+    """The committed inputs of a target: what was found with it, and what reached far."""
+    return [path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))]

@@ -1,0 +1,144 @@
+"""Gradients of a step of an imported network against torch's in float64, by the rule of networks in `gradients.py`: in
+fp64 every parameter within 1e-8; in fp32 a median of errors over parameters, the middle one of several draws of inputs,
+of at most twice torch's own in float32.
+
+The network is trained as it was imported, on the interpreter, with as many rows as give every batch norm enough values
+a channel. What draws random numbers (dropout, stochastic depth) is set to drop nothing: mbc's draws are not torch's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports]
+from gradients import DRAWS, EXACT_LIMIT, NORM_VALUES, TIMES_TORCH
+from modules import Job, errors, median, random_inputs, with_full_norms
+from torch.overrides import TorchFunctionMode  # pyright: ignore[reportMissingImports]
+
+from mbc.interchange.importing import ImportedModel
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ops import KINDS
+from mbc.ops.base import Array, Call
+from mbc.source import Source
+from tests.ir.execution import new_control, numpy_type
+
+_UPDATES = ("sgd_update", "adamw_update")
+_DROPPING = ("Dropout", "Dropout2d", "DropPath", "StochasticDepth")
+
+
+def drop_nothing(model: Any) -> bool:
+    """Set every probability of dropping to 0; returns whether there was any other."""
+    changed = False
+    for module in model.modules():
+        name = "drop_prob" if hasattr(module, "drop_prob") else "p"
+        if type(module).__name__ in _DROPPING and getattr(module, name):
+            setattr(module, name, 0.0)
+            changed = True
+    return changed
+
+
+def single(model: Any, made: ImportedModel) -> dict[str, Any]:
+    """Errors in fp32, mbc's and torch's, of a model that drops nothing and was imported as `made`."""
+    graph = _graph(made, "fp32")
+    ours: list[dict[str, float]] = []
+    theirs: list[dict[str, float]] = []
+    for draw in range(DRAWS):
+        inputs = _inputs(graph, draw)
+        reference = _of_torch(model, made, graph, inputs, "float64")
+        ours.append(_errors(_of_mbc(graph, made, inputs), reference))
+        theirs.append(_errors(_of_torch(model, made, graph, inputs, "float32"), reference))
+    return {
+        "gradient_error": median(median(draw.values()) for draw in ours),
+        "torch_gradient_error": median(median(draw.values()) for draw in theirs),
+        "gradient_errors": [median(draw.values()) for draw in ours],
+        "torch_gradient_errors": [median(draw.values()) for draw in theirs],
+        "worst_gradient_error": max(max(draw.values()) for draw in ours),
+        "torch_worst_gradient_error": max(max(draw.values()) for draw in theirs),
+        "rows": graph.batch,
+    }
+
+
+def exact(model: Any, made: ImportedModel) -> dict[str, Any]:
+    """The largest error of a parameter in fp64."""
+    graph = _graph(made, "fp64")
+    inputs = _inputs(graph, 0)
+    found = _errors(_of_mbc(graph, made, inputs), _of_torch(model, made, graph, inputs, "float64"))
+    return {"exact_gradient_error": max(found.values())}
+
+
+def keeps_single(row: Mapping[str, Any]) -> bool:
+    return row["gradient_error"] <= TIMES_TORCH * row["torch_gradient_error"]
+
+
+def keeps_exact(row: Mapping[str, Any]) -> bool:
+    return row["exact_gradient_error"] <= EXACT_LIMIT
+
+
+def _graph(made: ImportedModel, precision: str) -> TrainingGraph:
+    job = with_full_norms(Job("imported", Source("imported", made.source)), NORM_VALUES)
+    lowered = job.with_settings(("train.precision", precision)).lowered()
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def _inputs(graph: TrainingGraph, draw: int) -> dict[str, Array]:
+    return dict(zip(graph.inputs, random_inputs(graph, draw), strict=True))
+
+
+def _errors(found: dict[str, Array], reference: dict[str, Array]) -> dict[str, float]:
+    if missing := reference.keys() - found.keys():
+        raise RuntimeError(f"there is no gradient of {', '.join(sorted(missing))}")
+    return errors(found, reference)
+
+
+def _of_mbc(graph: TrainingGraph, made: ImportedModel, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Gradients by state; each value is forgotten after its last use."""
+    operations = [op for op in graph.train if op.kind not in _UPDATES]
+    wanted = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind in _UPDATES}
+    last = {value: number for number, op in enumerate(operations) for value in op.inputs}
+    last |= dict.fromkeys(wanted.values(), len(operations))
+    env: dict[str, Array] = {**made.network.arrays, **inputs}
+    env = {name: array.astype(numpy_type(graph.values[name].type.dtype)) for name, array in env.items()}
+    env["control"] = new_control()
+    for number, op in enumerate(operations):
+        outputs = tuple(graph.values[v].type for v in op.outputs)
+        evaluate = KINDS[op.kind].evaluate
+        assert evaluate is not None
+        call = Call(outputs, 0, graph.batch, graph.precision)
+        env.update(zip(op.outputs, evaluate(op.attributes, [env[v] for v in op.inputs], call), strict=True))
+        for value in (*op.inputs, *op.outputs):
+            if last.get(value, -1) <= number:
+                env.pop(value, None)
+    return {state: env[value] for state, value in wanted.items()}
+
+
+class _ExactSixths(TorchFunctionMode):
+    """In float64 hardsigmoid by its definition: torch's own gradient takes 1 / 6 in float32, which is 3e-8 off."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.hardsigmoid and args[0].dtype == torch.float64:
+            return torch.nn.functional.relu6(args[0] + 3) / 6
+        return func(*args, **(kwargs or {}))
+
+
+def _of_torch(
+    model: Any, made: ImportedModel, graph: TrainingGraph, inputs: Mapping[str, Array], precision: str
+) -> dict[str, Array]:
+    """Gradients by the names and in the shapes of mbc's states, those left out that torch has none for."""
+    dtype = getattr(torch, precision)
+    own = copy.deepcopy(model).to(dtype).train()
+    images = [torch.from_numpy(inputs[name]).to(dtype) for name, _ in zip(inputs, made.network.inputs, strict=False)]
+    targets = [torch.from_numpy(array).long() for array in list(inputs.values())[len(images) :]]
+    with _ExactSixths():
+        given = own(*images)
+    outputs = list(given.values()) if isinstance(given, dict) else [given]
+    losses = [torch.nn.functional.cross_entropy(o, t) for o, t in zip(outputs, targets, strict=True)]
+    torch.stack(losses).sum().backward()
+    states = {key.name: key.state for key in made.network.keys}
+    return {
+        state: parameter.grad.to(torch.float64).numpy().reshape(graph.values[state].type.shape)
+        for name, parameter in own.named_parameters()
+        if parameter.grad is not None and (state := states[name])
+    }

@@ -1,0 +1,185 @@
+"""Fifty steps with each part of a recipe, by mbc and by PyTorch from the same state, in fp32 and in bf16.
+
+A small network with batch normalisation trains on random data: in float64 by PyTorch, and in the precision by both.
+Compared are all parameters and statistics after the last step, and the moving averages where there are some: the median
+error over them against float64 is at most twice PyTorch's own. Activations are smooth, since one ReLU that comes out
+on the other side is wrong by more than 50 steps of rounding, whoever takes it; and errors under LEAST, which are the
+luck of a draw, count as LEAST. LARS and LAMB are not PyTorch's: tests compare them with their papers' formulas.
+
+    python benchmarks/recipe_steps.py [--steps 50] [--device cuda|cpu] [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from modules import Job, build, errors, median, open_module
+from record import attempt, show, start, write
+
+from mbc.bench.torch_network import TorchNetwork
+from mbc.ir.averages import averages_of
+from mbc.runtime.initial import initial
+from mbc.source import Source
+
+TIMES_TORCH, LEAST = 2.0, 1e-6
+LEARNING_RATE = 0.02
+BATCH, CLASSES = 16, 6
+NETWORK = """
+network small(batch = %d) {
+  input image[batch, 8, 12, 12] : float
+  input %s
+  x = image |> conv(16, 3, pad=1) @first |> bn |> gelu
+  y = x |> conv(16, 3, pad=1) @second |> bn |> gelu
+  logits = x + y |> global_avgpool |> flatten |> linear(%d) @head
+  output logits
+  loss (logits, target) |> %s
+}
+train { %s }
+"""
+SGD = "optimizer = sgd(momentum=0.9, weight_decay=1e-3)"
+ENTROPY = "softmax_cross_entropy"
+COLUMNS = ("name", "median", "torch_median", "worst", "torch_worst", "passed")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """`target`: C class numbers, P probabilities, F numbers."""
+
+    name: str
+    recipe: str = SGD
+    loss: str = ENTROPY
+    target: str = "C"
+
+    def job(self, precision: str) -> Job:
+        kinds = {"C": "target[batch] : class", "P": f"target[batch, {CLASSES}] : float"}
+        declared = kinds.get(self.target, kinds["P"])
+        text = NETWORK % (BATCH, declared, CLASSES, self.loss, self.recipe)
+        return Job(self.name, Source("small.mbc", text), (("train.precision", precision),))
+
+
+FEATURES = (
+    Feature("sgd"),
+    Feature("nesterov", "optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=1e-3)"),
+    Feature("adamw", "optimizer = adamw(weight_decay=0.1)"),
+    Feature("clip_norm", f"{SGD} clip_norm = 0.1"),
+    Feature("clip_value", f"{SGD} clip_value = 0.002"),
+    Feature("accumulate", f"{SGD} accumulate = 4"),
+    Feature("ema", f"{SGD} ema = 0.9"),
+    Feature("no_decay", "optimizer = adamw(weight_decay=0.5) no_decay = norm_and_bias"),
+    Feature("groups", f'{SGD} groups = (group("head.*", rate=3), group("first.*", rate=0.1, weight_decay=0))'),
+    Feature("frozen", f'{SGD} frozen = ("second.*")'),
+    Feature("together", f"{SGD} clip_norm = 0.1 ema = 0.9 no_decay = norm_and_bias accumulate = 2"),
+    Feature("smoothing", loss=f"{ENTROPY}(smoothing=0.1)"),
+    Feature("class_weights", loss=f"{ENTROPY}(class_weights=(1, 2, 3, 1, 0.5, 1), ignore_index=3)"),
+    Feature("soft targets", loss=ENTROPY, target="P"),
+    Feature("kl_divergence", loss="kl_divergence", target="P"),
+    Feature("binary_cross_entropy", loss="binary_cross_entropy", target="P"),
+    Feature("l1", loss="l1", target="F"),
+    Feature("smooth_l1", loss="smooth_l1(beta=0.5)", target="F"),
+    Feature("mse", loss="mse", target="F"),
+)
+
+
+def mini_batches(feature: Feature, rows: int, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(0)
+    for _ in range(steps):
+        image = random.standard_normal((rows, 8, 12, 12)).astype(np.float32)
+        if feature.target == "C":
+            yield image, random.integers(0, CLASSES, rows).astype(np.int32)
+        else:
+            numbers = random.standard_normal((rows, CLASSES)).astype(np.float32)
+            yield image, numbers if feature.target == "F" else np.exp(numbers) / np.exp(numbers).sum(1, keepdims=True)
+
+
+def by_torch(job: Job, feature: Feature, steps: int, device: str, dtype: Any, autocast: Any) -> dict[str, np.ndarray]:
+    """PyTorch's optimizers, clipping and averages."""
+    lowered = job.lowered()
+    network, rule = lowered.network, lowered.optimizer
+    states = {s.value: initial(s.value, network.values[s.value].type, s.initializer, 0) for s in network.states}
+    module = TorchNetwork(network, states, dtype, device, True).train()
+    optimizer = module.optimizer(rule, LEARNING_RATE)
+    swa = torch.optim.swa_utils
+    average: Any = swa.AveragedModel(module, multi_avg_fn=swa.get_ema_multi_avg_fn(rule.ema), use_buffers=True)
+    for image, target in mini_batches(feature, BATCH * rule.accumulate, steps):
+        optimizer.zero_grad()
+        for part in range(rule.accumulate):
+            rows = slice(part * BATCH, (part + 1) * BATCH)
+            with torch.autocast(device, autocast, enabled=autocast is not None):
+                loss, _ = module.forward(module.place((image[rows], target[rows])))
+            (loss / rule.accumulate).backward()
+        module.clip(rule)
+        optimizer.step()
+        average.update_parameters(module)
+    averages = {f"average of {n}": v for n, v in average.module.states().items()} if rule.ema else {}
+    return module.states() | averages
+
+
+def by_mbc(job: Job, feature: Feature, steps: int, device: str, folder: Path) -> dict[str, np.ndarray]:
+    where: Any = job.plan()
+    if device == "cuda":
+        built = build(job, folder)
+        if built.failed:
+            raise RuntimeError(built.failed)
+        where = built.folder
+    module = open_module(where, device)
+    try:
+        for image, target in mini_batches(feature, module.step_batch, steps):
+            module.step(image, target, lr=LEARNING_RATE)
+        graph = module.plan.graph
+        names = {state.value for state in job.lowered().network.states}
+        found = {name: np.asarray(module.state(name), np.float64) for name in names}
+        averages = averages_of(graph) if graph.optimizer.ema else {}
+        held = {f"average of {n}": np.asarray(module.state(average), np.float64) for n, average in averages.items()}
+        return found | held
+    finally:
+        module.close()
+
+
+def row_of(feature: Feature, precision: str, steps: int, device: str) -> dict[str, Any]:
+    job = feature.job(precision)
+    gpu = "auto" if device == "cuda" else "h200"
+    job = Job(job.name, job.source, job.settings, gpu=gpu)
+    exact = by_torch(job, feature, steps, device, torch.float64, None)
+    autocast = torch.bfloat16 if precision == "bf16" else None
+    theirs = errors(by_torch(job, feature, steps, device, torch.float32, autocast), exact)
+    with tempfile.TemporaryDirectory() as folder:
+        ours = by_mbc(job, feature, steps, device, Path(folder) / "package")
+    averaged = [name for name in exact if name.startswith("average of ") and name not in ours]
+    found = errors(ours, {name: value for name, value in exact.items() if name not in averaged})
+    row = {
+        "states": len(found), "median": median(found.values()), "torch_median": median(theirs.values()),
+        "worst": max(found.values()), "torch_worst": max(theirs.values()),
+    }  # fmt: skip
+    return row | {"passed": row["median"] <= TIMES_TORCH * max(row["torch_median"], LEAST)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    arguments = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    wanted = [f for f in FEATURES if not arguments.only or f.name in arguments.only]
+    rows: list[dict[str, Any]] = []
+    for precision in ("fp32", "bf16"):
+        for feature in wanted:
+            name = f"{feature.name} {precision}"
+            one = attempt(lambda f=feature, p=precision: row_of(f, p, arguments.steps, arguments.device), name)
+            rows.append(one)
+            show([one], COLUMNS)
+    write(f"recipe_steps_{arguments.device}", rows, steps=arguments.steps, device=arguments.device)
+    show(rows, COLUMNS)
+    broken = [row["name"] for row in rows if not row.get("passed")]
+    print(f"the rule is {'broken by ' + ', '.join(broken) if broken else 'kept by all'}")
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,36 @@
+"""The last changes of steps, when all of them are there: what each continues, labels, numbers of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mbc.interchange.steps import Number, Step
+
+
+def growing(steps: Sequence[Step]) -> list[Step]:
+    """A concatenation that begins as an earlier one does (DenseNet's grow) takes that one and what is new."""
+    joined: dict[tuple[int | Number, ...], int] = {}
+    made: list[Step] = []
+    for step in steps:
+        if step.op == "concat" and not step.settings:
+            counts = (n for n in range(len(step.inputs) - 1, 1, -1) if step.inputs[:n] in joined)
+            count = next(counts, 0)
+            joined.setdefault(step.inputs, step.results[0])
+            if count:
+                step = replace(step, inputs=(joined[step.inputs[:count]], *step.inputs[count:]))
+        made.append(step)
+    return made
+
+
+def outside_of_others(steps: Sequence[Step]) -> list[Step]:
+    """Labels of which none lies inside of another: a module with parameters may have modules with parameters."""
+    labels = {step.label for step in steps if step.label}
+    inner = {".".join(label.split(".")[:n]) for label in labels for n in range(1, label.count(".") + 1)}
+    return [replace(step, label=f"{step.label}.own") if step.label in inner else step for step in steps]
+
+
+def renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
+    """The same with its values under other numbers."""
+    inputs = tuple(value if isinstance(value, Number) else numbers[value] for value in step.inputs)
+    return replace(step, inputs=inputs, results=tuple(numbers[value] for value in step.results))

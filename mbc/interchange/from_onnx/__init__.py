@@ -1,0 +1,13 @@
+"""ONNX files as programs of ATen operations, which `mbc.interchange.translate` takes from there.
+
+* `package`: the package `onnx`, an extra
+* `read`: a file -> a program
+* `tensors`: numbers of a file, or of files beside it
+* `infer`: shapes of values, and what is constant
+* `places`: the modules that nodes were made in
+* `operator`: one node, and what a rule writes it as
+* `patterns`: layers that exporters spell out in several nodes
+* `layers`: rules of convolutions, matrix products, normalisation and pooling
+* `elementwise`: rules of activations, arithmetic and reductions
+* `shapes`: rules of shapes, parts, concatenation and resampling
+"""

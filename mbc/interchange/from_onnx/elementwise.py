@@ -1,0 +1,215 @@
+"""Activations, arithmetic and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from mbc.interchange.aten.base import Refused
+from mbc.interchange.from_onnx import patterns
+from mbc.interchange.from_onnx.operator import Operator, Rule
+from mbc.interchange.program import Argument, TensorName
+
+
+def _plain(name: str, op: Operator) -> None:
+    op.emit(f"aten.{name}.default", self=op.tensor())
+
+
+def _leaky_relu(op: Operator) -> None:
+    op.emit("aten.leaky_relu.default", self=op.tensor(), negative_slope=op.real("alpha", 0.01))
+
+
+def _elu(op: Operator) -> None:
+    op.emit("aten.elu.default", self=op.tensor(), alpha=op.real("alpha", 1.0))
+
+
+def _hard_sigmoid(op: Operator) -> None:
+    if not patterns.is_hard_sigmoid(op):
+        raise Refused("its slope is not 1 / 6, or its offset not 1 / 2", "use nn.Hardsigmoid")
+    op.emit("aten.hardsigmoid.default", self=op.tensor())
+
+
+def _gelu(op: Operator) -> None:
+    op.emit("aten.gelu.default", self=op.tensor(), approximate=op.text("approximate", "none"))
+
+
+def _swish(op: Operator) -> None:
+    if op.real("alpha", 1.0) != 1.0:
+        raise Refused("its alpha is not 1", "use nn.SiLU")
+    op.emit("aten.silu.default", self=op.tensor())
+
+
+def _erf(op: Operator) -> None:
+    if patterns.gelu_of(op) is None:
+        raise Refused("it is no part of a GELU", "use nn.GELU")
+    op.part()
+
+
+def _prelu(op: Operator) -> None:
+    slope = op.held(1, "weight")
+    array = op.graph.array(op.input(1))
+    if slope is not None and array is not None:
+        slope = op.step("aten.view.default", (array.size,), self=slope)
+    op.emit("aten.prelu.default", self=op.tensor(), weight=slope)
+
+
+def _clip(op: Operator) -> None:
+    bounds: list[float | None] = []
+    for position, name in ((1, "min"), (2, "max")):
+        if op.input(position):
+            found = op.number(position)
+            if found is None:
+                raise Refused(f"its {name} is computed while it runs", "clamp by numbers")
+            bounds.append(found)
+        else:
+            bounds.append(op.real(name, 0.0) if op.has(name) else None)
+    op.emit("aten.clamp.default", self=op.tensor(), min=bounds[0], max=bounds[1])
+
+
+def _softmax(op: Operator) -> None:
+    rank = len(op.sizes())
+    axis = op.integer("axis", 1 if op.graph.opset < 13 else -1) % rank
+    if op.graph.opset < 13 and axis != rank - 1:
+        raise Refused("before opset 13 it is over several dimensions at once", "export it with opset_version=13")
+    op.emit("aten.softmax.int", self=op.tensor(), dim=axis)
+
+
+def _operand(op: Operator, position: int) -> Argument:
+    """A number, or a tensor."""
+    number = op.number(position)
+    return op.tensor(position) if number is None else number
+
+
+def _binary(name: str, op: Operator) -> None:
+    a, b = _operand(op, 0), _operand(op, 1)
+    kind = "Tensor" if isinstance(b, TensorName) else "Scalar"
+    if not isinstance(a, TensorName):
+        if not isinstance(b, TensorName):
+            raise Refused("it has no tensor of the network", "use it on what a layer gave")
+        if name == "div":
+            inverse = op.step("aten.reciprocal.default", op.sizes(1), self=b)
+            op.emit("aten.mul.Scalar", self=inverse, other=a)
+        elif name == "sub":
+            op.emit("aten.rsub.Scalar", self=b, other=a)
+        else:
+            op.emit(f"aten.{name}.Scalar", self=b, other=a)
+        return
+    op.emit(f"aten.{name}.{kind}", self=a, other=b)
+
+
+def _vector(op: Operator, held: TensorName | None) -> TensorName:
+    """Held numbers of each channel, whichever shape they have."""
+    return op.step("aten.view.default", (op.result[1],), self=held)
+
+
+def _add(op: Operator) -> None:
+    groups = patterns.group_norm_of(op)
+    if groups is not None:
+        norm, scaled = groups
+        before = op.graph.maker(norm.input(0))
+        assert before is not None
+        scale = next(n for n in (0, 1) if op.graph.array(scaled.input(n)) is not None)
+        offset = next(n for n in (0, 1) if op.graph.array(op.input(n)) is not None)
+        op.emit(
+            "aten.group_norm.default",
+            input=before.tensor(0), num_groups=norm.sizes(0)[1], eps=norm.real("epsilon", 1e-5),
+            weight=_vector(op, scaled.held(scale, "weight")), bias=_vector(op, op.held(offset, "bias")),
+        )  # fmt: skip
+        return
+    product = patterns.product_before(op)
+    if product is None:
+        _binary("add", op)
+        return
+    position = 1 if op.input(0) == product.outputs[0] else 0
+    weight = product.held(1, "weight", (1, 0))
+    op.emit("aten.linear.default", input=product.tensor(0), weight=weight, bias=op.held(position, "bias"))
+
+
+def _mul(op: Operator) -> None:
+    gated = patterns.gated(op)
+    if gated is not None:
+        op.emit(f"aten.{gated[1]}.default", self=op.graph.name(gated[0]))
+        return
+    x = patterns.ends_gelu(op)
+    if x:
+        op.emit("aten.gelu.default", self=op.graph.name(x))
+    else:
+        _binary("mul", op)
+
+
+def _sum(op: Operator) -> None:
+    if len(op.inputs) < 2:
+        op.emit("aten.alias.default", self=op.tensor())
+        return
+    total = op.tensor(0)
+    for position in range(1, len(op.inputs) - 1):
+        total = op.step("aten.add.Tensor", op.result, self=total, other=op.tensor(position))
+    op.emit("aten.add.Tensor", self=total, other=op.tensor(len(op.inputs) - 1))
+
+
+def _pow(op: Operator) -> None:
+    exponent = op.number(1)
+    if exponent is None:
+        raise Refused("its exponent is no known number", "raise to a number")
+    op.emit("aten.pow.Tensor_Scalar", self=op.tensor(), exponent=exponent)
+
+
+def _reduced(target: str, op: Operator) -> None:
+    axes = op.ints("axes", 1)
+    if not axes and op.integer("noop_with_empty_axes", 0):
+        op.emit("aten.alias.default", self=op.tensor())
+        return
+    op.emit(target, self=op.tensor(), dim=axes or (), keepdim=bool(op.integer("keepdims", 1)))
+
+
+def _random_uniform(op: Operator) -> None:
+    """A part of stochastic depth, as what follows shows."""
+    if (op.real("low", 0.0), op.real("high", 1.0)) != (0.0, 1.0):
+        raise Refused("it draws random numbers", "use nn.Dropout, or stochastic depth of whole samples")
+    op.emit("aten.empty.memory_format", size=op.result)
+
+
+def _less(op: Operator) -> None:
+    made, keep = op.graph.maker(op.input(0)), op.number(1)
+    if made is None or made.op != "RandomUniformLike" or keep is None:
+        raise Refused("it compares", "compute it without a condition, such as by nn.ReLU")
+    op.emit("aten.bernoulli.float", self=op.tensor(0), p=keep)
+
+
+RULES: Mapping[str, Rule] = {
+    "RandomUniformLike": _random_uniform,
+    "Less": _less,
+    **{
+        name: partial(_plain, name.lower())
+        for name in ("Relu", "Sigmoid", "Tanh", "HardSwish", "Mish", "Softplus", "Exp", "Log", "Sqrt", "Abs", "Neg")
+    },
+    "Reciprocal": partial(_plain, "reciprocal"),
+    "LeakyRelu": _leaky_relu,
+    "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
+    "Gelu": _gelu,
+    "Swish": _swish,
+    "Erf": _erf,
+    "PRelu": _prelu,
+    "Clip": _clip,
+    "Softmax": _softmax,
+    "Add": _add,
+    "Sub": partial(_binary, "sub"),
+    "Mul": _mul,
+    "Div": partial(_binary, "div"),
+    "Sum": _sum,
+    "Pow": _pow,
+    "ReduceMean": partial(_reduced, "aten.mean.dim"),
+    "ReduceSum": partial(_reduced, "aten.sum.dim_IntList"),
+    "ReduceMax": partial(_reduced, "aten.amax.default"),
+    "ReduceL2": partial(_reduced, "aten.linalg_vector_norm.default"),
+}
+NOT_TAKEN: Mapping[str, str] = {
+    "Selu": "use nn.ELU",
+    "Celu": "use nn.ELU",
+    "LogSoftmax": "let the network give logits: softmax_cross_entropy takes them",
+    "ThresholdedRelu": "use nn.ReLU",
+    "ArgMax": "let the network give what it takes the maximum of",
+    "TopK": "let the network give what it takes the maxima of",
+    "CumSum": "sum over whole dimensions",
+}

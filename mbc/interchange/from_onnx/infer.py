@@ -1,0 +1,142 @@
+"""Shapes of an ONNX graph's values, node by node, and what is known before it runs: sizes and whatever is computed from
+them, and from weights, by a few operators that move numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mbc.interchange.from_onnx.package import onnx
+from mbc.interchange.from_onnx.tensors import LARGEST_SIZE
+from mbc.interchange.program import Array, Dynamic, TensorMeta
+from mbc.interchange.pt2 import printable
+
+# Operators that are computed at once where all of their operands are known.
+_FOLDED = frozenset((
+    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten",
+    "Floor", "Gather", "Greater", "Identity", "Less", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd",
+    "Reshape", "Round", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze",
+    "Where",
+))  # fmt: skip
+# Operators that onnx infers nothing for, and whose result has the shape of their first operand.
+_ALIKE = frozenset(("GroupNormalization", "LRN"))
+_LARGEST = 1 << 16  # elements of a result that is larger than its operands
+_LARGEST_GIVEN = 4096  # elements of an operand that shapes may depend on
+_BFLOAT16 = 16
+
+
+class Values:
+    """What is known of each value, by its name in the file."""
+
+    def __init__(self, opsets: dict[str, int]) -> None:
+        self._opsets = [onnx().helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._version = opsets[""]
+        self._wrong = (
+            onnx().defs.SchemaError,
+            onnx("onnx.shape_inference").InferenceError,
+            onnx("onnx.checker").ValidationError,
+        )
+        self._types: dict[str, Any] = {}
+        self.arrays: dict[str, Array] = {}
+
+    def enter(self, name: str, proto: Any) -> None:
+        """A value of this TypeProto. Sizes that no tensor has are not known: onnx calculates with them unchecked, which
+        may end the process."""
+        if proto.HasField("tensor_type") and proto.tensor_type.HasField("shape"):
+            for dim in proto.tensor_type.shape.dim:
+                if dim.HasField("dim_value") and not 0 <= dim.dim_value < LARGEST_SIZE:
+                    dim.ClearField("dim_value")
+        self._types[name] = proto
+
+    def enter_array(self, name: str, array: Array, kind: int) -> None:
+        """A value that is known, of the TensorProto type `kind`."""
+        self._types[name] = onnx().helper.make_tensor_type_proto(kind, array.shape)
+        self.arrays[name] = array
+
+    def kind(self, name: str) -> int:
+        """The TensorProto type of a value; 0 where it is not known."""
+        proto = self._types.get(name)
+        return int(proto.tensor_type.elem_type) if proto is not None and proto.HasField("tensor_type") else 0
+
+    def shape(self, name: str) -> tuple[int | Dynamic, ...] | None:
+        """The shape of a value. None where nothing is known of it."""
+        proto = self._types.get(name)
+        if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.HasField("shape"):
+            return None
+        return tuple(_size(dim) for dim in proto.tensor_type.shape.dim)
+
+    def take(self, node: Any) -> bool:
+        """Note what a node gives. Returns whether that is known before the graph runs."""
+        inputs = [name for name in node.input if name]
+        if node.op_type == "Shape" and inputs:
+            shape = self.shape(inputs[0])
+            if shape is not None and TensorMeta(shape, "").static:
+                given = {a.name: int(a.i) for a in node.attribute}
+                sizes = shape[given.get("start", 0) : given.get("end", len(shape))]
+                self.enter_array(node.output[0], np.array(sizes, np.int64), onnx().TensorProto.INT64)
+                return True
+        if node.op_type == "CastLike" and len(inputs) == 2 and self.kind(inputs[1]):
+            # Of the second only the type counts.
+            node = onnx().helper.make_node("Cast", inputs[:1], list(node.output), to=self.kind(inputs[1]))
+            inputs = inputs[:1]
+        known = all(name in self.arrays for name in inputs)
+        if known and any(self.kind(name) == _BFLOAT16 for name in inputs):
+            known = False
+        for name, proto in self._inferred(node, inputs).items():
+            self.enter(name, proto)
+        if node.op_type in _ALIKE and self.shape(node.output[0]) is None and inputs and inputs[0] in self._types:
+            self._types[node.output[0]] = self._types[inputs[0]]
+        if node.op_type == "Expand" and known and self._for_each_sample(self.arrays[inputs[0]], node.output[0]):
+            return False
+        return known and node.op_type in _FOLDED and self._folded(node, inputs)
+
+    def _for_each_sample(self, array: Array, result: str) -> bool:
+        """Whether a result is a parameter, such as a class token, once for each row."""
+        return array.dtype.kind == "f" and array.shape[1:] == (self.shape(result) or ())[1:] != ()
+
+    def _inferred(self, node: Any, inputs: list[str]) -> dict[str, Any]:
+        if any(name not in self._types for name in inputs):
+            return {}
+        package = onnx()
+        try:
+            schema = package.defs.get_schema(node.op_type, self._version, node.domain)
+            data = {
+                name: package.numpy_helper.from_array(self.arrays[name], name)
+                for name in inputs
+                if name in self.arrays and self.arrays[name].size <= _LARGEST_GIVEN and self.kind(name) != _BFLOAT16
+            }
+            types = {name: self._types[name] for name in inputs}
+            infer = onnx("onnx.shape_inference").infer_node_outputs
+            return dict(infer(schema, node, types, data, None, self._opsets))
+        except (*self._wrong, RuntimeError, ValueError, TypeError):
+            return {}  # the translation says what lacks a shape
+
+    def _folded(self, node: Any, inputs: list[str]) -> bool:
+        shapes = [self.shape(name) for name in node.output]
+        largest = max([_LARGEST, *(self.arrays[name].size for name in inputs)])
+        for shape in shapes:
+            sizes = () if shape is None else TensorMeta(shape, "").sizes
+            if shape is None or len(sizes) != len(shape) or math.prod(sizes) > largest:
+                return False
+        package = onnx()
+        helper = package.helper
+        outputs = [helper.make_value_info(name, self._types[name]) for name in node.output]
+        given = [helper.make_value_info(name, self._types[name]) for name in dict.fromkeys(inputs)]
+        model = helper.make_model(helper.make_graph([node], "one", given, outputs), opset_imports=self._opsets)
+        try:
+            made = onnx("onnx.reference").ReferenceEvaluator(model).run(None, {n: self.arrays[n] for n in inputs})
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return False
+        if not all(isinstance(array, np.ndarray | np.generic) for array in made):
+            return False
+        for name, array in zip(node.output, made, strict=True):
+            self.enter_array(name, np.asarray(array), self.kind(name))
+        return True
+
+
+def _size(dim: Any) -> int | Dynamic:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return Dynamic(printable(str(dim.dim_param), 40) or "?")

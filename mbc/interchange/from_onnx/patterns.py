@@ -1,0 +1,178 @@
+"""Layers that exporters spell out in several nodes: SiLU and its kind, GELU before opset 20, linear layers with a
+bias. Nodes that are a part of one give nothing by themselves."""
+
+from __future__ import annotations
+
+import math
+
+from mbc.interchange.from_onnx.operator import Operator
+
+# x * f(x), by the operator of f
+GATED = {"Sigmoid": "silu", "HardSigmoid": "hardswish", "Tanh": "mish"}
+
+
+def only_user(op: Operator, kind: str) -> Operator | None:
+    """The operator that alone takes what `op` gives, if it is of this kind."""
+    users = op.graph.users(op.outputs[0])
+    return users[0] if len(users) == 1 and users[0].op == kind else None
+
+
+def other(op: Operator, value: str) -> str:
+    """The operand of two that is not `value`."""
+    return op.input(1) if op.input(0) == value else op.input(0)
+
+
+def is_number(op: Operator, number: float) -> bool:
+    """Whether an operand of two is this number."""
+    found = [op.number(n) for n in (0, 1)]
+    return any(n is not None and math.isclose(n, number, rel_tol=1e-4) for n in found)
+
+
+def scaled(op: Operator | None, factor: float) -> str:
+    """What is multiplied by this factor; empty where something else is done."""
+    if op is None:
+        return ""
+    if op.op == "Mul" and is_number(op, factor):
+        return op.input(1) if op.number(0) is not None else op.input(0)
+    if op.op == "Div" and op.number(1) is not None and is_number(op, 1.0 / factor):
+        return op.input(0)
+    return ""
+
+
+def gated(op: Operator) -> tuple[str, str] | None:
+    """Of a product: x and the activation, where it is x * f(x)."""
+    for x, y in ((op.input(0), op.input(1)), (op.input(1), op.input(0))):
+        made = op.graph.maker(y)
+        if made is None or made.op not in GATED or len(op.graph.users(y)) != 1:
+            continue
+        inner = made.input(0)
+        if made.op == "HardSigmoid" and not is_hard_sigmoid(made):
+            continue
+        if made.op == "Tanh":
+            below = op.graph.maker(inner)
+            if below is None or below.op != "Softplus" or below.input(0) != x:
+                continue
+        elif inner != x:
+            continue
+        return x, GATED[made.op]
+    return None
+
+
+def is_hard_sigmoid(op: Operator) -> bool:
+    """Whether it is torch's: clamp(x / 6 + 1 / 2)."""
+    return math.isclose(op.real("alpha", 0.2), 1 / 6, rel_tol=1e-5) and op.real("beta", 0.5) == 0.5
+
+
+def gelu_of(erf: Operator) -> tuple[str, Operator] | None:
+    """Of an Erf: x and the last node, where they are x * (1 + erf(x / sqrt 2)) / 2, in either order."""
+    x = scaled(erf.graph.maker(erf.input(0)), math.sqrt(0.5))
+    plus = only_user(erf, "Add")
+    if not x or plus is None or not is_number(plus, 1.0):
+        return None
+    product = only_user(plus, "Mul")
+    if product is None:
+        return None
+    beside = other(product, plus.outputs[0])
+    if scaled(product.graph.maker(beside), 0.5) == x:
+        return x, product
+    last = only_user(product, "Mul")
+    if beside == x and last is not None and is_number(last, 0.5):
+        return x, last
+    return None
+
+
+def ends_gelu(op: Operator) -> str:
+    """Of a product: x, where it is the last node of a GELU; else empty."""
+    for value in op.inputs:
+        made = op.graph.maker(value)
+        inner = made.inputs if made is not None and made.op == "Mul" else ()
+        for node in (made, *map(op.graph.maker, inner)):
+            erf = None
+            if node is not None and node.op == "Add":
+                erf = next((m for m in map(op.graph.maker, node.inputs) if m is not None and m.op == "Erf"), None)
+            found = None if erf is None else gelu_of(erf)
+            if found is not None and found[1] is op:
+                return found[0]
+    return ""
+
+
+def bias_behind(product: Operator) -> Operator | None:
+    """Of a product with held numbers: the sum with a held vector that is all that takes it."""
+    add = only_user(product, "Add")
+    if add is None:
+        return None
+    bias = add.graph.array(other(add, product.outputs[0]))
+    return add if bias is not None and bias.shape == product.sizes(1)[1:] else None
+
+
+def product_before(add: Operator) -> Operator | None:
+    """Of a sum: the product with held numbers whose bias it adds."""
+    for value in add.inputs:
+        made = add.graph.maker(value)
+        if made is not None and made.op == "MatMul" and made.graph.array(made.input(1)) is not None:
+            return made if len(made.sizes(1)) == 2 and bias_behind(made) is add else None
+    return None
+
+
+def group_norm_of(add: Operator) -> tuple[Operator, Operator] | None:
+    """Of a sum: the instance norm of reshaped groups, and the product by the scale of each channel, where these are a
+    group norm as exporters write it before opset 21."""
+    for value in add.inputs:
+        product = add.graph.maker(value)
+        if product is None or product.op != "Mul":
+            continue
+        for inner in product.inputs:
+            back = add.graph.maker(inner)
+            norm = None if back is None or back.op != "Reshape" else add.graph.maker(back.input(0))
+            if norm is None or norm.op != "InstanceNormalization" or not groups_of(norm):
+                continue
+            affine = (product.graph.array(other(product, inner)), add.graph.array(other(add, value)))
+            alone = all(
+                len(add.graph.users(made.outputs[0])) == 1 for made in (norm, back, product) if made is not None
+            )
+            channels = add.result[1]
+            if alone and all(array is not None and array.size == channels for array in affine):
+                return norm, product
+    return None
+
+
+def groups_of(norm: Operator) -> int:
+    """Of an instance norm: how many groups it normalises of a tensor that is reshaped before and after; 0 where it does
+    something else, or scales them."""
+    before = norm.graph.maker(norm.input(0))
+    scale, offset = (norm.graph.array(norm.input(n)) for n in (1, 2))
+    if before is None or before.op != "Reshape" or scale is None or offset is None:
+        return 0
+    if not (scale == 1.0).all() or offset.any():
+        return 0
+    return norm.sizes(0)[1] if before.sizes(0)[0] == norm.sizes(0)[0] else 0
+
+
+def is_part_of_group_norm(norm: Operator) -> bool:
+    """Whether the nodes behind an instance norm make a group norm of it."""
+    back = only_user(norm, "Reshape")
+    product = None if back is None else only_user(back, "Mul")
+    add = None if product is None else only_user(product, "Add")
+    found = None if add is None else group_norm_of(add)
+    return found is not None and found[0] is norm
+
+
+def unbound(split: Operator) -> list[str] | None:
+    """Of a tensor that is split into parts of one element: what they are without that axis, where nobody takes them
+    with it."""
+    axis = split.integer("axis", 0)
+    squeezes = [split.graph.users(output) for output in split.outputs]
+    if split.sizes()[axis] != len(split.outputs) or not all(len(u) == 1 and _squeezes(u[0], axis) for u in squeezes):
+        return None
+    return [users[0].outputs[0] for users in squeezes]
+
+
+def _squeezes(user: Operator, axis: int) -> bool:
+    rank = len(user.sizes())
+    return user.op == "Squeeze" and [a % rank for a in user.ints("axes", 1) or ()] == [axis % rank]
+
+
+def is_unbound(squeeze: Operator) -> bool:
+    """Whether the split before this operator gives its result."""
+    split = squeeze.graph.maker(squeeze.input(0))
+    return split is not None and split.op == "Split" and unbound(split) is not None

@@ -1,0 +1,331 @@
+"""An ONNX file -> a program of ATen operations, each node by its rule. What a rule refuses goes into the program with
+its reason, so that the translation lists it beside all else."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.files import read_file
+from mbc.interchange.aten.base import Refused
+from mbc.interchange.from_onnx import elementwise, layers, shapes
+from mbc.interchange.from_onnx.infer import Values
+from mbc.interchange.from_onnx.operator import Operator, Rule
+from mbc.interchange.from_onnx.package import onnx
+from mbc.interchange.from_onnx.places import modules_of
+from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
+from mbc.interchange.program import Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
+from mbc.interchange.pt2 import printable
+
+LARGEST_FILE = 2 << 30  # what a message of protobuf may have; weights beside it may have more
+MOST_NODES = 100_000
+OPSETS = range(11, 29)
+_STATISTICS = ("running_mean", "running_var")
+_MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
+_LONE = frozenset(("Conv", "ConvTranspose"))
+_NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
+
+_FAMILIES = (layers, elementwise, shapes)
+RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
+NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
+
+
+def read_onnx(path: Path, batch: int | None = None) -> Program:
+    """The program of an .onnx file, for training. `batch`: rows of a mini-batch, where the file leaves them open.
+
+    Warns (RuntimeWarning) where batch norms seem to have been folded into convolutions. Raises MBC349 (no package
+    onnx), MBC350 (no such file, or not a whole one), MBC351 (weights that are missing or damaged), MBC352 (an opset
+    that is not known) and MBC353 (no batch, or one that the file says already).
+    """
+    package = onnx()
+    try:
+        data = read_file(path, LARGEST_FILE)
+        model = package.ModelProto.FromString(data)
+    except (OSError, ValueError, onnx("google.protobuf.message").DecodeError, RecursionError) as error:
+        raise _broken(path, getattr(error, "strerror", None) or printable(str(error))) from error
+    if not model.graph.node:
+        raise _broken(path, "it holds no graph")
+    try:
+        return _Reader(path, model, batch).program()
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise _broken(path, f"its graph is damaged ({type(error).__name__}: {printable(str(error))})") from error
+    except (ValueError, RuntimeError, RecursionError) as error:
+        raise _broken(path, printable(str(error))) from error
+
+
+def _broken(path: Path, reason: str) -> MbcError:
+    remedy = "give a whole file that torch.onnx.export, or another exporter, wrote"
+    return MbcError("MBC350", f"cannot read '{path}': {reason}", remedy)
+
+
+def batch_is_said(path: Path, batch: int) -> MbcError:
+    """MBC353 for a `batch` beside a file that has one."""
+    return MbcError(
+        "MBC353",
+        f"--batch {batch} is given, and '{path}' says itself how many rows a mini-batch has",
+        "leave --batch out, and compile with --set batch=N",
+    )
+
+
+class _Reader:
+    """The program so far; what rules look at (`Graph` of `mbc.interchange.from_onnx.operator`)."""
+
+    def __init__(self, path: Path, model: Any, batch: int | None) -> None:
+        self._path = path
+        self._model = model
+        self._batch = batch
+        opsets = self._opsets()
+        self.opset = opsets[""]
+        self._values = Values(opsets)
+        self._names: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._makers: dict[str, Operator] = {}
+        self._users: dict[str, list[Operator]] = defaultdict(list)
+        self._given: set[str] = set()  # initializers
+        self._held: dict[str, Held] = {}
+        self._keys: set[str] = set()
+        self._arrays: dict[str, Array] = {}
+        self._tensors: dict[str, TensorMeta] = {}
+        self._nodes: list[Node] = []
+
+    def program(self) -> Program:
+        graph = self._model.graph
+        if len(graph.node) > MOST_NODES:
+            raise ValueError(f"it has {len(graph.node)} nodes; {MOST_NODES} is the most that is read")
+        self._enter_initializers()
+        inputs = [value for value in graph.input if value.name not in self._given]
+        self._enter_inputs(inputs)
+        operators = self._operators()
+        for operator in operators:
+            self._convert(operator)
+        for value in graph.output:
+            if not self._has(value.name):
+                raise ValueError(f"nothing gives its output '{printable(value.name)}'")
+        said = {op.op for op in operators}
+        if said & _LONE and not said & _NORMS and any(op.op in _LONE and op.input(2) for op in operators):
+            warnings.warn(
+                f"'{self._path}' has convolutions with a bias, and no normalisation: batch norms that were folded into"
+                " them cannot be rebuilt. Without them a network trains otherwise: export it before they are folded"
+                " (torch.onnx.export: training=TrainingMode.TRAINING, or optimize=False)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return Program(
+            tuple(self.name(value.name).name for value in inputs),
+            self._held,
+            tuple(self._nodes),
+            tuple(self.name(value.name).name for value in graph.output),
+            self._tensors,
+            (),
+            self._arrays,
+            printable(f"ONNX, {self._model.producer_name or '?'} {self._model.producer_version}".strip(), 60),
+        )
+
+    # ---- the file ----
+
+    def _opsets(self) -> dict[str, int]:
+        found = {str(entry.domain): int(entry.version) for entry in self._model.opset_import}
+        found[""] = max(found.pop("ai.onnx", 0), found.get("", 0))
+        newest = min(OPSETS[-1], int(onnx().defs.onnx_opset_version()))
+        if not OPSETS[0] <= found[""] <= newest:
+            raise self._form(f"its opset is {found['']}, and {OPSETS[0]} to {newest} are read")
+        if self._model.functions:
+            raise self._form(f"it has functions of its own, such as '{printable(self._model.functions[0].name, 60)}'")
+        return found
+
+    def _form(self, reason: str) -> MbcError:
+        remedy = "export it again with opset_version=20 and without functions, or convert it: onnx.version_converter,"
+        return MbcError("MBC352", f"cannot read '{self._path}': {reason}", f"{remedy} onnx.inliner")
+
+    def _enter_initializers(self) -> None:
+        graph = self._model.graph
+        if graph.sparse_initializer:
+            raise MbcError(
+                "MBC351", f"cannot read the weights of '{self._path}': they are sparse", "export them as dense tensors"
+            )
+        for tensor in graph.initializer:
+            if not tensor.name or tensor.name in self._given:
+                raise ValueError(f"it has several weights of the name '{printable(tensor.name)}'")
+            self._given.add(tensor.name)
+            self._values.enter_array(tensor.name, read_tensor(tensor, self._path), tensor.data_type)
+
+    def _enter_inputs(self, inputs: Sequence[Any]) -> None:
+        opened = False
+        for value in inputs:
+            if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+                raise ValueError(f"its input '{printable(value.name)}' is no tensor, or has no shape")
+            proto = onnx().TypeProto.FromString(value.type.SerializeToString())
+            dims = proto.tensor_type.shape.dim
+            if len(dims) and not (dims[0].HasField("dim_value") and dims[0].dim_value > 0):
+                opened = True
+                if self._batch is not None:
+                    dims[0].dim_value = self._batch
+            self._values.enter(value.name, proto)
+            self._describe(value.name)
+        if opened and self._batch is None:
+            raise MbcError(
+                "MBC353",
+                f"'{self._path}' does not say how many rows a mini-batch has",
+                "say it: --batch 32 (--set batch=N changes it later)",
+            )
+        if not opened and self._batch is not None:
+            raise batch_is_said(self._path, self._batch)
+
+    def _operators(self) -> list[Operator]:
+        """The nodes that are no constants, each after those that it reads from."""
+        made: list[Operator] = []
+        known = set(self._given) | {value.name for value in self._model.graph.input}
+        for number, node in enumerate(self._model.graph.node):
+            operator = Operator(node, self, number)
+            for name in operator.inputs:
+                if name and name not in known:
+                    raise ValueError(
+                        f"node '{operator.name}' reads '{printable(name, 60)}', which nothing before it gives: a cycle,"
+                        " or a part is missing"
+                    )
+            for name in operator.outputs:
+                if name and name in known:
+                    raise ValueError(f"'{printable(name, 60)}' is given twice, also by node '{operator.name}'")
+                known.add(name)
+            if node.op_type == "Constant" and not operator.domain:
+                self._enter_constant(node)
+                continue
+            if operator.domain in ("", "ai.onnx") and self._values.take(node):
+                if operator.op in _MOVED and node.input[0] in self._given:
+                    self._given.add(node.output[0])  # weights still; of equal ones an exporter may keep one
+                continue
+            made.append(operator)
+            for name in filter(None, operator.outputs):
+                self._makers[name] = operator
+                self._describe(name)
+            for name in filter(None, operator.inputs):
+                self._users[name].append(operator)
+        for (
+            value
+        ) in self._model.graph.output:  # whoever runs the graph takes it, so that it is no part of a layer alone
+            node = onnx().helper.make_node("Identity", [value.name], [])
+            self._users[value.name].append(Operator(node, self, len(made)))
+        return made
+
+    def _enter_constant(self, node: Any) -> None:
+        package = onnx()
+        (attribute,) = node.attribute
+        value = package.helper.get_attribute_value(attribute)
+        if attribute.name == "value":
+            array, kind = read_tensor(value, self._path), int(value.data_type)
+        elif attribute.name in ("value_int", "value_ints"):
+            array, kind = np.array(value, np.int64), int(package.TensorProto.INT64)
+        elif attribute.name in ("value_float", "value_floats"):
+            array, kind = np.array(value, np.float32), int(package.TensorProto.FLOAT)
+        else:
+            return  # text, or sparse numbers: whoever needs it says so
+        self._values.enter_array(node.output[0], array, kind)
+
+    def _describe(self, value: str) -> None:
+        shape = self._values.shape(value)
+        if shape is not None:
+            self._tensors[self.name(value).name] = TensorMeta(shape, dtype_name(self._values.kind(value)))
+
+    def _has(self, value: str) -> bool:
+        return value in self._makers or value in self._values.arrays or self.shape(value) is not None
+
+    def _convert(self, operator: Operator) -> None:
+        try:
+            rule = RULES.get(operator.op) if operator.domain in ("", "ai.onnx") else None
+            if rule is None:
+                remedy = NOT_TAKEN.get(operator.op, "compute it by layers that docs/import.md lists")
+                raise Refused("there is nothing like it in the language yet", remedy)
+            rule(operator)
+        except Refused as error:
+            self._emit(operator, "onnx", {}, operator.outputs, (error.reason, error.remedy))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            reason = f"its attributes are damaged ({type(error).__name__})"
+            self._emit(operator, "onnx", {}, operator.outputs, (reason, "export the model again"))
+
+    # ---- what rules use ----
+
+    def array(self, value: str) -> Array | None:
+        return self._values.arrays.get(value)
+
+    def is_initializer(self, value: str) -> bool:
+        return value in self._given
+
+    def shape(self, value: str) -> tuple[int | Dynamic, ...] | None:
+        return self._values.shape(value)
+
+    def maker(self, value: str) -> Operator | None:
+        return self._makers.get(value)
+
+    def users(self, value: str) -> Sequence[Operator]:
+        return self._users.get(value, ())
+
+    def name(self, value: str) -> TensorName:
+        """What the program calls a value: printable, and nobody else's."""
+        if value not in self._names:
+            wanted = printable(value) or "unnamed"
+            self._names[value] = next(n for n in _numbered(wanted) if n not in self._taken)
+            self._taken.add(self._names[value])
+        return TensorName(self._names[value])
+
+    def inner(self, user: Operator, shape: tuple[int, ...]) -> str:
+        value = f"{user.outputs[0]} before {len(self._names)}"
+        self._tensors[self.name(value).name] = TensorMeta(shape, "float32")
+        return value
+
+    def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName:
+        """Held numbers as an operand. `role`: which of a layer's states they are, empty where they are a tensor."""
+        called = f"{value} transposed" if order else value
+        name = self.name(called)
+        if name.name in self._held:
+            return name
+        array = self._values.arrays[value]
+        array = np.ascontiguousarray(np.transpose(array, order)) if order else array
+        kind = "buffer" if role in _STATISTICS or not (role or value in self._given) else "parameter"
+        dtype = dtype_name(self._values.kind(value))
+        if array.size == 1 and not role:
+            kind = "constant"
+        key = self._key(value, role, user)
+        meta = TensorMeta(array.shape, dtype, trained=kind == "parameter")
+        self._held[name.name] = Held(key, kind, meta, name.name)
+        self._arrays[name.name] = array
+        return name
+
+    def _key(self, value: str, role: str, user: Operator) -> str:
+        """As the file calls it; what an exporter made anew is called by its module, which torch does."""
+        own = printable(value)
+        modules = modules_of(user.name, user.metadata)
+        if role and modules and not own.endswith(f".{role}"):
+            path = f"{modules[-1].path}.{role}"
+            own = own if path in self._keys or path in self._given else path
+        key = next(n for n in _numbered(own) if n not in self._keys)
+        self._keys.add(key)
+        return key
+
+    def emit(self, user: Operator, target: str, arguments: Mapping[str, Argument], outputs: Sequence[str]) -> None:
+        self._emit(user, target, arguments, outputs)
+
+    def _emit(
+        self,
+        user: Operator,
+        target: str,
+        arguments: Mapping[str, Argument],
+        outputs: Sequence[str],
+        refusal: tuple[str, str] | None = None,
+    ) -> None:
+        names = tuple(self.name(value).name for value in outputs if value)
+        modules = modules_of(user.name, user.metadata)
+        self._nodes.append(Node(target, arguments, names, modules, None, user.name, printable(user.op, 40), refusal))
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """The name, and then with numbers behind it."""
+    yield name
+    yield from (f"{name}_{number}" for number in count(2))

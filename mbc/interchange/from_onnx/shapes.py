@@ -1,0 +1,179 @@
+"""Shapes, parts, concatenation, padding and resampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from mbc.interchange.aten.base import Refused
+from mbc.interchange.from_onnx import patterns
+from mbc.interchange.from_onnx.operator import Operator, Rule
+
+
+def _reshape(op: Operator) -> None:
+    op.result  # noqa: B018 - refused here, with the node's name, where it is not known
+    op.emit("aten.reshape.default", self=op.tensor())
+
+
+def _squeeze(op: Operator) -> None:
+    if not patterns.is_unbound(op):
+        _reshape(op)
+
+
+def _same(op: Operator) -> None:
+    op.emit("aten.alias.default", self=op.tensor())
+
+
+def _cast(op: Operator) -> None:
+    if op.integer("to", 1) != 1:
+        raise Refused("it makes another type of its tensor", "export it in float32: train { precision = bf16 } does so")
+    _same(op)
+
+
+def _transpose(op: Operator) -> None:
+    rank = len(op.sizes())
+    order = op.ints("perm") or tuple(reversed(range(rank)))
+    if sorted(order) != list(range(rank)):
+        raise Refused(f"it permutes {rank} dimensions by {list(order)[:8]}", "export the model again")
+    op.emit("aten.permute.default", self=op.tensor(), dims=order)
+
+
+def _concat(op: Operator) -> None:
+    op.emit("aten.cat.default", tensors=tuple(op.tensor(n) for n in range(len(op.inputs))), dim=op.integer("axis", 1))
+
+
+def _split(op: Operator) -> None:
+    axis = op.integer("axis", 0)
+    total = op.sizes()[axis]
+    sizes = op.ints("split", 1)
+    if sizes is None:
+        each = -(-total // len(op.outputs))
+        sizes = tuple(min(each, total - n * each) for n in range(len(op.outputs)))
+    if (parts := patterns.unbound(op)) is not None:
+        op.graph.emit(op, "aten.unbind.int", {"self": op.tensor(), "dim": axis}, parts)
+        return
+    op.emit("aten.split_with_sizes.default", self=op.tensor(), split_sizes=sizes, dim=axis)
+
+
+def _slice(op: Operator) -> None:
+    shape, x = list(op.sizes()), op.tensor()
+    starts, ends = op.ints("starts", 1) or (), op.ints("ends", 2) or ()
+    axes = op.ints("axes", 3) or tuple(range(len(starts)))
+    steps = op.ints("steps", 4) or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps) or not starts:
+        raise Refused("its starts, ends, axes and steps are not equally many", "export the model again")
+    last = len(starts) - 1
+    for number, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
+        if step < 1:
+            raise Refused("it goes backwards", "slice forwards")
+        given = {"self": x, "dim": axis % len(shape), "start": start, "end": end, "step": step}
+        if number == last:
+            op.emit("aten.slice.Tensor", **given)
+        else:
+            shape[axis] = len(range(*slice(start, end, step).indices(shape[axis])))
+            x = op.step("aten.slice.Tensor", tuple(shape), **given)
+
+
+def _gather(op: Operator) -> None:
+    index = op.constant(1, "index")
+    if index is None or index.ndim:
+        raise Refused("it takes more than one element along an axis", "use slices")
+    op.emit("aten.select.int", self=op.tensor(), dim=op.integer("axis", 0), index=int(index))
+
+
+def _expand(op: Operator) -> None:
+    op.result  # noqa: B018 - as above
+    op.emit("aten.expand.default", self=op.tensor())
+
+
+def _pad(op: Operator) -> None:
+    rank = len(op.sizes())
+    pads = op.ints("pads", 1) or ()
+    axes = op.ints("axes", 3)
+    if axes is not None:
+        every = [0] * (2 * rank)
+        for number, axis in enumerate(axes):
+            every[axis % rank], every[axis % rank + rank] = pads[number], pads[number + len(axes)]
+        pads = tuple(every)
+    if len(pads) != 2 * rank:
+        raise Refused(f"it has {len(pads)} pads for {rank} dimensions", "export the model again")
+    value = op.number(2) if op.input(2) else op.real("value", 0.0)
+    mode = {"edge": "replicate"}.get(found := op.text("mode", "constant"), found)
+    # torch: the last axis first, before and behind; leading axes that are not padded left out
+    ordered = [pads[axis + side * rank] for axis in reversed(range(rank)) for side in (0, 1)]
+    while len(ordered) > 4 and not any(ordered[-2:]):
+        ordered = ordered[:-2]
+    op.emit("aten.pad.default", input=op.tensor(), pad=tuple(ordered), mode=mode, value=value)
+
+
+def _resize(op: Operator) -> None:
+    before, after = op.sizes(), op.result
+    if len(before) != 4 or before[:2] != after[:2]:
+        raise Refused(f"it makes {list(after)} of {list(before)}", "resize images, [N, C, H, W]")
+    mode = op.text("mode", "nearest")
+    where = op.text("coordinate_transformation_mode", "half_pixel")
+    if mode == "nearest":
+        whole = all(b % a == 0 for a, b in zip(before[2:], after[2:], strict=True))
+        rounding = op.text("nearest_mode", "round_prefer_floor")
+        # Of whole factors the middles of pixels are never on an edge, so that any rounding of them is the same.
+        same = (where == "asymmetric" and rounding == "floor") or (whole and where != "align_corners" and (
+            where != "asymmetric" and rounding in ("round_prefer_floor", "round_prefer_ceil")
+        ))  # fmt: skip
+        if op.op == "Resize" and not same:
+            raise Refused(f"its pixels are found by {where} and {rounding}", "use interpolate(mode='nearest')")
+        op.emit("aten.upsample_nearest2d.vec", input=op.tensor())
+        return
+    if mode != "linear":
+        raise Refused(f"its mode is {mode}", "use mode='bilinear'")
+    aligned = where == "align_corners" or op.op == "Upsample"
+    if not aligned and (where not in ("half_pixel", "pytorch_half_pixel") or min(after[2:]) < 2):
+        raise Refused(f"its pixels are found by {where}", "use interpolate(mode='bilinear', align_corners=False)")
+    if op.integer("antialias", 0):
+        raise Refused("it is smoothed", "use antialias=False")
+    op.emit("aten.upsample_bilinear2d.vec", input=op.tensor(), align_corners=aligned)
+
+
+def _depth_to_space(op: Operator) -> None:
+    if op.text("mode", "DCR") != "CRD":
+        raise Refused("its channels are ordered block first (DCR)", "use nn.PixelShuffle, whose are CRD")
+    op.emit("aten.pixel_shuffle.default", self=op.tensor(), upscale_factor=op.integer("blocksize", 1))
+
+
+def _flatten(op: Operator) -> None:
+    shape = op.sizes()
+    axis = op.integer("axis", 1)
+    if math.prod(shape[:axis]) != shape[0]:
+        raise Refused("it makes rows of more than dimension 0", "keep the samples of a mini-batch apart")
+    _reshape(op)
+
+
+RULES: Mapping[str, Rule] = {
+    "Reshape": _reshape,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _reshape,
+    "Flatten": _flatten,
+    "Identity": _same,
+    "Cast": _cast,
+    "CastLike": _same,
+    "Transpose": _transpose,
+    "Concat": _concat,
+    "Split": _split,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Expand": _expand,
+    "Pad": _pad,
+    "Resize": _resize,
+    "Upsample": _resize,
+    "DepthToSpace": _depth_to_space,
+}
+NOT_TAKEN: Mapping[str, str] = {
+    "SpaceToDepth": "use nn.PixelUnshuffle, spelt by reshape and permute",
+    "If": "take the branch that trains before it is exported",
+    "Loop": "write the turns out before it is exported",
+    "Scan": "write the turns out before it is exported",
+    "Where": "compute both without a condition, such as by nn.ReLU",
+    "GridSample": "use nn.Upsample",
+    "NonMaxSuppression": "end the network before it: what follows is not trained",
+    "RoiAlign": "end the network before it",
+    "Tile": "join by torch.cat; + - * / repeat by themselves",
+}

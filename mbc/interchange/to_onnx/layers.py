@@ -1,0 +1,195 @@
+"""Convolutions, matrix products, normalisation, pooling and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mbc.interchange.to_onnx.nodes import NotExported, Operator, Rule
+from mbc.ops.window import spans
+
+_BIASED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # inputs without their bias
+
+
+def _pads(pad: tuple[int, int, int, int]) -> list[int]:
+    top, bottom, left, right = pad
+    return [top, left, bottom, right]
+
+
+def _window(op: Operator) -> dict[str, Any]:
+    return {"kernel_shape": list(op.a.kernel), "strides": list(op.a.stride), "pads": _pads(op.a.pad)}
+
+
+def _conv(op: Operator) -> None:
+    op.last("Conv", *op.inputs, **_window(op), dilations=list(op.a.dilation), group=op.a.groups)
+
+
+def _conv_transpose(op: Operator) -> None:
+    top, bottom, left, right = op.a.pad
+    less = (top + bottom, left + right)
+    reach = spans(op.a.kernel, op.a.dilation)
+    sizes = zip(op.a.size, op.shape()[2:], op.a.stride, reach, less, strict=True)
+    more = [size - ((given - 1) * stride + span - pad) for size, given, stride, span, pad in sizes]
+    op.last(
+        "ConvTranspose", *op.inputs, **_window(op), dilations=list(op.a.dilation), group=op.a.groups,
+        output_padding=more,
+    )  # fmt: skip
+
+
+def _linear(op: Operator) -> None:
+    x = op.inputs[0] if len(op.shape()) == 2 else op.step("Flatten", op.inputs[0], axis=1)
+    op.last("Gemm", x, op.inputs[1], transB=1)
+
+
+def _bias(op: Operator) -> None:
+    x, bias = op.inputs
+    node = op.nodes.maker(x)
+    if node is not None and len(node.input) == _BIASED.get(node.op_type):
+        op.nodes.widen(x, bias, op.outputs[0])
+        return
+    rank = len(op.shape())
+    shaped = op.state(bias, (*op.shape(1), *(1,) * (rank - 2)))
+    op.last("Add", x, shaped)
+
+
+def _matmul(op: Operator) -> None:
+    operands: list[str] = []
+    for position, transposed in enumerate((op.a.transpose_a, op.a.transpose_b)):
+        rank = len(op.shape(position))
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        value = op.inputs[position]
+        operands.append(op.step("Transpose", value, perm=order) if transposed else value)
+    op.last("MatMul", *operands)
+
+
+def _batch_norm(op: Operator) -> None:
+    x, mean, variance, *affine = op.inputs
+    channels = op.shape()[1]
+    if not affine:
+        affine = [op.floats(np.ones(channels)), op.floats(np.zeros(channels))]
+    kept = 1.0 - op.nodes.momenta.get(mean, 0.1)
+    op.last("BatchNormalization", x, *affine, mean, variance, epsilon=op.a.eps, momentum=kept)
+
+
+def _group_norm(op: Operator) -> None:
+    if op.a.groups == op.shape()[1]:
+        op.last("InstanceNormalization", *op.inputs, epsilon=op.a.eps)
+    else:
+        op.last("GroupNormalization", *op.inputs, num_groups=op.a.groups, epsilon=op.a.eps)
+
+
+def _layer_norm(op: Operator) -> None:
+    """Over the channels, which ONNX has last."""
+    x, *affine = op.inputs
+    rank = len(op.shape())
+    if rank == 2:
+        op.last("LayerNormalization", x, *affine, axis=-1, epsilon=op.a.eps)
+        return
+    outer = op.step("Transpose", x, perm=[0, *range(2, rank), 1])
+    normalised = op.step("LayerNormalization", outer, *affine, axis=-1, epsilon=op.a.eps)
+    op.last("Transpose", normalised, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def _lrn(op: Operator) -> None:
+    if op.a.size % 2 == 0:
+        raise NotExported(f"its window has {op.a.size} channels, and ONNX's lies otherwise", "use an odd size")
+    op.last("LRN", op.inputs[0], size=op.a.size, alpha=op.a.alpha, beta=op.a.beta, bias=op.a.k)
+
+
+def _pool(kind: str, op: Operator) -> None:
+    if op.a.kernel == op.a.size == op.shape()[2:] and not any(op.a.pad):
+        op.last(f"Global{kind}Pool", op.inputs[0])
+        return
+    more = {"count_include_pad": int(op.a.count_pad)} if kind == "Average" else {}
+    op.last(f"{kind}Pool", op.inputs[0], **_window(op), ceil_mode=int(op.a.ceil), **more)
+
+
+def _adaptive_average(op: Operator) -> None:
+    """Means over windows of unlike sizes, as products with a matrix on either side."""
+    height, width = (_shares(size, made) for size, made in zip(op.a.size, op.a.output_size, strict=True))
+    rows = op.step("MatMul", op.floats(height), op.inputs[0])
+    op.last("MatMul", rows, op.floats(width.T.copy()))
+
+
+def _shares(size: int, made: int) -> np.ndarray[Any, Any]:
+    """[made, size]: what each pixel counts for each window."""
+    shares = np.zeros((made, size), np.float32)
+    for window in range(made):
+        begin, end = window * size // made, -(-(window + 1) * size // made)
+        shares[window, begin:end] = 1.0 / (end - begin)
+    return shares
+
+
+def _adaptive_maximum(op: Operator) -> None:
+    raise NotExported("its windows are of unlike sizes, which ONNX does not have", "use maxpool")
+
+
+def _plain(kind: str, op: Operator) -> None:
+    op.last(kind, *op.inputs)
+
+
+def _silu(op: Operator) -> None:
+    op.last("Mul", op.inputs[0], op.step("Sigmoid", op.inputs[0]))
+
+
+def _leaky_relu(op: Operator) -> None:
+    op.last("LeakyRelu", *op.inputs, alpha=op.a.slope)
+
+
+def _elu(op: Operator) -> None:
+    op.last("Elu", *op.inputs, alpha=op.a.alpha)
+
+
+def _relu6(op: Operator) -> None:
+    op.last("Clip", op.inputs[0], op.floats(0.0), op.floats(6.0))
+
+
+def _hard_sigmoid(op: Operator) -> None:
+    op.last("HardSigmoid", *op.inputs, alpha=1 / 6, beta=0.5)
+
+
+def _gelu_tanh(op: Operator) -> None:
+    op.last("Gelu", *op.inputs, approximate="tanh")
+
+
+def _softmax(op: Operator) -> None:
+    op.last("Softmax", *op.inputs, axis=op.a.axis)
+
+
+def _power(op: Operator) -> None:
+    op.last("Pow", op.inputs[0], op.floats(op.a.exponent))
+
+
+_SAME = {
+    "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "Gelu", "hardswish": "HardSwish", "mish": "Mish",
+    "softplus": "Softplus", "sqrt": "Sqrt", "abs": "Abs", "exp": "Exp", "log": "Log", "add": "Add", "mul": "Mul",
+}  # fmt: skip
+_PLAIN: Mapping[str, Rule] = {kind: partial(_plain, name) for kind, name in _SAME.items()}
+
+RULES: dict[str, Rule] = {
+    **_PLAIN,
+    "convolution": _conv,
+    "convolution_backward_data": _conv_transpose,
+    "linear": _linear,
+    "bias_add": _bias,
+    "matmul": _matmul,
+    "batch_normalize": _batch_norm,
+    "group_norm": _group_norm,
+    "layer_norm": _layer_norm,
+    "lrn": _lrn,
+    "max_pool": partial(_pool, "Max"),
+    "avg_pool": partial(_pool, "Average"),
+    "adaptive_avg_pool": _adaptive_average,
+    "adaptive_max_pool": _adaptive_maximum,
+    "silu": _silu,
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "relu6": _relu6,
+    "hardsigmoid": _hard_sigmoid,
+    "gelu_tanh": _gelu_tanh,
+    "softmax": _softmax,
+    "pow": _power,
+}

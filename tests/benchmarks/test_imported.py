@@ -1,0 +1,49 @@
+"""Gradients of an imported network beside torch's: right ones keep the rule, wrong ones do not, dropout is left out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+torch = pytest.importorskip("torch", reason="the reference is PyTorch, which is not installed")
+
+import imported_gradients as gradients  # noqa: E402
+
+from mbc.interchange.importing import ImportedModel, import_model  # noqa: E402
+from tests.interchange.models import Model, exported, nn  # noqa: E402
+
+
+def _model() -> Model:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Hardsigmoid(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+def _imported(model: Model, path: Path) -> ImportedModel:
+    return import_model(exported(path, model, torch.randn(2, 3, 6, 6)), "net")
+
+
+def test_gradients_keep_the_rule_with_as_many_rows_as_norms_need(tmp_path: Path) -> None:
+    model = _model()
+    assert gradients.drop_nothing(model) and not gradients.drop_nothing(model)
+    made = _imported(model, tmp_path)
+    assert "dropout" not in made.source
+    row = {**gradients.single(model, made), **gradients.exact(model, made)}
+    assert gradients.keeps_single(row) and gradients.keeps_exact(row)
+    assert row["rows"] == 2, "16 pixels of two rows are enough"
+    assert 0 < row["gradient_error"] < 1e-5 and len(row["gradient_errors"]) == gradients.DRAWS
+
+
+def test_a_network_that_computes_something_else_breaks_the_rule(tmp_path: Path) -> None:
+    model = _model()
+    gradients.drop_nothing(model)
+    made = _imported(model, tmp_path)
+    model[2] = nn.Mish()
+    row = {**gradients.single(model, made), **gradients.exact(model, made)}
+    assert not gradients.keeps_single(row) and not gradients.keeps_exact(row)

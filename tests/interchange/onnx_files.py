@@ -1,0 +1,75 @@
+"""ONNX files made by hand or by torch, and what a network that was imported from one computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.interchange.importing import ImportedModel, import_model
+from tests.interchange.models import Model, Tensor, forward, stirred, torch
+
+onnx: Any = pytest.importorskip("onnx", reason="files of ONNX need the package onnx, an extra")
+reference: Any = pytest.importorskip("onnx.reference")
+helper, numbers = onnx.helper, onnx.numpy_helper
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def node(kind: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> Any:
+    return helper.make_node(kind, list(inputs), list(outputs), name=attributes.pop("name", f"the_{kind}"), **attributes)
+
+
+def model(
+    nodes: Sequence[Any],
+    held: Mapping[str, Any] | None = None,
+    shape: Sequence[int | str] = (2, 3, 8, 8),
+    output: str = "y",
+    opset: int = 20,
+    kind: int = FLOAT,
+) -> Any:
+    """A graph from `x` to `y`."""
+    arrays = [numbers.from_array(np.asarray(a), name) for name, a in (held or {}).items()]
+    inputs = [helper.make_tensor_value_info("x", kind, list(shape))]
+    outputs = [helper.make_tensor_value_info(output, FLOAT, None)]
+    graph = helper.make_graph(list(nodes), "net", inputs, outputs, arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def written(path: Path, made: Any) -> Path:
+    file = path / "model.onnx"
+    file.write_bytes(made if isinstance(made, bytes) else made.SerializeToString())
+    return file
+
+
+def exported(path: Path, network: Model, *inputs: Tensor, train: bool = True, **options: Any) -> Path:
+    """What torch writes without ONNX Script, in training mode: nothing is folded."""
+    file = path / "model.onnx"
+    mode = torch.onnx.TrainingMode.TRAINING if train else torch.onnx.TrainingMode.EVAL
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network.train(train), inputs, file, dynamo=False, training=mode, do_constant_folding=not train, **options
+        )
+    return file
+
+
+def compared(path: Path, network: Model, *inputs: Tensor, **options: Any) -> ImportedModel:
+    """Export by torch, import, and assert that evaluation is the same within 1e-5."""
+    network = stirred(network)
+    imported = import_model(exported(path, network, *inputs, **options), "net", "mse")
+    with torch.no_grad():
+        wanted = network.eval()(*inputs).numpy()
+    (found,) = forward(imported, *inputs)
+    assert found.shape == wanted.shape
+    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    return imported
+
+
+def evaluated(made: Any, *inputs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """What ONNX's own evaluator says of a model."""
+    run = reference.ReferenceEvaluator(made)
+    return run.run(None, dict(zip([i.name for i in made.graph.input], inputs, strict=True)))
