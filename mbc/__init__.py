@@ -38,6 +38,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `equivalence`: whether divided and fused steps compute what they must
 * `bench`: training steps of mbc, PyTorch and JAX in one run
 * `report`: what commands print, as text and JSON
+* `editor`: what an editor shows of a source, and the language server
 * `cli`: the command `mbc`
 """
 

@@ -20,6 +20,7 @@ SUITES = {
     "benchmarks": "scripts of benchmarks: pictures, staleness, campaigns at small sizes",
     "cli": "every command, from arguments to output and exit code",
     "codegen": "generated sources, packages, the build with the real headers",
+    "editor": "mistakes, shapes, completions and definitions of sources; the language server, driven as by an editor",
     "equivalence": "each launch and a whole step against float64, within the rounding model",
     "examples": "examples compile, and their plans stay the same, byte by byte",
     "frontend": "parser, messages word for word, the language page, fuzzed sources",

@@ -70,6 +70,7 @@ ORDER = (
     "mbc.equivalence",  # steps compared
     "mbc.bench",  # steps raced
     "mbc.report",  # what is printed of all that
+    "mbc.editor",  # what an editor shows of a source
     "mbc.cli",
 )
 
@@ -78,6 +79,11 @@ ORDER = (
 LAZY = {
     ("mbc", "mbc.pytorch.trainer"): "needs PyTorch",
     ("mbc.codegen.view", "mbc.kernels"): "only without providers of the caller's: a package is built by any",
+    ("mbc.editor.line_times", "mbc.compiler"): "only in the process that plans",
+    ("mbc.editor.line_times", "mbc.errors"): "only in the process that plans",
+    ("mbc.editor.line_times", "mbc.options"): "only in the process that plans",
+    ("mbc.editor.line_times", "mbc.plan.model"): "only in the process that plans",
+    ("mbc.editor.line_times", "mbc.source"): "only in the process that plans",
     ("mbc.equivalence.launches", "mbc.equivalence.in_torch"): "needs PyTorch",
     ("mbc.fit", "mbc.report.html.small"): "only in a notebook",
     ("mbc.measure.kernel_library", "mbc.kernels"): "only without providers of the caller's",

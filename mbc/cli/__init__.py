@@ -23,11 +23,14 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `tune_command`: `mbc tune`
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
+* `fmt_command`: `mbc fmt`
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
 * `profile_machine`: what `mbc profile --gpu all` measures around the GPUs
 * `gpus_command`: `mbc gpus`
 * `doctor_command`: `mbc doctor`
+* `completions_command`: `mbc completions`
+* `lsp_command`: `mbc lsp`
 * `__main__`: `python -m mbc.cli`
 """
 

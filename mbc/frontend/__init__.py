@@ -19,6 +19,7 @@
 * `sections`: `train { ... }` and `memory { ... }`
 * `groups`: entries that name parameters by patterns
 * `unknown`: errors of names that are not known
+* `format`: a source in its one layout
 * `near`: the known name that was probably meant
 * `pytorch`: PyTorch's names, and what mbc has in their place
 """

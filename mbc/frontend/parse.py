@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -29,6 +30,21 @@ def parse(source: Source) -> ast.Program:
     MBC004) with the place of the mistake."""
     places = Places(source)
     return TreeReader(places).program(_tree(source, places, "program"))
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A source as Lark reads it: what a layout is made from."""
+
+    source: Source
+    tree: Branch
+    tokens: tuple[Token, ...]
+
+
+def parse_tokens(source: Source) -> Parsed:
+    """The tokens of a whole source and Lark's tree over them. Raises MbcError (MBC001 to MBC003)."""
+    tree = _tree(source, Places(source), "program")
+    return Parsed(source, tree, tuple(_tokens(_lark(), source.text)))
 
 
 def parse_setting(source: Source) -> ast.Expression:
@@ -92,8 +108,11 @@ def _tree(source: Source, places: Places, start: str) -> Branch:
 
 def _tokens_before(lark: Lark, text: str, last: Token) -> list[Token]:
     """The tokens in front of `last`."""
-    end = len(text) if last.type == "$END" else last.start_pos or 0
-    return list(cast(Iterator[Token], cast(Any, lark).lex(text[:end])))
+    return _tokens(lark, text if last.type == "$END" else text[: last.start_pos or 0])
+
+
+def _tokens(lark: Lark, text: str) -> list[Token]:
+    return list(cast(Iterator[Token], cast(Any, lark).lex(text)))
 
 
 def _check_depth(tree: Branch, places: Places) -> None:

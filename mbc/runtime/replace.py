@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 
-def replace_file(path: Path, parts: Iterable[Any]) -> None:
-    """Write `parts` (bytes, or what shows its bytes) to `path`. OSError where that fails; then nothing has changed."""
+def replace_file(path: Path, parts: Iterable[Any], mode: int = 0o644) -> None:
+    """Write `parts` (bytes, or what shows its bytes) to `path`, with permissions `mode`. OSError where that fails; then
+    nothing has changed."""
     remove_leftovers(path)
     check_replaceable(path)
     file, name = _part(path)
@@ -27,7 +28,7 @@ def replace_file(path: Path, parts: Iterable[Any]) -> None:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-            name.chmod(0o644)
+            name.chmod(mode)
             name.replace(path)  # still locked: until it has its name nobody may take it for left behind
     except BaseException:  # Ctrl-C too
         name.unlink(missing_ok=True)

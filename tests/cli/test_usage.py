@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from mbc import __version__
 from mbc.cli import main
 
 COMMANDS = ("compile", "show", "report", "trace", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
+COMMANDS += ("fmt", "completions", "lsp")
 
 
 def _exit(*arguments):
@@ -22,7 +24,7 @@ def _exit(*arguments):
 def test_help_lists_every_command(capsys):
     assert _exit("--help") == 0
     text = capsys.readouterr().out
-    assert all(f"    {command} " in text for command in COMMANDS)
+    assert all(re.search(rf"^    {command}\b", text, re.MULTILINE) for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

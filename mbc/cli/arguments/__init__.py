@@ -1,6 +1,8 @@
 """Every command's arguments, help and examples. What a command does is imported when it runs: help is instant.
 
 * `groups`: arguments that several commands share, and the options that they make
+* `described`: what a parser takes, as plain data
+* `editing`: commands for whoever writes sources
 * `interchange`: commands that read and write other frameworks' files
 * `machine`: commands about GPUs and profiles
 * `planning`: commands that make plans and look at them
@@ -17,6 +19,7 @@ import argparse
 from collections.abc import Sequence
 
 from mbc import __version__
+from mbc.cli.arguments.editing import add_completions, add_fmt, add_lsp
 from mbc.cli.arguments.groups import Raw
 from mbc.cli.arguments.interchange import add_export, add_import
 from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
@@ -48,11 +51,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
     words = list(argv) or ["--help"]
     if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*PROFILE_VERBS, "-h", "--help"):
-        words.insert(1, "run")  # `mbc profile NET` is what people want most often
+        words.insert(1, PROFILE_VERBS[0])  # `mbc profile NET` is what people want most often
     return parser().parse_args(words)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of the whole command line; a parsed result has `run`, which takes it and returns the exit code."""
     top = Parser(prog="mbc", description=_DESCRIPTION, formatter_class=Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
@@ -70,10 +73,13 @@ def parser() -> argparse.ArgumentParser:
         add_tune,
         add_import,
         add_export,
+        add_fmt,
         add_bench,
         add_profile,
         add_gpus,
         add_doctor,
+        add_completions,
+        add_lsp,
     ):
         add(commands)
     return top

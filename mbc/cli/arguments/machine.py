@@ -24,6 +24,7 @@ def add_profile(commands: Commands) -> None:
         "Interrupted, the same command goes on where it stopped. `mbc profile NET` is short for `mbc profile run NET`.",
     )  # fmt: skip
     verbs = made.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="verb")
+    made.set_defaults(implied=PROFILE_VERBS[0])
     _profile_run(verbs)
     made = _profile_verb(
         verbs, "list", "Say what profiles know.", "  mbc profile list\n  mbc profile list here.sqlite --json"

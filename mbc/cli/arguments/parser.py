@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
+from mbc.cli.arguments.described import Described, Option
+from mbc.cli.arguments.types import SomeOf
 from mbc.frontend.near import nearest
 from mbc.source import visible
 
@@ -25,6 +27,29 @@ class Parser(argparse.ArgumentParser):
         if extras:  # told here, where it is known which command they are given to
             self.error(self._surplus(extras[0]))
         return found, extras
+
+    def described(self, path: tuple[str, ...] = ()) -> Described:
+        """What this parser takes; `path`: the words that lead to it, without the program's name."""
+        options: list[Option] = []
+        words: list[str] = []
+        commands: list[Described] = []
+        for action in self._actions:
+            choices = cast(object, action.choices)
+            if isinstance(choices, Mapping):
+                parsers = cast(Mapping[str, Parser], choices)
+                commands += [parser.described((*path, name)) for name, parser in parsers.items()]
+            elif action.option_strings:
+                options.append(self._option(action))
+            else:
+                words += _words(action)
+        implied = str(self.get_default("implied") or "")
+        return Described(path, self.description or "", tuple(options), tuple(words), tuple(commands), implied)
+
+    def _option(self, action: argparse.Action) -> Option:
+        text = (action.help or "") % {**vars(action), "prog": self.prog}
+        takes = None if action.nargs == 0 else str(action.metavar or action.dest)
+        several = isinstance(action.type, SomeOf)
+        return Option(tuple(action.option_strings), text, takes, _words(action), several)
 
     def _surplus(self, word: str) -> str:
         if not word.startswith("-"):
@@ -64,3 +89,9 @@ def _meant(word: str, known: Iterable[str], what: str = "") -> str:
     if near is not None:
         return f"\ndid you mean {near}?"
     return f"\nthe {what}s are {', '.join(names)}" if what == "command" else ""
+
+
+def _words(action: argparse.Action) -> tuple[str, ...]:
+    """What the value, or each item of it, may be; () for whatever."""
+    known = action.type.known if isinstance(action.type, SomeOf) else action.choices or ()
+    return tuple(map(str, known))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from mbc import aliases
 from mbc.ir.types import Precision
 from mbc.options import MODES, PEERS, TECHNIQUES, RankGpu
 from mbc.units import parse_duration, parse_size
-
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -125,21 +123,23 @@ def blocks(text: str) -> int:
     return number
 
 
-def some_of(known: Sequence[str], renamed: Mapping[str, str] = _NONE) -> Callable[[str], tuple[str, ...]]:
+@dataclass(frozen=True, slots=True, eq=False)  # argparse looks types up
+class SomeOf:
     """The type of a list of known words, each once and in the order given. `renamed`: new words by old ones, to say."""
 
-    def words(text: str) -> tuple[str, ...]:
+    known: tuple[str, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __call__(self, text: str) -> tuple[str, ...]:
         asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        wrong = [part for part in asked if part not in known]
+        wrong = [part for part in asked if part not in self.known]
         if wrong:
-            now = f", it is {renamed[wrong[0]]} now" if wrong[0] in renamed else ""
-            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(known)}{now}")
+            now = f", it is {self.renamed[wrong[0]]} now" if wrong[0] in self.renamed else ""
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(self.known)}{now}")
         return asked
 
-    return words
 
-
-peers = some_of(PEERS)
-modes = some_of(MODES)
-techniques = some_of(TECHNIQUES, aliases.TECHNIQUES)
-precisions = some_of([precision for precision in Precision if precision is not Precision.FP64])  # measured on a GPU
+peers = SomeOf(PEERS)
+modes = SomeOf(MODES)
+techniques = SomeOf(TECHNIQUES, aliases.TECHNIQUES)
+precisions = SomeOf(tuple(p for p in Precision if p is not Precision.FP64))  # measured on a GPU

@@ -1,0 +1,180 @@
+"""The language server: what an editor asks by the Language Server Protocol, over stdin and stdout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import cast
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+from pygls.workspace import ServerTextPosition, ServerTextRange, TextDocument
+
+from mbc import __version__
+from mbc.editor.analysis import Analysis, analyse
+from mbc.editor.complete import Offer, complete
+from mbc.editor.hover import line_text, word_text
+from mbc.editor.line_times import LineTimes, Planner
+from mbc.editor.scan import definition, scan
+from mbc.errors import MbcError
+from mbc.frontend.format import format_source
+from mbc.source import Source, visible
+
+KINDS = {
+    "operation": types.CompletionItemKind.Function,
+    "block": types.CompletionItemKind.Class,
+    "function": types.CompletionItemKind.Function,
+    "setting": types.CompletionItemKind.Property,
+    "entry": types.CompletionItemKind.Property,
+    "word": types.CompletionItemKind.Keyword,
+    "value": types.CompletionItemKind.EnumMember,
+}  # all others are variables
+TRIGGERS = [">", "(", ",", "=", ":", ".", "{"]
+
+
+class Server(LanguageServer):
+    """`gpu`: what times are predicted for, unless the editor's `initializationOptions` name another one."""
+
+    def __init__(self, gpu: str) -> None:
+        super().__init__("mbc", __version__)  # pyright: ignore[reportUnknownMemberType]
+        self.planner = Planner(gpu, self._planned)
+        self._lock = threading.Lock()  # one analysis at a time: most ask for the text that was just analysed
+
+    def document(self, asked: types.TextDocumentIdentifier) -> TextDocument:
+        return self.workspace.get_text_document(asked.uri)
+
+    def analysis(self, document: TextDocument) -> Analysis:
+        with self._lock:
+            return analyse(Source(document.filename or document.uri, document.source))
+
+    def check(self, document: TextDocument, version: int | None, plan: bool) -> None:
+        """Publish the mistakes of a version of a document, unless it has changed; `plan`: predict its times as well."""
+        if document.version != version:
+            return
+        analysis = self.analysis(document)
+        if document.version == version:
+            self._publish(document, analysis.errors)
+            if plan and analysis.networks:
+                self.planner.times(analysis.source.text)
+
+    def _publish(self, document: TextDocument, errors: tuple[MbcError, ...]) -> None:
+        found = [_diagnostic(document, error) for error in errors]
+        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(document.uri, found, document.version))
+
+    def _planned(self, text: str, times: LineTimes) -> None:
+        """A source without a plan, as one whose budget is too small, has a mistake that only planning finds."""
+        for document in list(self.workspace.text_documents.values()):
+            if times.code and document.source == text:
+                self._publish(document, (MbcError(times.code, times.error, times.remedy),))
+
+
+def _diagnostic(document: TextDocument, error: MbcError) -> types.Diagnostic:
+    message = f"{error.message}\nhelp: {error.remedy}" if error.remedy else error.message
+    place = range_of(document, error)
+    return types.Diagnostic(place, visible(message), types.DiagnosticSeverity.Error, error.code, source="mbc")
+
+
+def range_of(document: TextDocument, error: MbcError) -> types.Range:
+    """The place of a mistake; what only planning finds is shown at the budget, or at the start."""
+    if error.span is not None and error.span.source.text == document.source:
+        line, column = error.span.line - 1, error.span.column - 1
+        start, end = ServerTextPosition(line, column), ServerTextPosition(line, column + error.span.length)
+        return document.range_to_client_units(ServerTextRange(start, end))
+    start = next((d.start for d in scan(document.source).declarations if d.kind == "memory"), 0)
+    return _range(document, start, start + len("memory") * bool(start))
+
+
+def _range(document: TextDocument, start: int, end: int) -> types.Range:
+    before = [document.source[:offset] for offset in (start, end)]
+    places = [ServerTextPosition(text.count("\n"), len(text) - text.rfind("\n") - 1) for text in before]
+    return document.range_to_client_units(ServerTextRange(*places))
+
+
+def make_server(gpu: str) -> Server:
+    """A server with all that it answers; its `start_io` serves until the editor ends it."""
+    server = Server(gpu)
+    _add_checks(server)
+    _add_answers(server)
+    return server
+
+
+def _option(options: object, name: str) -> object:
+    """Of what a client sends, which is a mapping or an object made of one."""
+    if isinstance(options, Mapping):
+        return cast(Mapping[str, object], options).get(name)
+    return getattr(options, name, None)
+
+
+def _add_checks(server: Server) -> None:
+    """What happens when a document changes."""
+
+    @server.feature(types.INITIALIZE)
+    def initialize(params: types.InitializeParams) -> None:  # pyright: ignore[reportUnusedFunction]
+        server.planner.gpu = str(_option(params.initialization_options, "gpu") or server.planner.gpu)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    @server.thread()
+    def opened(params: types.DidOpenTextDocumentParams) -> None:  # pyright: ignore[reportUnusedFunction]
+        document = server.workspace.get_text_document(params.text_document.uri)
+        server.check(document, document.version, plan=True)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    @server.thread()
+    def changed(params: types.DidChangeTextDocumentParams) -> None:  # pyright: ignore[reportUnusedFunction]
+        server.check(server.workspace.get_text_document(params.text_document.uri), params.text_document.version, False)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+    @server.thread()
+    def saved(params: types.DidSaveTextDocumentParams) -> None:  # pyright: ignore[reportUnusedFunction]
+        document = server.document(params.text_document)
+        server.check(document, document.version, plan=True)
+
+
+def _add_answers(server: Server) -> None:
+    """What an editor asks."""
+
+    @server.feature(types.TEXT_DOCUMENT_HOVER)
+    @server.thread()
+    def hover(params: types.HoverParams) -> types.Hover | None:  # pyright: ignore[reportUnusedFunction]
+        document = server.document(params.text_document)
+        analysis = server.analysis(document)
+        text = analysis.source.text
+        times = server.planner.times(text) if analysis.networks else None
+        parts = [word_text(text, document.offset_at_position(params.position))]
+        parts.append(line_text(analysis.networks, params.position.line + 1, times))
+        shown = "\n\n---\n\n".join(part for part in parts if part)
+        return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, shown)) if shown else None
+
+    @server.feature(types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=TRIGGERS))
+    @server.thread()
+    def completion(params: types.CompletionParams) -> list[types.CompletionItem]:  # pyright: ignore[reportUnusedFunction]
+        document = server.document(params.text_document)
+        return [_item(offer) for offer in complete(document.source, document.offset_at_position(params.position))]
+
+    @server.feature(types.TEXT_DOCUMENT_DEFINITION)
+    @server.thread()
+    def define(params: types.DefinitionParams) -> types.Location | None:  # pyright: ignore[reportUnusedFunction]
+        document = server.document(params.text_document)
+        word = definition(document.source, document.offset_at_position(params.position))
+        return None if word is None else types.Location(document.uri, _range(document, word.start, word.end))
+
+    @server.feature(types.TEXT_DOCUMENT_FORMATTING)
+    @server.thread()
+    def layout(params: types.DocumentFormattingParams) -> list[types.TextEdit]:  # pyright: ignore[reportUnusedFunction]
+        document = server.document(params.text_document)
+        text = document.source
+        try:
+            made = format_source(Source(document.filename or document.uri, text))
+        except MbcError:
+            return []  # it is published as a mistake already
+        whole = types.Range(types.Position(0, 0), types.Position(len(document.lines) + 1, 0))
+        return [] if made == text.replace("\r\n", "\n") else [types.TextEdit(whole, made)]
+
+
+def _item(offer: Offer) -> types.CompletionItem:
+    return types.CompletionItem(
+        offer.label,
+        kind=KINDS.get(offer.kind, types.CompletionItemKind.Variable),
+        detail=offer.detail or offer.kind,
+        documentation=offer.help or None,
+    )

@@ -1,0 +1,133 @@
+"""`mbc lsp`, driven as an editor drives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pygls", reason="pygls is not installed (pip install 'mbc-compiler[lsp]')")
+
+from tests.editor.client import Client
+
+SOURCE = """\
+# ↦ 𝟙 beyond ASCII
+block unit(c) on x { return x |> conv(c, 3, pad=1) |> relu }
+network tiny(batch = 8, classes = 3) {
+  input image[batch, 1, 6, 6] : float
+  input target[batch] : class
+  x = image |> unit(4)
+  x = x |> unit(8)
+  logits = x |> global_avgpool |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { precision = bf16 }
+"""
+URI = "file:///nowhere/tiny.mbc"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    made = Client("--gpu", "t4")
+    asked = made.ask("initialize", {"processId": None, "rootUri": None, "capabilities": {},
+                                    "initializationOptions": {"gpu": "h200"}})  # fmt: skip
+    assert asked["capabilities"]["completionProvider"]["triggerCharacters"]
+    made.tell("initialized", {})
+    yield made
+    assert made.end() == (0, "")
+
+
+@pytest.fixture
+def opened(client) -> Iterator[Client]:
+    client.tell(
+        "textDocument/didOpen", {"textDocument": {"uri": URI, "languageId": "mbc", "version": 1, "text": SOURCE}}
+    )
+    assert client.told("textDocument/publishDiagnostics") == {"uri": URI, "version": 1, "diagnostics": []}
+    yield client
+    client.tell("textDocument/didClose", {"textDocument": {"uri": URI}})
+
+
+def _at(line: int, character: int) -> dict[str, Any]:
+    return {"textDocument": {"uri": URI}, "position": {"line": line, "character": character}}
+
+
+def _changed(client: Client, text: str, version: int = 2) -> list[Any]:
+    """The mistakes of a new text."""
+    document = {"uri": URI, "version": version}
+    client.tell("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
+    while (told := client.told("textDocument/publishDiagnostics"))["version"] != version:
+        pass
+    return told["diagnostics"]
+
+
+def test_mistakes_have_code_place_and_remedy(opened):
+    (found,) = _changed(opened, SOURCE.replace("linear(", "lineaer("))
+    assert found["code"] == "MBC006" and found["source"] == "mbc" and found["severity"] == 1
+    assert found["message"] == "there is no operation or block `lineaer`\nhelp: did you mean `linear`?"
+    assert found["range"] == {"start": {"line": 7, "character": 34}, "end": {"line": 7, "character": 41}}
+    assert _changed(opened, SOURCE, 3) == []
+
+
+def test_places_are_counted_as_the_protocol_does(opened):
+    (found,) = _changed(opened, "network a {\n  𝟙 = 1\n}\n")
+    assert found["range"] == {"start": {"line": 1, "character": 2}, "end": {"line": 1, "character": 4}}
+
+
+def test_a_budget_that_is_too_small_is_a_mistake_at_the_budget(opened):
+    text = SOURCE + "memory { device = 1 MB }\n"
+    document = {"uri": URI, "version": 2}
+    opened.tell("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
+    opened.tell("textDocument/didSave", {"textDocument": {"uri": URI}})
+    while not (told := opened.told("textDocument/publishDiagnostics"))["diagnostics"]:
+        pass
+    (found,) = told["diagnostics"]
+    assert found["range"]["start"] == {"line": 12, "character": 0}
+    assert found["code"] == "MBC203" and "cannot fit" in found["message"] and "\nhelp: " in found["message"]
+
+
+def test_a_hover_tells_shapes_bytes_and_time(opened):
+    deadline = time.monotonic() + 120
+    while "being predicted" in (text := opened.ask("textDocument/hover", _at(1, 34))["contents"]["value"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert "conv(channels, kernel, stride = 1" in text and "Convolution." in text
+    assert "| convolution | `bf16[8, 4, 6, 6]`, `bf16[8, 8, 6, 6]` | 6.75 KiB |" in text
+    assert "forward and backward, predicted for NVIDIA H200" in text
+    assert opened.ask("textDocument/hover", _at(10, 0)) is None
+
+
+def test_definitions(opened):
+    def defined(line: int, character: int) -> tuple[int, int]:
+        start = opened.ask("textDocument/definition", _at(line, character))["range"]["start"]
+        return start["line"], start["character"]
+
+    assert defined(5, 16) == (1, 6)  # unit
+    assert defined(6, 6) == (5, 2)  # x, as it was before
+    assert defined(7, 43) == (2, 24)  # classes
+    assert opened.ask("textDocument/definition", _at(0, 0)) is None
+
+
+def test_completion(opened):
+    text = SOURCE.replace("linear(classes) @head", "li")
+    _changed(opened, text)
+    found = {item["label"]: item for item in opened.ask("textDocument/completion", _at(7, 36))}
+    assert found["linear"]["detail"].startswith("linear(features") and found["unit"]["detail"] == "unit(c)"
+    assert "network" not in found
+
+
+def test_layout(opened):
+    options = {"textDocument": {"uri": URI}, "options": {"tabSize": 8, "insertSpaces": False}}
+    assert opened.ask("textDocument/formatting", options) == []
+    _changed(opened, SOURCE.replace("  x = ", "x="))
+    (edit,) = opened.ask("textDocument/formatting", options)
+    assert edit["newText"] == SOURCE and edit["range"]["start"] == {"line": 0, "character": 0}
+    _changed(opened, SOURCE.replace("}", ""), 3)
+    assert opened.ask("textDocument/formatting", options) == []
+
+
+def test_a_document_that_nobody_opened_is_an_error_and_not_the_end(opened):
+    opened.tell("textDocument/didSave", {"textDocument": {"uri": "file:///nowhere/else.mbc"}})
+    assert opened.ask("textDocument/formatting", {**_at(0, 0), "options": {"tabSize": 2, "insertSpaces": True}}) == []

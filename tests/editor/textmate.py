@@ -1,0 +1,82 @@
+"""The TextMate grammar of the language, from the Lark grammar and what the compiler knows by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from lark import Lark
+from lark.lexer import PatternStr
+
+from mbc.frontend.expand import INPUT_TYPES
+from mbc.frontend.functions import FUNCTIONS
+from mbc.frontend.sections import OPTIMIZERS
+from mbc.ir.types import Precision
+from mbc.ops import LAYERS
+from mbc.resources import folder
+
+CONSTANTS = ("true", "false")
+DECLARED = ("network", "block")  # a name follows
+
+
+def terminals() -> dict[str, str]:
+    """The terminals of the grammar by name: a regular expression each, or the word or sign itself, escaped."""
+    text = (folder("grammar") / "mbc.lark").read_text(encoding="utf-8")
+    lark = Lark(text, parser="lalr", start=["program", "setting"])
+    return {t.name: re.escape(t.pattern.value) if isinstance(t.pattern, PatternStr) else t.pattern.value
+            for t in lark.terminals}  # fmt: skip
+
+
+def keywords() -> list[str]:
+    """All words of the language."""
+    return sorted(pattern for pattern in terminals().values() if pattern.isalpha())
+
+
+def grammar() -> str:
+    """The file of docs/vscode."""
+    of = terminals()
+    words = sorted({word for layer in LAYERS.values() for p in layer.parameters for word in p.words})
+    signs = (of[name] for name in ("_PIPE", "COMPARE", "POWER", "TIMES", "SIGN"))
+    patterns: list[dict[str, Any]] = [
+        {"name": "comment.line.number-sign.mbc", "match": "#.*$"},
+        {"name": "string.quoted.double.mbc", "match": of["STRING"]},
+        {"name": "entity.name.label.mbc", "match": of["LABEL"]},
+        {"match": rf"\b({'|'.join(DECLARED)})\s+({of['NAME']})",
+         "captures": {"1": {"name": "keyword.declaration.mbc"}, "2": {"name": "entity.name.type.mbc"}}},
+        {"name": "constant.language.mbc", "match": _any(CONSTANTS)},
+        {"name": "keyword.control.mbc", "match": _any(word for word in keywords() if word not in CONSTANTS)},
+        {"name": "constant.numeric.size.mbc", "match": of["SIZE"]},
+        {"name": "constant.numeric.mbc", "match": of["NUMBER"]},
+        {"match": rf":\s*({'|'.join(sorted(INPUT_TYPES))})\b", "captures": {"1": {"name": "storage.type.mbc"}}},
+        {"name": "variable.parameter.mbc", "match": rf"{of['NAME']}(?==[^=])"},
+        {"name": "support.function.mbc", "match": _any(sorted({*LAYERS, *FUNCTIONS, *OPTIMIZERS}))},
+        {"name": "support.constant.mbc", "match": _any([*words, *Precision])},
+        {"name": "entity.name.function.mbc", "match": rf"{of['NAME']}(?=\()"},
+        {"name": "keyword.operator.mbc", "match": "|".join(f"(?:{sign})" for sign in signs) + "|="},
+    ]  # fmt: skip
+    document = {"name": "mbc", "scopeName": "source.mbc", "fileTypes": ["mbc"], "patterns": patterns}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _any(words: Iterable[str]) -> str:
+    return rf"\b({'|'.join(words)})\b"
+
+
+def scopes(document: Any, line: str) -> list[tuple[str, str]]:
+    """The texts of a line and their scopes, as TextMate finds them: the pattern that matches first counts, of several
+    at one place the one that is listed first. What no pattern matches is left out."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    patterns = [(rule, re.compile(rule["match"], re.ASCII)) for rule in document["patterns"]]
+    while True:
+        matches = [(match.start(), i, match) for i, (_, p) in enumerate(patterns) if (match := p.search(line, at))]
+        if not matches:
+            return found
+        _, i, match = min(matches, key=lambda one: one[:2])
+        rule = patterns[i][0]
+        if "name" in rule:
+            found.append((match[0], rule["name"]))
+        found += [(match[int(n)], group["name"]) for n, group in rule.get("captures", {}).items()]
+        at = max(match.end(), at + 1)

@@ -1,0 +1,233 @@
+"""`mbc fmt`: only indentation and blanks change, and what is laid out stays as it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mbc.errors import MbcError
+from mbc.frontend.format import format_source
+from mbc.frontend.lower import Lowered
+from mbc.frontend.parse import parse_tokens
+from mbc.ir.text import network_text
+from mbc.source import Source
+from tests.frontend.reading import ROOT, lower_text
+from tests.frontend.test_fuzz import QUIET, SOURCES, TOKENS
+from tests.frontend.test_page import EXAMPLES
+
+LAID_OUT = [*sorted((ROOT / "examples").rglob("*.mbc")), *sorted((ROOT / "tests" / "cases" / "ok").glob("*.mbc"))]
+CORPUS = sorted((ROOT / "tests" / "fuzz" / "corpus" / "sources").iterdir())
+BLANKS = st.sampled_from([" ", "  ", "\t", "   \t", "\f"])
+
+UNTIDY = """
+
+# top
+   # second
+
+
+network   x ( batch=2 ,   # rows
+ classes
+   = 3,
+   ) {   # open
+ # inner
+if a or
+b
+{
+ y=-x**2+- 3   # sign
+ z = x
+ |> conv( 3 ,pad = (1, 2),
+ bias=true)@stem
+   # between
+ |>relu
+
+
+ # closing
+ } else if b { q = f(
+ # in parentheses
+ a, b
+ # behind
+ ) } else
+ {
+ }
+ for j in range(3)@l { for k in t { x = x |> (relu if j==2 else silu)
+  # deep
+  y = 2 .shape
+ } }
+  if z { x = 3 }   w=x[ -1 ].shape [0] v = (1 ,)
+
+
+  # tail
+}
+train{optimizer=sgd(momentum=0.9,weight_decay=1e-4)   precision=bf16}memory { device=12 GB }
+# end
+
+"""
+TIDY = """\
+# top
+# second
+
+network x(batch = 2,  # rows
+          classes
+          = 3,
+         ) {  # open
+  # inner
+  if a or
+      b
+  {
+    y = -x ** 2 + -3  # sign
+    z = x
+        |> conv(3, pad=(1, 2),
+                bias=true) @stem
+        # between
+        |> relu
+
+    # closing
+  } else if b { q = f(
+    # in parentheses
+    a, b
+    # behind
+  ) } else
+  {
+  }
+  for j in range(3) @l { for k in t { x = x |> (relu if j == 2 else silu)
+    # deep
+    y = 2 .shape
+  } }
+  if z { x = 3 } w = x[-1].shape[0]  v = (1,)
+
+  # tail
+}
+train { optimizer = sgd(momentum=0.9, weight_decay=1e-4)  precision = bf16 } memory { device = 12 GB }
+# end
+"""
+
+
+def laid_out(text: str) -> str:
+    return format_source(Source("test.mbc", text))
+
+
+def words(text: str) -> list[tuple[str, str]]:
+    return [(token.type, token.value) for token in parse_tokens(Source("test.mbc", text)).tokens]
+
+
+def comments(text: str) -> list[str]:
+    """In strings there are none: `#` stands in none of the sources' strings."""
+    return [comment.rstrip() for comment in re.findall(r"#[^\r\n]*", text)]
+
+
+def in_lines(text: str) -> list[str]:
+    """Without blanks and blank lines."""
+    return [line for line in (re.sub(r"[\s\ufeff]", "", line) for line in text.splitlines()) if line]
+
+
+def meaning(lowered: Lowered) -> tuple[object, ...]:
+    """All that a source says, but for places in its text."""
+    rest = (getattr(lowered, field.name) for field in fields(lowered) if field.name != "network")
+    return (network_text(lowered.network), *rest)
+
+
+def judge(text: str) -> str:
+    """The layout of a text, which says the same with the same comments in the same lines, and stays as it is."""
+    made = laid_out(text)
+    assert laid_out(made) == made
+    assert words(made) == words(text)
+    assert comments(made) == comments(text)
+    assert in_lines(made) == in_lines(text)
+    assert "\n\n\n" not in made and not re.search(r"[ \t]$", made, re.MULTILINE)
+    return made
+
+
+def test_an_untidy_source():
+    assert judge(UNTIDY) == TIDY
+
+
+@pytest.mark.parametrize("path", LAID_OUT, ids=lambda path: path.stem)
+def test_examples_are_laid_out(path: Path):
+    text = path.read_text(encoding="utf-8")
+    assert judge(text) == text
+
+
+@pytest.mark.parametrize("path", LAID_OUT, ids=lambda path: path.stem)
+def test_a_network_stays_the_same(path: Path):
+    text = path.read_text(encoding="utf-8")
+    without = re.sub(r"^[ ]+", "", text, flags=re.MULTILINE)  # as somebody may have typed it
+    assert laid_out(without) == text
+    network = "second" if "network second" in text else None
+    same = [meaning(lower_text(one, network=network)) for one in (without, text)]
+    assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_page_of_the_language_is_laid_out(text: str):
+    assert judge(text) == text
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
+def test_hostile_sources(path: Path):
+    text = path.read_bytes().decode("utf-8", "replace")
+    try:
+        made = laid_out(text)
+    except MbcError as error:
+        assert error.code in ("MBC001", "MBC002", "MBC003", "MBC004")
+    else:
+        assert laid_out(made) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("", ""),
+        ("\n\n", ""),
+        ("# only", "# only\n"),
+        ("# a\n\n\n\n# b\n\n", "# a\n\n# b\n"),
+        ("\ufeffnetwork a{}", "network a { }\n"),
+        ("network a { }\r\n# x\r\n", "network a { }\n# x\n"),
+        ("network a { }# b", "network a { }  # b\n"),
+        ("block b on(x,y){return x}", "block b on (x, y) { return x }\n"),
+    ],
+)
+def test_small_sources(text: str, made: str):
+    assert laid_out(text) == made == laid_out(made)
+
+
+@settings(QUIET, max_examples=25)
+@given(st.data())
+def test_blanks_do_not_change_the_layout(data: st.DataObject):
+    source = data.draw(st.sampled_from([path.read_text(encoding="utf-8") for path in LAID_OUT]))
+    parts = re.split(r"(#[^\n]*|[ ]+)", source)
+    for _ in range(20):
+        at = data.draw(st.integers(0, len(parts) // 2 - 1)) * 2 + 1
+        if not parts[at].startswith("#"):
+            parts[at] = data.draw(BLANKS)
+    assert laid_out("".join(parts)) == source
+
+
+@settings(QUIET, max_examples=60)
+@given(st.data())
+def test_any_line_breaks_and_comments(data: st.DataObject):
+    """Breaks change what an `if` is, so not every text can be read; what can be stays what it is."""
+    source = data.draw(st.sampled_from(SOURCES))
+    parts = re.split(r"([ \n]+)", re.sub(r"#.*|\"[^\"]*\"", "", source))
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(parts) // 2)) * 2 + 1
+        if at < len(parts):
+            parts[at] = data.draw(st.sampled_from(["\n", "\n\n\n", " # note\n", "\n# one\n  #two\n\n", "\n\f\n "]))
+    try:
+        judge("".join(parts))
+    except MbcError as error:
+        assert error.code in ("MBC001", "MBC002", "MBC003", "MBC004")
+
+
+@QUIET
+@given(st.lists(st.sampled_from([*TOKENS, "\n", "# c\n"]), max_size=40))
+def test_any_words_of_the_language(parts: list[str]):
+    try:
+        made = laid_out(f"network a(batch = 2) {{ x = {' '.join(parts)} }}")
+    except MbcError:
+        return
+    assert laid_out(made) == made
