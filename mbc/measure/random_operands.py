@@ -73,7 +73,9 @@ def few(request: Request) -> Request:
     elif _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
-        weights = range(1, 2 * leading_products(request.attributes), 2)  # may have as many filters as there are rows
+        # May have as many filters as there are rows; of attention, and of its bias, tables and biases have none either.
+        weights = {*range(1, 2 * leading_products(request.attributes), 2), *kind.working_inputs}
+        weights |= {*(kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ())}
         rows = _few_rows(request)
         inputs = tuple(
             t.with_rows(rows) if i not in weights and has_rows(request, t) else t for i, t in enumerate(request.inputs)
