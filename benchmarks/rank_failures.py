@@ -140,7 +140,7 @@ def kill(training: Training, number: int) -> dict[str, Any]:
     trained = training.file(name).exists()
     whole = training.is_whole(name)
     return {
-        "moment_s": moment_s, "rank": rank, "seconds": seconds, "code": process.returncode, "checkpoint": trained,
+        "moment_s": moment_s, "rank": rank, "seconds": seconds, "exit_code": process.returncode, "checkpoint": trained,
         "whole": whole, "told": text.strip().splitlines()[-1][:200] if text.strip() else "",
     }  # fmt: skip
 
@@ -157,9 +157,9 @@ def killed(training: Training, count: int, together: int) -> dict[str, Any]:
         "slowest_s": max(times, default=None),
         "with_checkpoint": sum(t["checkpoint"] for t in trials),
         "whole": sum(t["whole"] for t in trials if t["checkpoint"]),
-        "failures_told": sum(t["code"] != 0 for t in trials),
+        "failures_told": sum(t["exit_code"] != 0 for t in trials),
         "goes_on": goes_on,
-        "passed": all(t["whole"] and t["code"] and (t["seconds"] or HANG_S) <= END_S for t in trials) and goes_on,
+        "passed": all(t["whole"] and t["exit_code"] and (t["seconds"] or HANG_S) <= END_S for t in trials) and goes_on,
         "each": trials,
     }
 
@@ -190,7 +190,7 @@ def late(training: Training, wait_s: float, epochs: int) -> dict[str, Any]:
     process.communicate(timeout=MOST_S)
     same = training.file("late").read_bytes() == training.file("on time").read_bytes()
     done = stopped and process.returncode == 0 and same
-    return {"stopped": stopped, "stopped_s": wait_s, "code": process.returncode, "same_bits": same, "passed": done}
+    return {"stopped": stopped, "stopped_s": wait_s, "exit_code": process.returncode, "same_bits": same, "passed": done}
 
 
 def out_of_memory(training: Training) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def out_of_memory(training: Training) -> dict[str, Any]:
         seconds, text = ended(process, [])
         lines = [line for line in text.splitlines() if "error" in line]
         return {
-            "seconds": time.monotonic() - began, "code": process.returncode, "told": lines[:2],
+            "seconds": time.monotonic() - began, "exit_code": process.returncode, "told": lines[:2],
             "passed": seconds is not None and process.returncode != 0 and "memory" in text,
         }  # fmt: skip
     finally:
