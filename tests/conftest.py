@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 pytest_plugins = ("tests.shares",)
+GPU = Path(__file__).parent / "gpu"
 
 # The same draws in every run, and none too slow on a busy machine: what fails does so for a change.
 # `pytest --hypothesis-profile=anew` draws anew each time.
@@ -25,12 +27,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-expected", action="store_true", help="write expected texts and digests anew")
 
 
+def _leaves_out(config: pytest.Config) -> bool:
+    return not (os.environ.get("MBC_ALL_TESTS") or config.getoption("--update-expected"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return "without the exhaustive tests, which make test-all runs" if _leaves_out(config) else "all tests"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skipped rather than deselected: the closing line counts them, with several workers, too."""
-    if not (os.environ.get("MBC_ALL_TESTS") or config.getoption("--update-expected")):
-        for item in items:
-            if item.get_closest_marker("exhaustive"):
-                item.add_marker(pytest.mark.skip(reason="exhaustive: runs in make test-all"))
+    """Deselected rather than skipped: a test that is skipped takes some milliseconds, and there are twenty thousand. Of
+    those that need a GPU one of each file is left where there is none, and says so."""
+    from mbc.hardware.target import local_gpus  # which imports NumPy
+
+    has_gpu, told = bool(local_gpus()), set[Path]()
+
+    def stays(item: pytest.Item) -> bool:
+        if _leaves_out(config) and item.get_closest_marker("exhaustive"):
+            return False
+        if has_gpu or GPU not in item.path.parents:
+            return True
+        is_first = item.path not in told
+        told.add(item.path)
+        return is_first
+
+    kept = [item for item in items if stays(item)]
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
 
 
 @pytest.fixture
