@@ -7,6 +7,6 @@
 * `measure`: the noise scale of a training
 * `goodput`: the table of mini-batches, and the one that is taken
 * `target`: epochs of a training to a target
-* `tuner`: all of them, one after the other, within a share of the training
+* `tuner`: runs all of them within a share of the training
 * `state`: what a tuning has found, to go on from
 """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from mbc import aliases
 from mbc.ir.types import Precision
@@ -69,45 +69,36 @@ def points(text: str) -> int:
 
 
 def tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0, such as 1e-5")
-    return value
+    return _number(text, lambda value: 0 <= value < math.inf, "a number of at least 0, such as 1e-5")
 
 
 def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a share above 0 and at most 1, such as 0.1")
-    return value
+    return _number(text, lambda value: 0 < value <= 1, "a share above 0 and at most 1, such as 0.1")
 
 
 def positive(text: str) -> float:
+    return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
+
+
+def _number(text: str, holds: Callable[[float], bool], wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+        value = math.nan
+    if not holds(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}")
     return value
 
 
 def target(text: str) -> tuple[str, float]:
-    name, equals, value = text.partition("=")
+    name, _, value = (part.strip() for part in text.partition("="))
     try:
-        return (name.strip(), float(value)) if equals and name.strip() else _no_target(text)
+        wanted = float(value)
     except ValueError:
-        return _no_target(text)
-
-
-def _no_target(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"'{text}' is no target such as accuracy=0.97 or loss=0.1")
+        wanted = math.nan
+    if not name or not math.isfinite(wanted):
+        raise argparse.ArgumentTypeError(f"'{text}' is no target such as accuracy=0.97 or loss=0.1")
+    return name, wanted
 
 
 def seed(text: str) -> int:
