@@ -1,11 +1,11 @@
-"""What becomes of a training on two GPUs when a rank dies, has no memory, or is late: the digits example.
+"""What becomes of a training on several GPUs when a rank dies, has no memory, or is late: the digits example.
 
 `killed`: one rank gets SIGKILL at a random moment, from its start on, in every trial; counted are trials in which all
 processes ended within 10 s, in which the checkpoint was whole, and the slowest end. Then the training goes on from the
 last checkpoint. `out of memory`: another process holds the second GPU's memory. `late`: one rank is stopped for a
 minute; the others wait, and the result has the bits of a training that was not disturbed.
 
-    python benchmarks/rank_failures.py [--kills 50] [--together 4] [--late 60] [--device cuda|cpu]
+    python benchmarks/rank_failures.py [--gpus 2] [--kills 50] [--together 4] [--late 60] [--device cuda|cpu]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from many_gpus import of_gpus
 from record import ROOT, attempt, show, start, write
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -33,20 +34,23 @@ from mbc.hardware.target import local_gpus
 END_S = 10.0  # all processes, after the first failure
 HANG_S = 40.0
 MOST_S = 300.0  # of a training that ends by itself
-LATEST_KILL_S = 6.0  # after both ranks have been started: on a GPU they train after some four
+LATEST_KILL_S = 6.0  # after all ranks have been started: on a GPU they train after some four
 MBC = (sys.executable, "-m", "mbc.cli")
+WHAT = ("out of memory", "late", "killed")
 
 
 @dataclass(frozen=True)
 class Training:
-    """Of the digits on two ranks. `folder` has the package and the data."""
+    """Of the digits on `ranks` ranks. `folder` has the package and the data."""
 
     folder: Path
     device: str
+    ranks: int
 
     def command(self, name: str, epochs: int, *options: str) -> list[str]:
         return [
-            *(*MBC, "train", str(self.folder / "net"), "--data", str(self.folder / "digits.train.npz"), "--gpus", "2"),
+            *(*MBC, "train", str(self.folder / "net"), "--data", str(self.folder / "digits.train.npz")),
+            *("--gpus", str(self.ranks)),
             *("--device", self.device, "--epochs", str(epochs), "--lr", "0.01", "--checkpoint", str(self.file(name))),
             *options,
         ]
@@ -68,14 +72,14 @@ class Training:
             return False
 
 
-def prepared(folder: Path, device: str) -> Training:
+def prepared(folder: Path, device: str, ranks: int) -> Training:
     example = ROOT / "examples" / "01_digits"
     prepare = [sys.executable, str(example / "prepare.py"), str(folder)]
-    compile_ = [*MBC, "compile", str(example / "net.mbc"), "--gpus", "2", "--output", str(folder / "net")]
+    compile_ = [*MBC, "compile", str(example / "net.mbc"), "--gpus", str(ranks), "--output", str(folder / "net")]
     gpu = ["--measure", "never", *(() if device == "cuda" else ("--gpu", "h200"))]
     for command in (prepare, [*compile_, *gpu]):
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    return Training(folder, device)
+    return Training(folder, device, ranks)
 
 
 def parents() -> dict[int, int]:
@@ -101,11 +105,11 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     return sorted(below - {process.pid} - {known[pid] for pid in below if pid in known})
 
 
-def both_ranks(process: subprocess.Popen[str]) -> list[int]:
+def all_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
     until = time.monotonic() + HANG_S
     while time.monotonic() < until and process.poll() is None:
         ranks = ranks_of(process)
-        if len(ranks) == 2:
+        if len(ranks) == count:
             return ranks
         time.sleep(0.05)
     raise RuntimeError(f"it has {len(ranks_of(process))} ranks: {process.communicate()[0][-500:]}")
@@ -130,10 +134,10 @@ def kill(training: Training, number: int) -> dict[str, Any]:
     draws = random.Random(number)
     name = f"killed{number}"
     process = training.started(name, 100_000)
-    ranks = both_ranks(process)
+    ranks = all_ranks(process, training.ranks)
     moment_s = draws.uniform(0, LATEST_KILL_S)
     time.sleep(moment_s)
-    rank = draws.randrange(2)
+    rank = draws.randrange(training.ranks)
     with contextlib.suppress(ProcessLookupError):  # then it has failed by itself, which is counted
         os.kill(ranks[rank], signal.SIGKILL)
     seconds, text = ended(process, ranks)
@@ -168,7 +172,7 @@ def resumes(training: Training, name: str) -> bool:
     """Whether training goes on from the checkpoint, for a while: Ctrl-C ends it, and saves."""
     before = training.file(name).read_bytes()
     process = training.started(name, 100_000, "--resume", str(training.file(name)))
-    both_ranks(process)
+    all_ranks(process, training.ranks)
     time.sleep(2 * LATEST_KILL_S)
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=HANG_S)
@@ -180,7 +184,7 @@ def late(training: Training, wait_s: float, epochs: int) -> dict[str, Any]:
     process = training.started("on time", epochs)
     process.communicate(timeout=MOST_S)
     process = training.started("late", epochs)
-    ranks = both_ranks(process)
+    ranks = all_ranks(process, training.ranks)
     time.sleep(LATEST_KILL_S)
     stopped = process.poll() is None
     if stopped:
@@ -217,6 +221,8 @@ def out_of_memory(training: Training) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=2, help="that train (default 2)")
+    parser.add_argument("--only", nargs="*", default=WHAT, choices=WHAT)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--together", type=int, default=4, help="trainings at once")
     parser.add_argument("--late", type=float, default=60.0, metavar="S")
@@ -227,15 +233,19 @@ def main() -> None:
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
-        write("rank_failures", rows, device=arguments.device)
+        write(of_gpus("rank_failures", arguments.gpus), rows, device=arguments.device, gpus=arguments.gpus)
         show([row], [key for key in row if key != "each"])
 
     with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
-        training = prepared(Path(folder), arguments.device)
-        if arguments.device == "cuda":
-            keep(attempt(lambda: out_of_memory(training), "out of memory"))
-        keep(attempt(lambda: late(training, arguments.late, arguments.epochs), "late"))
-        keep(attempt(lambda: killed(training, arguments.kills, arguments.together), "killed"))
+        training = prepared(Path(folder), arguments.device, arguments.gpus)
+        work = {
+            "out of memory": lambda: out_of_memory(training),
+            "late": lambda: late(training, arguments.late, arguments.epochs),
+            "killed": lambda: killed(training, arguments.kills, arguments.together),
+        }
+        for name in arguments.only:
+            if name != "out of memory" or arguments.device == "cuda":
+                keep(attempt(work[name], name))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""One mini-batch shared by a whole GPU and by a part of another one, which computes on some of its multiprocessors.
+"""One mini-batch shared by whole GPUs and as many parts of GPUs, which compute on some of their multiprocessors.
 
-Asked are 95 % of the summed speeds, each alone with the whole mini-batch. `equal_ms` is what half of the rows take
-alone on the slower of the two: an equal split of the mini-batch takes no less. Both are measured into their profiles
-before the pair is planned.
+Asked are 95 % of the summed speeds, each alone with a mini-batch of 256. `equal_ms` is what an equal share of the rows
+takes alone on the slower of the two kinds: an equal split of the mini-batch takes no less. Both kinds are measured into
+their profiles, then everything is planned and built, then run; stages can be called one by one.
 
-    python benchmarks/unlike_gpus.py [--multiprocessors 64] [--measure-for 60s] [--only NAME ...] [--for 540]
+    python benchmarks/unlike_gpus.py [--gpus 2] [--multiprocessors 64] [--only NAME ...] [--for 540]
+    python benchmarks/unlike_gpus.py --stage measure --measure-for 30s      # on as many GPUs at once as there are
+    python benchmarks/unlike_gpus.py --stage plan --gpu h100                # needs no GPU
+    python benchmarks/unlike_gpus.py --stage run
 """
 
 from __future__ import annotations
@@ -13,131 +16,218 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from many_gpus import spec_name
-from modules import Job, Settings, example
-from record import attempt, results, show, start
+from modules import Job, example
+from planner import processes
+from record import ROOT, attempt, results, show, start
 
 from mbc.bench import ranks
-from mbc.bench.job import MBC, Contender, Result, Share
+from mbc.bench.job import MBC, Contender, Share
 from mbc.bench.job import Job as Raced
 from mbc.codegen.build import write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plans
 from mbc.hardware.target import local_gpus
 from mbc.options import Options, RankGpu
-from mbc.plan.model import Plan
 
-BATCH = 256
+BATCH = 256  # of a GPU that is alone
+EACH = BATCH // 2  # rows of a GPU where all have equally many
 ASKED = 0.95  # of the summed speeds
 PART_S = 120.0  # the most that one run may take
+STAGES = ("measure", "plan", "run")
 CASES = {"resnet18": (("depth", "18"),), "resnet50": (("depth", "50"),)}
+PACKAGES = ROOT / "build" / "unlike_gpus"
 COLUMNS = (
     "name", "multiprocessors", "rows", "whole_ms", "part_ms", "ms", "predicted_ms", "of_summed_speeds", "equal_ms",
     "over_equal", "measured_share", "passed",
 )  # fmt: skip
 
 
-def job_of(settings: Settings) -> Job:
-    return example("resnet", *settings, ("batch", str(BATCH)), ("train.precision", "bf16"))
+@dataclass(frozen=True)
+class Package:
+    """What is planned and built: `gpus` by rank."""
+
+    name: str
+    gpus: tuple[str, ...]
+    batch: int
 
 
-def options(job: Job, gpus: tuple[str, ...], batch: int) -> Options:
-    told = Options(gpus[0], (*job.settings, ("batch", str(batch))), len(gpus), network=job.network)
-    return replace(told, rank_gpus=tuple(map(RankGpu, gpus)) if len(gpus) > 1 else ())
+@dataclass(frozen=True)
+class Case:
+    """A network on `gpus` GPUs, half of which are parts of `multiprocessors`."""
+
+    network: str
+    gpu: str
+    multiprocessors: int
+    gpus: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.network} {self.gpus} GPUs"
+
+    @property
+    def part(self) -> str:
+        return f"{self.gpu}@{self.multiprocessors}"
+
+    @property
+    def job(self) -> Job:
+        return example("resnet", *CASES[self.network], ("train.precision", "bf16"))
+
+    @property
+    def shared(self) -> Package:
+        half = self.gpus // 2
+        return Package(f"shared_{self.gpus}", (self.gpu,) * half + (self.part,) * half, self.gpus * EACH)
+
+    @property
+    def alone(self) -> tuple[Package, ...]:
+        """Each kind with a mini-batch of its own, and with an equal share of rows."""
+        return tuple(
+            Package(f"{kind}_{batch}", (gpu,), batch)
+            for batch in (BATCH, EACH)
+            for kind, gpu in (("whole", self.gpu), ("part", self.part))
+        )
+
+    def folder(self, package: Package) -> Path:
+        return PACKAGES / self.part / self.network / package.name
+
+    def options(self, package: Package) -> Options:
+        told = Options(package.gpus[0], self.settings(package.batch), len(package.gpus), network=self.job.network)
+        return replace(told, rank_gpus=tuple(map(RankGpu, package.gpus)) if len(package.gpus) > 1 else ())
+
+    def settings(self, batch: int) -> tuple[tuple[str, str], ...]:
+        return (*self.job.settings, ("batch", str(batch)))
 
 
-def measure(job: Job, gpu: str, batch: int, limit: str) -> None:
-    """Into the profile that plans for this GPU find by themselves."""
-    words = [value for pair in (*job.settings, ("batch", str(batch))) for value in ("--set", "=".join(pair))]
-    command = [sys.executable, "-m", "mbc.cli", "profile", job.source.name, *words, "--gpu", gpu]
+def measured_rows(case: Case) -> Iterator[tuple[bool, int]]:
+    """Of which kind, whether a part, and for how many rows kernels are measured: what is run alone, and about the rows
+    that each kind will get: a step takes a + b * rows."""
+    ms = {p.name: compile_plans(case.job.source, case.options(p))[0].predictions.train_us for p in case.alone}
+    a, b = {}, {}
+    for kind in ("whole", "part"):
+        b[kind] = (ms[f"{kind}_{BATCH}"] - ms[f"{kind}_{EACH}"]) / (BATCH - EACH)
+        a[kind] = ms[f"{kind}_{BATCH}"] - BATCH * b[kind]
+    of_part = round((a["whole"] + b["whole"] * BATCH - a["part"]) / (b["whole"] + b["part"]))
+    for kind, rows in (("whole", BATCH - of_part), ("part", of_part)):
+        for batch in (rows, BATCH, EACH):
+            yield kind == "part", batch
+
+
+def measure(case: Case, of_part: bool, batch: int, number: int, limit: str) -> None:
+    """Into the profile that plans for this kind of GPU find by themselves, on the GPU of a number."""
+    words = [value for pair in case.settings(batch) for value in ("--set", "=".join(pair))]
+    gpu = f"{number}@{case.multiprocessors}" if of_part else str(number)
+    command = [sys.executable, "-m", "mbc.cli", "profile", case.job.source.name, *words, "--gpu", gpu]
     subprocess.run([*command, "--measure-for", limit], check=True)
 
 
-def run(job: Job, package: Path, batch: int, sizes: tuple[int, ...]) -> Result:
-    raced = Raced(
-        job.source, (*job.settings, ("batch", str(batch))), job.network, str(package), "cuda", blocks=5,
-        alone_package=str(package), share=Share(sizes=sizes),
-    )  # fmt: skip
-    contender = Contender(MBC)
-    found = ranks.run_ranks(raced, contender, 2, PART_S) if sizes else ranks.run_alone(raced, contender, 1, PART_S)
-    if found.problem:
-        raise RuntimeError(found.problem)
-    return found
+def measure_all(cases: list[Case], limit: str) -> None:
+    """On all GPUs of the machine at once."""
+    numbers = range(len(local_gpus()))
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        wanted = list(chain.from_iterable(((case, *rows) for rows in measured_rows(case)) for case in cases))
+
+        def work(number: int) -> None:
+            for case, of_part, batch in wanted[number :: len(numbers)]:
+                measure(case, of_part, batch, number, limit)
+
+        list(pool.map(work, numbers))
 
 
-def row_of(name: str, multiprocessors: int, limit: str) -> dict[str, Any]:
-    job, gpu = job_of(CASES[name]), spec_name()
-    part = f"{gpu}@{multiprocessors}"
-    half, pair = BATCH // 2, options(job, (gpu, part), BATCH)
-    estimated = compile_plans(job.source, pair)[0].graph.ranks
-    assert estimated is not None
-    for number, rows in zip(("0", f"1@{multiprocessors}"), estimated.rows, strict=True):
-        for batch in (rows, BATCH, half):
-            measure(job, number, batch, limit)
-    wanted = {
-        "pair": ((gpu, part), BATCH),
-        "whole": ((gpu,), BATCH),
-        "part": ((part,), BATCH),
-        "whole half": ((gpu,), half),
-        "part half": ((part,), half),
-    }
-    with TemporaryDirectory() as folder:
-
-        def built(item: tuple[str, tuple[tuple[str, ...], int]]) -> tuple[str, tuple[Plan, ...]]:
-            what, (gpus, batch) = item
-            plans = compile_plans(job.source, options(job, gpus, batch))
-            write_package(plans, Path(folder) / what.replace(" ", "_"), find_toolchain())
-            return what, tuple(plans)
-
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            plans = dict(pool.map(built, wanted.items()))
-        shared = plans["pair"][0].graph.ranks
-        assert shared is not None
-        ms = {
-            what: run(job, Path(folder) / what.replace(" ", "_"), batch, shared.rows if what == "pair" else ()).step_ms
-            for what, (_, batch) in wanted.items()
-        }
-    return judged(ms) | {
-        "name": name, "gpu": gpu, "multiprocessors": multiprocessors, "rows": list(shared.rows),
-        "predicted_ms": max(plan.predictions.train_us for plan in plans["pair"]) / 1e3,
-        "measured_share": min(plan.predictions.measured_share for plan in plans["pair"]),
-    }  # fmt: skip
-
-
-def judged(ms: dict[str, float]) -> dict[str, Any]:
-    """Speeds of one mini-batch, by the steps' times."""
-    equal_ms = max(ms["whole half"], ms["part half"])
-    of_summed_speeds = (1 / ms["pair"]) / (1 / ms["whole"] + 1 / ms["part"])
+def built(case: Case, package: Package) -> dict[str, Any]:
+    """Plans of a package, written; and what they predict. Runs in a process of its own."""
+    plans = compile_plans(case.job.source, case.options(package))
+    write_package(plans, case.folder(package), find_toolchain())
+    shared = plans[0].graph.ranks
     return {
-        "ms": ms["pair"], "whole_ms": ms["whole"], "part_ms": ms["part"], "equal_ms": equal_ms,
-        "of_summed_speeds": of_summed_speeds, "over_equal": equal_ms / ms["pair"],
-        "passed": of_summed_speeds >= ASKED and ms["pair"] < equal_ms,
+        "rows": [] if shared is None else list(shared.rows),
+        "predicted_ms": max(plan.predictions.train_us for plan in plans) / 1e3,
+        "measured_share": min(plan.predictions.measured_share for plan in plans),
+    }
+
+
+def plan_all(cases: list[Case], workers: int) -> None:
+    held = results("unlike_gpus_planned")
+    with processes(workers) as pool:
+        wanted = [(case, {p.name: pool.submit(built, case, p) for p in (case.shared, *case.alone)}) for case in cases]
+        for case, found in wanted:
+            held.put(
+                {"gpu": case.gpu, "multiprocessors": case.multiprocessors}
+                | attempt(lambda f=found: {what: one.result() for what, one in f.items()}, case.name)
+            )
+
+
+def row_of(case: Case, planned: Mapping[str, Any]) -> dict[str, Any]:
+    if "failed" in planned:
+        raise RuntimeError(planned["failed"])
+    shared = planned[case.shared.name]
+    ms = {p.name: run(case, p, tuple(shared["rows"])) for p in (*case.alone, case.shared)}
+    return judged(case, ms) | shared | {"gpu": case.gpu, "multiprocessors": case.multiprocessors}
+
+
+def run(case: Case, package: Package, rows: tuple[int, ...]) -> float:
+    """Milliseconds of a step."""
+    place = str(case.folder(package))
+    several = len(package.gpus) > 1
+    raced = Raced(
+        case.job.source, case.settings(package.batch), case.job.network, place, "cuda", blocks=5, alone_package=place,
+        share=Share(sizes=rows) if several else Share(),
+    )  # fmt: skip
+    found = (ranks.run_ranks if several else ranks.run_alone)(raced, Contender(MBC), len(package.gpus), PART_S)
+    if found.problem:
+        raise RuntimeError(f"{package.name}: {found.problem}")
+    return found.step_ms
+
+
+def judged(case: Case, ms: Mapping[str, float]) -> dict[str, Any]:
+    """The speed of all beside those of each, by the steps' times."""
+    whole_ms, part_ms, together_ms = ms[f"whole_{BATCH}"], ms[f"part_{BATCH}"], ms[case.shared.name]
+    equal_ms = max(ms[f"whole_{EACH}"], ms[f"part_{EACH}"])
+    summed = case.gpus / 2 * BATCH * (1 / whole_ms + 1 / part_ms)
+    of_summed_speeds = case.shared.batch / together_ms / summed
+    return {
+        "ms": together_ms, "whole_ms": whole_ms, "part_ms": part_ms, "equal_ms": equal_ms,
+        "of_summed_speeds": of_summed_speeds, "over_equal": equal_ms / together_ms,
+        "passed": of_summed_speeds >= ASKED and together_ms < equal_ms,
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="*", default=[2], help="that share a mini-batch (default 2)")
     parser.add_argument("--multiprocessors", type=int, default=64, help="of the part (default 64)")
+    parser.add_argument("--gpu", help="what to plan for (default: this machine's)")
+    parser.add_argument("--stage", nargs="*", choices=STAGES, default=STAGES)
     parser.add_argument("--measure-for", default="60s", metavar="T", help="each number of rows (default 60s)")
     parser.add_argument("--only", nargs="*", default=[], choices=list(CASES), metavar="NAME")
-    parser.add_argument("--for", dest="for_s", type=float, default=540.0, metavar="S", help="begin no row later")
+    parser.add_argument("--for", dest="for_s", type=float, default=540.0, metavar="S", help="begin no run later")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="processes that plan (default 8)")
     arguments = parser.parse_args()
-    if len(local_gpus()) < 2:
-        raise SystemExit("this machine has no two GPUs that can be used")
-    held, began = results("unlike_gpus"), time.monotonic()
-    for name in arguments.only or CASES:
+    began, gpu = time.monotonic(), arguments.gpu or spec_name()
+    cases = [
+        Case(network, gpu, arguments.multiprocessors, gpus)
+        for network in arguments.only or CASES
+        for gpus in arguments.gpus
+    ]
+    if "run" in arguments.stage and len(local_gpus()) < max(arguments.gpus):
+        raise SystemExit(f"this machine has no {max(arguments.gpus)} GPUs that can be used")
+    if "measure" in arguments.stage:
+        measure_all(list({case.network: case for case in cases}.values()), arguments.measure_for)
+    if "plan" in arguments.stage:
+        plan_all(cases, arguments.workers)
+    planned, held = results("unlike_gpus_planned"), results("unlike_gpus")
+    for case in cases if "run" in arguments.stage else ():
         if time.monotonic() - began > arguments.for_s:
             print("time is over, rows are left: run this again", flush=True)
             break
-        held.put(
-            {"name": name} | attempt(lambda n=name: row_of(n, arguments.multiprocessors, arguments.measure_for), name)
-        )
+        made = planned.rows.get(case.name, {"failed": "there are no plans: --stage plan first"})
+        held.put({"name": case.name} | attempt(lambda c=case, m=made: row_of(c, m), case.name))
     show(list(held.rows.values()), COLUMNS)
 
 

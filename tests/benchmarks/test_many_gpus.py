@@ -55,7 +55,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 
 def bench(**packages: Any) -> Bench:
-    return Bench(2, "cuda", 10, (25, 100), 60.0, packages and {CASE.name: lambda: packages["found"]})
+    return Bench(2, "cuda", 10, (25, 100), 60.0, True, packages and {CASE.name: lambda: packages["found"]})
 
 
 def test_peers_first_and_mbc_later(here: list[str], tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_plans_for_one_gpu_and_for_all(tmp_path: Path, monkeypatch: pytest.Monke
 def test_two_processes_of_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(record, "RESULTS", tmp_path)
-    made = Bench(2, "cpu", 10, (), 200.0, {})
+    made = Bench(2, "cpu", 10, (), 200.0, True, {})
     found = made.timed(CASE, Contender("torch", bucket_mb=1), 200.0)
     assert "failed" not in found and found["efficiency"] > 0 and len(found["all_losses"]) == 4
     assert found["images_s"] == pytest.approx(4e3 / found["all_ms"])
