@@ -6,7 +6,7 @@ error over them against float64 is at most twice PyTorch's own. Activations are 
 on the other side is wrong by more than 50 steps of rounding, whoever takes it; and errors under LEAST, which are the
 luck of a draw, count as LEAST. LARS and LAMB are not PyTorch's: tests compare them with their papers' formulas.
 
-    python benchmarks/recipe_steps.py [--steps 50] [--device cuda|cpu] [--only NAME ...]
+    python benchmarks/recipe_steps.py [--steps 50] [--device cuda|cpu] [--workers N] [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 from modules import Job, build, errors, median, open_module
-from record import attempt, show, start, write
+from planner import processes
+from record import attempt, results, show, start
 
 from mbc.bench.torch_network import TorchNetwork
 from mbc.ir.averages import averages_of
@@ -160,24 +162,34 @@ def row_of(feature: Feature, precision: str, steps: int, device: str) -> dict[st
     return row | {"passed": row["median"] <= TIMES_TORCH * max(row["torch_median"], LEAST)}
 
 
+def tried(number: int, precision: str, steps: int, device: str) -> dict[str, Any]:
+    """Row of a feature, by its number, or why there is none. Runs in a process of its own."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    feature = FEATURES[number]
+    return attempt(lambda: row_of(feature, precision, steps, device), f"{feature.name} {precision}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="rows at a time (default 1)")
     arguments = parser.parse_args()
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    wanted = [f for f in FEATURES if not arguments.only or f.name in arguments.only]
-    rows: list[dict[str, Any]] = []
-    for precision in ("fp32", "bf16"):
-        for feature in wanted:
-            name = f"{feature.name} {precision}"
-            one = attempt(lambda f=feature, p=precision: row_of(f, p, arguments.steps, arguments.device), name)
-            rows.append(one)
-            show([one], COLUMNS)
-    write(f"recipe_steps_{arguments.device}", rows, steps=arguments.steps, device=arguments.device)
-    show(rows, COLUMNS)
-    broken = [row["name"] for row in rows if not row.get("passed")]
+    wanted = [n for n, f in enumerate(FEATURES) if not arguments.only or f.name in arguments.only]
+    held = results(f"recipe_steps_{arguments.device}", again=True, steps=arguments.steps, device=arguments.device)
+    with processes(arguments.workers) as pool:
+        rows = [
+            pool.submit(tried, number, precision, arguments.steps, arguments.device)
+            for precision in ("fp32", "bf16")
+            for number in wanted
+        ]
+        for row in as_completed(rows):
+            held.put(row.result())
+            show([row.result()], COLUMNS)
+    held.arrange([f"{FEATURES[number].name} {precision}" for precision in ("fp32", "bf16") for number in wanted])
+    show(list(held.rows.values()), COLUMNS)
+    broken = [row["name"] for row in held.rows.values() if not row.get("passed")]
     print(f"the rule is {'broken by ' + ', '.join(broken) if broken else 'kept by all'}")
 
 

@@ -143,7 +143,7 @@ def measure_all(cases: list[Case], limit: str) -> None:
 def built(case: Case, package: Package) -> dict[str, Any]:
     """Plans of a package, written; and what they predict. Runs in a process of its own."""
     plans = compile_plans(case.job.source, case.options(package))
-    write_package(plans, case.folder(package), find_toolchain())
+    write_package(plans, case.folder(package), find_toolchain(), overwrite=True)
     shared = plans[0].graph.ranks
     return {
         "rows": [] if shared is None else list(shared.rows),
@@ -155,19 +155,27 @@ def built(case: Case, package: Package) -> dict[str, Any]:
 def plan_all(cases: list[Case], workers: int) -> None:
     held = results("unlike_gpus_planned")
     with processes(workers) as pool:
-        wanted = [(case, {p.name: pool.submit(built, case, p) for p in (case.shared, *case.alone)}) for case in cases]
-        for case, found in wanted:
+        # What is alone belongs to cases of any number of GPUs.
+        wanted = {case.folder(p): (case, p) for case in cases for p in (case.shared, *case.alone)}
+        made = {folder: pool.submit(built, *of) for folder, of in wanted.items()}
+        for case in cases:
+            found = {p.name: made[case.folder(p)] for p in (case.shared, *case.alone)}
             held.put(
                 {"gpu": case.gpu, "multiprocessors": case.multiprocessors}
                 | attempt(lambda f=found: {what: one.result() for what, one in f.items()}, case.name)
             )
 
 
-def row_of(case: Case, planned: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(case: Case, planned: Mapping[str, Any], alone_ms: dict[Path, float]) -> dict[str, Any]:
+    """`alone_ms`: steps that were timed for other rows, by their packages; those of this one are added."""
     if "failed" in planned:
         raise RuntimeError(planned["failed"])
     shared = planned[case.shared.name]
-    ms = {p.name: run(case, p, tuple(shared["rows"])) for p in (*case.alone, case.shared)}
+    for package in case.alone:
+        folder = case.folder(package)
+        alone_ms[folder] = alone_ms.get(folder) or run(case, package, ())
+    ms = {p.name: alone_ms[case.folder(p)] for p in case.alone}
+    ms[case.shared.name] = run(case, case.shared, tuple(shared["rows"]))
     return judged(case, ms) | shared | {"gpu": case.gpu, "multiprocessors": case.multiprocessors}
 
 
@@ -222,12 +230,13 @@ def main() -> None:
     if "plan" in arguments.stage:
         plan_all(cases, arguments.workers)
     planned, held = results("unlike_gpus_planned"), results("unlike_gpus")
+    alone_ms: dict[Path, float] = {}
     for case in cases if "run" in arguments.stage else ():
         if time.monotonic() - began > arguments.for_s:
             print("time is over, rows are left: run this again", flush=True)
             break
         made = planned.rows.get(case.name, {"failed": "there are no plans: --stage plan first"})
-        held.put({"name": case.name} | attempt(lambda c=case, m=made: row_of(c, m), case.name))
+        held.put({"name": case.name} | attempt(lambda c=case, m=made: row_of(c, m, alone_ms), case.name))
     show(list(held.rows.values()), COLUMNS)
 
 

@@ -92,7 +92,8 @@ def has_rows(request: Request, operand: TensorType) -> bool:
     first = request.inputs[0]
     if operand == CONTROL_TYPE or operand.shape[0] != first.shape[0]:
         return False
-    return len(operand.shape) == len(first.shape) or operand.dtype is DType.INT32
+    # Statistics of attention have the blocks of a row beside its heads.
+    return len(operand.shape) >= len(first.shape) or operand.dtype is DType.INT32
 
 
 def _few_rows(request: Request) -> int:

@@ -114,8 +114,9 @@ def shared_digest(plan: Plan) -> str:
         told = dump_plan(plan)
     else:
         states = [(state, plan.graph.values[state.value].type) for state in plan.graph.states]
-        kinds = [(op.name, op.kind) for op in plan.graph.train]
-        common = (plan.version, plan.graph.precision, plan.graph.optimizer, states, kinds, [*_collectives(plan)])
+        # Of the network, not of the step: plans of unlike GPUs store masks, or what they are made of.
+        network = [(op.name, op.kind) for op in plan.graph.infer], plan.graph.loss, plan.graph.metrics
+        common = (plan.version, plan.graph.precision, plan.graph.optimizer, states, network, [*_collectives(plan)])
         told = repr((None if ranks is None else ranks.rows, common))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 

@@ -16,6 +16,9 @@ from mbc.errors import MbcError
 
 _SM = 1  # CU_DEV_RESOURCE_TYPE_SM
 _DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, without which none is made
+# CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE (compute capability 9.0 on): on such multiprocessors clusters of 16
+# blocks run, which some of cuDNN's kernels need, and which a part as the driver makes it by default (0) refuses.
+_SPLITS = (2, 0)
 
 
 class _Resource(ctypes.Structure):
@@ -33,15 +36,13 @@ class _Driver:
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
 
-    def call(self, function: str, *arguments: object) -> None:
+    def status(self, function: str, *arguments: object) -> int | str:
         found = getattr(self._library, function, None)
-        status = found(*arguments) if found is not None else "none of this driver's"
-        if status:
-            raise MbcError(
-                "MBC287",
-                f"no part of the GPU could be made: {function} failed with CUDA error {status}",
-                "plan for the whole GPU, or install a driver for CUDA 12.4 or newer",
-            )
+        return found(*arguments) if found is not None else "none of this driver's"
+
+    def call(self, function: str, *arguments: object) -> None:
+        if status := self.status(function, *arguments):
+            raise _no_part(function, status)
 
 
 @contextmanager
@@ -66,21 +67,40 @@ def limited_streams(multiprocessors: int | None) -> Generator[None]:
 def _context(device: int, multiprocessors: int) -> int:
     """A context of the part, which lives as long as the process: streams may outlive whoever asked for them."""
     driver = _Driver()
-    whole, part, count = _Resource(), _Resource(), ctypes.c_uint(1)
+    whole = _Resource()
     driver.call("cuDeviceGetDevResource", device, ctypes.byref(whole), _SM)
-    driver.call(
-        "cuDevSmResourceSplitByCount", ctypes.byref(part), ctypes.byref(count), ctypes.byref(whole), None, 0,
-        ctypes.c_uint(multiprocessors),
-    )  # fmt: skip
-    if count.value != 1 or part.multiprocessors != multiprocessors:
-        raise MbcError(
-            "MBC287",
-            f"this GPU has no part of {multiprocessors} multiprocessors: the nearest has {part.multiprocessors}",
-            f"plan for a part of {part.multiprocessors}",
-        )
+    part = _split(driver, whole, multiprocessors)
     description, green, context = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
     driver.call("cuDevResourceGenerateDesc", ctypes.byref(description), ctypes.byref(part), 1)
     driver.call("cuGreenCtxCreate", ctypes.byref(green), description, device, ctypes.c_uint(_DEFAULT_STREAM))
     driver.call("cuCtxFromGreenCtx", ctypes.byref(context), green)
     assert context.value is not None
     return context.value
+
+
+def _split(driver: _Driver, whole: _Resource, multiprocessors: int) -> _Resource:
+    status: int | str = 0
+    part = _Resource()
+    for split in _SPLITS:
+        part, count = _Resource(), ctypes.c_uint(1)
+        status = driver.status(
+            "cuDevSmResourceSplitByCount", ctypes.byref(part), ctypes.byref(count), ctypes.byref(whole), None,
+            ctypes.c_uint(split), ctypes.c_uint(multiprocessors),
+        )  # fmt: skip
+        if not status and count.value == 1 and part.multiprocessors == multiprocessors:
+            return part
+    if status:
+        raise _no_part("cuDevSmResourceSplitByCount", status)
+    raise MbcError(
+        "MBC287",
+        f"this GPU has no part of {multiprocessors} multiprocessors: the nearest has {part.multiprocessors}",
+        f"plan for a part of {part.multiprocessors}",
+    )
+
+
+def _no_part(function: str, status: int | str) -> MbcError:
+    return MbcError(
+        "MBC287",
+        f"no part of the GPU could be made: {function} failed with CUDA error {status}",
+        "plan for the whole GPU, or install a driver for CUDA 12.4 or newer",
+    )

@@ -11,6 +11,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.measure.random_operands import FEW_ELEMENTS, FEW_STATES, few, has_rows, values
 from mbc.ops import KINDS
+from mbc.ops.attention import Attention
 from mbc.ops.base import NoAttributes
 from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.loss import CrossEntropy
@@ -26,6 +27,10 @@ FIRST = {case.kind: case for case in reversed(CASES)}
 
 def fp32(*shape: int) -> TensorType:
     return TensorType(shape, DType.FP32)
+
+
+def bf16(*shape: int) -> TensorType:
+    return TensorType(shape, DType.BF16)
 
 
 def test_every_kernel_of_ours_has_a_case() -> None:
@@ -51,6 +56,15 @@ def test_rows_are_few_and_channels_stay() -> None:
     assert [t.shape for t in small.inputs] == [(1, 64, 56, 56), (64,), (64,), (64,), (64,)]
     assert small.inputs[0].elements > FEW_ELEMENTS  # one row is the least
     assert has_rows(asked, x) and not has_rows(asked, c)
+
+
+def test_statistics_of_attention_have_its_rows() -> None:
+    packed, result, statistics = bf16(64, 2304, 1, 197), bf16(64, 768, 1, 197), fp32(64, 1, 12, 1, 197)
+    asked = Request(
+        "attention_backward", Attention(12, 0.125, packed=True), (packed, result, result, statistics), (packed,),
+        Precision.BF16,
+    )  # fmt: skip
+    assert {t.shape[0] for t in few(asked).inputs} == {1}
 
 
 def test_weights_of_every_product_stay() -> None:

@@ -74,6 +74,14 @@ def test_other_plans_share_another_thing() -> None:
     assert len(digests) == 4
 
 
+def test_plans_that_store_other_things_train_together() -> None:
+    """One GPU's plan may keep masks where another's keeps what they are made of."""
+    first, second = plans_of(3)
+    ops = second.graph.train
+    other = replace(second, graph=replace(second.graph, train=(replace(ops[0], kind="relu_mask"), *ops[1:])))
+    assert shared_digest(first) == shared_digest(other)
+
+
 def test_two_buckets_are_accepted_in_one_order() -> None:
     plans = tuple(cut(plan, 3) for plan in plans_of(3))
     for plan in plans:

@@ -22,10 +22,13 @@ PRIMARY, GREEN = 0x1000, 0x2000
 
 
 class Libcuda:
-    """One GPU of 132 multiprocessors, whose parts have multiples of 8. `fails`: the function that does."""
+    """One GPU of 132 multiprocessors. `fails`: the function that does; `multiples`: of multiprocessors in a part, by
+    the way that it is split off."""
 
     def __init__(self, fails: str = "") -> None:
         self.called: list[str] = []
+        self.splits: list[int] = []
+        self.multiples = {2: 8, 0: 8}
         self.current, self.fails = PRIMARY, fails
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -48,9 +51,11 @@ class Libcuda:
         self.current = context.value
 
     def _cuDevSmResourceSplitByCount(
-        self, part: Any, count: Any, whole: Any, rest: Any, flags: int, least: Any
+        self, part: Any, count: Any, whole: Any, rest: Any, flags: Any, least: Any
     ) -> None:
-        part._obj.multiprocessors = -(-least.value // 8) * 8
+        self.splits.append(flags.value)
+        multiple = self.multiples[flags.value]
+        part._obj.multiprocessors = -(-least.value // multiple) * multiple
         count._obj.value = 1
 
     def _cuCtxFromGreenCtx(self, context: Any, green: Any) -> None:
@@ -84,6 +89,14 @@ def test_the_whole_gpu_needs_no_context(libcuda: Libcuda):
 def test_a_driver_that_rounds_up(libcuda: Libcuda):
     with pytest.raises(MbcError, match="MBC287: this GPU has no part of 66 multiprocessors: the nearest has 72"):
         limited_streams(66).__enter__()
+
+
+def test_clusters_of_sixteen_run_on_it_where_the_driver_can(libcuda: Libcuda):
+    with limited_streams(72):
+        assert libcuda.splits == [2]
+    libcuda.multiples = {2: 16, 0: 8}
+    with limited_streams(56):
+        assert libcuda.splits == [2, 2, 0]
 
 
 @pytest.mark.parametrize("fails", ["cuDeviceGetDevResource", "cuDevSmResourceSplitByCount", "cuGreenCtxCreate"])
