@@ -16,8 +16,8 @@ from mbc.errors import MbcError
 
 _SM = 1  # CU_DEV_RESOURCE_TYPE_SM
 _DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, without which none is made
-# CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE (compute capability 9.0 on): on such multiprocessors clusters of 16
-# blocks run, which some of cuDNN's kernels need, and which a part as the driver makes it by default (0) refuses.
+# CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE, of compute capability 9.0 on: some of cuDNN's kernels are
+# launched in clusters of 16 blocks, which a part as the driver makes it by default (0) refuses.
 _SPLITS = (2, 0)
 
 
