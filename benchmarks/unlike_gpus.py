@@ -7,7 +7,7 @@ their profiles, then everything is planned and built, then run; stages can be ca
     python benchmarks/unlike_gpus.py [--gpus 2] [--multiprocessors 64] [--only NAME ...] [--for 540]
     python benchmarks/unlike_gpus.py --stage measure --measure-for 30s      # on as many GPUs at once as there are
     python benchmarks/unlike_gpus.py --stage plan --gpu h100                # needs no GPU
-    python benchmarks/unlike_gpus.py --stage run
+    python benchmarks/unlike_gpus.py --stage build run
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from record import ROOT, attempt, results, show, start
 from mbc.bench import ranks
 from mbc.bench.job import MBC, Contender, Share
 from mbc.bench.job import Job as Raced
-from mbc.codegen.build import write_package
+from mbc.codegen.build import LIBRARY, write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plans
 from mbc.hardware.target import local_gpus
 from mbc.options import Options, RankGpu
+from mbc.plan.file import PLAN_FILE, load_plan
 
 BATCH = 256  # of a GPU that is alone
 EACH = BATCH // 2  # rows of a GPU where all have equally many
 ASKED = 0.95  # of the summed speeds
 PART_S = 120.0  # the most that one run may take
-STAGES = ("measure", "plan", "run")
+STAGES = ("measure", "plan", "build", "run")
 CASES = {"resnet18": (("depth", "18"),), "resnet50": (("depth", "50"),)}
 PACKAGES = ROOT / "build" / "unlike_gpus"
 COLUMNS = (
@@ -152,6 +153,23 @@ def built(case: Case, package: Package) -> dict[str, Any]:
     }
 
 
+def build_again(folder: Path) -> str:
+    """Build a package that was written where there is no toolchain; what went wrong, if anything."""
+    files = (folder / PLAN_FILE, *sorted(folder.glob(f"rank*/{PLAN_FILE}")))
+    plans = [load_plan(file.read_text(encoding="utf-8"), PLAN_FILE) for file in files]
+    package = write_package(plans, folder, find_toolchain(), overwrite=True)
+    return "" if package.library else f"{folder}: " + ", ".join(missing.name for missing in package.missing)
+
+
+def build_all(cases: list[Case], workers: int) -> None:
+    """Those of the packages that are not built."""
+    wanted = {case.folder(p) for case in cases for p in (case.shared, *case.alone)}
+    with processes(workers) as pool:
+        for why in pool.map(build_again, [f for f in wanted if f.exists() and not (f / LIBRARY).exists()]):
+            if why:
+                print(why, flush=True)
+
+
 def plan_all(cases: list[Case], workers: int) -> None:
     held = results("unlike_gpus_planned")
     with processes(workers) as pool:
@@ -229,6 +247,8 @@ def main() -> None:
         measure_all(list({case.network: case for case in cases}.values()), arguments.measure_for)
     if "plan" in arguments.stage:
         plan_all(cases, arguments.workers)
+    if "build" in arguments.stage:
+        build_all(cases, arguments.workers)
     planned, held = results("unlike_gpus_planned"), results("unlike_gpus")
     alone_ms: dict[Path, float] = {}
     for case in cases if "run" in arguments.stage else ():
