@@ -332,3 +332,20 @@ def test_a_page_that_cannot_be_written(tmp_path: Path):
     with pytest.raises(MbcError, match=r"MBC320: cannot write '.*there.html': .*") as caught:
         write_text(tmp_path / "not" / "there.html", "x")
     assert caught.value.remedy == "name another file with -o"
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "page.html"
+    write_text(path, "before")
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(MbcError, match="MBC320: .*No space left on device"):
+            write_text(path, "after")
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+    write_text(path, "after")
+    assert path.read_text() == "after"
+    write_text(Path("/dev/null"), "nowhere")
