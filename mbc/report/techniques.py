@@ -83,16 +83,15 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
 
-def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
-    """The same for a script, whole."""
-    found = techniques(plan, program)
+def techniques_document(plan: Plan, program: Program, found: Techniques, times: Timeline) -> dict[str, Any]:
+    """The same for a script, whole, from `techniques` and `predicted_timeline`."""
     return {
         "recomputed": [asdict(r) for r in found.recomputed],
         "offloaded": [asdict(o) for o in found.offloaded],
         "links": [asdict(link) for link in traffic(plan, program)],
         "divided": [asdict(d) for d in found.divided],
         "depth_first": [asdict(h) for h in found.depth_first],
-        "stalls": [asdict(s) for s in stalls(program, predicted_timeline(plan, program))],
+        "stalls": [asdict(s) for s in stalls(program, times)],
     }
 
 

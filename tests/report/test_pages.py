@@ -17,6 +17,7 @@ from mbc.errors import MbcError
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
+from mbc.plan.techniques import techniques
 from mbc.report.html.answers import answers
 from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
@@ -98,7 +99,8 @@ def test_the_map_adds_up_to_the_memory_curve(plan, data):
         _near(live, {str(kind): list(taken) for kind, taken in curve.bytes_by_kind.items() if any(taken)})
         _near(shown["memory"], live)
         assert shown["peak"]["bytes"] == curve.peak_bytes and shown["peak"]["launch"] == curve.peak_launch
-        _near(shown["techniques"], techniques_document(plan, program))
+        times = predicted_timeline(plan, program)
+        _near(shown["techniques"], techniques_document(plan, program, techniques(plan, program), times))
 
 
 def test_pieces_are_where_the_plan_places_them(plan, data):
@@ -343,7 +345,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        with pytest.raises(MbcError, match="MBC320: .*No space left on device"):
+        with pytest.raises(MbcError, match=r"MBC320: .*No space left on device"):
             write_text(path, "after")
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
     write_text(path, "after")
