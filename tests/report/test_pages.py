@@ -136,6 +136,13 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
 
 
+@pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])
+def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical_path_us, said):
+    plan = replace(plan, bounds=replace(plan.bounds, critical_path_us=critical_path_us))
+    (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more buy" in one.question)
+    assert f"No {said}, however large the budget, is faster than" in more.answer
+
+
 class _Elements(HTMLParser):
     """Counts elements of a page by their tag."""
 
