@@ -247,6 +247,6 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
-        from mbc.report.html.small import plan_fragment
+        from mbc.report.html.notebook import plan_fragment
 
         return plan_fragment(self)

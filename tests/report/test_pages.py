@@ -22,10 +22,10 @@ from mbc.report.html.answers import answers
 from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
+from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import embedded, write_text
-from mbc.report.html.small import plan_fragment
 from mbc.report.measured import MeasuredStep, launch_name, measured_step
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
