@@ -95,7 +95,7 @@ LAZY = {
 
 # The only imports against the order: a notebook asks an object (`_repr_html_`) how it is shown, and what shows it
 # is above it.
-SHOWN = {("mbc.fit", "mbc.report.html.notebook"), ("mbc.plan.model", "mbc.report.html.small")}
+SHOWN = {("mbc.fit", "mbc.report.html.notebook"), ("mbc.plan.model", "mbc.report.html.notebook")}
 
 
 @dataclass(frozen=True, slots=True)
