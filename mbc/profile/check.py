@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mbc.profile.model import Identity
-from mbc.profile.schema import COLLECTIVES, SCHEMA, damaged, statements
+from mbc.profile.schema import COLLECTIVES, SCHEMA, callback, damaged, statements
 from mbc.source import visible
 
 # Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
@@ -102,7 +102,7 @@ def guard(connection: sqlite3.Connection) -> None:
         steps += 1
         return steps > MOST_STEPS
 
-    connection.set_progress_handler(enough, STEPS)
+    connection.set_progress_handler(callback(enough), STEPS)
 
 
 def check_structure(connection: sqlite3.Connection, path: Path) -> None:
@@ -119,7 +119,7 @@ def check_structure(connection: sqlite3.Connection, path: Path) -> None:
 
 def check_contents(connection: sqlite3.Connection, path: Path) -> None:
     """Of a profile of today's schema: its columns, and the range of every value. MBC073, which names the row."""
-    connection.create_function("plain", 1, _plain, deterministic=True)
+    connection.create_function("plain", 1, callback(_plain), deterministic=True)
     for name, expected in _columns().items():
         found = {row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})")}
         if found != expected:

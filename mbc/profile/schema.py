@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.profile.model import Identity, Measurement
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
 SCHEMA_VERSION = 6
 OLDEST_VERSION = 2  # that is still read (`mbc.profile.migrate`)
@@ -92,14 +95,36 @@ def damaged(path: Path, reason: object, remedy: str = "delete it and measure aga
     return MbcError("MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", remedy)
 
 
+# What callbacks raised within `explained`: SQLite itself says only that they did.
+_raised: ContextVar[list[BaseException]] = ContextVar("_raised")
+
+
+def callback(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function for SQLite to call: what it raises (Ctrl-C too), `explained` raises again."""
+
+    @wraps(function)
+    def called(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return function(*arguments, **named)
+        except BaseException as error:
+            _raised.get([]).append(error)
+            raise
+
+    return called
+
+
 @contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
     """Turn what SQLite says into what a user can act on."""
+    raised: list[BaseException] = []
+    outer = _raised.set(raised)
     try:
         yield
     except UnicodeDecodeError as error:  # of a message that holds what the file's tables are called
         raise damaged(path, "names in it are no UTF-8") from error
     except sqlite3.Error as error:
+        if raised:
+            raise raised[0] from None
         name: str = getattr(error, "sqlite_errorname", "")
         if is_busy(error):
             raise MbcError(
@@ -114,6 +139,8 @@ def explained(path: Path) -> Generator[None, None, None]:
                 "check the path, its permissions and the free space",
             ) from error
         raise damaged(path, error) from error
+    finally:
+        _raised.reset(outer)
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> int:
