@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -77,6 +77,8 @@ CREATE TABLE collective_slowdowns (
   PRIMARY KEY (kernel, ranks, link, max_ctas)
 ) WITHOUT ROWID;
 """
+Row = tuple[Any, ...]  # of a candidate: COLUMNS
+Kernel = tuple[str, str, tuple[tuple[str, int], ...]]  # provider, name, settings
 COLUMNS = (
     "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
     "error, refused, accumulate_us, dominated"
@@ -169,7 +171,7 @@ def identity_of(connection: sqlite3.Connection, path: Path) -> Identity:
 
 # A profile has thousands of rows and few different settings and layouts.
 @lru_cache(maxsize=1024)
-def _settings(text: str) -> tuple[tuple[str, int], ...]:
+def _settings_in(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((str(key), int(value)) for key, value in json.loads(text))
 
 
@@ -178,13 +180,27 @@ def _layouts(text: str) -> tuple[Layout, ...]:
     return tuple(Layout(layout) for layout in text.split(","))
 
 
-def measurement_of(row: tuple[Any, ...]) -> Measurement:
+def kernel_of(row: Row) -> Kernel:
+    provider, name, settings = row[:3]
+    return provider, name, _settings_in(settings)
+
+
+def check_rows(rows: Collection[Row]) -> None:
+    """ValueError or TypeError where `measurement_of` could not read one of them, whose values are of their columns'
+    types."""
+    for text in {row[2] for row in rows}:
+        _settings_in(text)
+    for layout in {layout for text in {row[3] for row in rows} for layout in text.split(",")}:
+        Layout(layout)
+
+
+def measurement_of(row: Row) -> Measurement:
     provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
     adding_us, once = more
     return Measurement(
         provider,
         name,
-        _settings(settings),
+        _settings_in(settings),
         _layouts(layouts),
         workspace,
         time_us,
@@ -199,7 +215,7 @@ def measurement_of(row: tuple[Any, ...]) -> Measurement:
     )
 
 
-def row_of(m: Measurement) -> tuple[Any, ...]:
+def row_of(m: Measurement) -> Row:
     return (
         m.provider,
         m.name,
