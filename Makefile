@@ -76,7 +76,9 @@ lint: setup
 types: setup
 	$(BIN)/pyright
 
-# Tests of one plan go to one worker, which then makes the plan once.
+# Tests of one plan go to one worker, which then makes the plan once. Where the environment forbids Python to keep what it
+# compiled, each of the hundreds of processes that tests start would compile all of mbc again.
+pytest: export PYTHONDONTWRITEBYTECODE :=
 pytest: setup $(if $(ORACLE),oracle)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(if $(SHARES),--shares)
 

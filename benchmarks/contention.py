@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ahead import Task, add_arguments, build, drive
-from cap import GB, Card
+from cap import BATCHES, GB, PLAIN, Card
 from many_gpus import of_gpus, spec_name
 from modules import Job, example
 from planner import Planner, Probe, Wanted, processes
@@ -48,9 +48,7 @@ MOST_LOSS = {2: 0.10, 4: 0.15}  # of an aware plan over one GPU, by the number o
 LEAST_GAIN = 0.99  # over the oblivious plan
 KIM_CAP = 12 * GB
 NO_RECOMPUTATION = frozenset({"recompute"})
-PLAIN = frozenset({"offload", "recompute", "micro_batches"})
 TIMES_PLAIN = 2
-MULTIPLE = 8  # rows of a GPU
 
 
 @dataclass(frozen=True)
@@ -160,10 +158,10 @@ def _kim(maker: Maker, row: dict[str, Any]) -> dict[str, Any]:
     def fits(probes: list[Probe]) -> bool:
         return all(probe.fits for probe in probes)
 
-    count = maker.planner.largest(lambda count: [plain(count * MULTIPLE)], fits, max(1, case.each // MULTIPLE))
+    count = maker.planner.largest(lambda count: [plain(count * BATCHES)], fits, max(1, case.each // BATCHES))
     if not count:
         raise RuntimeError("no batch fits without techniques that save memory")
-    each = count * MULTIPLE
+    each = count * BATCHES
     row |= {"cap_gb": KIM_CAP / GB, "plain_batch": each * gpus, "twice_batch": TIMES_PLAIN * each * gpus}
     maker.kept(row, "plain", plain(each))
     maker.kept(row, "twice", maker.wanted(case.sized(gpus, TIMES_PLAIN * each), gpus, KIM_CAP))

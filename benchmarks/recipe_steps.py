@@ -27,6 +27,8 @@ from record import attempt, results, show, start
 
 from mbc.bench.torch_network import TorchNetwork
 from mbc.ir.averages import averages_of
+from mbc.ir.graph import Role
+from mbc.ir.parameter_groups import is_trained
 from mbc.runtime.initial import initial
 from mbc.source import Source
 
@@ -60,8 +62,7 @@ class Feature:
     target: str = "C"
 
     def job(self, precision: str) -> Job:
-        kinds = {"C": "target[batch] : class", "P": f"target[batch, {CLASSES}] : float"}
-        declared = kinds.get(self.target, kinds["P"])
+        declared = "target[batch] : class" if self.target == "C" else f"target[batch, {CLASSES}] : float"
         text = NETWORK % (BATCH, declared, CLASSES, self.loss, self.recipe)
         return Job(self.name, Source("small.mbc", text), (("train.precision", precision),))
 
@@ -119,8 +120,11 @@ def by_torch(job: Job, feature: Feature, steps: int, device: str, dtype: Any, au
         module.clip(rule)
         optimizer.step()
         average.update_parameters(module)
-    averages = {f"average of {n}": v for n, v in average.module.states().items()} if rule.ema else {}
-    return module.states() | averages
+    # mbc keeps none of frozen parameters, which are their own.
+    averaged = average.module.states() if rule.ema else {}
+    parameters = (v for v in network.values.values() if v.role is Role.PARAMETER)
+    frozen = {v.name for v in parameters if not is_trained(rule, v)}
+    return module.states() | {f"average of {n}": value for n, value in averaged.items() if n not in frozen}
 
 
 def by_mbc(job: Job, feature: Feature, steps: int, device: str, folder: Path) -> dict[str, np.ndarray]:
@@ -153,8 +157,9 @@ def row_of(feature: Feature, precision: str, steps: int, device: str) -> dict[st
     theirs = errors(by_torch(job, feature, steps, device, torch.float32, autocast), exact)
     with tempfile.TemporaryDirectory() as folder:
         ours = by_mbc(job, feature, steps, device, Path(folder) / "package")
-    averaged = [name for name in exact if name.startswith("average of ") and name not in ours]
-    found = errors(ours, {name: value for name, value in exact.items() if name not in averaged})
+    if missing := exact.keys() - ours.keys():
+        raise RuntimeError(f"mbc has no {', '.join(sorted(missing))}")
+    found = errors(ours, exact)
     row = {
         "states": len(found), "median": median(found.values()), "torch_median": median(theirs.values()),
         "worst": max(found.values()), "torch_worst": max(theirs.values()),

@@ -1,11 +1,12 @@
 """A hook of MkDocs: pages of the site that lie outside docs/, and the links to them.
 
-The page of the benchmarks (with its pictures) and the change log keep their places in the repository, where people
-look for them; in the site they are benchmarks/README.md and CHANGELOG.md.
+They keep their places in the repository, where people look for them (the pages of the benchmarks, the language and an
+example, the change log), and their paths in the site, with what they show or link to of their own folder.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,24 @@ from mkdocs.config.defaults import MkDocsConfig  # pyright: ignore[reportMissing
 from mkdocs.structure.files import File, Files  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = ("CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/pytorch/README.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
-    files.append(File.generated(config, "CHANGELOG.md", content=changes))
-    benchmarks = ROOT / "benchmarks"
-    page = (benchmarks / "README.md").read_text(encoding="utf-8").replace("](../docs/", "](../")
-    files.append(File.generated(config, "benchmarks/README.md", content=page))
-    for path in sorted((benchmarks / "results").rglob("*")):
-        name = path.relative_to(benchmarks).as_posix()
-        if f"]({name})" in page:
-            files.append(File.generated(config, f"benchmarks/{name}", abs_src_path=str(path)))
+    for name in OUTSIDE:
+        up = "../" * name.count("/")
+        page = (ROOT / name).read_text(encoding="utf-8").replace(f"]({up}docs/", f"]({up}")
+        files.append(File.generated(config, name, content=page))
+        for linked in sorted(set(re.findall(r"\]\((?!\.\./|https?:|#)([^)#]+)\)", page))):
+            path = (ROOT / name).parent / linked
+            beside = path.relative_to(ROOT).as_posix()
+            if path.is_file() and not path.is_relative_to(ROOT / "docs"):
+                files.append(File.generated(config, beside, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links out of docs/, as they are in the repository, lead to the pages above."""
-    return markdown.replace("](../benchmarks/", "](benchmarks/").replace("](../CHANGELOG.md", "](CHANGELOG.md")
+    for name in OUTSIDE:
+        markdown = markdown.replace(f"](../{name}", f"]({name}")
+    return markdown

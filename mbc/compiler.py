@@ -197,11 +197,11 @@ def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
             task = replace(task, constraints=replace(task.constraints, rules=rules))
             plans.append(_plan(task, stages, collectives_like=first.device))
         stages.run("verify ranks", lambda: verify_ranks(plans))
-        _check_pinned(plans, first)
+        _check_host_memory(plans, first)
     return tuple(plans)
 
 
-def _check_pinned(plans: Sequence[Plan], first: _Task) -> None:
+def _check_host_memory(plans: Sequence[Plan], first: _Task) -> None:
     """All ranks of a machine share its memory: MBC360 where they are planned for this one."""
     memory_bytes = local_memory_bytes(first.device, first.options.gpu)
     by_rank = {

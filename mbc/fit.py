@@ -96,7 +96,7 @@ class BatchFit:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
-        from mbc.report.html.small import fit_fragment
+        from mbc.report.html.notebook import fit_fragment
 
         return fit_fragment(self)
 
@@ -112,7 +112,7 @@ class BudgetCurve:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
-        from mbc.report.html.small import fit_fragment
+        from mbc.report.html.notebook import fit_fragment
 
         return fit_fragment(self)
 

@@ -85,17 +85,17 @@ LAZY = {
     ("mbc.editor.line_times", "mbc.plan.model"): "only in the process that plans",
     ("mbc.editor.line_times", "mbc.source"): "only in the process that plans",
     ("mbc.equivalence.launches", "mbc.equivalence.in_torch"): "needs PyTorch",
-    ("mbc.fit", "mbc.report.html.small"): "only in a notebook",
+    ("mbc.fit", "mbc.report.html.notebook"): "only in a notebook",
     ("mbc.measure.kernel_library", "mbc.kernels"): "only without providers of the caller's",
     ("mbc.measuring", "mbc.measure.ladder"): "only where something is measured",
     ("mbc.measuring", "mbc.optimize.search.profiling_requests"): "only where something is measured",
-    ("mbc.plan.model", "mbc.report.html.small"): "only in a notebook",
+    ("mbc.plan.model", "mbc.report.html.notebook"): "only in a notebook",
     ("mbc.runtime.opening", "mbc.runtime.cuda"): "needs PyCUDA",
 }
 
 # The only imports against the order: a notebook asks an object (`_repr_html_`) how it is shown, and what shows it
 # is above it.
-SHOWN = {("mbc.fit", "mbc.report.html.small"), ("mbc.plan.model", "mbc.report.html.small")}
+SHOWN = {("mbc.fit", "mbc.report.html.notebook"), ("mbc.plan.model", "mbc.report.html.notebook")}
 
 
 @dataclass(frozen=True, slots=True)

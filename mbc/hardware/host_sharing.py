@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from mbc.errors import MbcError
+from mbc.hardware.target import HOST_SHARE
 from mbc.hardware.transfers import HostLink
 from mbc.units import show_size
 
@@ -89,10 +90,11 @@ def check_pinned(sizes_bytes: Sequence[int], per_node: int, memory_bytes: int) -
     for first in range(0, len(sizes_bytes), per_node):
         together = sizes_bytes[first : first + per_node]
         if sum(together) > memory_bytes:
+            share_bytes = int(memory_bytes * HOST_SHARE / len(together))
             raise MbcError(
                 "MBC360",
                 f"the plans of {len(together)} ranks on one machine pin {show_size(sum(together))} of host memory "
                 f"together, {show_size(max(together))} the most of one, and this one has {show_size(memory_bytes)}",
-                f"lower memory.host to {memory_bytes // (2 * len(together) * 10**6)}MB, half of the machine's for all "
-                "ranks; leave it out, which comes to the same; or raise memory.device",
+                f"lower memory.host to {share_bytes // 10**6}MB, which lets all ranks have {HOST_SHARE:.0%} of the "
+                "machine's; leave it out, which comes to the same; or raise memory.device",
             )

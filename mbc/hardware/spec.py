@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from mbc.errors import MbcError
@@ -87,9 +90,10 @@ def has_warpgroups(architecture: str) -> bool:
     return architecture.rstrip("af") == "sm_90"
 
 
-def device_specs() -> dict[str, DeviceSpec]:
+@cache
+def device_specs() -> Mapping[str, DeviceSpec]:
     """Every GPU known, by its short name."""
-    return {key: _spec(row) for key, row in json.loads(data_text("gpus.json")).items()}
+    return MappingProxyType({key: _spec(row) for key, row in json.loads(data_text("gpus.json")).items()})
 
 
 def _spec(row: dict[str, Any]) -> DeviceSpec:

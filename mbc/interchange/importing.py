@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.frontend.format import format_source
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.from_onnx.read import batch_is_said, read_onnx
@@ -22,7 +23,7 @@ ONNX = ".onnx"  # how an ONNX file's name ends
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """A network that was imported, and the source that says the same."""
+    """A network that was imported, and the source that says the same, as `mbc fmt` lays it out."""
 
     network: Imported
     source: str
@@ -41,7 +42,7 @@ def import_model(
     title = f"Imported from {printable(path.name)} ({network.writer})."
     source = write_source(network, loss, title, flat)
     check_source(source, network)
-    return ImportedModel(network, source)
+    return ImportedModel(network, format_source(Source("the written source", source)))
 
 
 def _program(path: Path, batch: int | None) -> Program:

@@ -25,7 +25,7 @@ WORKER = (sys.executable, "-m", "mbc.measure.host_worker")
 SILENT_S = 60.0  # longer than a process takes to open its GPU
 LEAD_S = 0.05  # from telling all when to begin until then
 OUT, BACK = STREAM_TO[Space.HOST], STREAM_FROM[Space.HOST]
-WAYS: tuple[tuple[Stream, ...], ...] = ((OUT,), (BACK,), (OUT, BACK))
+DIRECTIONS: tuple[tuple[Stream, ...], ...] = ((OUT,), (BACK,), (OUT, BACK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Fleet:
         return identities[0], tuple(self._rates(gpus) for gpus in range(1, len(self._processes) + 1))
 
     def _rates(self, gpus: int) -> SharedRates:
-        one, other, both = (self._slowest(gpus, way) for way in WAYS)
+        one, other, both = (self._slowest(gpus, way) for way in DIRECTIONS)
         found = SharedRates(gpus, one[OUT], other[BACK], both[OUT], both[BACK])
         self._tell(
             f"copies of {gpus} GPU{'' if gpus == 1 else 's'}, GB/s each: to the host {found.to_host_gb_s:.1f}, back "

@@ -240,8 +240,13 @@ class Plan:
     host_limit_bytes: int | None = None
     peer_limit_bytes: int = 0
 
+    @property
+    def arena_budget_bytes(self) -> int:
+        """What the budget leaves for the arena."""
+        return self.budget_bytes - self.predictions.overhead_bytes
+
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
-        from mbc.report.html.small import plan_fragment
+        from mbc.report.html.notebook import plan_fragment
 
         return plan_fragment(self)

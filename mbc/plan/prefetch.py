@@ -25,5 +25,4 @@ def ahead_bytes(graph: TrainingGraph, available_bytes: int) -> int:
 def prefetch_bytes(plan: Plan) -> int:
     """What a module takes outside the arena for prefetching, where the budget is large enough for it besides arena and
     overhead."""
-    predicted = plan.predictions
-    return ahead_bytes(plan.graph, plan.budget_bytes - predicted.arena_bytes - predicted.overhead_bytes)
+    return ahead_bytes(plan.graph, plan.arena_budget_bytes - plan.predictions.arena_bytes)

@@ -3,6 +3,7 @@
 * `model`: a profile as planning sees it
 * `signature`: a request as text
 * `schema`: the tables of a profile's file
+* `rows`: measurements made of their rows when they are asked for
 * `migrate`: profiles of earlier schema versions brought up to date
 * `check`: what the file of a profile may hold
 * `read`: a profile from its file

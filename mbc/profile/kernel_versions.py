@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from mbc.kernels.cuda import KERNELS, OWN
-from mbc.kernels.cuda.base import layout_of
+from mbc.kernels.cuda.base import OwnKernel, layout_of
 from mbc.ops.fused import SEPARATOR
 from mbc.profile.model import Measurement, Profile
+from mbc.profile.rows import LazyMeasurements
+from mbc.profile.schema import Kernel
 from mbc.profile.signature import read_signature
 
 
 def current(profile: Profile) -> Profile:
     """`profile` with the times of earlier versions of kernels as what they are of today's: estimates, until today's is
     measured. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
-    found = {key: tuple(_adding(m) for m in rows if not _outdated(m)) for key, rows in profile.measurements.items()}
-    if found == profile.measurements:
-        return profile
+    held = LazyMeasurements.of(profile.measurements)
+    found: dict[str, tuple[Measurement, ...]] = {}
     earlier: dict[str, tuple[Measurement, ...]] = {}
-    for key, rows in profile.measurements.items():
-        known = {m.name for m in found[key]}
-        if outdated := [m for m in rows if _outdated(m) and m.name not in known]:
-            earlier[key] = tuple(today for m in outdated for today in _of_today(key, m))
+    for key in held:
+        if any(map(_may_differ, held.kernels(key))):
+            found[key] = tuple(_adding(m) for m in held[key] if not _outdated(m))
+            known = {m.name for m in found[key]}
+            if outdated := [m for m in held[key] if _outdated(m) and m.name not in known]:
+                earlier[key] = tuple(today for m in outdated for today in _of_today(key, m))
+    if all(rows == held[key] for key, rows in found.items()):
+        return profile
     extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
-    measurements = {key: rows for key, rows in found.items() if rows}
-    return replace(profile, measurements=measurements, extents=extents, earlier=earlier)
+    return replace(profile, measurements=held.replaced(found), extents=extents, earlier=earlier)
+
+
+@cache  # tens of thousands of measurements are of few kernels
+def _may_differ(kernel: Kernel) -> bool:
+    """Whether today's may be another, or one that is known to do more."""
+    provider, name, settings = kernel
+    today = KERNELS.get(name) if provider == OWN.name else None
+    return today is not None and (settings != today.settings or _adds(today))
 
 
 def _outdated(measurement: Measurement) -> bool:
@@ -32,11 +45,15 @@ def _outdated(measurement: Measurement) -> bool:
     return kernel is not None and measurement.settings != kernel.settings
 
 
+def _adds(kernel: OwnKernel) -> bool:
+    return kernel.accumulates and SEPARATOR in kernel.kind
+
+
 def _adding(measurement: Measurement) -> Measurement:
     """A group's kernels were measured when they did not say that they can add: they take as long for it. Of other
     kernels of mbc's that add it was tried, and counts as it was found."""
     kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
-    can = kernel is not None and kernel.accumulates and SEPARATOR in kernel.kind and not measurement.refused
+    can = kernel is not None and _adds(kernel) and not measurement.refused
     return replace(measurement, accumulates=True) if can and not measurement.accumulates else measurement
 
 

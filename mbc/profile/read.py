@@ -17,16 +17,18 @@ from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, Collect
 from mbc.profile.check import check_contents, check_structure, guard
 from mbc.profile.kernel_versions import current
 from mbc.profile.migrate import migrate
-from mbc.profile.model import Extent, Measurement, Overhead, Profile
+from mbc.profile.model import Extent, Overhead, Profile
+from mbc.profile.rows import LazyMeasurements
 from mbc.profile.schema import (
     COLUMNS,
     COMPRESSED,
     SCHEMA_VERSION,
+    Row,
+    check_rows,
     check_version,
     damaged,
     explained,
     identity_of,
-    measurement_of,
 )
 from mbc.units import show_size
 
@@ -65,17 +67,19 @@ def _read_once(path: Path, state: tuple[int | bytes, ...]) -> Profile:
 def _read(path: Path) -> Profile:
     with explained(path), closing(_opened(path)) as connection:
         identity = identity_of(connection, path)
-        measurements: dict[str, list[Measurement]] = {}
-        query = f"SELECT signature, {COLUMNS} FROM candidate JOIN request ON request = id ORDER BY id"
         try:
-            for key, *row in connection.execute(query):
-                measurements.setdefault(key, []).append(measurement_of(tuple(row)))
+            signatures: dict[int, str] = dict(connection.execute("SELECT id, signature FROM request"))
+            rows: dict[str, list[Row]] = {}
+            for request, *row in connection.execute(f"SELECT request, {COLUMNS} FROM candidate ORDER BY request"):
+                if request in signatures:
+                    rows.setdefault(signatures[request], []).append(tuple(row))
+            check_rows([row for of_request in rows.values() for row in of_request])
             overheads = tuple(
                 Overhead(*row) for row in connection.execute("SELECT what, subject, size_bytes FROM overhead")
             )
             columns = "signature, workspace_limit_bytes, left_out, date, micro_batches_only"
-            rows = connection.execute(f"SELECT {columns} FROM request")
-            extents = {key: Extent(*row, micro_batches_only=bool(only)) for key, *row, only in rows}
+            limits = connection.execute(f"SELECT {columns} FROM request")
+            extents = {key: Extent(*row, micro_batches_only=bool(only)) for key, *row, only in limits}
             constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
             times = tuple(
                 CollectiveTime(CollectiveKind(kind), ranks, Link(link), *rest)
@@ -87,7 +91,7 @@ def _read(path: Path) -> Profile:
             )
         except (ValueError, TypeError) as error:
             raise damaged(path, error) from error
-    found = {key: tuple(rows) for key, rows in measurements.items()}
+    found = LazyMeasurements(rows)
     return current(
         Profile(
             identity, found, overheads, str(path), extents, constants, collectives=times, collective_slowdowns=slowdowns

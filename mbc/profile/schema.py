@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.profile.model import Identity, Measurement
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
 SCHEMA_VERSION = 6
 OLDEST_VERSION = 2  # that is still read (`mbc.profile.migrate`)
@@ -74,6 +77,8 @@ CREATE TABLE collective_slowdowns (
   PRIMARY KEY (kernel, ranks, link, max_ctas)
 ) WITHOUT ROWID;
 """
+Row = tuple[Any, ...]  # of a candidate: COLUMNS
+Kernel = tuple[str, str, tuple[tuple[str, int], ...]]  # provider, name, settings
 COLUMNS = (
     "provider, name, settings, layouts, workspace_bytes, time_us, spread_us, deterministic, accumulates, notes, "
     "error, refused, accumulate_us, dominated"
@@ -92,14 +97,36 @@ def damaged(path: Path, reason: object, remedy: str = "delete it and measure aga
     return MbcError("MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", remedy)
 
 
+# What callbacks raised within `explained`: SQLite itself says only that they did.
+_raised: ContextVar[list[BaseException]] = ContextVar("_raised")
+
+
+def callback(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function for SQLite to call: what it raises (Ctrl-C too), `explained` raises again."""
+
+    @wraps(function)
+    def called(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return function(*arguments, **named)
+        except BaseException as error:
+            _raised.get([]).append(error)
+            raise
+
+    return called
+
+
 @contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
     """Turn what SQLite says into what a user can act on."""
+    raised: list[BaseException] = []
+    outer = _raised.set(raised)
     try:
         yield
     except UnicodeDecodeError as error:  # of a message that holds what the file's tables are called
         raise damaged(path, "names in it are no UTF-8") from error
     except sqlite3.Error as error:
+        if raised:
+            raise raised[0] from None
         name: str = getattr(error, "sqlite_errorname", "")
         if is_busy(error):
             raise MbcError(
@@ -114,6 +141,8 @@ def explained(path: Path) -> Generator[None, None, None]:
                 "check the path, its permissions and the free space",
             ) from error
         raise damaged(path, error) from error
+    finally:
+        _raised.reset(outer)
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> int:
@@ -142,7 +171,7 @@ def identity_of(connection: sqlite3.Connection, path: Path) -> Identity:
 
 # A profile has thousands of rows and few different settings and layouts.
 @lru_cache(maxsize=1024)
-def _settings(text: str) -> tuple[tuple[str, int], ...]:
+def _settings_in(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((str(key), int(value)) for key, value in json.loads(text))
 
 
@@ -151,13 +180,27 @@ def _layouts(text: str) -> tuple[Layout, ...]:
     return tuple(Layout(layout) for layout in text.split(","))
 
 
-def measurement_of(row: tuple[Any, ...]) -> Measurement:
+def kernel_of(row: Row) -> Kernel:
+    provider, name, settings = row[:3]
+    return provider, name, _settings_in(settings)
+
+
+def check_rows(rows: Collection[Row]) -> None:
+    """ValueError or TypeError where `measurement_of` could not read one of them, whose values are of their columns'
+    types."""
+    for text in {row[2] for row in rows}:
+        _settings_in(text)
+    for layout in {layout for text in {row[3] for row in rows} for layout in text.split(",")}:
+        Layout(layout)
+
+
+def measurement_of(row: Row) -> Measurement:
     provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
     adding_us, once = more
     return Measurement(
         provider,
         name,
-        _settings(settings),
+        _settings_in(settings),
         _layouts(layouts),
         workspace,
         time_us,
@@ -172,7 +215,7 @@ def measurement_of(row: tuple[Any, ...]) -> Measurement:
     )
 
 
-def row_of(m: Measurement) -> tuple[Any, ...]:
+def row_of(m: Measurement) -> Row:
     return (
         m.provider,
         m.name,

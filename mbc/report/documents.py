@@ -10,9 +10,10 @@ from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import summarise
+from mbc.plan.techniques import techniques
 from mbc.report.collectives import collectives_document
 from mbc.report.memory import curve_rows
-from mbc.report.techniques import techniques_document
+from mbc.report.techniques import predicted_timeline, techniques_document
 
 
 def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _program(plan: Plan, program: Program, memory: bool) -> dict[str, Any]:
             "by_kind": {str(kind): taken for kind, taken in curve.at(peak).items()},
         },
         "operations": [asdict(summary) for summary in summarise(plan, program)],
-        "techniques": techniques_document(plan, program),
+        "techniques": techniques_document(plan, program, techniques(plan, program), predicted_timeline(plan, program)),
     }
     if memory:
         made["memory"] = curve_rows(curve)

@@ -29,7 +29,7 @@ def curve_text(plan: Plan, program: Program, width: int) -> str:
     scale; host memory and a peer's on their own."""
     curve = memory_curve(plan, program)
     total = curve.total_bytes
-    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    left = plan.arena_budget_bytes
     peak = max(total)
     # Against a budget that is far away every curve would lie flat on the ground.
     top = left if peak <= left < _FAR * peak else peak

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mbc.hardware.spec import known_spec
+from mbc.hardware.spec import DeviceSpec
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Timeline, timeline
 from mbc.plan.memory import memory_curve
@@ -38,7 +38,11 @@ class Stall:
 
 def predicted_timeline(plan: Plan, program: Program) -> Timeline:
     """When each launch runs, with what copies cost the kernels that run concurrently where the GPU is a known one."""
-    device = known_spec(plan.target.gpu) if plan.graph.ranks is None else device_of(plan)
+    return timeline_on(device_of(plan), plan, program)
+
+
+def timeline_on(device: DeviceSpec | None, plan: Plan, program: Program) -> Timeline:
+    """The same where `device_of` the plan is known already."""
     return timeline(
         program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
     )
@@ -79,16 +83,15 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
 
-def techniques_document(plan: Plan, program: Program) -> dict[str, Any]:
-    """The same for a script, whole."""
-    found = techniques(plan, program)
+def techniques_document(plan: Plan, program: Program, found: Techniques, times: Timeline) -> dict[str, Any]:
+    """The same for a script, whole, from `techniques` and `predicted_timeline`."""
     return {
         "recomputed": [asdict(r) for r in found.recomputed],
         "offloaded": [asdict(o) for o in found.offloaded],
         "links": [asdict(link) for link in traffic(plan, program)],
         "divided": [asdict(d) for d in found.divided],
         "depth_first": [asdict(h) for h in found.depth_first],
-        "stalls": [asdict(s) for s in stalls(program, predicted_timeline(plan, program))],
+        "stalls": [asdict(s) for s in stalls(program, times)],
     }
 
 

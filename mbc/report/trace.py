@@ -38,8 +38,8 @@ def _program(plan: Plan, program: Program, process: int, name: str) -> list[dict
     times = predicted_timeline(plan, program)
     named = {launch: called for called, group in grouped(plan, program).items() for launch in group}
     used = sorted({_STREAMS.index(launch.stream) for launch in program.launches})
-    events: list[dict[str, Any]] = [_called("process_name", process, 0, name)]
-    events += [_called("thread_name", process, stream, str(_STREAMS[stream])) for stream in used]
+    events: list[dict[str, Any]] = [_metadata_event("process_name", process, 0, name)]
+    events += [_metadata_event("thread_name", process, stream, str(_STREAMS[stream])) for stream in used]
     for i, launch in enumerate(program.launches):
         stream = _STREAMS.index(launch.stream)
         event = {"pid": process, "tid": stream, "ts": times.starts_us[i], "cat": str(launch.stream)}
@@ -77,8 +77,10 @@ def _program(plan: Plan, program: Program, process: int, name: str) -> list[dict
 def _measured(plan: Plan, measured: MeasuredStep, process: int) -> list[dict[str, Any]]:
     program = plan.train
     used = sorted({_STREAMS.index(launch.stream) for launch in program.launches})
-    events: list[dict[str, Any]] = [_called("process_name", process, 0, f"{plan.graph.name}: training step, measured")]
-    events += [_called("thread_name", process, stream, str(_STREAMS[stream])) for stream in used]
+    events: list[dict[str, Any]] = [
+        _metadata_event("process_name", process, 0, f"{plan.graph.name}: training step, measured")
+    ]
+    events += [_metadata_event("thread_name", process, stream, str(_STREAMS[stream])) for stream in used]
     times = zip(program.launches, measured.starts_us, measured.times_us, strict=True)
     for i, (launch, start_us, time_us) in enumerate(times):
         if start_us is not None:
@@ -88,5 +90,5 @@ def _measured(plan: Plan, measured: MeasuredStep, process: int) -> list[dict[str
     return events
 
 
-def _called(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _metadata_event(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}

@@ -46,7 +46,7 @@ function graphSection(place) {
     }
   }
 
-  function place_nodes() {
+  function placeNodes() {
     const { operations: o, pieces: p, launches, loss_launch } = View.program;
     const written = new Map(); // by value, the operations that write it
     const read = new Map();
@@ -109,7 +109,7 @@ function graphSection(place) {
       : element("p", { class: "note" }, `blue: nothing; red: ${by === "time" ? showTime(top) : showSize(top)}, the most of one operation`));
     chart.draw();
   }
-  const fill = () => { place_nodes(); colours(); };
+  const fill = () => { placeNodes(); colours(); };
   View.listeners.push(fill);
   fill();
 }

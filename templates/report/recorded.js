@@ -54,7 +54,7 @@ function bars(rows) {
   return picture;
 }
 
-// A line through points. `stairs`: of the largest value up to each.
+// A line through points, from 0 or from the least value.
 function points(list, xTitle, yTitle, showX, showY, fromZero) {
   const [width, height, left, bottom] = [960, 240, 80, 34];
   const xs = list.map(([x]) => x);

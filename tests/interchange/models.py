@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mbc.frontend.format import format_source
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.interchange.importing import ImportedModel, import_model
@@ -57,8 +58,9 @@ def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
 
 
 def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
-    """Import the model, and assert that it computes what torch does, within 1e-5."""
+    """Import the model, and assert that it computes what torch does, within 1e-5, and is laid out as by `mbc fmt`."""
     imported = import_model(exported(path, stirred(model), *inputs), "net", "mse")
+    assert format_source(Source("net.mbc", imported.source)) == imported.source
     with torch.no_grad():
         wanted = model.eval()(*[x.clone() for x in inputs])
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)

@@ -99,7 +99,7 @@ network net(batch = 2) {
   input image[batch, 3, 16, 16] : float
   input target[batch, 5] : float
   x = image |> conv(4, 3, stride=2, pad=1, bias=true) @stem |> bottleneck2(2) @layer1.0 |> bottleneck(2) @layer1.1
-        |> bottleneck(2) @layer1.2
+            |> bottleneck(2) @layer1.2
   x = x |> bottleneck2(4, stride=2) @layer2.0 |> bottleneck(4) @layer2.1 |> bottleneck(4) @layer2.2
         |> bottleneck(4) @layer2.3
   prediction = x |> global_avgpool |> dropout(p=0.1) |> linear(5) @fc

@@ -17,7 +17,7 @@ from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan
 from mbc.report.memory import curve_text
 from mbc.report.tables import outside_cell
-from mbc.report.techniques import techniques_document, techniques_text
+from mbc.report.techniques import predicted_timeline, techniques_document, techniques_text
 from mbc.runtime.transfers import Transfers
 from mbc.units import show_size
 from tests.optimize.remat.test_apply_decisions import everything_at_once, trained, undecided
@@ -108,7 +108,8 @@ def test_what_is_shown_and_compared() -> None:
     assert link.out_bytes > 0 and not link.measured
     assert {o.space for o in techniques(peer, peer.train).offloaded} == {Space.PEER}
     assert "peer" in techniques_text(peer, peer.train, 120) and "peer" not in techniques_text(host, host.train, 120)
-    assert techniques_document(peer, peer.train)["links"][0]["out_bytes"] == link.out_bytes
+    found, times = techniques(peer, peer.train), predicted_timeline(peer, peer.train)
+    assert techniques_document(peer, peer.train, found, times)["links"][0]["out_bytes"] == link.out_bytes
     assert "peer, own scale" in curve_text(peer, peer.train, 100)
     changed = {change.name: (change.before, change.after) for change in diff_plans(host, peer).totals}
     assert changed["copied_to_peer_bytes"] == (0, link.out_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -149,3 +150,24 @@ def test_every_column_has_a_rule(tmp_path: Path) -> None:
     assert len(tables) == (SCHEMA + COLLECTIVES).count("CREATE TABLE")
     ruled = {(table, column) for table, (_, rules) in check._RULES.items() for column in rules}
     assert {pair for pair in columns - ruled if pair[1] not in looked_up} == set()
+
+
+@pytest.mark.parametrize("during", ["a function", "a look at the count"])
+def test_an_interrupt_while_a_profile_is_read_is_one(during: str, tmp_path: Path, monkeypatch) -> None:
+    """Ctrl-C arrives while SQLite calls Python, and SQLite makes an error of its own of whatever that raises."""
+    path = changed(tmp_path)
+    if during == "a function":
+        monkeypatch.setattr(check, "_plain", lambda text: signal.raise_signal(signal.SIGINT))
+    else:
+        monkeypatch.setattr(check, "STEPS", 1)
+        monkeypatch.setattr(check, "MOST_STEPS", _Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        read_profile(path)
+    monkeypatch.undo()
+    assert read_profile(path).measurements
+
+
+class _Interrupting:
+    def __lt__(self, other: object) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return False

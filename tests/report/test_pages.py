@@ -17,14 +17,15 @@ from mbc.errors import MbcError
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
+from mbc.plan.techniques import techniques
 from mbc.report.html.answers import answers
 from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
+from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import embedded, write_text
-from mbc.report.html.small import plan_fragment
 from mbc.report.measured import MeasuredStep, launch_name, measured_step
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
@@ -98,7 +99,8 @@ def test_the_map_adds_up_to_the_memory_curve(plan, data):
         _near(live, {str(kind): list(taken) for kind, taken in curve.bytes_by_kind.items() if any(taken)})
         _near(shown["memory"], live)
         assert shown["peak"]["bytes"] == curve.peak_bytes and shown["peak"]["launch"] == curve.peak_launch
-        _near(shown["techniques"], techniques_document(plan, program))
+        times = predicted_timeline(plan, program)
+        _near(shown["techniques"], techniques_document(plan, program, techniques(plan, program), times))
 
 
 def test_pieces_are_where_the_plan_places_them(plan, data):
@@ -132,6 +134,13 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert any(row["decision"] == "recomputed" for row in rows)
     furthest = told["Which kernel is furthest from its roofline?"]
     assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
+
+
+@pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])
+def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical_path_us, said):
+    plan = replace(plan, bounds=replace(plan.bounds, critical_path_us=critical_path_us))
+    (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more buy" in one.question)
+    assert f"No {said}, however large the budget, is faster than" in more.answer
 
 
 class _Elements(HTMLParser):
@@ -332,3 +341,20 @@ def test_a_page_that_cannot_be_written(tmp_path: Path):
     with pytest.raises(MbcError, match=r"MBC320: cannot write '.*there.html': .*") as caught:
         write_text(tmp_path / "not" / "there.html", "x")
     assert caught.value.remedy == "name another file with -o"
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "page.html"
+    write_text(path, "before")
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(MbcError, match=r"MBC320: .*No space left on device"):
+            write_text(path, "after")
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+    write_text(path, "after")
+    assert path.read_text() == "after"
+    write_text(Path("/dev/null"), "nowhere")

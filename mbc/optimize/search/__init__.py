@@ -11,5 +11,6 @@
 * `relu_masks`: ReLUs that store bit masks for their gradients
 * `overhead`: device memory outside the arena
 * `prediction_interval`: the interval of a predicted time
+* `predicted_times`: times and intervals of both programs of a plan
 * `profiling_requests`: requests to be profiled, most important first
 """

@@ -9,9 +9,7 @@ from dataclasses import replace
 from mbc.errors import BudgetError
 from mbc.hardware.transfers import HostLink
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.simulate import measured_share, simulate
-from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.predicted_times import predicted_times
 from mbc.plan.model import Copy, Plan, Program
 from mbc.plan.traffic import copied_bytes
 
@@ -43,23 +41,8 @@ def _noted(plan: Plan, gpus: int, oblivious: Plan) -> Plan:
 def retimed(plan: Plan, table: CandidateTable) -> Plan:
     """The same launches, addresses and waits, timed by the links of `table`'s device."""
     train, infer = (_retimed(plan, program, table) for program in (plan.train, plan.infer))
-
-    def figures(program: Program) -> tuple[float, float, float]:
-        time_us = simulate(program, contention=contention(program, plan.graph, plan.buffers, table.device))
-        operations = plan.graph.train if program is train else plan.graph.infer
-        return time_us, *time_range_us(program, plan.graph, plan.buffers, table.device, table.larger, operations)
-
-    (train_us, low_us, high_us), (infer_us, infer_low_us, infer_high_us) = figures(train), figures(infer)
-    predictions = replace(
-        plan.predictions,
-        train_us=train_us,
-        train_low_us=low_us,
-        train_high_us=high_us,
-        infer_us=infer_us,
-        infer_low_us=infer_low_us,
-        infer_high_us=infer_high_us,
-        measured_share=measured_share(train),
-    )
+    times = predicted_times(table, plan.buffers, train, infer)
+    predictions = replace(plan.predictions, **times._asdict())
     return replace(plan, train=train, infer=infer, predictions=predictions)
 
 

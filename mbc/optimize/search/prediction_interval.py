@@ -34,11 +34,10 @@ def time_range_us(
     low_us: list[float] = []
     high_us: list[float] = []
     for launch in program.launches:
-        other = _of_similar_gpu(launch, graph, buffers, larger, by_name)
-        spread = _scaled(launch, graph, buffers, larger, by_name) or _spread(launch, graph, buffers)
-        if other is not None:
+        if (other := _of_similar_gpu(launch, graph, buffers, larger, by_name)) is not None:
             low, high = other.low, other.high
         else:
+            spread = _scaled(launch, graph, buffers, larger, by_name) or _spread(launch, graph, buffers)
             low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)

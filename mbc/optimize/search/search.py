@@ -21,11 +21,10 @@ from mbc.optimize.fusion.select_groups import Programs, fuse, plain
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_outside
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
-from mbc.optimize.schedule.simulate import measured_share
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.fit import fit
 from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
-from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.predicted_times import predicted_times
 from mbc.optimize.search.relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution
 from mbc.optimize.selection.select import Choices, check_limit, choose
@@ -243,7 +242,7 @@ def _plan(
 ) -> Plan:
     solution = Solution(draft, placed, table)
     device = table.device
-    (train, train_us), (infer, infer_us) = map(solution.finished, (draft.train, draft.infer))
+    train, infer = (solution.finished(program)[0] for program in (draft.train, draft.infer))
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0
     return Plan(
@@ -263,11 +262,7 @@ def _plan(
         train,
         infer,
         Predictions(
-            train_us,
-            *time_range_us(train, table.graph, draft.buffers, device, table.larger, table.graph.train),
-            infer_us,
-            *time_range_us(infer, table.graph, draft.buffers, device, table.larger, table.graph.infer),
-            measured_share(train),
+            *predicted_times(table, draft.buffers, train, infer),
             placed.arena_bytes,
             overhead_bytes,
             device.overhead_bytes > 0,

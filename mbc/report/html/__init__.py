@@ -11,5 +11,5 @@
 * `diff_words`: in sentences, what differs between two plans and why
 * `diff_page`: the page of two plans
 * `recorded`: results of other commands that a page shows beside the plan
-* `small`: a few figures and a picture, for notebooks
+* `notebook`: a few figures and a picture, for notebooks
 """

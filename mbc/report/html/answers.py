@@ -37,7 +37,7 @@ def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer,
 def _peak(facts: Facts) -> Answer:
     plan, curve, peak = facts.plan, facts.curve, facts.peak
     kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
-    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    left = plan.arena_budget_bytes
     holds = live_values_at(plan, facts.program, peak)[:_LISTED]
     return Answer(
         "What sets the peak?",
@@ -63,7 +63,7 @@ def _why_not_kept(facts: Facts) -> Answer:
     question = "Why is a value recomputed or offloaded?"
     if not (found.recomputed or found.offloaded):
         return Answer(question, "None is: all values fit the budget between their uses.", (), "memory")
-    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    left = plan.arena_budget_bytes
     total = facts.curve.total_bytes
     recomputed, offloaded = found.absent_bytes(facts.peak)
     details: list[str] = []
@@ -118,8 +118,9 @@ def _more(facts: Facts) -> Answer:
         if cost[0] > 0 and cost[1] <= room:
             kept.append(cost)
             room -= cost[1]
+    schedule = "plan" if plan.bounds.critical_path_us else "serial schedule"
     bound = (
-        f"No budget, however large, makes the step faster than {show_time(least_us)} with these kernels: "
+        f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
         f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the step."
         if plan.predictions.train_us
         else ""

@@ -85,7 +85,7 @@ def _side(facts: Facts, title: str) -> dict[str, Any]:
         "title": title,
         "memory": {str(kind): taken for kind, taken in facts.curve.bytes_by_kind.items() if any(taken)},
         "peak": {"launch": facts.peak, "bytes": facts.curve.peak_bytes},
-        "left_bytes": plan.budget_bytes - plan.predictions.overhead_bytes,
+        "left_bytes": plan.arena_budget_bytes,
         "arena_bytes": plan.predictions.arena_bytes,
         "train_us": plan.predictions.train_us,
     }

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.analysis.roofline import Ceilings, Limit, ceilings_of, limits
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
 from mbc.optimize.schedule.simulate import Timeline
 from mbc.plan.memory import MemoryCurve, memory_curve
-from mbc.plan.model import Plan, Program
+from mbc.plan.model import Mode, Plan, Program
 from mbc.plan.techniques import Techniques, techniques
-from mbc.report.techniques import predicted_timeline
+from mbc.report.devices import device_of
+from mbc.report.techniques import timeline_on
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one program of a plan. `ceilings` is None for a plan that is for no GPU, and `limits` then empty; else these
-    are in the order of `summarise`."""
+    """Of one program of a plan. `device` is None of an unknown GPU. `ceilings` is None for a plan that is for no GPU,
+    and `limits` then empty; else these are in the order of `summarise`. `writers` and `readers`: the launches that
+    write each buffer, and those that read it, in order; one that adds to it does both."""
 
     plan: Plan
     program: Program
+    device: DeviceSpec | None
     ceilings: Ceilings | None
     curve: MemoryCurve
     techniques: Techniques
     times: Timeline
     limits: tuple[Limit, ...]
+    writers: Mapping[int, Sequence[int]]
+    readers: Mapping[int, Sequence[int]]
 
     @property
     def peak(self) -> int:
@@ -34,13 +41,30 @@ class Facts:
 
 def facts_of(plan: Plan, program: Program) -> Facts:
     """Of the training or the inference program of a plan."""
+    device = device_of(plan)
     ceilings = None if plan.graph.precision is Precision.FP64 else ceilings_of(plan)
     return Facts(
         plan,
         program,
+        device,
         ceilings,
         memory_curve(plan, program),
         techniques(plan, program),
-        predicted_timeline(plan, program),
+        timeline_on(device, plan, program),
         () if ceilings is None else limits(plan, program, ceilings),
+        *_touches(program),
     )
+
+
+def _touches(program: Program) -> tuple[Mapping[int, Sequence[int]], Mapping[int, Sequence[int]]]:
+    """`writers` and `readers` of `Facts`."""
+    writers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    for i, launch in enumerate(program.launches):
+        for access in launch.accesses:
+            sides = {Mode.READ: (readers,), Mode.WRITE: (writers,), Mode.ACCUMULATE: (writers, readers)}[access.mode]
+            for side in sides:
+                found = side.setdefault(access.buffer, [])
+                if not found or found[-1] != i:
+                    found.append(i)
+    return writers, readers

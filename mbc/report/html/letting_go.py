@@ -6,13 +6,13 @@ Estimates from the plan's own launches, one value at a time: what else would cha
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mbc.hardware.spec import known_spec
 from mbc.plan.live import lifetimes
-from mbc.plan.model import Mode, Plan, Program, Space, Stream
+from mbc.plan.model import Mode, Space, Stream
+from mbc.report.html.facts import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class LettingGo:
 
 
 class Gaps:
-    """The gaps of the buffers of a program. `peak`: the launch at the peak of live bytes."""
+    """The gaps of the buffers of a program."""
 
-    def __init__(self, plan: Plan, program: Program, peak: int) -> None:
-        self._plan, self._program, self._peak = plan, program, peak
-        self._device = known_spec(plan.target.gpu)
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        plan, program = facts.plan, facts.program
         self._live: dict[str, list[tuple[int, int]]] = {}
         entry = frozenset(program.entry)
         end = len(program.launches)
@@ -43,50 +43,38 @@ class Gaps:
                 lasts = buffer in entry and plan.graph.values[value].role.persistent
                 self._live.setdefault(value, []).append((0, end) if lasts else (start, stop))
 
-    def letting_go(self, buffer: int, writers: Sequence[int], readers: Sequence[int]) -> LettingGo | None:
-        """Of a buffer that these launches touch: in its gap at the peak, else in its longest one. None where it has no
-        gap, is workspace, or holds a state."""
-        name = self._plan.buffers[buffer].value
-        if name is None or self._plan.graph.values[name].role.persistent or not writers:
+    def letting_go(self, buffer: int) -> LettingGo | None:
+        """Of a buffer in its gap at the peak, else in its longest one. None where it has no gap, is workspace, or holds
+        a state."""
+        facts, plan = self._facts, self._facts.plan
+        writers, readers = facts.writers.get(buffer, ()), facts.readers.get(buffer, ())
+        name = plan.buffers[buffer].value
+        if name is None or plan.graph.values[name].role.persistent or not writers:
             return None
         touches = sorted({*writers, *readers})
         gaps = [(a + 1, b) for a, b in pairwise(touches) if b > a + 1]
         if not gaps:
             return None
-        start, stop = max(gaps, key=lambda gap: (gap[0] <= self._peak < gap[1], gap[1] - gap[0], -gap[0]))
+        start, stop = max(gaps, key=lambda gap: (gap[0] <= facts.peak < gap[1], gap[1] - gap[0], -gap[0]))
         made = writers[: bisect_left(writers, start)]
         if not made:
             return None
-        size_bytes = self._plan.buffers[buffer].size_bytes
+        size_bytes = plan.buffers[buffer].size_bytes
         offload_us = None
-        if self._device is not None:
-            links = self._device.links
+        if facts.device is not None:
+            links = facts.device.links
             offload_us = sum(links.copy_us(size_bytes, way) for way in (Stream.TO_HOST, Stream.TO_DEVICE))
-        launches = [self._program.launches[i] for i in made]
+        launches = [facts.program.launches[i] for i in made]
         return LettingGo(
             start, stop, sum(launch.work.time_us for launch in launches), self._lacks(made, name, stop), offload_us
         )
 
     def _lacks(self, made: Sequence[int], name: str, at: int) -> tuple[str, ...]:
         read = (
-            self._plan.buffers[access.buffer].value
+            self._facts.plan.buffers[access.buffer].value
             for i in made
-            for access in self._program.launches[i].accesses
+            for access in self._facts.program.launches[i].accesses
             if access.mode is Mode.READ
         )
         wanted = dict.fromkeys(value for value in read if value is not None and value != name)
         return tuple(v for v in wanted if not any(a <= at < b for a, b in self._live.get(v, ())))
-
-
-def touches(program: Program) -> tuple[Mapping[int, list[int]], Mapping[int, list[int]]]:
-    """The launches that write each buffer, and those that read it, in order. One that adds to it does both."""
-    writers: dict[int, list[int]] = {}
-    readers: dict[int, list[int]] = {}
-    for i, launch in enumerate(program.launches):
-        for access in launch.accesses:
-            sides = {Mode.READ: (readers,), Mode.WRITE: (writers,), Mode.ACCUMULATE: (writers, readers)}[access.mode]
-            for side in sides:
-                found = side.setdefault(access.buffer, [])
-                if not found or found[-1] != i:
-                    found.append(i)
-    return writers, readers

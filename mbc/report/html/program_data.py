@@ -9,12 +9,12 @@ from typing import Any
 from mbc.ir.graph import Operation
 from mbc.plan.live import Kind, kinds_of_values, live_ranges
 from mbc.plan.memory import outside_curve
-from mbc.plan.model import STREAM_TO, Plan, Program
+from mbc.plan.model import STREAM_TO
 from mbc.plan.summary import grouped, summarise
 from mbc.plan.techniques import Techniques
 from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
-from mbc.report.html.letting_go import Gaps, touches
+from mbc.report.html.letting_go import Gaps
 from mbc.report.tables import layouts, micro_batches
 from mbc.report.techniques import techniques_document
 
@@ -35,7 +35,7 @@ PIECES = (
 def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
     """Of one program. Where the plan is for no GPU operations have no limits."""
     plan, program, curve, peak = facts.plan, facts.program, facts.curve, facts.peak
-    writers = _writers_of_values(plan, program)
+    of_loss = (launches for buffer, launches in facts.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
     outside = {str(space): outside_curve(plan, program, space) for space in STREAM_TO}
     return {
         "operations": texts.table(_operations(facts), OPERATIONS),
@@ -49,23 +49,16 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
             "bytes": curve.peak_bytes,
             "by_kind": {str(kind): taken for kind, taken in curve.at(peak).items()},
         },
-        "techniques": techniques_document(plan, program),
-        "loss_launch": next(iter(writers.get(plan.graph.loss, ())), None),
+        "techniques": techniques_document(plan, program, facts.techniques, facts.times),
+        "loss_launch": next((launches[0] for launches in of_loss), None),
     }
-
-
-def _writers_of_values(plan: Plan, program: Program) -> Mapping[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for buffer, launches in touches(program)[0].items():
-        found.setdefault(plan.buffers[buffer].value or "", []).extend(launches)
-    return found
 
 
 def _operations(facts: Facts) -> list[dict[str, Any]]:
     plan, program = facts.plan, facts.program
     groups = grouped(plan, program)
     lines = _lines((*plan.graph.train, *plan.graph.infer))
-    decisions = _decisions_of_operations(plan, program, facts.techniques, groups)
+    decisions = _decisions_of_operations(facts, groups)
     bounded = {one.summary.name: one for one in facts.limits}
     rows: list[dict[str, Any]] = []
     for summary in [one.summary for one in facts.limits] or summarise(plan, program):
@@ -94,15 +87,13 @@ def _lines(operations: Iterable[Operation]) -> Mapping[str, int]:
     return {operation.name: operation.span.line for operation in operations if operation.span is not None}
 
 
-def _decisions_of_operations(
-    plan: Plan, program: Program, found: Techniques, groups: Mapping[str, list[int]]
-) -> Mapping[str, str]:
+def _decisions_of_operations(facts: Facts, groups: Mapping[str, list[int]]) -> Mapping[str, str]:
+    plan, program, found = facts.plan, facts.program, facts.techniques
     recomputed = {one.operation for one in found.recomputed}
     divided = {one.operation for one in found.divided}
     of_values = _decisions_of_values(found)
-    writers, _ = touches(program)
     writes: dict[int, list[str]] = {}
-    for buffer, launches in writers.items():
+    for buffer, launches in facts.writers.items():
         for i in launches:
             writes.setdefault(i, []).append(plan.buffers[buffer].value or "")
     made: dict[str, str] = {}
@@ -143,8 +134,7 @@ def _launches(facts: Facts) -> list[dict[str, Any]]:
 def _pieces(facts: Facts) -> list[dict[str, Any]]:
     plan, program = facts.plan, facts.program
     kinds, decisions = kinds_of_values(plan.graph), _decisions_of_values(facts.techniques)
-    writers, readers = touches(program)
-    gaps = Gaps(plan, program, facts.peak)
+    gaps = Gaps(facts)
     rows: list[dict[str, Any]] = []
     for live_range in live_ranges(plan, program):
         # As the memory curve counts: the bytes are those of one member until the next one is written.
@@ -154,8 +144,7 @@ def _pieces(facts: Facts) -> list[dict[str, Any]]:
             if stop <= start:
                 continue
             value = plan.buffers[member].value
-            written, read = writers.get(member, []), readers.get(member, [])
-            go = gaps.letting_go(member, written, read)
+            go = gaps.letting_go(member)
             rows.append(
                 {
                     "value": value or "",
@@ -165,8 +154,8 @@ def _pieces(facts: Facts) -> list[dict[str, Any]]:
                     "start": start,
                     "stop": stop,
                     "decision": decisions.get(value or "", KEPT),
-                    "writers": written,
-                    "readers": read,
+                    "writers": facts.writers.get(member, ()),
+                    "readers": facts.readers.get(member, ()),
                     "gap_start": go.start if go else None,
                     "gap_stop": go.stop if go else None,
                     "recompute_us": go.recompute_us if go else None,

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from mbc.errors import MbcError
 from mbc.resources import folder
 from mbc.runtime.checkpoint import why
-from mbc.runtime.replace import try_replacing
+from mbc.runtime.replace import replace_file, try_replacing
 
 _FOLDER = "report"
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
@@ -65,9 +65,13 @@ def _finite(data: Any) -> Any:
 
 
 def write_text(path: Path, text: str, option: str = "-o") -> None:
-    """Write a page or another output whole. Raises MBC320 where that is not possible; `option` named the place."""
+    """Write a page or another output whole or not at all, in place only where no ordinary file is named (/dev/stdout).
+    Raises MBC320 where that is not possible; `option` named the place."""
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            replace_file(path, (text.encode(),))
     except (OSError, ValueError) as error:
         raise _unwritten(path, error, option) from error
 

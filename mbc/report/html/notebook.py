@@ -21,7 +21,7 @@ def plan_fragment(plan: Plan) -> str:
         f"<tr><td>{escape(one.name)}</td><td><b>{escape(one.value)}</b></td><td>{escape(one.note)}</td></tr>"
         for one in figures(plan)
     )
-    left = plan.budget_bytes - plan.predictions.overhead_bytes
+    left = plan.arena_budget_bytes
     curve = memory_curve(plan, plan.train)
     caption = f"live bytes of the training step, {show_size(curve.peak_bytes)} at the peak"
     return (
