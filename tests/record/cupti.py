@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mbc.codegen.toolchain import Part, Toolchain, find_toolchain
-from mbc.record.recorder import Recorder
 
 FAKE = Path(__file__).parent / "fake_cupti.cpp"
 # CUpti_ActivityKind
@@ -61,7 +60,6 @@ def fake_cupti(status: int = 0) -> Iterator[tuple[Toolchain, Any]]:
         fake.fake_drop(0)
 
 
-def captured(recorder: Recorder, program: int, launch: int, node: int) -> None:
+def told(listener: int, program: int, launch: int, node: int) -> None:
     """As a module tells of a node that a launch added."""
-    tell = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)(recorder.listener)
-    tell(program, launch, node)
+    ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)(listener)(program, launch, node)

@@ -47,6 +47,7 @@ FAKE int fake_subscribers() { return subscribers; }
 // kind: a CUpti_ActivityKind.
 FAKE void fake_ran(int kind, const char* name, uint64_t start, uint64_t end, uint32_t call, uint64_t node, uint32_t graph,
                    uint32_t stream) {
+  if (enabled == 0) return;
   Record record;
   std::memset(&record, 0xA5, sizeof record);
   record.any.kind = static_cast<CUpti_ActivityKind>(kind);

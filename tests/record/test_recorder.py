@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware.target import LocalGpu
 from mbc.record import recorder as recorder_file
 from mbc.record.recorder import Recorder, check_on_gpu, recording_tools
-from tests.record.cupti import COPY, FILL, KERNEL, PEER_COPY, captured, fake_cupti, tools_or_skip
+from tests.record.cupti import COPY, FILL, KERNEL, PEER_COPY, fake_cupti, told, tools_or_skip
 
 
 def test_records_of_every_kind_become_events_of_their_launch():
@@ -23,8 +23,8 @@ def test_records_of_every_kind_become_events_of_their_launch():
         recorder = Recorder(tools)
         assert fake.fake_subscribers() == 1 and fake.fake_enabled() == 4
         for launch, node in enumerate((11, 12, 13, 14)):
-            captured(recorder, 0, launch, node)
-        captured(recorder, 1, 0, 21)
+            told(recorder.listener, 0, launch, node)
+        told(recorder.listener, 1, 0, 21)
         fake.fake_clone(12, 112)  # of an executable graph
         fake.fake_clone(112, 212)  # that was made of another one
         fake.fake_ran(KERNEL, b"_Z3addPfi", 5000, 5600, 1, 11, 3, 7)
@@ -119,8 +119,8 @@ def test_the_real_cupti_compiles_and_loads():
     path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip  # noqa: E501
     assert done.returncode == 0, done.stderr
-    told = done.stdout.strip()
-    assert told == "()" or told.startswith("MBC366 CUPTI refuses to record: cuptiSubscribe: CUPTI_ERROR_"), told
+    said = done.stdout.strip()
+    assert said == "()" or said.startswith("MBC366 CUPTI refuses to record: cuptiSubscribe: CUPTI_ERROR_"), said
 
 
 def test_what_recording_needs(monkeypatch: pytest.MonkeyPatch):
@@ -132,7 +132,7 @@ def test_what_recording_needs(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(recorder_file, "current_gpu", lambda: None)
     assert "there is no GPU here: what a step takes is recorded on a GPU only" in refused("auto").message
-    gpu = LocalGpu.__new__(LocalGpu)
+    gpu = LocalGpu("Fake", "580", "sm_90", 1 << 35, 1 << 34)
     monkeypatch.setattr(recorder_file, "current_gpu", lambda: gpu)
     assert "steps run on the CPU here: what a step takes is recorded on a GPU only" in refused("cpu").message
     check_on_gpu("cuda")
