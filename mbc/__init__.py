@@ -31,6 +31,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `compiler`: the driver: all stages from source to package
 * `fit`: the largest mini-batch, and the time of a step, within budgets
 * `ablation`: what each technique contributes to a plan
+* `record`: what a GPU runs in a replayed step, node by node, by CUPTI
 * `train`: the training loop: data, learning rate, checkpoints
 * `tune`: which mini-batch and learning rate to train with
 * `interchange`: models of other frameworks as sources and weights, and weights back

@@ -63,6 +63,7 @@ ORDER = (
     "mbc.compiler",  # all of them
     "mbc.fit",  # many compilations
     "mbc.ablation",
+    "mbc.record",  # steps timed node by node
     "mbc.train",  # many steps
     "mbc.tune",  # which batch to train at, and at which rate
     "mbc.interchange",  # files of other frameworks -> source and weights

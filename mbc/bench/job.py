@@ -14,6 +14,7 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.options import MODES
+from mbc.record.step import RecordedStep
 from mbc.source import Source
 
 MBC = "mbc"
@@ -84,6 +85,8 @@ class Job:
     On several GPUs the batch of the source is the global one, `share` the part of it that a process computes, and
     `alone_package` mbc's for that part on one GPU. `block_s` does not count there: all ranks make the same number of
     steps, `BLOCK_STEPS` a block, each of which is timed.
+
+    Where it is to `record`, rank 0 of mbc's times the nodes of its graph over a few steps, and nothing else is timed.
     """
 
     source: Source
@@ -99,6 +102,7 @@ class Job:
     block_s: float = 0.2
     share: Share = Share()
     alone_package: str = ""
+    record: bool = False
 
     def lowered(self) -> Lowered:
         return lower(parse(self.source), self.settings, self.network)
@@ -131,7 +135,7 @@ class Result:
     it did.
 
     On several GPUs `step_ms` is the median of the slowest one's steps, `each_ms` of every one's, and bytes are those of
-    the GPU with the most.
+    the GPU with the most. `recorded`: of a job that was to record.
     """
 
     losses: tuple[float, ...] = ()
@@ -146,6 +150,7 @@ class Result:
     problem: str = ""
     stage: str = ""
     each_ms: tuple[float, ...] = ()
+    recorded: RecordedStep | None = None
 
 
 def missing(peers: Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import mbc
 from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.timing import Timing, host_between_ms, host_mark, time_each_step, time_steps
 from mbc.ir.types import Precision
+from mbc.record.recording import record_package
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.module import Module
 
@@ -22,6 +23,9 @@ from mbc.runtime.module import Module
 def run(job: Job, _: Contender) -> Result:
     """One of several ranks opens the package that all share, finds its rank in its environment, and steps with its own
     rows; the loss of a step is that of the global mini-batch."""
+    if job.record:
+        package, first = Path(job.package), job.share.rank == 0
+        return Result(recorded=record_package(package, job.device, job.inputs(0), job.learning_rate, job.seed, first))
     graph = job.graph()
     batches = [job.inputs(number) for number in range(job.losses)]
     began = time.perf_counter()

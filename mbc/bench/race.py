@@ -17,6 +17,7 @@ from mbc.bench.ranks import LOG_LINES, run_alone, run_ranks
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.options import MODES
+from mbc.record.step import RecordedStep
 
 # How far the losses of the first steps may be apart, relatively: other kernels round otherwise, and training makes the
 # difference grow: PyTorch's own fp32 kernels, old and new API, are 1.5e-3 apart after three steps of ResNet-50. A wrong
@@ -118,6 +119,15 @@ def race(
     both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
     drift = again.step_ms / ours.step_ms - 1
     return Race(both, drift, TOLERANCES[precision], tuple(entries), gpus, ours_alone, batch)
+
+
+def record(job: Job, gpus: int, timeout_s: float) -> RecordedStep:
+    """mbc's step node by node; of several GPUs on the first. Not while anything is timed: CUPTI takes time
+    and memory of its own. Raises MBC220 where that fails."""
+    found = _Lanes(replace(job, record=True), gpus, timeout_s, {}).run(Contender(MBC))
+    if found.recorded is None:
+        raise MbcError("MBC220", f"mbc's own step cannot be recorded: {found.problem}", "see mbc doctor")
+    return found.recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ def _slowest(found: Sequence[Result]) -> Result:
     return replace(
         max(found, key=lambda result: result.step_ms),
         losses=found[0].losses,
+        recorded=found[0].recorded,
         each_ms=tuple(result.step_ms for result in found),
         first_step_s=max(result.first_step_s for result in found),
         peak_bytes=max(result.peak_bytes for result in found),

@@ -19,6 +19,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
 * `train_page`: the page that a training writes at its end
+* `train_record`: the record of a step that a training writes
 * `train_view`: what it shows while it runs
 * `tune_command`: `mbc tune`
 * `import_command`: `mbc import`

@@ -9,10 +9,10 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, plan_source, read_source
@@ -22,6 +22,8 @@ from mbc.hardware.target import current_gpu, local_gpus
 from mbc.ir.types import DType, Precision
 from mbc.options import SEVERAL_GPUS, Options
 from mbc.provenance import digests
+
+RECORD = "--record"
 
 if TYPE_CHECKING:
     from mbc.bench.job import Job
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, build, race, compare; 1 where somebody computed something else."""
     from mbc.bench.job import Job
+    from mbc.record.recorder import check_on_gpu, recording_tools
     from mbc.report.bench import bench_document, bench_text
+    from mbc.report.html.render import check_writable
+    from mbc.report.step_record import record_text
 
     source = read_source(arguments.source)
     output = None if arguments.output is None else Path(arguments.output)
@@ -44,6 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.against = _peers_of(arguments.against, arguments.shared_by)
     _check_peers(arguments.against)
     _check_device(arguments.device)
+    record = None if arguments.record is None else Path(arguments.record)
+    if record is not None:
+        recording_tools(arguments.device)
+        check_writable(record, RECORD)
     _check_gpus(arguments.device, arguments.shared_by)
     given = measuring_options(arguments)
     # What is timed is the step of one mini-batch, by everybody.
@@ -52,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     planned = plan_source(source, asked)
     _check_inputs(planned)
     on_gpu = _on_gpu(arguments.device, planned)
+    if record is not None and not on_gpu:
+        check_on_gpu("cpu")
     with tempfile.TemporaryDirectory(prefix="mbc-bench-") as folder:
         alone = "" if one is None else str(_package(plan_source(source, one), Path(folder) / "one", on_gpu))
         began_s = time.monotonic()
@@ -68,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             block_s=arguments.block,
             alone_package=alone,
         )
+        recorded = None if record is None else _record(job, arguments, planned, record)
         found = _race(job, arguments, planned)
     floor = _floor(planned, asked) if on_gpu else None
     document = {
@@ -80,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None:
         _write(output, text + "\n")
     print(text if arguments.json else bench_text(planned.plan, found, floor, output_width()))
+    if recorded is not None and not arguments.json:
+        print(f"\n{record_text(recorded, output_width())}\nrecord of a step: {record}")
     return 0 if found.fair else 1
 
 
@@ -102,6 +116,18 @@ def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
             job, arguments.against, planned.plan.graph.precision, arguments.most, say, arguments.modes,
             arguments.shared_by,
         )  # fmt: skip
+
+
+def _record(job: Job, arguments: argparse.Namespace, planned: Planned, path: Path) -> Mapping[str, Any]:
+    """In a process of its own, and before the race, so that what forbids it is known before anything takes long."""
+    from mbc.bench.race import record
+    from mbc.report.html.render import write_text
+    from mbc.report.step_record import dump_record, record_document
+
+    with busy("recording a step"):
+        document = record_document(planned.plan, record(job, arguments.shared_by, arguments.most))
+    write_text(path, dump_record(document), RECORD)
+    return document
 
 
 def _check_peers(peers: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from mbc.cli.ranks import (
 )
 from mbc.cli.terminal import notes, stoppable, terminated_as_interrupted
 from mbc.cli.train_page import TrainPage
+from mbc.cli.train_record import TrainRecord
 from mbc.cli.train_view import View, show_loss
 from mbc.errors import MbcError, RankFailed
 from mbc.ranks.environment import read_environment
@@ -80,6 +81,7 @@ class _Prepared:
     log: Path | None  # likewise
     tensorboard: Path | None  # likewise
     page: TrainPage | None  # likewise
+    record: TrainRecord | None  # likewise
     resume: Path | None
     weights: Path | None  # to begin with; None where it is resumed
     steps: int  # those before `resume` was written
@@ -109,6 +111,7 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
         check_writable(file)
     check_logs(log, tensorboard)
     page = TrainPage(Path(arguments.report), log) if writes and arguments.report is not None else None
+    record = TrainRecord(Path(arguments.record), arguments.device) if writes and arguments.record is not None else None
 
     check_plannable(arguments.network_or_package, options(arguments))
     for place in (arguments.data, arguments.test):
@@ -118,7 +121,9 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     if weights is not None:
         Checkpoint(weights)  # before anything is planned
     steps = 0 if progress is None else progress.steps_in_all
-    return _Prepared(arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, page, resume, weights, steps)
+    return _Prepared(
+        arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, page, record, resume, weights, steps
+    )
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
@@ -155,6 +160,8 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
         if group is not None:
             group.check()
         view.on_step(now)
+        if prepared.record is not None:
+            prepared.record.on_step(net)
 
     def on_epoch(epoch: Epoch) -> None:
         view.on_epoch(epoch)
@@ -174,6 +181,8 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
         written = checkpoint if _identity(checkpoint) != there else prepared.resume
         print(visible(_how_to_go_on(arguments, written, checkpoint)), file=sys.stderr)
         raise
+    if prepared.record is not None:
+        prepared.record.finish(net)
     _report(prepared, history, net)
     return 0
 
@@ -240,7 +249,10 @@ def _open(prepared: _Prepared, group: Group | None) -> Module:
             member.check_mpi()  # before anything takes long
         subject = subject_for_ranks(place, planning, device, arguments.output, group)
     with notes():
-        net = Module(subject, seed=seed, device=device, ranks=member)
+        listener = None if prepared.record is None else prepared.record.open()
+        net = Module(subject, seed=seed, device=device, ranks=member, listener=listener)
+    if prepared.record is not None:
+        prepared.record.check(net)
     if prepared.weights is not None:
         net.load(prepared.weights, weights_only=True)
     return net
@@ -288,7 +300,8 @@ def _how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoin
 
 def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> None:
     arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
-    page = None if prepared.page is None else prepared.page.write(net.plan)
+    record = None if prepared.record is None else prepared.record.written
+    page = None if prepared.page is None else prepared.page.write(net.plan, None if record is None else record[1])
     if arguments.json:
         result = {
             "device": device,
@@ -298,6 +311,7 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
             "best": None if best is None else str(best),
             "ema": None if prepared.ema is None else str(prepared.ema),
             "report": None if page is None else str(page),
+            "record": None if record is None else str(record[0]),
         }
         print(json.dumps(result, indent=2))
         return
@@ -317,6 +331,8 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
         print(f"moving averages: {prepared.ema}")
     if page is not None:
         print(f"page: {page}")
+    if record is not None:
+        print(f"record of a step: {record[0]}")
     if best is not None and best.exists():
         told = read_progress(best)
         found = "" if told.best is None else f", {told.best.metric} {told.best.value:.4f}"

@@ -8,6 +8,7 @@ from mbc.cli.places import read_text
 from mbc.cli.terminal import busy
 from mbc.plan.model import Plan
 from mbc.report.html.render import check_writable, write_text
+from mbc.report.measured import MeasuredStep
 from mbc.train.epoch import Epoch, Interval
 from mbc.train.logs import Fields, fields_of
 
@@ -27,8 +28,8 @@ class TrainPage:
     def tell(self, told: Interval | Epoch) -> None:
         self._lines.append(fields_of(told))
 
-    def write(self, plan: Plan) -> Path | None:
-        """The page; None where no step was taken."""
+    def write(self, plan: Plan, measured: MeasuredStep | None = None) -> Path | None:
+        """The page, with the step that was `measured`; None where no step was taken."""
         from mbc.report.html.plan_page import plan_page
         from mbc.report.html.recorded import read_recorded, training
 
@@ -37,5 +38,5 @@ class TrainPage:
         log = self._log
         shown = training(self._lines) if log is None else read_recorded(read_text(log), str(log))
         with busy(f"writing {self._path}"):
-            write_text(self._path, plan_page(plan, recorded=[shown]), OPTION)
+            write_text(self._path, plan_page(plan, recorded=[shown], measured=measured), OPTION)
         return self._path

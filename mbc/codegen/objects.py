@@ -29,7 +29,8 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one library is made of: files of one folder of sources, which needs nothing else of mbc."""
+    """What one library is made of: files of one folder of sources, which needs nothing else of mbc. Without `kernels`
+    it needs no nvcc, and `architecture` and `working` say nothing."""
 
     architecture: str  # sm_90
     working: int  # MBC_WORKING: code of the working type
@@ -84,14 +85,9 @@ def make_library(
 
 def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -> list[_Compilation]:
     """The longest first, so that none starts when the others are done: nvcc, then g++."""
-    # wgmma is among the instructions of one architecture only, whose code has a name of its own.
-    code = "90a" if has_warpgroups(recipe.architecture) else recipe.architecture.removeprefix("sm_")
-    assert toolchain.nvcc is not None and toolchain.gxx is not None
+    assert toolchain.gxx is not None
     compiler = str(toolchain.gxx.absolute())  # commands run in the folder of sources
-    nvcc = (
-        str(toolchain.nvcc.absolute()), "-std=c++17", "-O3", f"-gencode=arch=compute_{code},code=sm_{code}",
-        f"-DMBC_WORKING={recipe.working}", "-I.", "-Xcompiler", "-fPIC", "-ccbin", compiler, "-c",
-    )  # fmt: skip
+    nvcc = _nvcc(recipe, toolchain, compiler) if recipe.kernels else ()
     folders = tuple(dict.fromkeys(part.include.absolute() for part in parts))
     gxx = (
         compiler, "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-I.",
@@ -104,6 +100,16 @@ def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -
     ]
 
 
+def _nvcc(recipe: Recipe, toolchain: Toolchain, compiler: str) -> tuple[str, ...]:
+    # wgmma is among the instructions of one architecture only, whose code has a name of its own.
+    code = "90a" if has_warpgroups(recipe.architecture) else recipe.architecture.removeprefix("sm_")
+    assert toolchain.nvcc is not None
+    return (
+        str(toolchain.nvcc.absolute()), "-std=c++17", "-O3", f"-gencode=arch=compute_{code},code=sm_{code}",
+        f"-DMBC_WORKING={recipe.working}", "-I.", "-Xcompiler", "-fPIC", "-ccbin", compiler, "-c",
+    )  # fmt: skip
+
+
 def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -111,7 +117,7 @@ def _processors() -> int:
 def _versions(toolchain: Toolchain) -> str:
     """What the compilers say of themselves: a path alone stays the same through an update. nvcc calls g++."""
     told: list[str] = []
-    for compiler in (toolchain.nvcc, toolchain.gxx):
+    for compiler in filter(None, (toolchain.nvcc, toolchain.gxx)):
         done = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=False)
         told.append(done.stdout)
     return "\n".join(told)

@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What was found; None where it was not. `missing` is empty when every plan can be built."""
+    """What was found; None where it was not. `missing` is empty when every plan can be built: that takes no `cupti`."""
 
     nvcc: Path | None
     gxx: Path | None
@@ -52,6 +52,7 @@ class Toolchain:
     cublaslt: Part | None
     architectures: tuple[str, ...]  # that nvcc makes code for: sm_75, ...
     missing: tuple[Missing, ...]
+    cupti: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ CUDNN = Missing(
     "cuDNN 9", "runs convolutions", "pip install 'nvidia-cudnn-cu13==9.19.*', or set CUDNN_HOME to an installation"
 )
 CUBLASLT = Missing("cuBLASLt", "runs linear layers", "pip install nvidia-cublas, or install the CUDA toolkit")
+CUPTI = Missing("CUPTI", "times what a GPU runs", "install all of the CUDA toolkit, or: pip install nvidia-cuda-cupti")
 
 
 def find_toolchain(environment: Mapping[str, str] | None = None, places: Places | None = None) -> Toolchain:
@@ -92,6 +94,9 @@ def find_toolchain(environment: Mapping[str, str] | None = None, places: Places 
     cudart = _part("cuda_runtime.h", ("libcudart_static.a", "libcudart.so.*"), _folders((*toolkits, *wheels)) + system)
     cudnn = _part("cudnn.h", ("libcudnn.so.9",), _folders((*named, *wheels, *toolkits)) + system)
     cublaslt = _part("cublasLt.h", ("libcublasLt.so.*",), _folders((*wheels, *toolkits)) + system)
+    # The installers of toolkits put CUPTI into a folder of its own.
+    roots = (root for toolkit in toolkits for root in (toolkit, toolkit / "extras" / "CUPTI"))
+    cupti = _part("cupti.h", ("libcupti.so.*",), _folders((*roots, *wheels)) + system)
     found = ((nvcc, NVCC), (gxx, GXX), (cudart, CUDART), (cudnn, CUDNN), (cublaslt, CUBLASLT))
     return Toolchain(
         nvcc,
@@ -101,6 +106,7 @@ def find_toolchain(environment: Mapping[str, str] | None = None, places: Places 
         cublaslt,
         _architectures(nvcc),
         tuple(missing for part, missing in found if part is None),
+        cupti,
     )
 
 

@@ -19,6 +19,11 @@ def title(operations: Sequence[str]) -> str:
     return f"{operations[0]}{SEPARATOR}{len(operations) - 2} more{SEPARATOR}{operations[-1]}"
 
 
+def launch_name(number: int, launch: Launch) -> str:
+    """By which a record says which launch of a program a row is of."""
+    return f"{number} {title(launch.operations)}".strip()
+
+
 def operation_of(launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]) -> Operation:
     """The operation of a launch, or its group: what the launch writes is what leaves it. `operations` by name."""
     members = [operations[name] for name in launch.operations]

@@ -15,6 +15,7 @@
 * `tune`: `mbc tune`
 * `equivalence`: `mbc check`
 * `measured`: a measured step beside the plan
+* `step_record`: the file of a recorded step, measured beside predicted
 * `trace`: `mbc trace`
 * `html`: pages of one file: `mbc report`, `mbc diff -o`
 * `launches`: `mbc check --launches`

@@ -1,4 +1,5 @@
-"""A measured training step beside the plan: what `benchmarks/step_trace.py` records of the captured graph's replays."""
+"""A measured training step beside the plan: what `--record` of `mbc train` and `mbc bench` wrote of the captured
+graph's replays (`step_record`)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mbc.errors import MbcError
-from mbc.plan.group import title
-from mbc.plan.model import Launch, Plan
+from mbc.plan.group import launch_name
+from mbc.plan.model import Plan
 
 # What tells such a record from other results.
 FIELDS = ("step_us", "predicted_us", "steps", "rows", "sums")
@@ -24,11 +25,6 @@ class MeasuredStep:
     steps: int
     starts_us: tuple[float | None, ...]
     times_us: tuple[float | None, ...]
-
-
-def launch_name(number: int, launch: Launch) -> str:
-    """By which a record says which launch a row is of."""
-    return f"{number} {title(launch.operations)}".strip()
 
 
 def measured_step(plan: Plan, record: Mapping[str, Any], file: str) -> MeasuredStep:
@@ -47,7 +43,7 @@ def measured_step(plan: Plan, record: Mapping[str, Any], file: str) -> MeasuredS
             raise MbcError(
                 "MBC321",
                 f"'{file}' was recorded of another plan: launch {i} is '{of_plan}', recorded is '{recorded}'",
-                "record this plan with benchmarks/step_trace.py, or show the plan that was recorded",
+                "record this plan with mbc train --record, or show the plan that was recorded",
             )
     times = tuple(_time(row.get("measured_us")) for row in rows)
     starts = tuple(_time(row.get("start_us")) for row in rows)
@@ -57,7 +53,7 @@ def measured_step(plan: Plan, record: Mapping[str, Any], file: str) -> MeasuredS
 
 
 def _none(file: str) -> MbcError:
-    return MbcError("MBC321", f"'{file}' holds no measured step", "record it with benchmarks/step_trace.py")
+    return MbcError("MBC321", f"'{file}' holds no measured step", "record one with --record of mbc train or mbc bench")
 
 
 def _time(value: Any) -> float | None:

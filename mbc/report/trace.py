@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mbc.plan.group import title
+from mbc.plan.group import launch_name, title
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program, Stream
 from mbc.plan.summary import grouped, kernel_name
-from mbc.report.measured import MeasuredStep, launch_name
+from mbc.report.measured import MeasuredStep
 from mbc.report.techniques import predicted_timeline
 
 _STREAMS = tuple(Stream)

@@ -56,11 +56,11 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
 
 def open_cuda(
     plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool,
-    membership: Membership | None = None,
+    membership: Membership | None = None, listener: int | None = None,
 ) -> Cuda:  # fmt: skip
     """The package in `folder` on this machine's GPU; as one of the ranks of `membership`, on the GPU of its number.
     `prefetch`: inputs of a step travel while the one before runs, where the budget and the free memory have room for
-    them.
+    them. `listener`: as `Library.capture` takes it.
 
     Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
     MBC154 (not the planned architecture), MBC155 (too little free memory), MBC105 and MBC106 (no GPU lends what the
@@ -73,7 +73,7 @@ def open_cuda(
         raise MbcError(
             "MBC157", f"{where}: it was not built for a GPU", "`mbc doctor` says what a build needs; then compile again"
         )
-    return Cuda(plan, places, folder, membership, canaries=canaries, eager=eager, prefetch=prefetch)
+    return Cuda(plan, places, folder, membership, listener, canaries=canaries, eager=eager, prefetch=prefetch)
 
 
 @dataclass
@@ -122,10 +122,11 @@ class Cuda:
     device = "cuda"
 
     def __init__(
-        self, plan: Plan, places: Places, folder: Path, membership: Membership | None, *, canaries: bool, eager: bool,
-        prefetch: bool,
+        self, plan: Plan, places: Places, folder: Path, membership: Membership | None, listener: int | None, *,
+        canaries: bool, eager: bool, prefetch: bool,
     ) -> None:  # fmt: skip
         self._plan, self._places, self._membership, self._eager = plan, places, membership, eager
+        self._listener = listener
         self._driver: Any = open_driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
         addresses = [gpu.pci_bus_id() for gpu in gpus]
@@ -226,8 +227,8 @@ class Cuda:
 
     def train(self, control: bytes) -> Figures:
         self._expire()
-        # An observer takes memory of its own while the step runs.
-        unchecked = not self._overhead_checked and self._observer is None
+        # An observer takes memory of its own while the step runs, and so does whoever listens to a capture.
+        unchecked = not self._overhead_checked and self._observer is None and self._listener is None
         before = self._measured_overhead() if unchecked else None
         previous, slot = self._slots[-1], self._slots[0]
         self._slots.rotate(-1)
@@ -318,6 +319,9 @@ class Cuda:
                     f"{wrong.size} bytes {side} the arena were written, the first at {int(wrong[0])} of the guard",
                     "a kernel leaves its buffers: report it with the plan file",
                 )
+
+    def wait(self) -> None:
+        self._settle()
 
     def check_home(self) -> None:
         self._home.check()
@@ -424,7 +428,7 @@ class Cuda:
         # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
         if not self._eager:
             self._library.warm()
-            self._library.capture()
+            self._library.capture(self._listener)
             self._zero()
 
     def _connected(self) -> RanksInterface | None:

@@ -163,9 +163,17 @@ class Library:
         """Run every launch of all programs once, waiting for each."""
         self._check(self._calls.mbc_warm(self._module))
 
-    def capture(self) -> None:
-        """Turn all programs into executable graphs."""
-        self._check(self._calls.mbc_capture(self._module))
+    def capture(self, listener: int | None = None) -> None:
+        """Turn all programs into executable graphs. `listener`, the address of an MbcNodeOfLaunch, is told which launch
+        each of their nodes is of; MBC158 where the library is older than that."""
+        if listener is None:
+            self._check(self._calls.mbc_capture(self._module))
+            return
+        call = getattr(self._calls, "mbc_capture_told", None)
+        if call is None:
+            raise self._older("could not tell which launch a node of a graph is of")
+        call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._check(call(self._module, listener))
 
     def run(self, program: str, eager: bool) -> None:
         """Start a captured program; `eager`: run it launch by launch, and wait."""

@@ -173,6 +173,10 @@ class Machine(Protocol):
         """Bytes [start, stop) of a space; a copy where it is device memory."""
         ...
 
+    def wait(self) -> None:
+        """For everything that was started."""
+        ...
+
     def check_home(self) -> None:
         """MBC235 in a process or a thread where it cannot be used."""
         ...
@@ -268,6 +272,9 @@ class Host:
             self._observer.before(self, program, index)
             self._interpreter.run_launch(program, index)
             self._observer.after(self, program, index)
+
+    def wait(self) -> None:
+        """Nothing runs behind a call."""
 
     def check_home(self) -> None:
         """Memory of the host is there in every thread, and a forked process has a copy of its own."""

@@ -55,7 +55,8 @@ class Module:
     A plan for several GPUs (`mbc compile --gpus`) wants as many processes, started by mpirun, srun, torchrun or `mbc
     train --gpus`. Each opens the module and calls the same methods in the same order, with its own rows: they start
     from the same parameters, `step` reports loss and metrics of the whole mini-batch, `save` writes on rank 0 alone.
-    `ranks`: the processes, where not the environment tells of them.
+    `ranks`: the processes, where not the environment tells of them. `listener`: who is told what
+    a GPU's graphs are made of (`mbc/record/`).
 
     Raises MBC140 and MBC152 to MBC168 where the plan, the package or the machine does not allow it.
     """
@@ -72,9 +73,10 @@ class Module:
         shadow: bool = True,
         transfers: Transfers | str = Transfers.IN_ORDER,
         ranks: Membership | None = None,
+        listener: int | None = None,
     ) -> None:
         self._plan, folder, self._membership = open_plan(subject, ranks)
-        settings = Settings(seed, device, canaries, eager, prefetch, shadow, transfers, self._membership)
+        settings = Settings(seed, device, canaries, eager, prefetch, shadow, transfers, self._membership, listener)
         self._places = find_places(self._plan)
         graph = self._plan.graph
         self._train_inputs = wanted_inputs(graph, graph.inputs)
@@ -183,6 +185,11 @@ class Module:
     def accuracy(self) -> float | None:
         """`correct` as a share; that of an earlier step is in the loss that it returned."""
         return self.metrics.get(ACCURACY)
+
+    def wait(self) -> None:
+        """Until the GPU has done everything that was asked of it."""
+        with self._turns:
+            self._machine.wait()
 
     @property
     def plan(self) -> Plan:

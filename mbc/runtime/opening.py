@@ -40,6 +40,7 @@ class Settings:
     shadow: bool
     transfers: Transfers | str
     membership: Membership | None = None
+    listener: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(cast(object, self.seed), int | np.integer):
@@ -103,7 +104,7 @@ def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Sett
             return open_cuda(
                 plan, places, folder,
                 canaries=settings.canaries, eager=settings.eager, prefetch=settings.prefetch,
-                membership=settings.membership,
+                membership=settings.membership, listener=settings.listener,
             )  # fmt: skip
         except MbcError as error:
             if settings.device == "cuda" or error.code not in _NO_CUDA:

@@ -3,7 +3,9 @@
 
 #include "plan_tables.h"
 
+#include <functional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace {
@@ -38,6 +40,35 @@ class Event {
 
  private:
   cudaEvent_t event_ = nullptr;
+};
+
+// Told of every node of a captured graph and the launch that added it.
+using NodeOfLaunch = std::function<void(size_t launch, cudaGraphNode_t node)>;
+
+// The nodes of a graph that is being captured, with the launch that added each. Nothing is documented of the order that
+// cudaGraphGetNodes has, so that new is what was not there before.
+class CapturedNodes {
+ public:
+  void add_new(cudaStream_t stream, size_t launch) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph), "cudaStreamGetCaptureInfo");
+    size_t count = 0;
+    check(cudaGraphGetNodes(graph, nullptr, &count), "cudaGraphGetNodes");
+    if (count == known_.size()) return;
+    std::vector<cudaGraphNode_t> nodes(count);
+    check(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
+    for (size_t i = count; i-- > 0 && known_.size() < count;)  // from the end, where new ones are most likely
+      if (known_.insert(nodes[i]).second) found_.emplace_back(launch, nodes[i]);
+  }
+
+  void tell(const NodeOfLaunch& told) const {
+    for (const auto& [launch, node] : found_) told(launch, node);
+  }
+
+ private:
+  std::unordered_set<cudaGraphNode_t> known_;
+  std::vector<std::pair<size_t, cudaGraphNode_t>> found_;
 };
 
 // Where the spaces of a plan begin: the arena, pinned host memory, memory of another GPU.
@@ -96,10 +127,14 @@ class Program {
     if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
   }
 
-  // Launch by launch. `careful` waits for each one, so that an error is found where it happens.
-  void enqueue(bool careful) {
+  // Launch by launch. `careful` waits for each one, so that an error is found where it happens; while they are captured
+  // `nodes` takes what each adds.
+  void enqueue(bool careful, CapturedNodes* nodes = nullptr) {
     fork();
-    for (size_t i = 0; i < launches_.size(); ++i) run(i, careful);
+    for (size_t i = 0; i < launches_.size(); ++i) {
+      run(i, careful);
+      if (nodes != nullptr) nodes->add_new(streams_[COMPUTE], i);
+    }
     join();
   }
 
@@ -112,18 +147,21 @@ class Program {
 
   void wait() const { check(cudaStreamSynchronize(streams_[COMPUTE]), "cudaStreamSynchronize"); }
 
-  void capture() {
+  // `told`: nobody where it is empty.
+  void capture(const NodeOfLaunch& told) {
     if (executable_ != nullptr) return;
+    CapturedNodes nodes;
     check(cudaStreamBeginCapture(streams_[COMPUTE], cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
-      enqueue(false);
+      enqueue(false, told ? &nodes : nullptr);
     } catch (...) {
       cudaStreamEndCapture(streams_[COMPUTE], &graph);  // leaves the streams usable; the first error is the one to tell
       if (graph != nullptr) cudaGraphDestroy(graph);
       throw;
     }
     check(cudaStreamEndCapture(streams_[COMPUTE], &graph), "cudaStreamEndCapture");
+    nodes.tell(told);
     const cudaError_t status = cudaGraphInstantiateWithFlags(&executable_, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "cudaGraphInstantiate");
@@ -278,7 +316,16 @@ int mbc_warm(MbcModule* module) {
 
 int mbc_capture(MbcModule* module) {
   return guarded(module->error, [&] {
-    for (auto& program : module->programs) program->capture();
+    for (auto& program : module->programs) program->capture({});
+  });
+}
+
+int mbc_capture_told(MbcModule* module, MbcNodeOfLaunch tell) {
+  return guarded(module->error, [&] {
+    for (size_t i = 0; i < module->programs.size(); ++i)
+      module->programs[i]->capture([&](size_t launch, cudaGraphNode_t node) {
+        tell(static_cast<int>(i), static_cast<int64_t>(launch), node);
+      });
   });
 }
 

@@ -61,6 +61,10 @@ MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_
 MBC_EXPORT int mbc_warm(MbcModule* module);
 // Captures all programs into executable graphs, and uploads them.
 MBC_EXPORT int mbc_capture(MbcModule* module);
+// The same, and tells which launch of which program each node (a cudaGraphNode_t) of the captured graphs belongs to,
+// before executable graphs are made of them.
+typedef void (*MbcNodeOfLaunch)(int program, int64_t launch, void* node);
+MBC_EXPORT int mbc_capture_told(MbcModule* module, MbcNodeOfLaunch tell);
 // Replays the captured program on the compute stream; does not wait.
 MBC_EXPORT int mbc_run(MbcModule* module, int program);
 // Runs the program launch by launch on the plan's streams, without a graph; waits, checking after each launch.

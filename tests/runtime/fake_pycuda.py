@@ -317,7 +317,8 @@ class FakeLibrary:
         self.arena[:] = 0xEE
         self.calls.append("warm")
 
-    def capture(self) -> None:
+    def capture(self, listener: int | None = None) -> None:
+        self.listener = listener
         self.calls.append("capture")
 
     def run(self, program: str, eager: bool) -> None:

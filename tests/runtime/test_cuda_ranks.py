@@ -141,9 +141,9 @@ class RecordingLibrary(FakeLibrary):
         self.record("warm")
         super().warm()
 
-    def capture(self) -> None:
+    def capture(self, listener: int | None = None) -> None:
         self.record("capture")
-        super().capture()
+        super().capture(listener)
 
     def destroy(self) -> None:
         self.record("destroy graphs")

@@ -40,6 +40,7 @@ int mbc_capture(MbcModule*) { return 0; }
 int mbc_run(MbcModule* module, int program) { return program == 1 ? 7 : 0; }
 int mbc_run_eager(MbcModule*, int) { return 0; }
 #ifndef OLD
+int mbc_capture_told(MbcModule*, MbcNodeOfLaunch tell) { return tell == (MbcNodeOfLaunch)5 ? 0 : 7; }
 int mbc_run_launch(MbcModule*, int program, int64_t launch) { return program == 1 && launch == 4294967296 ? 0 : 7; }
 #endif
 const char* mbc_last_error(MbcModule* module) { return module ? "launch 3, 'conv': bad luck" : "no arena"; }
@@ -90,6 +91,7 @@ def test_calls_and_their_failures(plan: Plan, built: Path):
 def test_launches_are_run_one_by_one(plan: Plan, built: Path, tmp_path: Path):
     library = Library(plan, built)
     library.run_launch("infer", 1 << 32)
+    library.capture(5)
     with pytest.raises(MbcError) as caught:
         library.run_launch("train", 3)
     assert caught.value.code == "MBC159"
@@ -100,6 +102,14 @@ def test_launches_are_run_one_by_one(plan: Plan, built: Path, tmp_path: Path):
     assert (
         caught.value.message == f"'{old / LIBRARY_FILE}' was built by an mbc that could not run its launches one by one"
     )
+
+
+def test_an_older_library_tells_nobody_of_its_nodes(plan: Plan, tmp_path: Path):
+    old = build(tmp_path, plan, "-DOLD")
+    with pytest.raises(MbcError) as caught:
+        Library(plan, old).capture(5)
+    assert caught.value.code == "MBC158"
+    assert "was built by an mbc that could not tell which launch a node of a graph is of" in caught.value.message
 
 
 def test_a_library_of_another_plan(plan: Plan, built: Path):

@@ -69,7 +69,7 @@ def add_report(commands: Commands) -> None:
     made.add_argument(
         "--with", dest="recorded", action="append", default=[], metavar="FILE",
         help="show this beside it: what mbc fit --json or mbc bench --json printed, or what mbc train --log or "
-        "benchmarks/step_trace.py wrote (of these the last one); may be given again",
+        "mbc bench --record wrote (of these the last one); may be given again",
     )  # fmt: skip
     made.add_argument("--floor", action="store_true", help="also find the floor of the network, from the profile")
     add_planning(made)
@@ -84,7 +84,7 @@ def add_trace(commands: Commands) -> None:
     made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
     made.add_argument("-o", "--output", metavar="FILE", help="trace to write (default: NETWORK.trace.json, here)")
     made.add_argument(
-        "--with", dest="recorded", metavar="FILE", help="and the measured step that benchmarks/step_trace.py wrote"
+        "--with", dest="recorded", metavar="FILE", help="and the measured step that mbc train --record wrote"
     )
     add_planning(made)
     add_sharing(made)

@@ -72,6 +72,10 @@ def add_train(commands: Commands) -> None:
     made.add_argument(
         "--report", metavar="FILE", help="write the plan as a page with the curves of these figures at the end"
     )
+    made.add_argument(
+        "--record", metavar="FILE",
+        help="write what each launch of a step takes on the GPU, beside its prediction: mbc report --with shows it",
+    )  # fmt: skip
     made.add_argument("-o", "--output", metavar="FOLDER", help="package to write when a source is built")
     add_planning(made)
     add_measuring(made)
@@ -137,6 +141,10 @@ def add_bench(commands: Commands) -> None:
     made.add_argument(
         "--most", type=duration, default=1800.0, metavar="TIME", help="give up on a contender then (default 30min)"
     )
+    made.add_argument(
+        "--record", metavar="FILE",
+        help="first write what each launch of mbc's step takes on the GPU, beside its prediction",
+    )  # fmt: skip
     made.add_argument("-o", "--output", metavar="FILE", help="write everything as JSON here, too")
     add_planning(made)
     add_measuring(made)

@@ -8,7 +8,10 @@
 struct FakeEvent {
   int launch = -2;  // the launch after which it was recorded; -1: none before it on its stream
 };
-struct FakeGraph {};
+// What a launch and each detail of one adds to a captured graph: a number, from 1, in disguise.
+struct FakeGraph {
+  int nodes = 0;
+};
 struct FakeGraphExec {};
 
 namespace {
@@ -21,6 +24,7 @@ struct State {
   std::ostringstream log;
   std::string text;
   bool capturing = false;
+  FakeGraph captured;
   int fail_at = -1;  // the launch that fails
   bool has_everything = false;
 };
@@ -68,12 +72,14 @@ int fake_stream(cudaStream_t stream) { return static_cast<int>(reinterpret_cast<
 
 std::ostringstream& fake_launch(const char* name, cudaStream_t stream) {
   State& the = state();
+  ++the.captured.nodes;
   the.last_launch[fake_stream(stream)] = the.launches;
   the.log << "launch " << the.launches++ << ' ' << name << " stream=" << fake_stream(stream);
   return the.log;
 }
 
 std::ostringstream& fake_detail(const char* name) {
+  ++state().captured.nodes;
   state().log << "detail " << name;
   return state().log;
 }
@@ -139,6 +145,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) { return state().capturing ? cud
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
   state().capturing = true;
+  state().captured = {};
   state().launches = 0;
   state().last_launch.clear();
   state().log << "begin capture\n";
@@ -148,6 +155,20 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
   state().capturing = false;
   state().log << "end capture\n";
   *graph = new FakeGraph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long*,
+                                     cudaGraph_t* graph) {
+  *status = state().capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *graph = state().capturing ? &state().captured : nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  if (graph == nullptr) return cudaErrorInvalidValue;
+  const size_t there = static_cast<size_t>(graph->nodes);
+  for (size_t i = 0; nodes != nullptr && i < *count; ++i)  // no order: the even ones, then the odd ones
+    nodes[i] = reinterpret_cast<cudaGraphNode_t>(i < there / 2 ? 2 * i + 2 : 2 * (i - there / 2) + 1);
+  *count = there;
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t, unsigned long long) {

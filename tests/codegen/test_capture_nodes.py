@@ -1,0 +1,62 @@
+"""Which launch each node of a captured graph is of, as generated host code tells it, against the recording fakes."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from mbc.codegen.view import view
+from mbc.ir.types import Precision
+from tests.codegen.fakes import ARENA, HOST, PROGRAMS, Call, compile_against_fake, loaded, parse_log
+from tests.codegen.plans import providers, small_plan
+
+TOLD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
+
+
+def test_every_node_is_told_with_the_launch_that_added_it(tmp_path: Path) -> None:
+    """Nodes of the fake are numbered as they are added, and listed in another order; some launches add several: filter
+    gradients in half precision are widened."""
+    plan = small_plan(Precision.BF16)
+    found: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(PROGRAMS))}
+
+    @TOLD
+    def tell(program: int, launch: int, node: int) -> None:
+        found[program].append((node, launch))
+
+    with loaded(compile_against_fake(view(plan, providers()), tmp_path), has_everything=True) as (lib, module):
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_capture_told(module, tell) == 0, lib.mbc_last_error(module)
+        log = lib.fake_log().decode()
+    assert log.count("begin capture") == log.count("end capture") == len(PROGRAMS)
+    several = False
+    for number, name in enumerate(PROGRAMS):
+        captured = log.split("begin capture\n")[number + 1].split("end capture\n")[0]
+        expected: list[tuple[int, int]] = []
+        launch = -1
+        for line in captured.splitlines():
+            if line.startswith("launch "):
+                launch += 1
+            if line.startswith(("launch ", "detail ")):
+                expected.append((len(expected) + 1, launch))
+        launches = getattr(plan, name).launches
+        assert [entry for entry in parse_log(captured) if isinstance(entry, Call)] and launch + 1 == len(launches)
+        assert sorted(found[number]) == expected
+        several |= len(expected) > len(launches)
+    assert several
+
+
+def test_a_failure_tells_of_nothing(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    @TOLD
+    def tell(program: int, launch: int, node: int) -> None:
+        found.append(launch)
+
+    with loaded(compile_against_fake(view(small_plan(), providers()), tmp_path), has_everything=True) as (lib, module):
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        lib.fake_fail_at(3)
+        assert lib.mbc_capture_told(module, tell) == 1
+        assert "launch 3" in lib.mbc_last_error(module).decode() and not found
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_capture_told(module, tell) == 0
+        assert found
