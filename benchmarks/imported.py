@@ -70,12 +70,13 @@ TIMM = (
 
 def built(name: str) -> Any:
     """A network of `family/name`, with random weights."""
-    import timm  # pyright: ignore[reportMissingImports]
-    import torchvision  # pyright: ignore[reportMissingImports]
-
     family, _, own = name.partition("/")
     if family == "timm":
+        import timm  # pyright: ignore[reportMissingImports]
+
         return timm.create_model(own, pretrained=False)
+    import torchvision  # pyright: ignore[reportMissingImports]
+
     if family == "segmentation":
         return getattr(torchvision.models.segmentation, own)(weights=None, weights_backbone=None)
     # Their outputs with auxiliary heads are tuples with names, which torch.export cannot save.

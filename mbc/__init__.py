@@ -59,18 +59,22 @@ def from_torch(
     precision: str = "fp32",
     device: str = "auto",
     seed: int = 0,
+    measure_for: str | None = None,
 ) -> Any:
     """A `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
 
     `example`: the input of one mini-batch, or several in a tuple; every step has as many rows. `loss`: a name of the
     language or an `nn` loss. `optimizer`: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
     `memory`: of the GPU that mbc may take (`12GB`). `device`: `auto`, `cuda` or `cpu`, where NumPy computes.
+    `measure_for`: how long kernels are measured that no profile has, at most (`90s`; None: until all are), those first
+    that matter most; the rest is estimated.
 
-    Raises MBC330 to MBC333, MBC303 for everything in the model that mbc does not have, and what compiling raises.
+    Raises MBC330 to MBC333, MBC167, MBC303 for everything in the model that mbc does not have, and what compiling raises.
     """
     from mbc.pytorch.trainer import make_trainer
 
     return make_trainer(
         model, example,
         loss=loss, optimizer=optimizer, memory=memory, precision=precision, device=device, seed=seed,
+        measure_for=measure_for,
     )  # fmt: skip
