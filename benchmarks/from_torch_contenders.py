@@ -28,7 +28,7 @@ from mbc.options import Options
 from mbc.source import Source
 
 LOSSES, CLASSES = 5, 1000
-LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
+LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
 MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 # Shares of PyTorch's memory that plans at its speed are looked for at; and how much faster than PyTorch the predicted
 # step has to be, since a plan that is as fast to the microsecond is slower in every other run.

@@ -100,9 +100,15 @@ def _imported(name: str) -> dict[str, Any]:
         _, text = import_training(model, images, loss="softmax_cross_entropy",
                                   optimizer=torch.optim.SGD(model.parameters(), 0.1))  # fmt: skip
     except MbcError as error:
-        return {"taken": False, "parameters": parameters, "passed_over": str(error)}
+        return {"taken": False, "parameters": parameters, "passed_over": _reasons(str(error))}
     rows = FEW_ROWS if parameters > MANY_PARAMETERS else MANY_ROWS
     return {"taken": True, "parameters": parameters, "batch": rows, "lines": text.count("\n")}
+
+
+def _reasons(refused: str) -> str:
+    """What of a refusal says why: without the paths of modules and the lines of timm's files."""
+    listed = [line[line.index(": ") + 2 :] for line in refused.splitlines() if line.startswith("  '") and ": " in line]
+    return "; ".join(dict.fromkeys(listed)) or refused.splitlines()[0]
 
 
 if __name__ == "__main__":
