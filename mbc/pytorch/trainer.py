@@ -8,6 +8,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from mbc.interchange.importing import check_source
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
+from mbc.progress import busy
 from mbc.pytorch.model import check_model, network_of
 from mbc.pytorch.objective import loss_of
 from mbc.pytorch.optimizer import Updates, entries_of, rate_now, updates_of
@@ -145,6 +147,7 @@ def make_trainer(
     device: str,
     seed: int,
     measure_for: str | None,
+    progress: bool,
 ) -> Trainer:
     """As `mbc.from_torch`, which says what it takes and raises."""
     began_s = time.perf_counter()
@@ -153,12 +156,14 @@ def make_trainer(
     before = None if other is None else other()
     if before is not None and before.open:
         raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
-    network, text = import_training(model, example, loss=loss, optimizer=optimizer)
-    imported_s = time.perf_counter()
-    options = Options(settings=(("memory.device", memory), ("train.precision", precision)), measure_for_s=measure_for_s)
-    stages = Stages()
-    module = _opened(Source(f"{network.name}.mbc", text), options, stages, device, seed)
-    module.load_state_dict(network.arrays)
+    with busy("making a trainer") if progress else nullcontext(_silent) as say:
+        say("import")
+        network, text = import_training(model, example, loss=loss, optimizer=optimizer)
+        imported_s, stages = time.perf_counter(), Stages(announce=say)
+        settings = (("memory.device", memory), ("train.precision", precision))
+        options = Options(settings=settings, measure_for_s=measure_for_s)
+        module = _opened(Source(f"{network.name}.mbc", text), options, stages, device, seed)
+        module.load_state_dict(network.arrays)
     took = Took(
         time.perf_counter() - began_s,
         imported_s - began_s,
@@ -188,6 +193,10 @@ def import_training(model: Any, example: Any, *, loss: Any, optimizer: Any) -> t
     text = write_source(network, name, "Made from a model of PyTorch.", settings=settings, training=entries)
     check_source(text, network)
     return network, text
+
+
+def _silent(now: str) -> None:
+    pass
 
 
 def _seconds_of(measure_for: str | None) -> float:

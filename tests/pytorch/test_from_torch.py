@@ -239,6 +239,19 @@ def test_what_is_refused_at_once(change, other, code, words):
     assert caught.value.code == code and words in caught.value.message
 
 
+def test_progress_is_shown_and_what_it_took_is_known(monkeypatch, capsys):
+    monkeypatch.setattr("mbc.progress._PATIENCE_S", 0.0)
+    with trainer_of(net(), measure_for="90s") as trainer:
+        took = trainer.took
+    assert capsys.readouterr().err.startswith("making a trainer ...\n")
+    parts = (took.importing_s, took.planning_s, took.measuring_s, took.building_s)
+    assert took.importing_s > 0 and took.planning_s > 0 and sum(parts) <= took.all_s
+    trainer_of(net(), progress=False).close()
+    assert capsys.readouterr().err == ""
+    with pytest.raises(MbcError, match=r"MBC167: measure_for is no duration: '90 days' is not a duration"):
+        trainer_of(net(), measure_for="90 days")
+
+
 def test_a_function_is_no_model():
     with pytest.raises(MbcError, match=r"MBC330: a function is no torch.nn.Module"):
         mbc.from_torch(nn.functional.relu, torch.zeros(8, 3), loss="mse", optimizer=sgd(net()))
