@@ -11,11 +11,12 @@ of PyTorch's plain loop, and `torch_loss_error` that of its compiled ones; what 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
     python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
     python benchmarks/from_torch.py --draw
+    python benchmarks/from_torch.py --steps50 [--device cpu]
     python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
 
 Rows are written one by one; another call goes on with those that are missing or failed. `--for`: begins no row later.
 On a CPU nothing is timed that says anything: that rehearses the run. `--plan-only` plans each for an H200 without a
-GPU; `--draw` repeats the draw, where its results are not there.
+GPU; `--steps50` is `from_torch_steps.py`; `--draw` repeats the draw, where its results are not there.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Any
 
 from from_torch_contenders import MODES, Asked, made, sgd
 from from_torch_draw import draw, drawn
+from from_torch_steps import run as fifty_steps
 from record import Results, attempt, need_gpu, results, show, start
 
 from mbc.compiler import compile_plan
@@ -169,12 +171,16 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=SIZE, help=f"pixels (default {SIZE})")
     parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
     parser.add_argument("--plan-only", action="store_true")
+    parser.add_argument("--steps50", action="store_true", help="fifty steps in fp32 beside PyTorch's")
     parser.add_argument("--draw", action="store_true")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     began = time.monotonic()
     if arguments.draw:
         print(f"drawn: {', '.join(drawn(draw()))}")
+        return
+    if arguments.steps50:
+        fifty_steps(arguments.device, arguments.only.split(",") if arguments.only else (), arguments.again)
         return
     batches = {**drawn(), **NAMED}
     names = arguments.only.split(",") if arguments.only else list(batches)

@@ -22,6 +22,7 @@ PIXELS, CLASSES = 224, 1000
 MOST_PARAMETERS, MANY_PARAMETERS = 100_000_000, 10_000_000
 MANY_ROWS, FEW_ROWS = 128, 64
 TIMEOUT_S = 300.0
+FEW_REASONS = 3
 # As timm calls networks of examples/.
 EXAMPLES = (
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "densenet121", "vgg16", "inception_v4",
@@ -100,15 +101,17 @@ def _imported(name: str) -> dict[str, Any]:
         _, text = import_training(model, images, loss="softmax_cross_entropy",
                                   optimizer=torch.optim.SGD(model.parameters(), 0.1))  # fmt: skip
     except MbcError as error:
-        return {"taken": False, "parameters": parameters, "passed_over": _reasons(str(error))}
+        return {"taken": False, "parameters": parameters, "passed_over": reasons(str(error))}
     rows = FEW_ROWS if parameters > MANY_PARAMETERS else MANY_ROWS
     return {"taken": True, "parameters": parameters, "batch": rows, "lines": text.count("\n")}
 
 
-def _reasons(refused: str) -> str:
-    """What of a refusal says why: without the paths of modules and the lines of timm's files."""
+def reasons(refused: str) -> str:
+    """What of a refusal says why, the first few: without the paths of modules and the lines of timm's files."""
     listed = [line[line.index(": ") + 2 :] for line in refused.splitlines() if line.startswith("  '") and ": " in line]
-    return "; ".join(dict.fromkeys(listed)) or refused.splitlines()[0]
+    different = list(dict.fromkeys(listed))
+    more = [f"{len(different) - FEW_REASONS} more"] if len(different) > FEW_REASONS else []
+    return "; ".join((*different[:FEW_REASONS], *more)) or refused.splitlines()[0]
 
 
 if __name__ == "__main__":
