@@ -145,8 +145,8 @@ def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def planned(asked: Asked) -> dict[str, Any]:
     """The step of the network as it is planned for an H200 by the profile that is there."""
     began = time.perf_counter()
-    model, images, _ = made(replace(asked, batch=2))
-    images = images[:1].expand(asked.batch, -1, -1, -1)
+    model, images, _ = made(replace(asked, batch=1, device="cpu"))
+    images = images.expand(asked.batch, -1, -1, -1)
     network, text = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
     imported_s, stages = time.perf_counter() - began, Stages()
     options = Options("h200", (("train.precision", "bf16"),))

@@ -152,10 +152,8 @@ def make_trainer(
     """As `mbc.from_torch`, which says what it takes and raises."""
     began_s = time.perf_counter()
     measure_for_s = _seconds_of(measure_for)
-    other = _trainers.get(model) if isinstance(model, torch.nn.Module) else None
-    before = None if other is None else other()
-    if before is not None and before.open:
-        raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
+    check_model(model)
+    _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
         network, text = import_training(model, example, loss=loss, optimizer=optimizer)
@@ -175,13 +173,14 @@ def make_trainer(
 
 
 def import_training(model: Any, example: Any, *, loss: Any, optimizer: Any) -> tuple[Imported, str]:
-    """The network of a model, and the source of its training; what it takes and raises is as of `mbc.from_torch`."""
-    check_model(model)
+    """The network of a model that `check_model` takes, and the source of its training; otherwise it takes and raises
+    what `mbc.from_torch` does."""
     name, settings = loss_of(loss)
     updates = updates_of(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not trained & {id(p) for p in model.parameters()}:
-        raise MbcError("MBC332", "the optimizer has no parameter of the model", "make it of model.parameters()")
+    if not trained & {id(p) for p in model.parameters() if p.requires_grad}:
+        reason = "the optimizer has no parameter of the model that is trained"
+        raise MbcError("MBC332", reason, "make it of model.parameters(), of which some have requires_grad=True")
     examples: tuple[Any, ...] = (example,) if isinstance(example, torch.Tensor) else tuple(example)
     network = network_of(model, examples, trained)
     states = {key.name: key.state for key in network.keys if key.state}
@@ -193,6 +192,15 @@ def import_training(model: Any, example: Any, *, loss: Any, optimizer: Any) -> t
     text = write_source(network, name, "Made from a model of PyTorch.", settings=settings, training=entries)
     check_source(text, network)
     return network, text
+
+
+def _check_alone(model: Any) -> None:
+    """MBC333 where a trainer trains the model, or another one that has parameters of it."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for other, held in _trainers.items():
+        trainer = held()
+        if trainer is not None and trainer.open and not own.isdisjoint(map(id, other.parameters())):
+            raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
 
 
 def _silent(now: str) -> None:
