@@ -24,6 +24,7 @@ DIGITS := examples/01_digits
 SET_UP := $(VENV)/set-up.stamp
 SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
+LIGHTNING := lightning>=2.6,<3
 ATHERIS := atheris>=3.0
 FUZZ := $(BUILD)/fuzz-venv/bin/python
 INPUTS ?= 1000000
@@ -31,7 +32,7 @@ KILLS ?= 1000
 WORKERS ?= 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all setup cuda oracle lint types pytest fuzz torture docs evidence clean
+.PHONY: run test test-all setup cuda oracle lightning lint types pytest fuzz torture docs evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -84,6 +85,10 @@ pytest: setup $(if $(ORACLE),oracle)
 
 oracle: setup
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+
+# Its example is tested where it is installed.
+lightning: oracle
+	@$(BIN)/python -c 'import lightning' 2>/dev/null || $(PIP) '$(LIGHTNING)'
 
 # One thread each, as tests have it: what is interpreted is small.
 fuzz torture: export OPENBLAS_NUM_THREADS ?= 1

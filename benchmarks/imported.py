@@ -1,12 +1,13 @@
 """Which networks of torchvision and timm are imported as they are: exported in training mode, imported, and compared
 with torch in evaluation mode and by the gradients of a step. Needs torch, torchvision and timm, no GPU.
 
-The list leaves out networks with attention and, of one family, sizes that only repeat it. A network is imported where
-its source compiles to a training graph and computes what torch does, within 1e-5 relative to torch. Gradients are held
-to the rule of networks in `gradients.py`. A check that takes longer than `--seconds` is left out: where it is that of
-the result, a network counts as imported, with `checked` false.
+The list leaves out networks with attention, of which `--attention` compares two at 224 pixels, and, of one family,
+sizes that only repeat it. A network is imported where its source compiles to a training graph and computes what torch
+does, within 1e-5 relative to torch. Gradients are held to the rule of networks in `gradients.py`. A check that takes
+longer than `--seconds` is left out: where it is that of the result, a network counts as imported, with `checked` false.
 
     python benchmarks/imported.py [--only NAME,NAME] [--size 96] [--seconds 60]
+    python benchmarks/imported.py --attention [--seconds 600]
 
 Rows are written one by one; another call goes on with those that are missing, failed or lack a check.
 """
@@ -53,6 +54,7 @@ TORCHVISION = (
     "shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "squeezenet1_0", "squeezenet1_1", "vgg11", "vgg16_bn",
     "wide_resnet50_2",
 )  # fmt: skip
+ATTENTION = ("torchvision/vit_b_16", "torchvision/swin_t")
 SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
 TIMM = (
     "resnet18", "resnet50", "resnet26d", "resnet50d", "resnetv2_50", "resnetv2_50x1_bit", "resnext50_32x4d",
@@ -70,12 +72,13 @@ TIMM = (
 
 def built(name: str) -> Any:
     """A network of `family/name`, with random weights."""
-    import timm  # pyright: ignore[reportMissingImports]
-    import torchvision  # pyright: ignore[reportMissingImports]
-
     family, _, own = name.partition("/")
     if family == "timm":
+        import timm  # pyright: ignore[reportMissingImports]
+
         return timm.create_model(own, pretrained=False)
+    import torchvision  # pyright: ignore[reportMissingImports]
+
     if family == "segmentation":
         return getattr(torchvision.models.segmentation, own)(weights=None, weights_backbone=None)
     # Their outputs with auxiliary heads are tuples with names, which torch.export cannot save.
@@ -195,17 +198,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnet50")
     parser.add_argument("--size", type=int, default=96, help="of the images (default 96)")
     parser.add_argument("--seconds", type=float, default=60, help="a network's check may take (default 60)")
+    parser.add_argument("--attention", action="store_true", help=f"{', '.join(ATTENTION)} at {WHOLE_SIZE} pixels")
     parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     names = [f"torchvision/{n}" for n in TORCHVISION] + [f"segmentation/{n}" for n in SEGMENTATION]
-    names = arguments.only.split(",") if arguments.only else [*names, *(f"timm/{n}" for n in TIMM)]
-    kept = results("imported", again=arguments.again, size=arguments.size)
+    names = [*ATTENTION] if arguments.attention else [*names, *(f"timm/{n}" for n in TIMM)]
+    names = arguments.only.split(",") if arguments.only else names
+    size, file = (WHOLE_SIZE, "imported_attention") if arguments.attention else (arguments.size, "imported")
+    kept = results(file, again=arguments.again, size=size)
     for name in names:
         held = kept.rows.get(name, {}) if "code" not in kept.rows.get(name, {}) and kept.done(name) else {}
         if "refused" in held or held.keys() >= CHECKS or (held and arguments.seconds <= 0):
             continue
-        row = attempt(lambda name=name, held=held: imported(name, arguments.size, arguments.seconds, held), name)
+        row = attempt(lambda name=name, held=held: imported(name, size, arguments.seconds, held), name)
         kept.put(row)
         gc.collect()
         said = row.get("failed") or ", ".join(operations(row.get("refused", "")))

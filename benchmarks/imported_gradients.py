@@ -31,13 +31,21 @@ _DROPPING = ("Dropout", "Dropout2d", "DropPath", "StochasticDepth")
 
 def drop_nothing(model: Any) -> bool:
     """Set every probability of dropping to 0; returns whether there was any other."""
-    changed = False
-    for module in model.modules():
-        name = "drop_prob" if hasattr(module, "drop_prob") else "p"
-        if type(module).__name__ in _DROPPING and getattr(module, name):
-            setattr(module, name, 0.0)
-            changed = True
-    return changed
+    found = _dropping(model)
+    for module, name in found:
+        setattr(module, name, 0.0)
+    return bool(found)
+
+
+def drops(model: Any) -> bool:
+    """Whether a step of the model draws random numbers, as dropout does."""
+    return bool(_dropping(model))
+
+
+def _dropping(model: Any) -> list[tuple[Any, str]]:
+    """Modules that drop something, and what their probability is called."""
+    named = [(m, "drop_prob" if hasattr(m, "drop_prob") else "p") for m in model.modules()]
+    return [(m, name) for m, name in named if type(m).__name__ in _DROPPING and getattr(m, name)]
 
 
 def single(model: Any, made: ImportedModel) -> dict[str, Any]:

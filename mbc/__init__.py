@@ -13,6 +13,7 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 * `collection`: planning without searches for cyclic garbage
 * `provenance`: digests of the code that a result vouches for
 * `ranks`: processes of one training, one a GPU
+* `progress`: what is shown while something runs
 * `ir`: graphs of operations, and the passes over them
 * `ops`: what each operation means, its shapes and its gradient; the layers of the language
 * `frontend`: source text as a network
@@ -60,18 +61,24 @@ def from_torch(
     precision: str = "fp32",
     device: str = "auto",
     seed: int = 0,
+    measure_for: str | None = None,
+    progress: bool = True,
 ) -> Any:
     """A `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
 
     `example`: the input of one mini-batch, or several in a tuple; every step has as many rows. `loss`: a name of the
     language or an `nn` loss. `optimizer`: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
     `memory`: of the GPU that mbc may take (`12GB`). `device`: `auto`, `cuda` or `cpu`, where NumPy computes.
+    `measure_for`: how long kernels are measured that no profile has, at most (`90s`; None: until all are), those first
+    that matter most; the rest is estimated. `progress`: says on stderr what is going on meanwhile.
 
-    Raises MBC330 to MBC333, MBC303 for everything in the model that mbc does not have, and what compiling raises.
+    Raises MBC330 to MBC333, MBC167, MBC303 for everything in the model that mbc does not have, and what compiling
+    raises.
     """
     from mbc.pytorch.trainer import make_trainer
 
     return make_trainer(
         model, example,
         loss=loss, optimizer=optimizer, memory=memory, precision=precision, device=device, seed=seed,
+        measure_for=measure_for, progress=progress,
     )  # fmt: skip

@@ -28,6 +28,7 @@ ORDER = (
     "mbc.collection",  # of garbage
     "mbc.provenance",  # digests of the code
     "mbc.ranks",  # processes of one training
+    "mbc.progress",  # what is shown meanwhile
     # Meaning.
     "mbc.ir",  # graphs and types, which operations are written in
     "mbc.ops",  # meaning, shapes and gradients of operations

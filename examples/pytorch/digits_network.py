@@ -1,4 +1,4 @@
-"""What both loops train, and on what: a small network, and the 1,797 handwritten digits that scikit-learn has."""
+"""What all loops train, and on what: a small network, and the 1,797 handwritten digits that scikit-learn has."""
 
 from __future__ import annotations
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import Planned, build_package, plan_source, read_source
-from mbc.cli.terminal import busy, notes, output_width
+from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu, local_gpus
 from mbc.ir.types import DType, Precision
 from mbc.options import SEVERAL_GPUS, Options
+from mbc.progress import busy
 from mbc.provenance import digests
 
 RECORD = "--record"

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import build_package, plan_source, read_source
-from mbc.cli.terminal import busy, output_width
+from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import local_gpus
 from mbc.ir.types import Precision
+from mbc.progress import busy
 
 if TYPE_CHECKING:
     from mbc.equivalence.operations import OperationComparison

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import check_plannable, find_plan
-from mbc.cli.terminal import busy, output_width
+from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
+from mbc.progress import busy
 
 WORST = 10  # launches that are shown, unless --limit says
 

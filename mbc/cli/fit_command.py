@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import read_source
-from mbc.cli.terminal import busy, notes, output_width
+from mbc.cli.terminal import notes, output_width
 from mbc.options import Options
+from mbc.progress import busy
 from mbc.source import Source
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from mbc.cli.terminal import busy, notes
+from mbc.cli.terminal import notes
 from mbc.errors import MbcError
+from mbc.progress import busy
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc import files
-from mbc.cli.terminal import busy, notes
+from mbc.cli.terminal import notes
 from mbc.errors import MbcError
 from mbc.options import Options
 from mbc.plan.file import MOST_BYTES, PLAN_FILE
+from mbc.progress import busy
 from mbc.source import Source
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.places import read_source
-from mbc.cli.terminal import StatusLine, bar, busy, notes, output_width
+from mbc.cli.terminal import bar, notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.part import part_name, split_name, whole_name
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
+from mbc.progress import StatusLine, busy
 from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:

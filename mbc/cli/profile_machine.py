@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.terminal import StatusLine
 from mbc.errors import MbcError
+from mbc.progress import StatusLine
 from mbc.units import show_duration
 
 if TYPE_CHECKING:

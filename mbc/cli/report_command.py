@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import check_plannable, find_plan, read_text
-from mbc.cli.terminal import busy, notes
+from mbc.cli.terminal import notes
+from mbc.progress import busy
 from mbc.units import show_size
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import check_plannable, find_plan, read_source
-from mbc.cli.terminal import busy, notes, output_width
+from mbc.cli.terminal import notes, output_width
+from mbc.progress import busy
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan

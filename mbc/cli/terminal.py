@@ -1,5 +1,4 @@
-"""What is shown while something runs: one line that changes on a terminal, plain lines elsewhere. Always on stderr,
-so that stdout holds results only."""
+"""The terminal that a command runs in: what may be written to it, how wide it is, and what Ctrl-C means."""
 
 from __future__ import annotations
 
@@ -16,9 +15,6 @@ from typing import Any, TextIO
 
 from mbc.source import visible
 
-_REDRAW_S = 0.1
-_PLAIN_S = 10.0  # a log wants a sign of life, not a film
-_PATIENCE_S = 1.0  # what ends sooner needs no progress
 _FILE_COLUMNS = 160
 _ONE_SIGNAL_S = 1.0  # signals within are one: a terminal and a launcher may both pass on the same Ctrl-C
 
@@ -37,98 +33,6 @@ class Visible:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-class StatusLine:
-    """A line that replaces itself on a terminal; elsewhere it is printed now and then."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._on_terminal = self._stream.isatty()
-        self._last_s = float("-inf") if self._on_terminal else time.monotonic()
-        self._drawn = False
-
-    @property
-    def on_terminal(self) -> bool:
-        return self._on_terminal
-
-    def due(self) -> bool:
-        """Whether enough time has passed for `update` to show something: text need not be made otherwise."""
-        return time.monotonic() - self._last_s >= (_REDRAW_S if self._on_terminal else _PLAIN_S)
-
-    def update(self, text: str) -> None:
-        if not self.due():
-            return
-        self._last_s = time.monotonic()
-        if self._on_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self._write(f"\r\x1b[2K{visible(text)[:width]}")
-            self._drawn = True
-        else:
-            self._write(visible(text) + "\n")
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        self.clear()
-        self._write(visible(text) + "\n")
-
-    def clear(self) -> None:
-        if self._drawn:
-            self._write("\r\x1b[2K")
-            self._drawn = False
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
-
-
-class Busy:
-    """By which the body of `busy` says what it is at now, and what shall stay."""
-
-    def __init__(self, line: StatusLine) -> None:
-        self.stage = ""
-        self.turn = threading.Lock()  # to write
-        self._line = line
-
-    def __call__(self, now: str) -> None:
-        self.stage = f" ({now})"
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        with self.turn:
-            self._line.line(text)
-
-
-@contextmanager
-def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
-    """Says `what` is going on, and for how long, while the body runs for more than a second.
-
-    Gives that by which the body says what it is at now."""
-    line = StatusLine(stream)
-    finished = threading.Event()
-    began_s = time.monotonic()
-    at = Busy(line)
-
-    def show() -> None:
-        if finished.wait(_PATIENCE_S):
-            return
-        said = at.stage
-        if not line.on_terminal:
-            at.line(f"{what} ...")
-        while not finished.wait(_REDRAW_S):
-            if line.on_terminal or (at.stage != said and line.due()):
-                said = at.stage
-                with at.turn:
-                    line.update(f"{what}{said} ... {time.monotonic() - began_s:.0f} s")
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield at
-    finally:
-        finished.set()
-        thread.join()
-        line.clear()
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from mbc.cli.places import read_text
-from mbc.cli.terminal import busy
 from mbc.plan.model import Plan
+from mbc.progress import busy
 from mbc.report.html.render import check_writable, write_text
 from mbc.report.measured import MeasuredStep
 from mbc.train.epoch import Epoch, Interval

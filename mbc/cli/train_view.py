@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mbc.cli.terminal import StatusLine, bar
+from mbc.cli.terminal import bar
+from mbc.progress import StatusLine
 from mbc.train.data import Data
 from mbc.train.divergence import named
 from mbc.train.epoch import Epoch, Running

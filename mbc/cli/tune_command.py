@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from mbc.cli.arguments.groups import options
 from mbc.cli.arguments.settings_file import settings_text
 from mbc.cli.places import builds_package, read_source
-from mbc.cli.terminal import busy, notes, output_width
+from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
 from mbc.fit import MOST_BATCH, Probe, own_batch, with_batch, with_budget
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.options import Options
+from mbc.progress import busy
 from mbc.report.fit import batch_line
 from mbc.report.tune import tune_document, tune_text
 from mbc.runtime.replace import replace_file

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.places import plan_file, read_plan
-from mbc.cli.terminal import busy, notes
+from mbc.cli.terminal import notes
 from mbc.errors import MbcError
 from mbc.plan.file import PLAN_FILE
+from mbc.progress import busy
 from mbc.units import show_size
 
 if TYPE_CHECKING:

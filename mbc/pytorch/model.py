@@ -16,6 +16,7 @@ from mbc.pytorch.weights import Hook
 
 torch: Any = importlib.import_module("torch")
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
 _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -30,6 +31,8 @@ def check_model(model: Any) -> None:
         raise MbcError(
             "MBC330", f"the model lies on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU"
         )
+    if any(getattr(torch.nn.modules.module, name, None) for name in _OF_ALL_MODULES):
+        raise MbcError("MBC330", "there are hooks of all modules, which mbc would not call", "remove them")
     for path, module in model.named_modules():
         if any(not isinstance(hook, Hook) for name in _OF_MODULES for hook in getattr(module, name, {}).values()):
             raise MbcError("MBC330", f"the module '{path}' has hooks, which mbc would not call", "remove them")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +20,7 @@ from mbc.interchange.importing import check_source
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
+from mbc.progress import busy
 from mbc.pytorch.model import check_model, network_of
 from mbc.pytorch.objective import loss_of
 from mbc.pytorch.optimizer import Updates, entries_of, rate_now, updates_of
@@ -24,13 +28,28 @@ from mbc.pytorch.weights import Weights
 from mbc.runtime.loss import Loss
 from mbc.runtime.module import Module
 from mbc.source import Source
+from mbc.stages import Stages
+from mbc.units import parse_duration
 
 torch: Any = importlib.import_module("torch")
 _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
 
 
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Seconds that `from_torch` took: in all, and of these those of the export and its import, of planning, of
+    measurements for it, and of building the package."""
+
+    all_s: float
+    importing_s: float
+    planning_s: float
+    measuring_s: float
+    building_s: float
+
+
 class Trainer:
-    """Trains a model in place of torch. `source`: the network as mbc's language writes it. Made by `mbc.from_torch`.
+    """Trains a model in place of torch. `source`: the network as mbc's language writes it; `took`: how long it took to
+    be made. Made by `mbc.from_torch`.
 
     Parameters, statistics and the optimizer's state live in mbc's arena; `model.state_dict()`, a call of the model and
     `synchronize` write parameters and statistics back, `model.load_state_dict` puts new ones in. A context manager: at
@@ -38,9 +57,17 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Any, optimizer: Any, network: Imported, source: str, module: Module, updates: Updates
+        self,
+        model: Any,
+        optimizer: Any,
+        network: Imported,
+        source: str,
+        module: Module,
+        updates: Updates,
+        took: Took,
     ) -> None:
         self.source = source
+        self.took = took
         self.module = module
         self._optimizer, self._updates = optimizer, updates
         self._weights = Weights(model, network, module)
@@ -110,19 +137,50 @@ class Trainer:
 
 
 def make_trainer(
-    model: Any, example: Any, *, loss: Any, optimizer: Any, memory: str, precision: str, device: str, seed: int
+    model: Any,
+    example: Any,
+    *,
+    loss: Any,
+    optimizer: Any,
+    memory: str,
+    precision: str,
+    device: str,
+    seed: int,
+    measure_for: str | None,
+    progress: bool,
 ) -> Trainer:
     """As `mbc.from_torch`, which says what it takes and raises."""
+    began_s = time.perf_counter()
+    measure_for_s = _seconds_of(measure_for)
     check_model(model)
-    other = _trainers.get(model)
-    before = None if other is None else other()
-    if before is not None and before.open:
-        raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
+    _check_alone(model)
+    with busy("making a trainer") if progress else nullcontext(_silent) as say:
+        say("import")
+        network, text = import_training(model, example, loss=loss, optimizer=optimizer)
+        imported_s, stages = time.perf_counter(), Stages(announce=say)
+        settings = (("memory.device", memory), ("train.precision", precision))
+        options = Options(settings=settings, measure_for_s=measure_for_s)
+        module = _opened(Source(f"{network.name}.mbc", text), options, stages, device, seed)
+        module.load_state_dict(network.arrays)
+    took = Took(
+        time.perf_counter() - began_s,
+        imported_s - began_s,
+        stages.planning_seconds,
+        stages.measuring_seconds,
+        stages.building_seconds,
+    )
+    return Trainer(model, optimizer, network, text, module, updates_of(optimizer), took)
+
+
+def import_training(model: Any, example: Any, *, loss: Any, optimizer: Any) -> tuple[Imported, str]:
+    """The network of a model that `check_model` takes, and the source of its training; otherwise it takes and raises
+    what `mbc.from_torch` does."""
     name, settings = loss_of(loss)
     updates = updates_of(optimizer)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not trained & {id(p) for p in model.parameters()}:
-        raise MbcError("MBC332", "the optimizer has no parameter of the model", "make it of model.parameters()")
+    if not trained & {id(p) for p in model.parameters() if p.requires_grad}:
+        reason = "the optimizer has no parameter of the model that is trained"
+        raise MbcError("MBC332", reason, "make it of model.parameters(), of which some have requires_grad=True")
     examples: tuple[Any, ...] = (example,) if isinstance(example, torch.Tensor) else tuple(example)
     network = network_of(model, examples, trained)
     states = {key.name: key.state for key in network.keys if key.state}
@@ -133,18 +191,36 @@ def make_trainer(
     entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
     text = write_source(network, name, "Made from a model of PyTorch.", settings=settings, training=entries)
     check_source(text, network)
-    module = _opened(Source(f"{network.name}.mbc", text), memory, precision, device, seed)
-    module.load_state_dict(network.arrays)
-    return Trainer(model, optimizer, network, text, module, updates)
+    return network, text
 
 
-def _opened(source: Source, memory: str, precision: str, device: str, seed: int) -> Module:
+def _check_alone(model: Any) -> None:
+    """MBC333 where a trainer trains the model, or another one that has parameters of it."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for other, held in _trainers.items():
+        trainer = held()
+        if trainer is not None and trainer.open and not own.isdisjoint(map(id, other.parameters())):
+            raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
+
+
+def _silent(now: str) -> None:
+    pass
+
+
+def _seconds_of(measure_for: str | None) -> float:
+    try:
+        return math.inf if measure_for is None else parse_duration(measure_for)
+    except (TypeError, ValueError) as error:
+        raise MbcError("MBC167", f"measure_for is no duration: {error}", "pass 90s, 5min or None") from error
+
+
+def _opened(source: Source, options: Options, stages: Stages, device: str, seed: int) -> Module:
     """On a GPU a package is built, whose files may go once its library is loaded."""
-    options = Options(settings=(("memory.device", memory), ("train.precision", precision)))
     if device == "cpu" or (device == "auto" and current_gpu() is None):
-        return Module(compile_plan(source, options), seed, "cpu")
+        return Module(compile_plan(source, options, stages), seed, "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        made = compile_source(source, replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package")
+        options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
+        made = compile_source(source, options, package, stages=stages)
         return Module(made.package.folder, seed, device)
 
 

@@ -41,7 +41,7 @@ def mbc(capsys, tmp_path, monkeypatch) -> Callable[..., Result]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("mbc.measuring.gpus_named", lambda name: ())
-    monkeypatch.setattr("mbc.cli.terminal._PATIENCE_S", 1e6)  # a slow machine says that it is at work
+    monkeypatch.setattr("mbc.progress._PATIENCE_S", 1e6)  # a slow machine says that it is at work
     Path("tiny.mbc").write_text(SOURCE)
 
     def run(*arguments: str) -> Result:

@@ -8,8 +8,10 @@ import signal
 
 import pytest
 
+from mbc import progress
 from mbc.cli import terminal
-from mbc.cli.terminal import StatusLine, bar, busy
+from mbc.cli.terminal import bar
+from mbc.progress import StatusLine, busy
 
 
 class Terminal(io.StringIO):
@@ -20,14 +22,14 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def never_late(monkeypatch):
     """However slow the machine is."""
-    monkeypatch.setattr(terminal, "_PATIENCE_S", 1e6)
-    monkeypatch.setattr(terminal, "_PLAIN_S", 1e6)
+    monkeypatch.setattr(progress, "_PATIENCE_S", 1e6)
+    monkeypatch.setattr(progress, "_PLAIN_S", 1e6)
 
 
 @pytest.fixture
 def at_once(monkeypatch):
-    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(terminal, "_REDRAW_S", 0.0)
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "_REDRAW_S", 0.0)
 
 
 def test_nothing_is_said_about_what_is_quick(never_late):

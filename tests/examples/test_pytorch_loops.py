@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is not installed")
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's, which is not installed")
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
-MODULES = ("digits_network", "loop_torch", "loop_mbc")
+MODULES = ("digits_network", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc")
 LINE = re.compile(r"epoch \d+: loss (\S+), accuracy (\S+)\n")
 EPOCHS = 3
 
@@ -54,12 +54,37 @@ def test_losses_accuracy_and_checkpoint_are_those_of_torch(tmp_path: Path, capsy
     fresh.load_state_dict(found)
 
 
-def test_three_lines_are_other_ones():
-    theirs, ours = (
-        [line for line in (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines()[1:] if line]
-        for name in ("loop_torch", "loop_mbc")
+def other_lines(theirs: str, ours: str) -> list[str]:
+    """Lines of a loop with mbc that the same loop of PyTorch does not have, up to their first parenthesis."""
+    one, two = (
+        [line for line in (FOLDER / f"{name}.py").read_text(encoding="utf-8").split('"""', 2)[2].splitlines() if line]
+        for name in (theirs, ours)
     )
-    made = [line[2:].strip() for line in difflib.ndiff(theirs, ours) if line.startswith("+ ")]
-    assert [line.partition("(")[0] for line in made] == [
-        "import mbc", "trainer = mbc.from_torch", "loss = trainer.step",
-    ]  # fmt: skip
+    made = [line[2:].strip() for line in difflib.ndiff(one, two) if line.startswith("+ ")]
+    return [line.partition("(")[0] for line in made]
+
+
+def test_three_lines_are_other_ones():
+    assert other_lines("loop_torch", "loop_mbc") == ["import mbc", "trainer = mbc.from_torch", "loss = trainer.step"]
+
+
+def test_a_lightning_module_trains_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("lightning", reason="the module is one of PyTorch Lightning, which is not installed")
+    found: list[tuple[dict[str, float], Any]] = []
+    for name in ("lightning_torch", "lightning_mbc"):
+        file = tmp_path / f"{name}.ckpt"
+        importlib.import_module(name).main(EPOCHS, file)
+        printed = re.findall(r"'(accuracy|loss)': ([0-9.]+)", capsys.readouterr().out)
+        found.append(({key: float(value) for key, value in printed}, torch.load(file, weights_only=False)))
+    (metrics, wanted), (others, made) = found
+    assert others["loss"] == pytest.approx(metrics["loss"], rel=1e-3) and others["loss"] < 1.6
+    assert others["accuracy"] == pytest.approx(metrics["accuracy"], abs=0.01)
+    assert list(made["state_dict"]) == list(wanted["state_dict"])
+    for key, tensor in wanted["state_dict"].items():
+        np.testing.assert_allclose(made["state_dict"][key].numpy(), tensor.numpy(), rtol=0.01, atol=0.01, err_msg=key)
+
+
+def test_a_lightning_module_has_a_trainer_and_its_step():
+    found = other_lines("lightning_torch", "lightning_mbc")
+    assert "self.automatic_optimization = False" in found and "loss = self.mbc.step" in found
+    assert len(found) < 15

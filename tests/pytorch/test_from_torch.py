@@ -158,6 +158,29 @@ def test_tied_layers_are_trained_as_one():
     np.testing.assert_allclose(ours.again.weight.detach(), theirs.again.weight.detach(), rtol=1e-4, atol=1e-6)
 
 
+def tied(_: Model, bias: bool = True) -> Model:
+    """Two layers with one weight, and with a bias of their own each, or without."""
+    first, second = (nn.Linear(36, 36, bias=bias) for _ in range(2))
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.GELU(), second, nn.GELU(), nn.Linear(36, 3))
+
+
+def test_parameters_that_layers_share_are_trained_as_one():
+    theirs = tied(net(), bias=False)
+    ours = copy.deepcopy(theirs)
+    one = sgd(theirs)
+    with trainer_of(ours) as trainer:
+        for images, labels in batches(3):
+            one.zero_grad()
+            wanted = nn.functional.cross_entropy(theirs(images), labels)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, labels)) == pytest.approx(wanted.item(), rel=1e-5)
+    assert ours[3].weight is ours[1].weight
+    for key, tensor in theirs.state_dict().items():
+        np.testing.assert_allclose(ours.state_dict()[key], tensor, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
 def test_a_call_of_the_model_and_the_trainers_end_write_back():
     model = net()
     images, labels = batches(1)[0]
@@ -183,6 +206,25 @@ def test_a_call_of_the_model_and_the_trainers_end_write_back():
 def hooked(model: Model) -> Model:
     model[0].register_forward_hook(lambda *_: None)
     return model
+
+
+def hooked_backward(model: Model) -> Model:
+    model[0].register_full_backward_hook(lambda *_: None)
+    return model
+
+
+def hooked_parameter(model: Model) -> Model:
+    model[5].bias.register_hook(lambda gradient: 2 * gradient)
+    return model
+
+
+def hooked_after_accumulation(model: Model) -> Model:
+    model[5].bias.register_post_accumulate_grad_hook(lambda _: None)
+    return model
+
+
+def frozen(model: Model) -> Model:
+    return model.requires_grad_(False)
 
 
 def normalizes_by_fixed_statistics(model: Model) -> Model:
@@ -224,7 +266,14 @@ def parted(model: Model) -> Model:
     [
         (lambda m: m.eval(), {}, "MBC330", "the model is in eval mode"),
         (hooked, {}, "MBC330", "has hooks, which mbc would not call"),
+        (hooked_backward, {}, "MBC330", "the module '0' has hooks, which mbc would not call"),
+        (hooked_parameter, {}, "MBC330", "the parameter '5.bias' has hooks, which mbc would not call"),
+        (hooked_after_accumulation, {}, "MBC330", "the parameter '5.bias' has hooks, which mbc would not call"),
         (parted, {}, "MBC330", "the model lies on cpu, meta"),
+        (lambda m: m.to("meta"), {}, "MBC330", "the model lies on meta"),
+        (lambda m: m.double(), {}, "MBC303", "its parameters are float64"),
+        (tied, {}, "MBC303", "its parameters are tied to those of '1', which is not the same layer in everything"),
+        (frozen, {}, "MBC332", "the optimizer has no parameter of the model that is trained"),
         (normalizes_by_fixed_statistics, {}, "MBC303", "its statistics are fixed: the module is in eval mode"),
         (Branching, {}, "MBC330", "torch.export does not take the model: "),
         (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
@@ -237,6 +286,29 @@ def test_what_is_refused_at_once(change, other, code, words):
     with pytest.raises(MbcError) as caught:
         trainer_of(change(net()), **other)
     assert caught.value.code == code and words in caught.value.message
+
+
+def test_progress_is_shown_and_what_it_took_is_known(monkeypatch, capsys):
+    monkeypatch.setattr("mbc.progress._PATIENCE_S", 0.0)
+    with trainer_of(net(), measure_for="90s") as trainer:
+        took = trainer.took
+    assert capsys.readouterr().err.startswith("making a trainer ...\n")
+    parts = (took.importing_s, took.planning_s, took.measuring_s, took.building_s)
+    assert took.importing_s > 0 and took.planning_s > 0 and sum(parts) <= took.all_s
+    trainer_of(net(), progress=False).close()
+    assert capsys.readouterr().err == ""
+    with pytest.raises(MbcError, match=r"MBC167: measure_for is no duration: '90 days' is not a duration"):
+        trainer_of(net(), measure_for="90 days")
+
+
+def test_hooks_of_all_modules_are_refused():
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(MbcError, match=r"MBC330: there are hooks of all modules, which mbc would not call"):
+            trainer_of(net())
+    finally:
+        handle.remove()
+    trainer_of(net()).close()
 
 
 def test_a_function_is_no_model():
@@ -273,6 +345,8 @@ def test_what_is_refused_while_it_trains():
     images, labels = batches(1)[0]
     with pytest.raises(MbcError, match=r"MBC333: another trainer trains this model"):
         trainer_of(model, optimizer=groups(model))
+    with pytest.raises(MbcError, match=r"MBC333: another trainer trains this model"):  # whose parameters it would take
+        trainer_of(nn.Sequential(model))
     with pytest.raises(MbcError, match=r"MBC334: optimizer.step\(\) was called while mbc trains its model"):
         optimizer.step()
     with pytest.raises(MbcError, match=r"MBC336: a batch has 5 rows, and the example had 8"):
@@ -285,10 +359,23 @@ def test_what_is_refused_while_it_trains():
         trainer.step(images, labels, lr=0.1)
     with pytest.raises(MbcError, match=r"MBC334: optimizer.load_state_dict\(\) was called while mbc trains"):
         optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_an_exception_in_the_middle_of_an_epoch_frees_memory_and_keeps_what_was_trained():
+    model, images, labels = net(), *batches(1)[0]
+    before = model[0].weight.detach().clone()
+    trainer = trainer_of(model)
     module = trainer.module
     with pytest.raises(ZeroDivisionError), trainer:
+        first = float(trainer.step(images, labels))
+        with pytest.raises(MbcError, match="MBC149"):
+            trainer.step(images, labels + 3)
+        assert float(trainer.step(images, labels)) < first, "a batch that is refused changes nothing"
         raise ZeroDivisionError
+    assert not torch.equal(model[0].weight, before)
     with pytest.raises(MbcError, match="MBC230"):
         module.forward(images)
+    with pytest.raises(MbcError, match="MBC230"):
+        trainer.step(images, labels)
     with trainer_of(model):  # the model is free again
         pass

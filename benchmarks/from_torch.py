@@ -1,0 +1,221 @@
+"""Networks that mbc was never tuned for, trained through `mbc.from_torch` and by PyTorch, in one run.
+
+Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
+PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
+own, alone on the GPU, with a limit of time. `ms` are those of a step. `speedup` is over the fastest of PyTorch's.
+`memory_ratio`: what mbc takes of the GPU, context and libraries included, at PyTorch's best speed or a faster one, over
+what PyTorch's allocator had reserved at that speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the
+same where a profile knows all kernels. `loss_error`: the largest relative distance of the first five losses from those
+of PyTorch's plain loop, and `torch_loss_error` that of its compiled ones; what draws random numbers has none.
+
+    python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
+    python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
+    python benchmarks/from_torch.py --draw
+    python benchmarks/from_torch.py --steps50 [--device cpu]
+    python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
+
+Rows are written one by one; another call goes on with those that are missing or failed. `--for`: begins no row later.
+On a CPU nothing is timed that says anything: that rehearses the run. `--plan-only` plans each for an H200 without a
+GPU; `--steps50` is `from_torch_steps.py`; `--draw` repeats the draw, where its results are not there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from from_torch_contenders import MODES, Asked, made, sgd
+from from_torch_draw import draw, drawn
+from from_torch_steps import run as fifty_steps
+from record import Results, attempt, need_gpu, results, show, start
+
+from mbc.compiler import compile_plan
+from mbc.options import Options
+from mbc.pytorch.trainer import import_training
+from mbc.source import Source
+from mbc.stages import Stages
+
+# Those whose speed was asked for by name.
+NAMED = {
+    "torchvision/vit_b_16": 64,
+    "torchvision/convnext_tiny": 64,
+    "torchvision/efficientnet_b0": 128,
+    "torchvision/mobilenet_v3_large": 128,
+}
+ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn ones
+SIZE = 224
+COLUMNS = (
+    "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s", "known_s",
+    "loss_error", "torch_loss_error",
+)  # fmt: skip
+PLAN_COLUMNS = ("name", "batch", "predicted_ms", "arena_gib", "import_s", "plan_s", "operations", "lines")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the contenders of this run are started. `limit_s`: the most that one may take."""
+
+    limit_s: float
+    fresh_profile: bool
+
+    def contender(self, asked: Asked, profiles: str) -> dict[str, Any]:
+        """What one found, or why it did not."""
+        environment = {**os.environ, **({"XDG_DATA_HOME": profiles} if self.fresh_profile else {})}
+        command = [sys.executable, str(Path(__file__).with_name("from_torch_contenders.py"))]
+        try:
+            done = subprocess.run(
+                command, input=json.dumps(asdict(asked)), env=environment, capture_output=True, text=True,
+                timeout=self.limit_s,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it took more than {self.limit_s:.0f} s"}
+        if done.returncode:
+            return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def row(self, asked: Asked) -> dict[str, Any]:
+        """All contenders of one network, and what follows from them."""
+        with tempfile.TemporaryDirectory() as profiles:
+            found = {name: self.contender(replace(asked, contender=name), profiles) for name in (*MODES, "mbc")}
+            peers = {name: found[name] for name in MODES if "failed" not in found[name]}
+            if "failed" not in found["mbc"] and peers:
+                best = min(peers.values(), key=lambda peer: peer["ms"])
+                mine = found["mbc"]
+                at_speed = replace(
+                    asked, contender="mbc_at_speed", source=mine["source"], memory_bytes=best["reserved_bytes"],
+                    step_ms=best["ms"], took_ms=mine["ms"], predicted_ms=mine["predicted_ms"],
+                )  # fmt: skip
+                if asked.device == "cuda":
+                    found["mbc_at_speed"] = self.contender(at_speed, profiles)
+        return judged(found)
+
+
+def judged(found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The row of what the contenders found; it failed without mbc, or without any of PyTorch's."""
+    peers = {name: found[name] for name in MODES if "failed" not in found[name]}
+    mine, at_speed = found["mbc"], found.get("mbc_at_speed", {})
+    row: dict[str, Any] = {f"{name}_ms": peer["ms"] for name, peer in peers.items()}
+    if "failed" in mine or not peers:
+        failed = {name: one["failed"] for name, one in found.items() if "failed" in one}
+        return {**row, "failed": "; ".join(f"{name}: {text}" for name, text in failed.items()), "found": dict(found)}
+    best = min(peers, key=lambda name: peers[name]["ms"])
+    row |= {"mbc_ms": mine["ms"], "best": best, "speedup": peers[best]["ms"] / mine["ms"]}
+    row |= {"first_step_s": mine["first_step_s"]}
+    if "share" in at_speed:
+        row["memory_ratio"] = at_speed["taken_bytes"] / peers[best]["reserved_bytes"]
+        row["known_s"] = at_speed["first_step_s"]
+    if "eager" in peers and not mine["drops"]:
+        losses = peers["eager"]["losses"]
+        others = [distance(peer["losses"], losses) for name, peer in peers.items() if name != "eager"]
+        row["loss_error"] = distance(mine["losses"], losses)
+        row |= {"torch_loss_error": max(others)} if others else {}
+    return {**row, "found": dict(found)}
+
+
+def distance(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """The largest relative one."""
+    return max(abs(one - other) / abs(other) for one, other in zip(losses, reference, strict=True))
+
+
+def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures that were asked of the drawn networks, and whether they are reached; nothing before all are there."""
+    speedups = [row["speedup"] for row in rows if "speedup" in row]
+    ratios = [row["memory_ratio"] for row in rows if "memory_ratio" in row]
+    if not speedups or len(speedups) < len(rows):
+        return {}
+    found = {"median_speedup": statistics.median(speedups), "least_speedup": min(speedups)}
+    reached = {name: found[name] >= ASKED[name] for name in found}
+    if len(ratios) == len(rows):
+        found["median_memory_ratio"] = statistics.median(ratios)
+        reached["median_memory_ratio"] = found["median_memory_ratio"] <= ASKED["median_memory_ratio"]
+    return {**found, "asked": ASKED, "reached": reached}
+
+
+def planned(asked: Asked) -> dict[str, Any]:
+    """The step of the network as it is planned for an H200 by the profile that is there."""
+    began = time.perf_counter()
+    model, images, _ = made(replace(asked, batch=1, device="cpu"))
+    images = images.expand(asked.batch, -1, -1, -1)
+    network, text = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
+    imported_s, stages = time.perf_counter() - began, Stages()
+    options = Options("h200", (("train.precision", "bf16"),))
+    plan = compile_plan(Source(f"{network.name}.mbc", text), options, stages)
+    return {
+        "batch": asked.batch, "predicted_ms": plan.predictions.train_us / 1e3,
+        "arena_gib": plan.predictions.arena_bytes / 2**30, "measured_share": plan.predictions.measured_share,
+        "import_s": imported_s, "plan_s": stages.planning_seconds, "operations": len(network.steps),
+        "lines": text.count("\n"),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names with their family, such as timm/resnest26d")
+    parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="begin no row later")
+    parser.add_argument("--measure-for", help="passed on to from_torch, such as 90s (default: until all is measured)")
+    parser.add_argument("--fresh-profile", action="store_true", help="each network on a GPU that mbc has never seen")
+    parser.add_argument("--limit", type=float, default=400, help="seconds that one contender may take (default 400)")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--batch", type=int, help="of all (default: as drawn)")
+    parser.add_argument("--size", type=int, default=SIZE, help=f"pixels (default {SIZE})")
+    parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
+    parser.add_argument("--plan-only", action="store_true")
+    parser.add_argument("--steps50", action="store_true", help="fifty steps in fp32 beside PyTorch's")
+    parser.add_argument("--draw", action="store_true")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    began = time.monotonic()
+    if arguments.draw:
+        print(f"drawn: {', '.join(drawn(draw()))}")
+        return
+    if arguments.steps50:
+        fifty_steps(arguments.device, arguments.only.split(",") if arguments.only else (), arguments.again)
+        return
+    batches = {**drawn(), **NAMED}
+    names = arguments.only.split(",") if arguments.only else list(batches)
+    on_gpu = arguments.device == "cuda"
+    if on_gpu and not arguments.plan_only:
+        need_gpu("rehearse by --device cpu, or plan by --plan-only")
+    kind = "planned" if arguments.plan_only else arguments.device
+    kept = results(f"from_torch_{kind}", again=arguments.again, size=arguments.size)
+    run = Run(arguments.limit, arguments.fresh_profile)
+    for name in names:
+        if kept.done(name):
+            continue
+        if time.monotonic() - began > arguments.seconds:
+            break
+        batch = arguments.batch or batches.get(name, 64)
+        asked = Asked(
+            "", name, batch, arguments.size, arguments.device, 7 if on_gpu else 2, 0.3 if on_gpu else 0.0,
+            arguments.measure_for,
+        )  # fmt: skip
+        work = (lambda a=asked: planned(a)) if arguments.plan_only else (lambda a=asked: run.row(a))
+        kept.put({**attempt(work, name), "batch": batch})
+        show([kept.rows[name]], PLAN_COLUMNS if arguments.plan_only else COLUMNS)
+    finish(kept, names, arguments.plan_only)
+
+
+def finish(kept: Results, names: Sequence[str], plan_only: bool) -> None:
+    """The table of all rows; with it, where networks were timed, the figures of those that were drawn."""
+    if not plan_only:
+        wanted = list(drawn())
+        rows = [kept.rows[name] for name in wanted if name in kept.rows]
+        kept.more |= together(rows) if rows and len(rows) == len(wanted) else {}
+    kept.arrange(names)
+    show(list(kept.rows.values()), PLAN_COLUMNS if plan_only else COLUMNS)
+    print({name: kept.more[name] for name in (*ASKED, "reached") if name in kept.more})
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,102 @@
+"""The benchmark of `from_torch`: what follows from its contenders, how plans at PyTorch's speed are looked for, and
+fifty steps of a small network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is not installed")
+
+import from_torch  # noqa: E402
+import from_torch_contenders as contenders  # noqa: E402
+import from_torch_draw  # noqa: E402
+import from_torch_steps  # noqa: E402
+
+GIB = 1 << 30
+
+
+def peer(ms: float, losses: tuple[float, ...] = (2.0, 1.0)) -> dict[str, Any]:
+    return {"ms": ms, "losses": list(losses), "reserved_bytes": 10 * GIB}
+
+
+def mine(**other: Any) -> dict[str, Any]:
+    return {"ms": 8.0, "losses": [2.0, 1.01], "drops": False, "first_step_s": 90.0, "taken_bytes": 12 * GIB} | other
+
+
+def test_a_row_compares_with_the_fastest_of_pytorchs() -> None:
+    found = {
+        "eager": peer(20.0), "compile": peer(12.0, (2.0, 1.001)), "cuda_graph": {"failed": "no graph"}, "mbc": mine(),
+        "mbc_at_speed": mine(ms=11.0, taken_bytes=6 * GIB, share=0.6, first_step_s=9.0),
+    }  # fmt: skip
+    row = from_torch.judged(found)
+    assert row["best"] == "compile" and row["speedup"] == 1.5 and row["memory_ratio"] == 0.6
+    assert row["first_step_s"] == 90.0 and row["known_s"] == 9.0 and "cuda_graph_ms" not in row
+    assert row["loss_error"] == pytest.approx(0.01) and row["torch_loss_error"] == pytest.approx(0.001)
+    drawing = from_torch.judged({**found, "mbc": mine(drops=True), "mbc_at_speed": {"failed": "slower"}})
+    assert "loss_error" not in drawing and "memory_ratio" not in drawing and "failed" not in drawing
+
+
+def test_a_row_without_mbc_or_without_pytorch_failed() -> None:
+    torch_only = from_torch.judged({name: peer(9.0) for name in contenders.MODES} | {"mbc": {"failed": "MBC099"}})
+    assert torch_only["failed"] == "mbc: MBC099" and torch_only["eager_ms"] == 9.0
+    alone = from_torch.judged({name: {"failed": "none"} for name in contenders.MODES} | {"mbc": mine()})
+    assert alone["failed"].startswith("eager: none; ")
+
+
+def test_figures_are_of_all_drawn_networks_or_not_given() -> None:
+    rows: list[dict[str, Any]] = [{"speedup": s, "memory_ratio": r} for s, r in ((1.2, 0.9), (1.4, 0.5), (0.9, 0.7))]
+    found = from_torch.together(rows)
+    assert found["median_speedup"] == 1.2 and found["least_speedup"] == 0.9 and found["median_memory_ratio"] == 0.7
+    assert found["reached"] == {"median_speedup": False, "least_speedup": False, "median_memory_ratio": True}
+    assert from_torch.together([*rows, {"failed": "no"}]) == {}
+
+
+def test_the_least_share_is_found_by_bisection() -> None:
+    shares = (0.2, 0.4, 0.6, 0.8, 1.0)
+    tried: list[float] = []
+
+    def keeps(share: float) -> bool:
+        tried.append(share)
+        return share >= 0.6
+
+    assert contenders.first_kept(shares, keeps) == 2 and len(tried) <= 3
+    assert contenders.first_kept(shares, lambda _: False) == 5 and contenders.first_kept(shares, lambda _: True) == 0
+
+
+def test_one_contender_that_crashes_or_hangs_is_said_to() -> None:
+    asked = contenders.Asked("nobody", "timm/none", 2, 32, "cpu", 2, 0.0, None)
+    run = from_torch.Run(60.0, False)
+    assert "KeyError: 'nobody'" in run.contender(asked, "")["failed"]
+    assert from_torch.Run(0.01, False).contender(asked, "")["failed"] == "it took more than 0 s"
+
+
+def test_reasons_of_a_refusal_have_no_paths() -> None:
+    refused = (
+        "error MBC303: the model has 2 things that mbc cannot take:\n"
+        "  'a.b' (Attention): aten.index.Tensor: it is computed\n      at /somewhere/timm/models/levit.py:314: x\n"
+        "  'c' (Linear): aten.index.Tensor: it is computed\nhelp: change the model\n"
+    )
+    assert from_torch_draw.reasons(refused) == "aten.index.Tensor: it is computed"
+    assert from_torch_draw.reasons("error MBC330: the model is odd\nhelp: x") == "error MBC330: the model is odd"
+
+
+def test_fifty_steps_of_a_small_network_keep_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    nn = torch.nn
+
+    def small(name: str) -> Any:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.GELU(), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(), nn.Linear(8, 10),
+        )  # fmt: skip
+
+    monkeypatch.setattr(from_torch_steps, "built", small)
+    row = from_torch_steps.compared("small", 6, 8, "cpu")
+    assert row["passed"] and row["loss_error"] < 1e-5 and 0 < row["torch_median"] < 1e-4
+    assert not from_torch_steps.keeps({**row, "loss_error": 1e-3})
+    assert not from_torch_steps.keeps({**row, "evaluation_error": 1e-3})
