@@ -185,7 +185,7 @@ def plan_all(cases: list[Case], workers: int) -> None:
 
 
 def row_of(case: Case, planned: Mapping[str, Any], alone_ms: dict[Path, float]) -> dict[str, Any]:
-    """`alone_ms`: steps that were timed for other rows, by their packages; those of this one are added."""
+    """`alone_ms`: steps that were timed on this machine, by their packages; those of this row are added."""
     if "failed" in planned:
         raise RuntimeError(planned["failed"])
     shared = planned[case.shared.name]
@@ -250,13 +250,21 @@ def main() -> None:
     if "build" in arguments.stage:
         build_all(cases, arguments.workers)
     planned, held = results("unlike_gpus_planned"), results("unlike_gpus")
-    alone_ms: dict[Path, float] = {}
+    machine = [gpu.uuid for gpu in local_gpus()]
+    alone_ms = {
+        PACKAGES / where: ms
+        for row in held.rows.values()
+        if row.get("machine") == machine
+        for where, ms in row["alone_ms"].items()
+    }
     for case in cases if "run" in arguments.stage else ():
         if time.monotonic() - began > arguments.for_s:
             print("time is over, rows are left: run this again", flush=True)
             break
         made = planned.rows.get(case.name, {"failed": "there are no plans: --stage plan first"})
-        held.put({"name": case.name} | attempt(lambda c=case, m=made: row_of(c, m, alone_ms), case.name))
+        found = attempt(lambda c=case, m=made: row_of(c, m, alone_ms), case.name)
+        known = {str(folder.relative_to(PACKAGES)): ms for folder, ms in alone_ms.items()}
+        held.put({"name": case.name} | found | {"machine": machine, "alone_ms": known})
     show(list(held.rows.values()), COLUMNS)
 
 
