@@ -128,21 +128,25 @@ def _compare(
     strict: bool,
 ) -> None:
     """MBC164 with every missing, unexpected and mismatched name."""
-    lines: list[str] = []
+    lines: dict[str, str] = {}
     if strict:
-        lines += [f"missing     {name} {list(shape)}" for name, (shape, _) in expected.items() if name not in found]
-        lines += [f"unexpected  {name} {list(t.shape)}" for name, t in found.items() if name not in expected]
+        lines |= {n: f"missing     {n} {list(shape)}" for n, (shape, _) in expected.items() if n not in found}
+        lines |= {n: f"unexpected  {n} {list(t.shape)}" for n, t in found.items() if n not in expected}
     for name, (shape, dtypes) in expected.items():
         tensor = found.get(name)
         if tensor is not None and tensor.shape != shape:
-            lines.append(f"mismatched  {name}: the network has {list(shape)}, {whose} {list(tensor.shape)}")
+            lines[name] = f"mismatched  {name}: the network has {list(shape)}, {whose} {list(tensor.shape)}"
         elif tensor is not None and tensor.dtype not in dtypes:
             kind = "floating-point numbers" if dtypes is FLOATING else "integers"
-            lines.append(f"mismatched  {name}: the network has {kind}, {whose} {tensor.dtype}")
+            lines[name] = f"mismatched  {name}: the network has {kind}, {whose} {tensor.dtype}"
     if lines:
-        listed = "\n  ".join(lines)
+        listed = "\n  ".join(lines.values())
+        weights = {*expected, *found}
         raise MbcError(
             "MBC164",
             f"{what} does not fit the network ({len(lines)} names):\n  {listed}",
-            "load it into the network that it is of",
+            "the optimizer is another one: begin a new training from the weights alone, by mbc train --weights or"
+            " Module.load(path, weights_only=True)"
+            if all(name.rpartition(".")[0] in weights for name in lines)
+            else "load it into the network that it is of",
         )

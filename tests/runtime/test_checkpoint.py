@@ -108,6 +108,7 @@ def test_weights_of_another_optimizer(tmp_path: Path):
     trained(optimizer="adamw()").save(tmp_path / "w")
     error = failure(trained(), tmp_path / "w")
     assert error.code == "MBC164" and "unexpected" in error.message and "missing" in error.message
+    assert "mbc train --weights" in error.remedy
 
 
 def damaged(path: Path, kind: str) -> None:
