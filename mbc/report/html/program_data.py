@@ -54,6 +54,14 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
     }
 
 
+def lanes_data(facts: Facts, texts: Texts) -> dict[str, Any]:
+    """Of one program as much as its launches by stream need."""
+    return {
+        "operations": texts.table(_operations(facts), ("name", "decision")),
+        "launches": texts.table(_launches(facts), LAUNCHES),
+    }
+
+
 def _writers_of_values(plan: Plan, program: Program) -> Mapping[str, list[int]]:
     found: dict[str, list[int]] = {}
     for buffer, launches in touches(program)[0].items():
