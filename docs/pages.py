@@ -1,4 +1,4 @@
-"""A hook of MkDocs: pages of the site that lie outside docs/, and the links to them.
+"""A hook of MkDocs: pages of the site that lie outside docs/, and the links to them; the pages of the gallery, planned.
 
 The page of the benchmarks (with its pictures) and the change log keep their places in the repository, where people
 look for them; in the site they are benchmarks/README.md and CHANGELOG.md.
@@ -6,11 +6,16 @@ look for them; in the site they are benchmarks/README.md and CHANGELOG.md.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig  # pyright: ignore[reportMissingImports]
 from mkdocs.structure.files import File, Files  # pyright: ignore[reportMissingImports]
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gallery import make
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,6 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         name = path.relative_to(benchmarks).as_posix()
         if f"]({name})" in page:
             files.append(File.generated(config, f"benchmarks/{name}", abs_src_path=str(path)))
+    for path in make(ROOT / "build" / "gallery"):
+        files.append(File.generated(config, f"gallery/{path.name}", abs_src_path=str(path)))
     return files
 
 
