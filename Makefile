@@ -10,6 +10,7 @@
 # make torture  kill compile, profile and train at KILLS (1,000) random moments, and run them on full disks and the like;
 #            WORKERS (1) processes at a time, as for make fuzz
 # make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
+# make axe   get axe-core by npm into build/axe, with which tests/report checks pages for accessibility
 # make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer); VENV_FLAGS goes to `python -m venv`.
@@ -25,6 +26,7 @@ SET_UP := $(VENV)/set-up.stamp
 SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
 LIGHTNING := lightning>=2.6,<3
+AXE := axe-core@4.14
 ATHERIS := atheris>=3.0
 FUZZ := $(BUILD)/fuzz-venv/bin/python
 INPUTS ?= 1000000
@@ -32,7 +34,7 @@ KILLS ?= 1000
 WORKERS ?= 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all setup cuda oracle lightning lint types pytest fuzz torture docs evidence clean
+.PHONY: run test test-all setup cuda oracle lightning lint types pytest fuzz torture docs axe evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -106,6 +108,9 @@ torture: setup
 docs: setup
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'
 	$(BIN)/python -m mkdocs build
+
+axe:
+	npm install --no-audit --no-fund --no-package-lock --prefix $(BUILD)/axe $(AXE)
 
 evidence: setup
 	$(BIN)/python benchmarks/stale.py --strict

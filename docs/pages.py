@@ -1,4 +1,4 @@
-"""A hook of MkDocs: pages of the site that lie outside docs/, and the links to them.
+"""A hook of MkDocs: pages of the site that lie outside docs/, and the links to them; the pages of the gallery, planned.
 
 They keep their places in the repository, where people look for them (the pages of the benchmarks, the language and an
 example, the change log), and their paths in the site, with what they show or link to of their own folder.
@@ -7,11 +7,16 @@ example, the change log), and their paths in the site, with what they show or li
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig  # pyright: ignore[reportMissingImports]
 from mkdocs.structure.files import File, Files  # pyright: ignore[reportMissingImports]
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gallery import make
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/pytorch/README.md")
@@ -27,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             beside = path.relative_to(ROOT).as_posix()
             if path.is_file() and not path.is_relative_to(ROOT / "docs"):
                 files.append(File.generated(config, beside, abs_src_path=str(path)))
+    for path in make(ROOT / "build" / "gallery"):
+        files.append(File.generated(config, f"gallery/{path.name}", abs_src_path=str(path)))
     return files
 
 

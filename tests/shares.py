@@ -36,6 +36,7 @@ SUITES = {
     "profile": "profiles: read, interpolated, scaled, compared",
     "pytorch": "a loop of PyTorch with mbc beside the same without; what of a loop is refused",
     "ranks": "several processes: start, meeting, agreement, failure, sums by MPI",
+    "record": "steps recorded by a CUPTI that is not there: nodes, launches, files, commands",
     "report": "tables and reports of plans",
     "runtime": "the module: training on the CPU, checkpoints, hostile files",
     "train": "the training loop and its data",

@@ -27,12 +27,14 @@ _NO_GPU = "no training on a GPU here: modules run on the CPU, and plans can stil
 _NO_RANKS = "a training stays on one GPU"
 _NO_CPU_RANKS = "a training on the CPU stays in one process"
 _OF_RANKS = frozenset(("NCCL", "mpi4py", "launcher"))
+_OF_RECORDS = frozenset(("CUPTI",))
 _LINKS = {
     Link.NVLINK: "NVLink",
     Link.PCIE: "PCIe, with peer access,",
     Link.SHARED_MEMORY: "memory of the host, without peer access,",
     Link.SOCKET: "sockets",
 }
+_NO_RECORD = "what a step takes is not recorded (mbc train --record, mbc bench --record)"
 _NO_BUILD = "packages are written with their sources but without the GPU library: they run on the CPU"
 
 
@@ -61,17 +63,22 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [finding.part for finding in findings if finding.found is None]
     print()
     here = "everything is here to compile for and train on this machine's GPU"
-    if not set(missing) <= _OF_RANKS:
+    if not set(missing) <= _OF_RANKS | _OF_RECORDS:
         here = f"without {', '.join(missing)}: planning and training on the CPU work all the same"
-    elif missing:
-        here += f"; without {', '.join(missing)} several processes cannot share a training"
+    else:
+        for parts, cost in (
+            (_OF_RANKS, "several processes cannot share a training"),
+            (_OF_RECORDS, "no step is recorded"),
+        ):
+            if absent := [part for part in missing if part in parts]:
+                here += f"; without {', '.join(absent)} {cost}"
     print(here)
     return 0
 
 
 def examine() -> Iterator[Finding]:
     """Every part in turn."""
-    from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, find_toolchain
+    from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, CUPTI, GXX, NVCC, find_toolchain
     from mbc.hardware.target import local_gpus
     from mbc.hardware.topology import link_between
 
@@ -101,6 +108,7 @@ def examine() -> Iterator[Finding]:
     yield _library("CUDA runtime", tools.cudart, "", "", CUDART.remedy)
     yield _library("cuDNN", tools.cudnn, "cudnn_version.h", "CUDNN", CUDNN.remedy)
     yield _library("cuBLASLt", tools.cublaslt, "cublas_api.h", "CUBLAS_VER", CUBLASLT.remedy)
+    yield _library("CUPTI", tools.cupti, "", "", CUPTI.remedy, _NO_RECORD)
 
     if importlib.util.find_spec("pycuda") is not None:
         yield Finding("PyCUDA", _version("pycuda"))
@@ -149,10 +157,12 @@ def _program(name: str, path: Path | None, version: str, note: str, remedy: str)
     return Finding(name, f"{match[1] if match else 'of unknown version'} ({path}{note})")
 
 
-def _library(name: str, part: Part | None, header: str, prefix: str, remedy: str) -> Finding:
+def _library(
+    name: str, part: Part | None, header: str, prefix: str, remedy: str, cost: str = _NO_BUILD
+) -> Finding:  # fmt: skip
     """`header` defines <prefix>_MAJOR, _MINOR and _PATCH (or _PATCHLEVEL)."""
     if part is None:
-        return Finding(name, None, _NO_BUILD, remedy)
+        return Finding(name, None, cost, remedy)
     place = part.library_folder / part.library
     file = part.include / header
     if not header or not file.is_file():

@@ -84,6 +84,16 @@ def find_plan(place: str, options: Options) -> Plan:
     return plan_source(read_source(place), options).plan if file is None else read_plan(file)
 
 
+def plans_of_ranks(place: str, options: Options) -> tuple[Plan, ...]:
+    """As `find_plan`, those of all ranks: of a package also those inside."""
+    file = plan_file(place)
+    if file is None:
+        planned = plan_source(read_source(place), options)
+        return (planned.plan, *planned.others)
+    inside = sorted(Path(place).glob(f"rank*/{PLAN_FILE}")) if Path(place).is_dir() else []
+    return (read_plan(file), *map(read_plan, inside))
+
+
 def sound_plans(place: str, options: Options) -> tuple[Plan, ...]:
     """As `sound_plan`, those of all ranks."""
     if plan_file(place) is not None:

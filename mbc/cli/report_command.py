@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import check_plannable, find_plan, read_text
+from mbc.cli.places import check_plannable, plans_of_ranks, read_text
 from mbc.cli.terminal import notes
 from mbc.progress import busy
 from mbc.units import show_size
@@ -28,13 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.report.measured import measured_step
 
     found = [(name, read_recorded(read_text(Path(name)), name)) for name in arguments.recorded]
-    plan = find_plan(arguments.plan, asked)
+    plan, *others = plans_of_ranks(arguments.plan, asked)
     steps = [measured_step(plan, result, name) for name, result in found if result["what"] == "step"]
     recorded = [result for _, result in found if result["what"] != "step"]
     floor = _floor(plan, asked) if arguments.floor else None
     path = Path(arguments.output or f"{plan.graph.name}.html")
     with busy(f"writing {path}"):
-        text = plan_page(plan, floor=floor, recorded=recorded, measured=steps[-1] if steps else None)
+        measured = steps[-1] if steps else None
+        text = plan_page(plan, floor=floor, recorded=recorded, measured=measured, others=others)
         write_text(path, text)
     print(f"{path}: {show_size(len(text.encode()))}")
     return 0

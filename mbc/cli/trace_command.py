@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import check_plannable, find_plan, read_text
+from mbc.cli.places import check_plannable, plans_of_ranks, read_text
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,9 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     name: str | None = arguments.recorded
     record = {} if name is None else read_recorded(read_text(Path(name)), name)
-    plan = find_plan(arguments.plan, asked)
+    plan, *others = plans_of_ranks(arguments.plan, asked)
     path = Path(arguments.output or f"{plan.graph.name}.trace.json")
-    trace = trace_document(plan, None if name is None else measured_step(plan, record, name))
+    trace = trace_document(plan, None if name is None else measured_step(plan, record, name), others)
     write_text(path, json.dumps(trace, separators=(",", ":")))
     print(f"{path}: {len(trace['traceEvents']):,} events; open it at https://ui.perfetto.dev")
     return 0

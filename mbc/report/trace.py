@@ -7,31 +7,41 @@ microseconds; "X" is a complete event, "M" metadata, "C" a counter, "s" and "f" 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mbc.plan.group import launch_name, title
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan, Program, Stream
 from mbc.plan.summary import grouped, kernel_name
+from mbc.report.collectives import ranks_text
 from mbc.report.measured import MeasuredStep
 from mbc.report.techniques import predicted_timeline
 
 _STREAMS = tuple(Stream)
 
 
-def trace_document(plan: Plan, measured: MeasuredStep | None = None) -> dict[str, Any]:
+def trace_document(plan: Plan, measured: MeasuredStep | None = None, others: Sequence[Plan] = ()) -> dict[str, Any]:
     """One process for each program, one thread for each stream, arrows for waits, and live bytes as counters; one more
-    process for the training step as it was measured."""
-    events: list[dict[str, Any]] = []
-    for process, (name, program) in enumerate((("training step", plan.train), ("inference", plan.infer)), start=1):
-        events += _program(plan, program, process, f"{plan.graph.name}: {name}, predicted")
+    process for the training step as it was measured, and for that of each of `others`, of ranks that do not run
+    `plan`."""
+    network = plan.graph.name
+    events = _program(plan, plan.train, 1, f"{network}: training step{_of_ranks(plan)}, predicted")
+    events += _program(plan, plan.infer, 2, f"{network}: inference, predicted")
     if measured is not None:
         events += _measured(plan, measured, process=3)
+    for process, other in enumerate(others, start=4):
+        events += _program(other, other.train, process, f"{network}: training step{_of_ranks(other)}, predicted")
     return {
         "displayTimeUnit": "ms",
         "otherData": {"gpu": plan.target.gpu, "mbc": plan.version, "network": plan.graph.name},
         "traceEvents": events,
     }
+
+
+def _of_ranks(plan: Plan) -> str:
+    ranks = plan.graph.ranks
+    return "" if ranks is None else f" of {ranks_text(ranks.members)}"
 
 
 def _program(plan: Plan, program: Program, process: int, name: str) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 "use strict";
-// Launches by stream over predicted time, with what each waited for; below each stream as it was measured.
+// Launches by stream over predicted time, with what each waited for; below each stream as it was measured, and below all
+// the streams of ranks that run another plan.
 function lanesSection(place) {
   const keys = element("div");
   const map = element("div");
@@ -10,9 +11,12 @@ function lanesSection(place) {
   let lanes = []; // those of the chart, from above
   let items = [];
   let chosen = -1;
+  const others = DATA.others.map((other) => ({
+    ranks: other.ranks, operations: columnsOf(other.operations, DATA.texts), launches: columnsOf(other.launches, DATA.texts),
+  }));
   const chart = new Chart(map, {
     label: `launches by stream over ${DATA.measured ? "predicted and measured" : "predicted"} time`,
-    height: 170, left: DATA.measured ? 140 : 96, wide: true,
+    height: 170, left: others.length ? 230 : DATA.measured ? 140 : 96, wide: true,
     x: { low: 0, high: 1, show: showTime, title: DATA.measured ? "time" : "predicted time" },
     y: { low: 0, high: 1, show: (y) => lanes[Math.round(lanes.length - 0.5 - y)] || "", ticks: () => lanes.map((_, n) => lanes.length - n - 0.5) },
     describe: (n) => describe(items[n]),
@@ -29,16 +33,33 @@ function lanesSection(place) {
     return `${showTime(us)} from ${showTime(measured.starts_us[launch])}, ${showTime(Math.abs(off))} ${off > 0 ? "more" : "less"} than predicted`;
   }
 
-  function describe({ launch, stall, measured }) {
+  // Of another rank.
+  function otherPairs({ launch, other }) {
+    const { launches, operations } = other;
+    return [
+      ["rank", other.ranks],
+      ["launch", `${launch}, on ${launches.stream[launch]}`],
+      ["operation", short(operations.name[launches.operation[launch]])],
+      ["runs", `${showTime(launches.start_us[launch])} to ${showTime(launches.end_us[launch])}`],
+    ];
+  }
+
+  function describe({ launch, stall, measured, other }) {
     const { launches } = View.program;
+    if (other) return otherPairs({ launch, other }).map((pair) => pair.join(": ")).join("\n");
     if (measured) return `${launchTitle(launch)}\nmeasured: ${measuredText(launch)}`;
     if (stall) return `${launches.stream[launch]} waits ${showTime(launches.stall_us[launch])} before ${launchTitle(launch)}`;
     return `${launchTitle(launch)}\n${showTime(launches.end_us[launch] - launches.start_us[launch])}` +
       `, alone ${showTime(launches.time_us[launch])}${launches.measured[launch] ? "" : " (estimated)"}`;
   }
 
-  function choose({ launch }) {
-    chosen = launch;
+  function choose({ launch, other }) {
+    chosen = other ? -1 : launch;
+    if (other) {
+      detail.replaceChildren(pairs(otherPairs({ launch, other })));
+      chart.draw();
+      return;
+    }
     const { launches, operations } = View.program;
     const op = launches.operation[launch];
     const waited = View.program.waits.filter(([, later]) => later === launch).map(([earlier]) => earlier);
@@ -73,17 +94,20 @@ function lanesSection(place) {
     streams = [...new Set(launches.stream)];
     const { measured } = View.program;
     lanes = measured ? streams.flatMap((stream) => [stream, `${stream}, measured`]) : streams;
+    const shown = View.name === "train" ? others : [];
+    const laneOf = (other, launch) => `${other.launches.stream[launch]}, ${other.ranks}`;
+    lanes = [...lanes, ...shown.flatMap((other) => [...new Set(other.launches.stream.map((_, i) => laneOf(other, i)))])];
     chart.options.height = 60 + 42 * lanes.length;
     items = [];
     chosen = -1;
     const made = { x0: [], x1: [], y0: [], y1: [], colours: [] };
-    const put = (launch, stall, x0, x1, name, as = "") => {
-      const row = lanes.length - 1 - lanes.indexOf(launches.stream[launch] + as);
-      items.push({ launch, stall, measured: as !== "" });
+    const put = (item, lane, x0, x1, name) => {
+      const row = lanes.length - 1 - lanes.indexOf(lane);
+      items.push(item);
       made.x0.push(x0);
       made.x1.push(x1);
       made.y0.push(row + 0.12);
-      made.y1.push(row + (stall ? 0.35 : 0.88));
+      made.y1.push(row + (item.stall ? 0.35 : 0.88));
       made.colours.push(name);
     };
     const busy = {};
@@ -92,15 +116,24 @@ function lanesSection(place) {
       const stream = launches.stream[i];
       busy[stream] = (busy[stream] || 0) + launches.end_us[i] - launches.start_us[i];
       idle[stream] = (idle[stream] || 0) + launches.stall_us[i];
-      put(i, false, launches.start_us[i], launches.end_us[i], operations.decision[launches.operation[i]]);
-      if (launches.stall_us[i] > 0 && stream === "compute") put(i, true, launches.start_us[i] - launches.stall_us[i], launches.start_us[i], "stall");
+      put({ launch: i }, stream, launches.start_us[i], launches.end_us[i], operations.decision[launches.operation[i]]);
+      if (launches.stall_us[i] > 0 && stream === "compute")
+        put({ launch: i, stall: true }, stream, launches.start_us[i] - launches.stall_us[i], launches.start_us[i], "stall");
     }
     let end = View.program.us;
     for (let i = 0; measured && i < launches.count; i++) {
       if (measured.times_us[i] === null) continue;
       const stop = measured.starts_us[i] + measured.times_us[i];
-      put(i, false, measured.starts_us[i], stop, operations.decision[launches.operation[i]], ", measured");
+      put({ launch: i, measured: true }, `${launches.stream[i]}, measured`, measured.starts_us[i], stop,
+        operations.decision[launches.operation[i]]);
       end = Math.max(end, stop);
+    }
+    for (const other of shown) {
+      for (let i = 0; i < other.launches.count; i++) {
+        put({ launch: i, other }, laneOf(other, i), other.launches.start_us[i], other.launches.end_us[i],
+          other.operations.decision[other.launches.operation[i]]);
+        end = Math.max(end, other.launches.end_us[i]);
+      }
     }
     chart.set({ count: items.length, ...made },
       { ...chart.options.x, high: end }, { ...chart.options.y, high: Math.max(1, lanes.length) });

@@ -74,6 +74,11 @@ def test_launchers(mbc, monkeypatch, tmp_path: Path):
     [
         ((), "everything is here to compile for and train on this machine's GPU\n"),
         (("NCCL",), "this machine's GPU; without NCCL several processes cannot share a training\n"),
+        (("CUPTI",), "this machine's GPU; without CUPTI no step is recorded\n"),
+        (
+            ("CUPTI", "NCCL"),
+            "; without NCCL several processes cannot share a training; without CUPTI no step is recorded\n",
+        ),
         (("NCCL", "GPU"), "\nwithout NCCL, GPU: planning and training on the CPU work all the same\n"),
     ],
 )

@@ -110,6 +110,12 @@ def test_unlike_gpus(mbc):
     differ = mbc("diff", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64")
     assert differ.code == 0 and "rank 0 (NVIDIA H200)" in differ.out and "rank 1 (" in differ.out
     assert mbc("diff", "tiny", "tiny/rank1").code == 0
+    assert mbc("trace", "tiny", "-o", "trace.json").code == 0 and mbc("report", "tiny", "-o", "page.html").code == 0
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert (
+        "tiny: training step of rank 1, predicted" in processes and '"ranks":"rank 1, ' in Path("page.html").read_text()
+    )
     document = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64", "--force", "--json").json
     assert document["collectives"]["rows"][0] + document["other_ranks"][0]["batch"] == document["batch"] == 64
 

@@ -11,7 +11,7 @@ import pytest
 
 from mbc.cli import main
 from mbc.plan.file import load_plan
-from mbc.report.measured import launch_name
+from mbc.plan.group import launch_name
 
 FP64 = ("--set", "train.precision=fp64")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from mbc.compiler import compile_plan
-from mbc.options import Options
+from mbc.compiler import compile_plan, compile_plans
+from mbc.options import Options, RankGpu
 from mbc.plan.model import Plan
 from mbc.source import Source
 from tests.runtime.nets import small_plan
@@ -32,6 +32,13 @@ def chain_plan(share: float = 0.0) -> Plan:
         whole = chain_plan().predictions
         settings = (("memory.device", f"{int(whole.overhead_bytes + share * whole.arena_bytes)} B"),)
     return compile_plan(Source("chain.mbc", CHAIN), Options(gpu="h200", settings=settings))
+
+
+@cache
+def plans_of_unlike_gpus() -> tuple[Plan, Plan]:
+    """Of two ranks that share a mini-batch, each on a GPU of its own kind."""
+    one, other = compile_plans(Source("chain.mbc", CHAIN), Options(gpus=2, rank_gpus=(RankGpu("h200"), RankGpu("t4"))))
+    return one, other
 
 
 PLANS: Mapping[str, Callable[[], Plan]] = {

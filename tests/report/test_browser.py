@@ -17,7 +17,7 @@ from mbc.report.html.recorded import training
 from mbc.report.measured import MeasuredStep
 from mbc.units import show_time
 from tests.report.browser import Browser, find_browser
-from tests.report.plans import PLANS
+from tests.report.plans import PLANS, plans_of_unlike_gpus
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="there is no Chromium on this machine")
 
@@ -216,6 +216,27 @@ def test_measured_beside_predicted(browser, tmp_path):
     browser.run("document.querySelector('#program select').value = 'infer'")
     browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
     assert set(browser.run(cells)) == {"-"}
+    assert browser.errors == []
+
+
+def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
+    plan, other = plans_of_unlike_gpus()
+    path = tmp_path / "ranks.html"
+    path.write_text(plan_page(plan, others=[other]))
+    _shown(browser, path)
+    # The last item of the chart is the last launch of the last rank.
+    browser.run(
+        "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
+    )
+    told = browser.run("document.querySelector('#lanes .detail').textContent")
+    last = other.train.launches[-1]
+    assert f"rank 1, {other.target.gpu}" in told and f"{len(other.train.launches) - 1}, on {last.stream}" in told
+    browser.run("document.querySelector('#program select').value = 'infer'")
+    browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
+    browser.run(
+        "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
+    )
+    assert "rank 1" not in browser.run("document.querySelector('#lanes .detail').textContent")
     assert browser.errors == []
 
 

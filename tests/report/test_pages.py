@@ -14,6 +14,7 @@ import pytest
 
 from mbc.analysis.roofline import ceilings_of, limits
 from mbc.errors import MbcError
+from mbc.plan.group import launch_name
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
@@ -26,12 +27,12 @@ from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import embedded, write_text
-from mbc.report.measured import MeasuredStep, launch_name, measured_step
+from mbc.report.measured import MeasuredStep, measured_step
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
 from mbc.resources import folder
 from tests.report.pages import data_of
-from tests.report.plans import PLANS
+from tests.report.plans import PLANS, plans_of_unlike_gpus
 
 
 @pytest.fixture(scope="module", params=PLANS, ids=list(PLANS))
@@ -263,7 +264,7 @@ def test_results_that_are_none(text):
 
 
 def _record(plan: Plan) -> dict[str, Any]:
-    """As benchmarks/step_trace.py writes it: 1 us more than predicted a launch, and the last one not found."""
+    """As a record says it: 1 us more than predicted a launch, and the last one not found."""
     times = predicted_timeline(plan, plan.train)
     rows = [
         {"name": launch_name(i, launch), "start_us": start, "measured_us": end - start + 1.0}
@@ -358,3 +359,22 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     write_text(path, "after")
     assert path.read_text() == "after"
     write_text(Path("/dev/null"), "nowhere")
+
+
+def test_ranks_that_run_another_plan():
+    plan, other = plans_of_unlike_gpus()
+    events = trace_document(plan, others=[other])["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert named[1].endswith(": training step of rank 0, predicted")
+    assert named[4].endswith(": training step of rank 1, predicted")
+    times = predicted_timeline(other, other.train)
+    assert [event["ts"] for event in events if event["ph"] == "X" and event["pid"] == 4] == list(times.starts_us)
+    data = data_of(plan_page(plan, others=[other]))
+    (shown,) = data["others"]
+    assert shown["ranks"] == f"rank 1, {other.target.gpu}"
+    rows = rows_of(shown["launches"], data["texts"])
+    assert [row["end_us"] for row in rows] == list(times.ends_us)
+    assert [row["stream"] for row in rows] == [str(launch.stream) for launch in other.train.launches]
+    operations = [row["name"] for row in rows_of(shown["operations"], data["texts"])]
+    assert all(row["operation"] < len(operations) for row in rows)
+    assert data_of(plan_page(plan))["others"] == []

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.live import Kind
+from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
+from mbc.report.collectives import ranks_text
 from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
-from mbc.report.html.program_data import program_data
+from mbc.report.html.program_data import lanes_data, program_data
 
 
-def plan_data(train: Facts, infer: Facts, floor: Floor | None = None) -> dict[str, Any]:
-    """Of both programs of a plan. `floor`: of the training step, where it was found."""
+def plan_data(
+    train: Facts, infer: Facts, floor: Floor | None = None, others: Sequence[Facts] = ()
+) -> dict[str, Any]:  # fmt: skip
+    """Of both programs of a plan. `floor`: of the training step, where it was found; `others`: those of ranks that do
+    not run it."""
     texts = Texts()
     programs = {"train": program_data(train, texts), "infer": program_data(infer, texts)}
     plan, ceilings = train.plan, train.ceilings
@@ -36,5 +42,12 @@ def plan_data(train: Facts, infer: Facts, floor: Floor | None = None) -> dict[st
         "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
         "kinds": [str(kind) for kind in Kind],
         "programs": programs,
+        "others": [{"ranks": _ranks(other.plan), **lanes_data(other, texts)} for other in others],
         "texts": texts.all,
     }
+
+
+def _ranks(plan: Plan) -> str:
+    """`ranks 1 and 2, NVIDIA T4`"""
+    assert plan.graph.ranks is not None
+    return f"{ranks_text(plan.graph.ranks.members)}, {plan.target.gpu}"

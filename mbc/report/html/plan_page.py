@@ -44,14 +44,16 @@ def plan_page(
     floor: Floor | None = None,
     recorded: Sequence[Mapping[str, Any]] = (),
     measured: MeasuredStep | None = None,
+    others: Sequence[Plan] = (),
 ) -> str:
-    """The text of the page. `floor` and `measured`: of the training step; `recorded`: what `read_recorded` gave."""
+    """The text of the page. `floor` and `measured`: of the training step; `recorded`: what `read_recorded` gave;
+    `others`: plans of ranks that do not run `plan`, whose launches are shown by stream, too."""
     train = facts_of(plan, plan.train)
     return render_page(
         "plan.html.j2",
         SCRIPTS,
         {
-            **plan_data(train, facts_of(plan, plan.infer), floor),
+            **plan_data(train, facts_of(plan, plan.infer), floor, [facts_of(other, other.train) for other in others]),
             "measured": None if measured is None else asdict(measured),
             "recorded": list(recorded),
         },

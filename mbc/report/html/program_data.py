@@ -54,6 +54,14 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
     }
 
 
+def lanes_data(facts: Facts, texts: Texts) -> dict[str, Any]:
+    """Of one program as much as its launches by stream need."""
+    return {
+        "operations": texts.table(_operations(facts), ("name", "decision")),
+        "launches": texts.table(_launches(facts), LAUNCHES),
+    }
+
+
 def _operations(facts: Facts) -> list[dict[str, Any]]:
     plan, program = facts.plan, facts.program
     groups = grouped(plan, program)

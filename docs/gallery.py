@@ -1,0 +1,37 @@
+"""The pages of the gallery: examples as `mbc report` and `mbc diff` show them.
+
+python docs/gallery.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mbc.cli import main
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+# By the name of the page: the words that make it, without where it goes.
+PAGES = {
+    "resnet18_in_1.8_GB.html": (
+        "report", "resnet.mbc", "--gpu", "h200", "--set", "batch=128", "--set", "train.precision=bf16",
+        "--set", "memory.device=1.8GB",
+    ),
+    "resnet18_h200_t4.html": ("diff", "resnet.mbc", "--gpu", "h200", "--gpu", "t4", "--set", "batch=32"),
+    "alexnet_h200_and_t4.html": ("report", "alexnet.mbc", "--gpus", "h200,t4"),
+}  # fmt: skip
+
+
+def make(folder: Path) -> list[Path]:
+    """Plan the examples and write their pages, which takes half a minute of a core."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    for name, (command, source, *options) in PAGES.items():
+        made.append(folder / name)
+        if main((command, str(EXAMPLES / source), *options, "-o", str(made[-1]))):
+            raise SystemExit(f"the page {name} cannot be made")
+    return made
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
