@@ -2,11 +2,13 @@
 
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
-own, alone on the GPU, with a limit of time. `ms` are those of a step. `speedup` is over the fastest of PyTorch's.
-`memory_ratio`: what mbc takes of the GPU, context and libraries included, at PyTorch's best speed or a faster one, over
-what PyTorch's allocator had reserved at that speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the
-same where a profile knows all kernels. `loss_error`: the largest relative distance of the first five losses from those
-of PyTorch's plain loop, and `torch_loss_error` that of its compiled ones; what draws random numbers has none.
+own with a limit of time. PyTorch's three compile side by side, and are timed one after the other.
+
+`ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
+and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
+speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same where a profile knows all kernels.
+`loss_error`: the largest relative distance of the first five losses from those of PyTorch's plain loop, and
+`torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
     python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
@@ -31,11 +33,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from from_torch_contenders import MODES, Asked, made, sgd
+from from_torch_contenders import MODES, POLL_S, Asked, made, sgd
 from from_torch_draw import draw, drawn
 from from_torch_steps import run as fifty_steps
 from record import Results, attempt, need_gpu, results, show, start
@@ -84,20 +87,36 @@ class Run:
             return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
         return json.loads(done.stdout.strip().splitlines()[-1])
 
+    def of_torch(self, asked: Asked, profiles: str) -> dict[str, dict[str, Any]]:
+        """PyTorch's contenders: side by side until they are ready, which is work of the host, and timed in turn."""
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(MODES)) as pool:
+            waiting = {
+                name: pool.submit(self.contender, replace(asked, contender=name, turn=folder), profiles)
+                for name in MODES
+            }
+            while not all(Path(folder, f"{name}.ready").exists() or waiting[name].done() for name in MODES):
+                time.sleep(POLL_S)
+            for name in MODES:
+                Path(folder, f"{name}.turn").touch()
+                waiting[name].result()
+            return {name: one.result() for name, one in waiting.items()}
+
     def row(self, asked: Asked) -> dict[str, Any]:
         """All contenders of one network, and what follows from them."""
         with tempfile.TemporaryDirectory() as profiles:
-            found = {name: self.contender(replace(asked, contender=name), profiles) for name in (*MODES, "mbc")}
-            peers = {name: found[name] for name in MODES if "failed" not in found[name]}
-            if "failed" not in found["mbc"] and peers:
-                best = min(peers.values(), key=lambda peer: peer["ms"])
-                mine = found["mbc"]
+            if asked.device == "cuda":
+                found = self.of_torch(asked, profiles)
+            else:
+                found = {name: self.contender(replace(asked, contender=name), profiles) for name in MODES}
+            mine = found["mbc"] = self.contender(replace(asked, contender="mbc"), profiles)
+            peers = [found[name] for name in MODES if "failed" not in found[name]]
+            if "failed" not in mine and peers and asked.device == "cuda":
+                best = min(peers, key=lambda peer: peer["ms"])
                 at_speed = replace(
                     asked, contender="mbc_at_speed", source=mine["source"], memory_bytes=best["reserved_bytes"],
                     step_ms=best["ms"], took_ms=mine["ms"], predicted_ms=mine["predicted_ms"],
                 )  # fmt: skip
-                if asked.device == "cuda":
-                    found["mbc_at_speed"] = self.contender(at_speed, profiles)
+                found["mbc_at_speed"] = self.contender(at_speed, profiles)
         return judged(found)
 
 
