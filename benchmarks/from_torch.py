@@ -49,12 +49,12 @@ from mbc.pytorch.trainer import import_training
 from mbc.source import Source
 from mbc.stages import Stages
 
-# Those whose speed was asked for by name.
+# Those whose speed was asked for by name: the rows of a mini-batch, and over PyTorch's fastest.
 NAMED = {
-    "torchvision/vit_b_16": 64,
-    "torchvision/convnext_tiny": 64,
-    "torchvision/efficientnet_b0": 128,
-    "torchvision/mobilenet_v3_large": 128,
+    "torchvision/vit_b_16": (64, 1.05),
+    "torchvision/convnext_tiny": (64, 1.25),
+    "torchvision/efficientnet_b0": (128, 1.25),
+    "torchvision/mobilenet_v3_large": (128, 1.25),
 }
 ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn ones
 SIZE = 224
@@ -117,7 +117,7 @@ class Run:
                     step_ms=best["ms"], took_ms=mine["ms"], predicted_ms=mine["predicted_ms"],
                 )  # fmt: skip
                 found["mbc_at_speed"] = self.contender(at_speed, profiles)
-        return judged(found)
+        return judged({name: {k: v for k, v in one.items() if k != "source"} for name, one in found.items()})
 
 
 def judged(found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def main() -> None:
     if arguments.steps50:
         fifty_steps(arguments.device, arguments.only.split(",") if arguments.only else (), arguments.again)
         return
-    batches = {**drawn(), **NAMED}
+    batches = drawn() | {name: rows for name, (rows, _) in NAMED.items()}
     names = arguments.only.split(",") if arguments.only else list(batches)
     on_gpu = arguments.device == "cuda"
     if on_gpu and not arguments.plan_only:
@@ -220,7 +220,10 @@ def main() -> None:
             arguments.measure_for,
         )  # fmt: skip
         work = (lambda a=asked: planned(a)) if arguments.plan_only else (lambda a=asked: run.row(a))
-        kept.put({**attempt(work, name), "batch": batch})
+        row = attempt(work, name) | {"batch": batch}
+        if name in NAMED and "speedup" in row:
+            row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
+        kept.put(row)
         show([kept.rows[name]], PLAN_COLUMNS if arguments.plan_only else COLUMNS)
     finish(kept, names, arguments.plan_only)
 
