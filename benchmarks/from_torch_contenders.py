@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
@@ -35,12 +36,15 @@ MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 SHARES = tuple(share / 100 for share in range(20, 105, 5))
 MARGIN = 0.98
 UPDATES_TIMED = 20
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class Asked:
-    """`model`: a network as `family/name`. `memory_bytes` and `step_ms`: of PyTorch's fastest, for mbc at its speed,
-    with the `source` that mbc trained and the step that it `took_ms` for `predicted_ms`."""
+    """`model`: a network as `family/name`. `turn`: a folder, in which a contender says by a file of its name that it is
+    ready to be timed, and waits for its turn, another file; none where it is alone. `memory_bytes` and `step_ms`: of
+    PyTorch's fastest, for mbc at its speed, with the `source` that mbc trained and the step that it `took_ms` for
+    `predicted_ms`."""
 
     contender: str
     model: str
@@ -50,6 +54,7 @@ class Asked:
     blocks: int
     block_s: float
     measure_for: str | None
+    turn: str = ""
     source: str = ""
     memory_bytes: int = 0
     step_ms: float = 0.0
@@ -64,6 +69,15 @@ def made(asked: Asked) -> tuple[Any, Any, Any]:
     images = torch.randn(asked.batch, 3, asked.size, asked.size)
     labels = torch.randint(0, CLASSES, (asked.batch,))
     return model, images.to(asked.device), labels.to(asked.device)
+
+
+def wait_for_turn(asked: Asked) -> None:
+    """Returns when nothing else runs on the GPU."""
+    if asked.turn:
+        ready, turn = (Path(asked.turn) / f"{asked.contender}.{file}" for file in ("ready", "turn"))
+        ready.touch()
+        while not turn.exists():
+            time.sleep(POLL_S)
 
 
 def sgd(model: Any, **how: Any) -> Any:
@@ -120,17 +134,16 @@ def run_torch(asked: Asked) -> dict[str, Any]:
     first_step_s = time.perf_counter() - began
     losses += [float(step()) for _ in range(LOSSES - 1)]
     wait()
+    wait_for_turn(asked)
     if on_gpu:  # what choosing kernels and compiling took for a moment is no part of a step
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     timing = time_steps(step, wait, asked.blocks, asked.block_s)
-    free_bytes, total_bytes = torch.cuda.mem_get_info() if on_gpu else (0, 0)
     return {
         "losses": losses, "ms": timing.step_ms, "spread_ms": timing.spread_ms, "steps": timing.steps,
         "first_step_s": first_step_s, "update": "fused" if optimizer.defaults["fused"] else "foreach",
         "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else 0,
         "allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
-        "device_bytes": total_bytes - free_bytes,
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ fifty steps of a small network."""
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,25 @@ def test_one_contender_that_crashes_or_hangs_is_said_to() -> None:
     run = from_torch.Run(60.0, False)
     assert "KeyError: 'nobody'" in run.contender(asked, "")["failed"]
     assert from_torch.Run(0.01, False).contender(asked, "")["failed"] == "it took more than 0 s"
+
+
+def test_contenders_of_pytorch_wait_for_each_other_and_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def contender(_: Any, asked: contenders.Asked, profiles: str) -> dict[str, Any]:
+        if asked.contender == "compile":
+            return {"failed": "crashed before it was ready"}
+        contenders.wait_for_turn(asked)
+        events.append(f"{asked.contender} begins")
+        time.sleep(0.2)
+        events.append(f"{asked.contender} ends")
+        return peer(1.0)
+
+    monkeypatch.setattr(from_torch.Run, "contender", contender)
+    asked = contenders.Asked("", "timm/none", 2, 32, "cuda", 2, 0.0, None)
+    found = from_torch.Run(60.0, False).of_torch(asked, "")
+    assert list(found) == list(contenders.MODES) and "failed" in found["compile"]
+    assert events == ["eager begins", "eager ends", "cuda_graph begins", "cuda_graph ends"]
 
 
 def test_reasons_of_a_refusal_have_no_paths() -> None:

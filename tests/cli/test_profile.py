@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from mbc.cli import terminal
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.hardware.host_sharing import SharedRates, sharing_constants
@@ -239,7 +238,7 @@ def test_an_interrupt_is_exit_code_130(mbc, tasks, monkeypatch):
         return Outcome(Summary(measured=1, interrupted=True), 8, True)
 
     monkeypatch.setattr(fleet, "measure_on", measure_on)
-    monkeypatch.setattr(terminal, "_PLAIN_S", 0.0)
+    monkeypatch.setattr("mbc.progress._PLAIN_S", 0.0)
     done = mbc("profile", "tiny.mbc")
     assert done.code == 130
     assert " 1/9  1 min 0 s left  " in done.err

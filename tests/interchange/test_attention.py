@@ -171,6 +171,17 @@ class OtherOffsets(Windows):
         self.index = offsets(4).flip(0)
 
 
+class ByColumns(Windows):
+    """The table of LeViT: [heads, offsets]."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.table = nn.Parameter(torch.randn(2, 49))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q * 4**-0.5) @ k.transpose(-2, -1) + self.table[:, self.index].view(1, 2, 16, 16)
+
+
 class Multiplied(ByHand):
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (q @ k.transpose(-2, -1)) @ v
@@ -180,6 +191,7 @@ REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
     "dropout": (lambda: Tokens(Packed(dropout_p=0.1)), "it drops scores"),
     "mask": (lambda: Windows(1, masked=-5.0), "its mask is not that of shifted windows"),
     "offsets": (OtherOffsets, "its bias is not that of offsets within windows of (4, 4)"),
+    "columns": (ByColumns, "its bias is not that of offsets within windows of (4, 4)"),
     "no softmax": (lambda: Tokens(Multiplied()), "it multiplies scores that have no softmax"),
 }
 

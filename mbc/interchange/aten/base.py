@@ -79,6 +79,12 @@ class Call:
         items = value if isinstance(value, tuple) else ()
         return tuple(self._builder.operand(item.name) for item in items if isinstance(item, TensorName))
 
+    def optional_operands(self, name: str) -> tuple[Operand | None, ...]:
+        """A list of tensors, some of which are left out."""
+        value = self.node.arguments.get(name)
+        items = value if isinstance(value, tuple) else ()
+        return tuple(self._builder.operand(item.name) if isinstance(item, TensorName) else None for item in items)
+
     def is_tensor(self, name: str) -> bool:
         return isinstance(self.node.arguments.get(name), TensorName)
 

@@ -21,14 +21,20 @@ def known(call: Call, operand: Operand | float) -> Known | None:
 
 
 def _table(call: Call) -> Result:
-    """Rows of a parameter by a constant index."""
+    """Rows of a parameter by a constant index, or elements along another dimension (`table[:, index]`)."""
     weight = call.weight("self")
-    indices = call.operands("indices")
-    index = known(call, indices[0]) if len(indices) == 1 else None
-    if index is None or index.weight is not None:
-        raise Refused("it takes elements by an index that is computed", "index a parameter by one constant tensor")
     places = np.arange(int(np.prod(weight.shape))).reshape(weight.shape)
-    return Known(places[index.array.astype(np.int64)], weight)
+    return Known(places[tuple(_index(call, one) for one in call.optional_operands("indices"))], weight)
+
+
+def _index(call: Call, operand: Operand | None) -> Array | slice:
+    """Constant numbers, or a whole dimension."""
+    if operand is None:
+        return slice(None)
+    index = known(call, operand)
+    if index is None or index.weight is not None or index.array.dtype == np.bool_:
+        raise Refused("it takes elements by an index that is computed", "index a parameter by constant numbers")
+    return index.array.astype(np.int64)
 
 
 def _zeros(call: Call) -> Result:
