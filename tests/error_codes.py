@@ -26,20 +26,23 @@ def raised() -> dict[str, dict[str, list[str]]]:
     that function hands the code on to another one, without a message beside it."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((ROOT / "mbc").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, Functions))]
-        of_folder = [text for file in sorted(path.parent.glob("*.py")) for text in _all_texts(file)]
-        for scope in scopes:
-            for code in filter(CODE.fullmatch, _texts(scope)):
-                words = list(_texts(scope)) if _is_with_message(scope, code) else of_folder
+        text = path.read_text(encoding="utf-8")
+        if not CODE.search(text):
+            continue
+        tree = ast.parse(text)
+        for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, Functions))):
+            texts = list(_texts(scope))
+            for code in filter(CODE.fullmatch, texts):
+                words = texts if _is_with_message(scope, code) else _all_texts(path.parent)
                 found[code][path.relative_to(ROOT).as_posix()] += [w for w in words if not CODE.fullmatch(w)]
     return found
 
 
 @cache
-def _all_texts(path: Path) -> list[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [text for scope in ast.walk(tree) if isinstance(scope, (ast.Module, *Functions)) for text in _texts(scope)]
+def _all_texts(folder: Path) -> list[str]:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py")))
+    scopes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Module, *Functions)))
+    return list(dict.fromkeys(text for scope in scopes for text in _texts(scope)))
 
 
 def _is_with_message(scope: ast.AST, code: str) -> bool:
@@ -54,6 +57,7 @@ def _is_with_message(scope: ast.AST, code: str) -> bool:
 def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
     """Code -> tests that assert it with words of its message. `words_of`: those of each code."""
     found: dict[str, set[str]] = defaultdict(set)
+    to_share = {code: _to_share(words) for code, words in words_of.items()}
     for path in sorted((ROOT / "tests" / "cases" / "bad").glob("*.txt")):
         first = re.match(r"error (MBC\d{3}): ", path.read_text(encoding="utf-8"))
         if first is not None:
@@ -61,9 +65,10 @@ def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if "gpu" in path.relative_to(ROOT).parts:
             continue  # not run where there is no GPU
-        for name, texts in _groups(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for name, texts in _groups(ast.parse(text)) if CODE.search(text) else ():
             for code in {code for text in texts for code in CODE.findall(text)}:
-                if any(_shares(text, words_of.get(code, [])) for text in texts):
+                if any(_shares(text, to_share.get(code, set())) for text in texts):
                     found[code].add(f"{path.relative_to(ROOT).as_posix()}::{name}")
     return found
 
@@ -120,13 +125,17 @@ def _texts(node: ast.AST) -> Iterator[str]:
         yield from _texts(child)
 
 
-def _shares(text: str, words: list[str]) -> bool:
-    """Whether the text asserts some of these words."""
+def _shares(text: str, words: set[str]) -> bool:
+    """Whether the text asserts some of what `_to_share` gave."""
     plain = CODE.sub("", text).replace("\\", "")  # as in a pattern
-    for part in words:
-        if LEAST_WORDS > len(part.strip()) > 5 and part.strip() in plain:
-            return True
-        for start in range(len(part) - LEAST_WORDS + 1):
-            if part[start : start + LEAST_WORDS] in plain:
-                return True
-    return False
+    return not words.isdisjoint(_windows(plain)) or any(len(w) < LEAST_WORDS and w in plain for w in words)
+
+
+def _to_share(words: list[str]) -> set[str]:
+    """What a text must hold one of: so many characters of one of the words, or all of a shorter one."""
+    short = {part.strip() for part in words if LEAST_WORDS > len(part.strip()) > 5}
+    return short.union(*map(_windows, words))
+
+
+def _windows(text: str) -> set[str]:
+    return {text[start : start + LEAST_WORDS] for start in range(len(text) - LEAST_WORDS + 1)}

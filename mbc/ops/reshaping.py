@@ -170,12 +170,18 @@ def _build_pixel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs
 
 
 def _build_pixel_unshuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    x, (r, s) = builder.type(inputs[0]), as_pair(settings["factor"])
-    _, deep, height, width = image(x, "pixel_unshuffle")
-    positive("factor", (r, s))
-    if height % r or width % s:
-        raise ShapeError(f"factor is ({r}, {s}), which must divide height and width of {x}")
+    r, s = as_pair(settings["factor"])
+    deep, height, width = _divided(builder.type(inputs[0]), (r, s), "factor", "pixel_unshuffle")
     return builder.emit("rearrange", _shuffle(deep, r, s, height // r, width // s).inverse, inputs)[0]
+
+
+def _divided(x: TensorType, block: tuple[int, int], setting: str, layer: str) -> tuple[int, int, int]:
+    """Channels, height and width of images that blocks of so many pixels fill."""
+    _, deep, height, width = image(x, layer)
+    positive(setting, block)
+    if height % block[0] or width % block[1]:
+        raise ShapeError(f"{setting} is {block}, which must divide height and width of {x}")
+    return deep, height, width
 
 
 def _shuffle(deep: int, r: int, s: int, height: int, width: int) -> Rearrange:
@@ -188,11 +194,8 @@ def _windows(deep: int, size: tuple[int, int], window: tuple[int, int]) -> Rearr
 
 
 def _build_windows(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    x, window = builder.type(inputs[0]), as_pair(settings["window"])
-    _, deep, height, width = image(x, "windows")
-    positive("window", window)
-    if height % window[0] or width % window[1]:
-        raise ShapeError(f"window is {window}, which must divide height and width of {x}")
+    window = as_pair(settings["window"])
+    deep, height, width = _divided(builder.type(inputs[0]), window, "window", "windows")
     return builder.emit("rearrange", _windows(deep, (height, width), window), inputs)[0]
 
 

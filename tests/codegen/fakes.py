@@ -12,7 +12,6 @@ import math
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from mbc.kernels.base import Provider
 from mbc.plan.model import Copy, Kernel, Plan, Program, Space, Stream
 from mbc.resources import folder
 from mbc.runtime.library import RanksInterface
+from tests.objects import kept_object
 
 FAKE = Path(__file__).parent / "fake"
 ARENA = 1 << 40  # an address; nothing is ever read there
@@ -137,30 +137,27 @@ def compile_fakes(folder: Path) -> Path:
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the fakes")
     library = folder / "libfake.so"
-    _compile([str(path) for path in sorted(FAKE.glob("*.cpp"))], library, *SHARED)
+    objects = _static_objects()
+    _compile([str(objects[path.name]) for path in sorted(FAKE.glob("*.cpp"))], library, *SHARED)
     return library
 
 
-def _compile(inputs: list[str], output: Path, *flags: str) -> None:
+def _command() -> tuple[str, ...]:
     templates = folder("templates")
-    includes = [f"-I{path}" for path in (FAKE, templates / "include", templates / "host")]
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", *includes, *flags, *inputs]
-    done = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True)
+    includes = (f"-I{path}" for path in (FAKE, templates / "include", templates / "host"))
+    return ("g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", *includes)
+
+
+def _compile(inputs: list[str], output: Path, *flags: str) -> None:
+    done = subprocess.run([*_command(), *flags, *inputs, "-o", str(output)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-_OBJECTS = tempfile.TemporaryDirectory(prefix="mbc-fake-")  # lives as long as the test run
 
 
 @functools.cache
 def _static_objects() -> dict[str, Path]:
-    """What does not change with the plan, compiled once."""
-    host = folder("templates") / "host"
-    objects: dict[str, Path] = {}
-    for source in (*sorted(host.glob("*.cpp")), *sorted(FAKE.glob("*.cpp"))):
-        objects[source.name] = Path(_OBJECTS.name) / f"{source.name}.o"
-        _compile([str(source)], objects[source.name], "-c")
-    return objects
+    """What does not change with the plan, by the name of its source."""
+    sources = (*sorted((folder("templates") / "host").glob("*.cpp")), *sorted(FAKE.glob("*.cpp")))
+    return {source.name: kept_object(_command(), source) for source in sources}
 
 
 class loaded:

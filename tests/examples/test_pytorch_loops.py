@@ -7,6 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is not installed")
-pytest.importorskip("sklearn", reason="the digits are scikit-learn's, which is not installed")
+# Looked for rather than imported: that takes every process that collects tests seconds.
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="the digits are scikit-learn's: not installed")
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
 MODULES = ("digits_network", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc")
 LINE = re.compile(r"epoch \d+: loss (\S+), accuracy (\S+)\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +156,7 @@ def test_an_interrupt_while_a_profile_is_read_is_one(during: str, tmp_path: Path
     """Ctrl-C arrives while SQLite calls Python, and SQLite makes an error of its own of whatever that raises."""
     path = changed(tmp_path)
     if during == "a function":
-        monkeypatch.setattr(check, "_plain", lambda text: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(check, "_plain", _interrupted)
     else:
         monkeypatch.setattr(check, "STEPS", 1)
         monkeypatch.setattr(check, "MOST_STEPS", _Interrupting())
@@ -167,7 +166,10 @@ def test_an_interrupt_while_a_profile_is_read_is_one(during: str, tmp_path: Path
     assert read_profile(path).measurements
 
 
+def _interrupted(text: object = None) -> bool:
+    raise KeyboardInterrupt
+
+
 class _Interrupting:
     def __lt__(self, other: object) -> bool:
-        signal.raise_signal(signal.SIGINT)
-        return False
+        return _interrupted()

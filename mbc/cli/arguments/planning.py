@@ -15,6 +15,8 @@ from mbc.cli.arguments.parser import Once
 from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
+_PLANNED = "a package, a plan (.json) or a source (.mbc)"
+
 
 def add_compile(commands: Commands) -> None:
     made = command(
@@ -41,7 +43,7 @@ def add_show(commands: Commands) -> None:
         "  mbc show net.mbc --ablation     what offloading, recomputing, dividing and workspace contribute\n"
         "  mbc show resnet50 --roofline --limit 20   where the time goes beyond what the GPU needs",
     )  # fmt: skip
-    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("plan", help=_PLANNED)
     made.add_argument("--limit", type=count, metavar="ROWS", help="show the slowest ROWS operations only")
     made.add_argument("--by-kind", action="store_true", help="one row a kind of operation")
     made.add_argument("--infer", action="store_true", help="the inference program instead of the training step")
@@ -64,7 +66,7 @@ def add_report(commands: Commands) -> None:
         "  mbc report net.mbc --gpu t4\n"
         "  mbc fit net.mbc --curve --json > curve.json && mbc report net.mbc --with curve.json",
     )  # fmt: skip
-    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("plan", help=_PLANNED)
     made.add_argument("-o", "--output", metavar="FILE", help="page to write (default: named as the network, here)")
     made.add_argument(
         "--with", dest="recorded", action="append", default=[], metavar="FILE",
@@ -81,7 +83,7 @@ def add_trace(commands: Commands) -> None:
         commands, "trace", "Write the predicted step of a plan as a trace for Perfetto or chrome://tracing.",
         "  mbc trace resnet50 -o resnet50.trace.json\n  mbc trace net.mbc --gpu t4",
     )  # fmt: skip
-    made.add_argument("plan", help="a package, a plan (.json) or a source (.mbc)")
+    made.add_argument("plan", help=_PLANNED)
     made.add_argument("-o", "--output", metavar="FILE", help="trace to write (default: NETWORK.trace.json, here)")
     made.add_argument(
         "--with", dest="recorded", metavar="FILE", help="and the measured step that mbc train --record wrote"

@@ -46,7 +46,7 @@ from tests.kernels.cuda.launching import (
     relative_error,
 )
 from tests.kernels.cuda.matrix import elements, is_for_a_gpu, matrix, offered
-from tests.kernels.cuda.objects import shared_library
+from tests.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
 PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel

@@ -1,4 +1,4 @@
-"""Kernel sources compiled for the CPU, an object a file, kept from run to run and shared by the processes of one run.
+"""Sources compiled for the CPU, an object a file, kept from run to run and shared by the processes of one run.
 
 An object is named by the digest of its preprocessed text and the command, so that nothing stale is ever used.
 """
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-KEPT = ROOT / "build" / "emulator"
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "build" / "objects"
 MOST_KEPT = 400  # objects, the oldest go first: several states of all sources
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wno-unknown-pragmas")
 
@@ -22,17 +22,19 @@ FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wno-unknown-pragmas")
 def shared_library(
     compiler: str, sources: Sequence[Path], includes: Sequence[Path], working: int, result: Path
 ) -> None:
-    """Compile what is not kept, side by side, and link everything. AssertionError with what the compiler says."""
+    """Kernels for the emulator: compile what is not kept, side by side, and link everything. AssertionError with what
+    the compiler says."""
     command = (compiler, *FLAGS, f"-DMBC_WORKING={working}", *(f"-I{path}" for path in includes), "-x", "c++")
-    KEPT.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        objects = list(pool.map(lambda source: _object(command, source), sources))
+        objects = list(pool.map(lambda source: kept_object(command, source), sources))
     _run((compiler, "-shared", "-o", str(result), *map(str, objects)))
     for old in sorted(KEPT.glob("*.o"), key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
         old.unlink(missing_ok=True)
 
 
-def _object(command: Sequence[str], source: Path) -> Path:
+def kept_object(command: Sequence[str], source: Path) -> Path:
+    """The object of a source, by this compiler and these flags."""
+    KEPT.mkdir(parents=True, exist_ok=True)
     text = _run((*command, "-E", "-P", str(source)))
     key = hashlib.sha256(repr(command).encode() + text).hexdigest()[:32]
     made = KEPT / f"{source.stem}-{key}.o"
