@@ -1,11 +1,12 @@
 """A hook of MkDocs: pages of the site that lie outside docs/, and the links to them; the pages of the gallery, planned.
 
-The page of the benchmarks (with its pictures) and the change log keep their places in the repository, where people
-look for them; in the site they are benchmarks/README.md and CHANGELOG.md.
+The page of the benchmarks (with its pictures), the page of the language and the change log keep their places in the
+repository, where people look for them; in the site they are benchmarks/README.md, LANGUAGE.md and CHANGELOG.md.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "CHANGELOG.md", content=changes))
+    language = (ROOT / "grammar" / "LANGUAGE.md").read_text(encoding="utf-8").replace("](../docs/", "](")
+    files.append(File.generated(config, "LANGUAGE.md", content=language))
     benchmarks = ROOT / "benchmarks"
     page = (benchmarks / "README.md").read_text(encoding="utf-8").replace("](../docs/", "](../")
     files.append(File.generated(config, "benchmarks/README.md", content=page))
@@ -36,5 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links out of docs/, as they are in the repository, lead to the pages above."""
-    return markdown.replace("](../benchmarks/", "](benchmarks/").replace("](../CHANGELOG.md", "](CHANGELOG.md")
+    """Links out of docs/, as they are in the repository, lead to the pages above; those to examples are their texts."""
+    markdown = re.sub(r"\[([^]]+)\]\(\.\./examples/[^)]*\)", r"\1", markdown)
+    for there, here in (("benchmarks/", "benchmarks/"), ("grammar/", ""), ("CHANGELOG.md", "CHANGELOG.md")):
+        markdown = markdown.replace(f"](../{there}", f"]({here}")
+    return markdown

@@ -40,7 +40,7 @@ def test_the_site_lists_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
     pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
-    assert sorted(listed) == sorted([*pages, "CHANGELOG.md", "benchmarks/README.md"])
+    assert sorted(listed) == sorted([*pages, "CHANGELOG.md", "LANGUAGE.md", "benchmarks/README.md"])
 
 
 def test_decisions_are_listed_with_their_titles_and_statuses() -> None:
