@@ -52,8 +52,8 @@ def recorded_step(plan: Plan, events: Sequence[Event], warm: int) -> RecordedSte
         if event.program == PROGRAM:
             replays.setdefault(event.call, []).append(event)
     if not replays:
-        others = f"among {len(events):,} records of graphs" if events else "and nothing else that graphs run"
-        raise MbcError("MBC366", f"CUPTI recorded no node of a training step's graph {others}", _OLDER)
+        among = f"among {len(events):,} records of graphs" if events else "and nothing else that graphs run"
+        raise MbcError("MBC366", f"CUPTI recorded no node of a training step's graph {among}", _OLDER)
     nodes = {event.node for replay in replays.values() for event in replay}
     whole = [replay for replay in replays.values() if sorted(event.node for event in replay) == sorted(nodes)]
     if not whole:

@@ -76,7 +76,7 @@ def fake(gpu: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def mbc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mbc.cli.terminal._PATIENCE_S", 1e6)
+    monkeypatch.setattr("mbc.progress._PATIENCE_S", 1e6)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
