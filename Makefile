@@ -46,7 +46,9 @@ run: setup cuda $(BUILD)/digits.train.npz
 	    --epochs 12 --lr 0.1 --schedule cosine --warmup 1 --checkpoint $(BUILD)/digits.safetensors
 	@echo "plan: $(BUILD)/digits/plan.json (read it with: $(BIN)/mbc show $(BUILD)/digits)"
 
-test: lint types pytest
+# Types are judged while tests run, many of which wait for processes: pyright takes minutes of one core.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types pytest
 
 # With the tests marked exhaustive: whole matrices of kernels, long searches, the digests of all plans.
 test-all: export MBC_ALL_TESTS = 1
