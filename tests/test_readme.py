@@ -17,10 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
-
-import gallery
-
 from mbc.cli import main
 from mbc.cli.arguments import parse
 from mbc.frontend.pytorch import Place, answer
@@ -64,9 +60,9 @@ def test_commands_parse(command):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
-    made = {f"gallery/{name}" for name in gallery.PAGES}  # with the site
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists() or target in made, target
+        # Pages of the gallery are made with the site; tests/test_docs.py knows their names.
+        assert target.startswith("gallery/") or (page.parent / target).exists(), target
 
 
 def _pages_with_output() -> list[Path]:
