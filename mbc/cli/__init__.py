@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wron
 failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 
 * `arguments`: arguments, help and examples of every command
+* `outputs`: what commands write replaces nothing that people wrote, nor one another
 * `places`: what a user names: a source, a plan or a package
 * `ranks`: `mbc train` in several processes
 * `terminal`: progress on stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import measuring_options
+from mbc.cli.outputs import check_outputs
 from mbc.cli.places import Planned, build_package, plan_source, read_source
 from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
@@ -43,9 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     source = read_source(arguments.source)
     output = None if arguments.output is None else Path(arguments.output)
+    check_outputs({"-o": output, "--record": arguments.record}, {"NET": arguments.source})
     if output is not None:
-        if output.exists() and output.samefile(source.name):
-            raise MbcError("MBC222", f"cannot write '{output}': it is the source", "choose another -o")
         _check_writable(output)
     arguments.against = _peers_of(arguments.against, arguments.shared_by)
     _check_peers(arguments.against)

@@ -123,7 +123,8 @@ def _accumulated(plan: Plan) -> list[str]:
     if count == 1:
         return []
     each, whole = (show_time(us) for us in (accumulate_us(plan), step_us(plan)))
-    return [f"  accumulate {count - 1} mini-batches of {each} before it: {whole} a step"]
+    earlier = "1 mini-batch" if count == 2 else f"{count - 1} mini-batches"
+    return [f"  accumulate {earlier} of {each} before it: {whole} a step"]
 
 
 def _how_to_measure(plan: Plan) -> list[str]:

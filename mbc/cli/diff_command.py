@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import Sharing, options
+from mbc.cli.outputs import check_outputs
 from mbc.cli.places import check_plannable, find_plan, plan_file, plan_source, read_source
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs between two plans, or write it as a page."""
+    check_outputs({"-o": arguments.output or None}, {f"plan {n}": place for n, place in enumerate(arguments.plans, 1)})
     (before, before_title), (after, after_title) = _sides(arguments)
     if arguments.output:
         return _page(arguments, before, after, before_title, after_title)

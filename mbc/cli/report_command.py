@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
+from mbc.cli.outputs import check_outputs
 from mbc.cli.places import check_plannable, plans_of_ranks, read_text
 from mbc.cli.terminal import notes
 from mbc.progress import busy
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Write a plan as a page of one file."""
     asked = options(arguments)
+    recorded = {f"--with {name}": name for name in arguments.recorded}
+    check_outputs({"-o": arguments.output}, {"the plan": arguments.plan, **recorded})
     check_plannable(arguments.plan, asked)
     from mbc.report.html.plan_page import plan_page
     from mbc.report.html.recorded import read_recorded

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 
 from mbc.cli.arguments.groups import options
+from mbc.cli.outputs import check_outputs
 from mbc.cli.places import check_plannable, plans_of_ranks, read_text
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the predicted step of a plan, and the measured one where it was recorded, as a trace for Perfetto."""
     asked = options(arguments)
+    check_outputs({"-o": arguments.output}, {"the plan": arguments.plan, "--with": arguments.recorded})
     check_plannable(arguments.plan, asked)
     from mbc.report.html.recorded import read_recorded
     from mbc.report.html.render import write_text

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mbc.cli import INTERRUPTED, TERMINATED
 from mbc.cli.arguments.groups import measuring_options, options
+from mbc.cli.outputs import check_outputs
 from mbc.cli.places import check_plannable, package_for_training
 from mbc.cli.ranks import (
     check_plan_of_ranks,
@@ -105,6 +106,16 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     _check_places(arguments, checkpoint is not None, any((log, tensorboard, arguments.report)))
     best = None if arguments.keep_best is None or checkpoint is None else best_beside(checkpoint)
     ema = None if arguments.save_ema is None else Path(arguments.save_ema)
+    check_outputs(
+        {
+            "--checkpoint": checkpoint, "--keep-best": best, "--save-ema": ema, "--log": log,
+            "--report": arguments.report, "--record": arguments.record,
+        },
+        {
+            "NET": arguments.network_or_package, "--data": arguments.data, "--test": arguments.test,
+            "--settings": arguments.settings_file, "--weights": None if resume is not None else arguments.weights,
+        },
+    )  # fmt: skip
     if not writes:
         checkpoint = best = ema = log = tensorboard = None
     for file in filter(None, (checkpoint, best, ema)):
@@ -127,7 +138,9 @@ def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
-    """MBC238 where an option needs a checkpoint or a log that is not asked for."""
+    """MBC238 where an option needs a checkpoint, a log or test data that are not asked for."""
+    if arguments.evaluate == "ema" and arguments.test is None:
+        raise MbcError("MBC238", "--evaluate ema does not say on what the averages are tested", "give --test DATA, too")
     for option, there, where, remedy in (
         ("checkpoint_every", checkpoint, "the checkpoint", "--checkpoint FILE"),
         ("keep_best", checkpoint, "the checkpoint", "--checkpoint FILE"),

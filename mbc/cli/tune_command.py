@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.arguments.settings_file import settings_text
+from mbc.cli.outputs import check_outputs
 from mbc.cli.places import builds_package, read_source
 from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
@@ -45,6 +46,9 @@ Say = Callable[[str], None]
 def run(arguments: argparse.Namespace) -> int:
     """Plan a ladder of mini-batches, measure what rows are worth, and print which batch and rate to train with. Each
     probe is told on stderr when it is known; after Ctrl-C a tuning with --state goes on from what it has found."""
+    check_outputs(
+        {"-o": arguments.output, "--state": arguments.state}, {"NET": arguments.source, "--data": arguments.data}
+    )
     tuning = _Tuning(arguments)
     with notes(), busy(f"tuning {arguments.source}") as at:
         spent = tuning.train(at) if not arguments.dry_run else None

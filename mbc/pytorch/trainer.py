@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import tempfile
 import time
 import weakref
@@ -25,11 +24,11 @@ from mbc.pytorch.model import check_model, network_of
 from mbc.pytorch.objective import loss_of
 from mbc.pytorch.optimizer import Updates, entries_of, rate_now, updates_of
 from mbc.pytorch.weights import Weights
+from mbc.runtime.arguments import duration_of
 from mbc.runtime.loss import Loss
 from mbc.runtime.module import Module
 from mbc.source import Source
 from mbc.stages import Stages
-from mbc.units import parse_duration
 
 torch: Any = importlib.import_module("torch")
 _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
@@ -151,7 +150,7 @@ def make_trainer(
 ) -> Trainer:
     """As `mbc.from_torch`, which says what it takes and raises."""
     began_s = time.perf_counter()
-    measure_for_s = _seconds_of(measure_for)
+    measure_for_s = duration_of("measure_for", measure_for)
     check_model(model)
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
@@ -205,13 +204,6 @@ def _check_alone(model: Any) -> None:
 
 def _silent(now: str) -> None:
     pass
-
-
-def _seconds_of(measure_for: str | None) -> float:
-    try:
-        return math.inf if measure_for is None else parse_duration(measure_for)
-    except (TypeError, ValueError) as error:
-        raise MbcError("MBC167", f"measure_for is no duration: {error}", "pass 90s, 5min or None") from error
 
 
 def _opened(source: Source, options: Options, stages: Stages, device: str, seed: int) -> Module:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.units import parse_duration
 
 
 def shown(given: object) -> str:
@@ -35,6 +36,14 @@ def choice(name: str, given: object, among: Sequence[str]) -> str:
     if not isinstance(given, str) or given not in among:
         raise MbcError("MBC167", f"unknown {name} {shown(given)}", f"choose one of {', '.join(among)}")
     return given
+
+
+def duration_of(name: str, given: str | None) -> float:
+    """Seconds of `90s` and the like, infinite for None; MBC167 for anything else."""
+    try:
+        return math.inf if given is None else parse_duration(given)
+    except (TypeError, ValueError) as error:
+        raise MbcError("MBC167", f"{name} is no duration: {error}", "pass 90s, 5min or None") from error
 
 
 def rate_of(given: object) -> float:

@@ -32,6 +32,7 @@ class Counter:
         return bool(math.isfinite(value) and least <= value <= self.largest)
 
 
+_BEGIN = "begin a new training from its weights: mbc train --weights FILE, or Module.load(path, weights_only=True)"
 _LONG, _SHORT = Counter(np.int64, (1 << 63) - 1), Counter(np.int64, (1 << 32) - 1)
 COUNTERS: dict[str, Counter] = {
     "step": _LONG, "seed": _LONG, "updates": _SHORT, "skipped": _SHORT, "since_growth": _SHORT,
@@ -84,16 +85,14 @@ def check_averages_of(path: Path, weights: Collection[str], averages: Mapping[st
         raise MbcError(
             "MBC212",
             f"'{path}' lacks moving averages that the network keeps ({len(missing)} names, such as {missing[0]})",
-            "compile without them, as the file was made (--set train.ema=none), or begin a new training from its"
-            " weights: Module.load(path, weights_only=True)",
+            f"compile without them, as the file was made (--set train.ema=none), or {_BEGIN}",
         )
     more = [name for name in map(average_name, weights) if name in found and name not in averages.values()]
     if more and not averages:
         raise MbcError(
             "MBC212",
             f"'{path}' has moving averages, and the network keeps none ({len(more)} names, such as {more[0]})",
-            "compile with them, as the file was made (--set train.ema=0.9999), or leave them out: Module.load(path,"
-            " strict=False)",
+            f"compile with them, as the file was made (--set train.ema=RATE), or {_BEGIN}",
         )
 
 
@@ -145,8 +144,7 @@ def _compare(
         raise MbcError(
             "MBC164",
             f"{what} does not fit the network ({len(lines)} names):\n  {listed}",
-            "the optimizer is another one: begin a new training from the weights alone, by mbc train --weights or"
-            " Module.load(path, weights_only=True)"
+            f"the optimizer, or which parameters are frozen, has changed: {_BEGIN}"
             if all(name.rpartition(".")[0] in weights for name in lines)
             else "load it into the network that it is of",
         )

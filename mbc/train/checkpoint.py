@@ -118,7 +118,8 @@ def read_progress(path: Path) -> Progress:
         raise MbcError(
             "MBC181",
             f"'{path}' holds weights but not how far a training had come",
-            "resume from a file that `mbc train --checkpoint` wrote, or load the weights with Module.load",
+            "resume from a file that `mbc train --checkpoint` wrote, or begin a new training from these weights, with"
+            " --weights",
         )
     try:
         told: Any = json.loads(metadata[_KEY])

@@ -152,10 +152,13 @@ class EpochRun:
     def _finished(self, dropped: int) -> Epoch:
         job, tally, number = self._job, self._tally, self._done.epochs + 1
         if tally.steps == 0:
+            parts = job.graph.optimizer.accumulate
+            step = f"step of {parts} mini-batches, {self._batch} rows" if parts > 1 else f"mini-batch of {self._batch}"
             raise MbcError(
                 "MBC177",
-                f"the data hold {dropped} rows, fewer than one mini-batch of {self._batch}",
-                f"give more data, or compile for a smaller mini-batch, for instance with --set batch={max(1, dropped)}",
+                f"the data hold {dropped} rows, fewer than one {step}",
+                "give more data, or compile for a smaller mini-batch, for instance with --set"
+                f" batch={max(1, dropped // parts)}",
             )
         if tally.bad_steps == tally.steps:
             raise MbcError(

@@ -167,7 +167,8 @@ def _lines(path: Path) -> Sequence[tuple[bytes, int]]:
     except OSError as error:
         raise _unwritten(path, why(error)) from error
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _unwritten(path, "what is there is no log of a training") from None
+        reason = "what is there is no log of a training, and is not written over"
+        raise _unwritten(path, reason, "choose another file") from None
 
 
 def _step_of(fields: Any) -> int:
@@ -176,8 +177,8 @@ def _step_of(fields: Any) -> int:
     return fields["step"]
 
 
-def _unwritten(path: Path, reason: str) -> MbcError:
-    return MbcError("MBC290", f"cannot write the log '{path}': {reason}", "choose another place that can be written")
+def _unwritten(path: Path, reason: str, remedy: str = "choose another place that can be written") -> MbcError:
+    return MbcError("MBC290", f"cannot write the log '{path}': {reason}", remedy)
 
 
 def _tensorboard(name: str) -> Any:

@@ -113,7 +113,10 @@ def test_refusals(mbc, results):
     for arguments, said in (
         (("tiny", "--device", "cpu"), "MBC188: 'tiny' is planned already"),
         (("tiny.mbc", "--device", "cuda"), "MBC221: there is no GPU here to time on"),
-        (("tiny.mbc", *QUICK, "-o", "./tiny.mbc"), "MBC222: cannot write 'tiny.mbc': it is the source"),
+        (
+            ("tiny.mbc", *QUICK, "-o", "./tiny.mbc"),
+            "MBC370: -o 'tiny.mbc' is called as a source is, which it would replace",
+        ),
         (("tiny.mbc", *QUICK, "-o", "no/where.json"), "MBC222: cannot write 'no/where.json': No such file"),
     ):
         done = mbc("bench", *arguments)

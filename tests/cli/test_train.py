@@ -304,6 +304,20 @@ def test_options_without_the_place_that_they_need(mbc, data, option, what, remed
     assert f"error MBC238: {option.split('=')[0]} does not say where {what} is to be\nhelp: give {remedy}," in done.err
 
 
+def test_averages_are_tested_on_test_data(mbc, data):
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--set", "train.ema=0.9", "--evaluate", "ema")
+    assert done.code == 1 and "error MBC238: --evaluate ema does not say on what" in done.err
+    assert "help: give --test DATA, too" in done.err
+
+
+def test_too_few_rows_for_a_step_of_several_mini_batches(mbc, data):
+    accumulate = ("--set", "train.accumulate=3", "--set", "batch=1000")
+    done = mbc("train", "tiny.mbc", "--data", data, *CPU, *accumulate)
+    rows = len(np.load(data)["images"])
+    assert done.code == 1 and f"the data hold {rows} rows, fewer than one step of 3 mini-batches, 3000 rows" in done.err
+    assert f"--set batch={rows // 3}" in done.err
+
+
 def test_a_log_that_a_resumed_training_goes_on_with(mbc, data, monkeypatch):
     common = ("--data", data, "--test", data, "--log", "log.jsonl", "--log-every", "3", "--checkpoint", "c")
     done = interrupted(mbc, monkeypatch, signal.SIGTERM, *common, after=6)
