@@ -7,6 +7,7 @@ import os
 import sys
 
 from mbc.errors import MbcError
+from mbc.hardware.target import find_device
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,6 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
             "MBC326", f"the language server needs {error.name}, which is not installed",
             "pip install 'mbc-compiler[lsp]'",
         ) from error  # fmt: skip
+    if arguments.gpu != "auto":
+        find_device(arguments.gpu)  # better known now than line by line
     server = make_server(arguments.gpu)
     try:
         server.start_io(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))  # which it closes

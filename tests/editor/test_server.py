@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("pygls", reason="pygls is not installed (pip install 'mbc-compiler[lsp]')")
 
+from mbc.cli import main
 from tests.editor.client import Client
 
 SOURCE = """\
@@ -131,3 +132,8 @@ def test_layout(opened):
 def test_a_document_that_nobody_opened_is_an_error_and_not_the_end(opened):
     opened.tell("textDocument/didSave", {"textDocument": {"uri": "file:///nowhere/else.mbc"}})
     assert opened.ask("textDocument/formatting", {**_at(0, 0), "options": {"tabSize": 2, "insertSpaces": True}}) == []
+
+
+def test_an_unknown_gpu_is_told_at_the_start(capsys):
+    assert main(["lsp", "--gpu", "nosuch"]) == 1
+    assert "error MBC070: unknown GPU 'nosuch'" in capsys.readouterr().err
