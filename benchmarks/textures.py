@@ -200,7 +200,7 @@ def row_of(arguments: argparse.Namespace, data: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="write the patches, and nothing else")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
