@@ -87,6 +87,10 @@ class _Prepared:
     weights: Path | None  # to begin with; None where it is resumed
     steps: int  # those before `resume` was written
 
+    @property
+    def keeps_nothing(self) -> bool:
+        return (self.arguments.checkpoint, self.arguments.resume, self.arguments.save_ema) == (None, None, None)
+
 
 def _prepare(arguments: argparse.Namespace, writes: bool = True) -> _Prepared:
     schedule = Schedule(  # which refuses what is out of range, before anything is planned
@@ -168,6 +172,8 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
         evaluate_ema=arguments.evaluate == "ema", ema=prepared.ema,
     )  # fmt: skip
     view = View(data, job.share.batch)
+    if prepared.keeps_nothing:
+        view.note("weights are not kept: --checkpoint FILE writes them")
 
     def on_step(now: Running) -> None:
         if group is not None:

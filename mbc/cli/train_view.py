@@ -79,12 +79,13 @@ class View:
             parts.append(f"({steps} skipped for gradients that fp16 cannot hold: the loss scale was lowered)")
         self._line.line("  ".join(parts))
 
+    def note(self, text: str) -> None:
+        self._line.line(f"note: {text}")
+
     def stop(self) -> None:
         self._line.clear()
 
     def _say_dropped(self, rows: int) -> None:
         if not self._said_dropped:
             self._said_dropped = True
-            self._line.line(
-                f"note: the last {rows} rows of each epoch do not fill a mini-batch of {self._batch} and are dropped"
-            )
+            self.note(f"the last {rows} rows of each epoch do not fill a mini-batch of {self._batch} and are dropped")
