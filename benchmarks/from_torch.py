@@ -76,16 +76,30 @@ class Run:
         """What one found, or why it did not."""
         environment = {**os.environ, **({"XDG_DATA_HOME": profiles} if self.fresh_profile else {})}
         command = [sys.executable, str(Path(__file__).with_name("from_torch_contenders.py"))]
-        try:
-            done = subprocess.run(
-                command, input=json.dumps(asdict(asked)), env=environment, capture_output=True, text=True,
-                timeout=self.limit_s,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return {"failed": f"it took more than {self.limit_s:.0f} s"}
-        if done.returncode:
-            return {"failed": "\n".join(done.stderr.strip().splitlines()[-8:]) or f"exit code {done.returncode}"}
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        with (
+            tempfile.TemporaryFile("w+") as told,
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as said,
+        ):
+            told.write(json.dumps(asdict(asked)))
+            told.seek(0)
+            process = subprocess.Popen(command, stdin=told, stdout=out, stderr=said, env=environment)
+            until_s, waits = time.monotonic() + self.limit_s, bool(asked.turn)
+            while process.poll() is None:
+                if waits and Path(asked.turn, f"{asked.contender}.ready").exists():
+                    # It may wait for others as long as these may take, and is then timed.
+                    until_s, waits = time.monotonic() + 2 * self.limit_s, False
+                if time.monotonic() > until_s:
+                    process.kill()
+                    process.wait()
+                    return {"failed": f"it took more than {self.limit_s:.0f} s"}
+                time.sleep(POLL_S)
+            out.seek(0)
+            said.seek(0)
+            if process.returncode:
+                last = said.read().strip().splitlines()[-8:]
+                return {"failed": "\n".join(last) or f"exit code {process.returncode}"}
+            return json.loads(out.read().strip().splitlines()[-1])
 
     def of_torch(self, asked: Asked, profiles: str) -> dict[str, dict[str, Any]]:
         """PyTorch's contenders: side by side until they are ready, which is work of the host, and timed in turn."""

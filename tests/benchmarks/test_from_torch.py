@@ -96,6 +96,25 @@ def test_contenders_of_pytorch_wait_for_each_other_and_are_timed_in_turn(monkeyp
     assert events == ["eager begins", "eager ends", "cuda_graph begins", "cuda_graph ends"]
 
 
+def test_one_that_hangs_does_not_take_those_with_it_that_wait_for_their_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "from_torch_contenders.py"
+    script.write_text(
+        "import json, pathlib, sys, time\n"
+        "asked = json.load(sys.stdin)\n"
+        "place = pathlib.Path(asked['turn'])\n"
+        "time.sleep(60 if asked['contender'] == 'compile' else 0)\n"
+        "(place / f\"{asked['contender']}.ready\").touch()\n"
+        "while not (place / f\"{asked['contender']}.turn\").exists(): time.sleep(0.05)\n"
+        "print('{\"ms\": 1.0}')\n"
+    )
+    monkeypatch.setattr(from_torch, "__file__", str(tmp_path / "from_torch.py"))
+    asked = contenders.Asked("", "timm/none", 2, 32, "cuda", 2, 0.0, None)
+    found = from_torch.Run(3.0, False).of_torch(asked, "")
+    assert found == {"eager": {"ms": 1.0}, "compile": {"failed": "it took more than 3 s"}, "cuda_graph": {"ms": 1.0}}
+
+
 def test_reasons_of_a_refusal_have_no_paths() -> None:
     refused = (
         "error MBC303: the model has 2 things that mbc cannot take:\n"
