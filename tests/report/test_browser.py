@@ -224,6 +224,16 @@ def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
     path = tmp_path / "ranks.html"
     path.write_text(plan_page(plan, others=[other]))
     _shown(browser, path)
+    # Labels of streams are not cut, and which GPU a rank has stands above.
+    browser.run(
+        "{ window.cut = []; const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;"
+        " pen.fillText = function (text, x, y) { if (this.textAlign === 'right')"
+        " window.cut.push([text, x - this.measureText(text).width]); return write.call(this, text, x, y); };"
+        " redrawAll(); pen.fillText = write; 0 }"
+    )
+    starts = {text: x for text, x in browser.run("window.cut") if text.endswith("rank 1")}
+    assert {"compute, rank 1"} <= set(starts) and min(starts.values()) >= 0
+    assert f"rank 1, {other.target.gpu}" in browser.run("document.querySelector('#lanes-view').textContent")
     # The last item of the chart is the last launch of the last rank.
     browser.run(
         "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"

@@ -371,7 +371,7 @@ def test_ranks_that_run_another_plan():
     assert [event["ts"] for event in events if event["ph"] == "X" and event["pid"] == 4] == list(times.starts_us)
     data = data_of(plan_page(plan, others=[other]))
     (shown,) = data["others"]
-    assert shown["ranks"] == f"rank 1, {other.target.gpu}"
+    assert (shown["ranks"], shown["gpu"]) == ("rank 1", other.target.gpu)
     rows = rows_of(shown["launches"], data["texts"])
     assert [row["end_us"] for row in rows] == list(times.ends_us)
     assert [row["stream"] for row in rows] == [str(launch.stream) for launch in other.train.launches]

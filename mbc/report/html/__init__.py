@@ -7,6 +7,7 @@
 * `plan_data`: everything that the page of a plan shows
 * `answers`: in sentences, what one asks of a plan first
 * `render`: data and templates to a page
+* `head`: title and figures
 * `plan_page`: the page of a plan
 * `diff_words`: in sentences, what differs between two plans and why
 * `diff_page`: the page of two plans
