@@ -8,11 +8,25 @@ from collections.abc import Sequence
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import DEFAULT_WIDTH, Column, render
-from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, micro_batches, time_cell
+from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, measured_percent, micro_batches, time_cell
 from mbc.units import show_size, show_time
 
 UNLIKE_SHARES = 0.3  # between the measured shares of two plans: what differs then are estimates
-_TITLES = {"all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone"}
+_TITLES = {  # as the rest of a plan's figures are called, by `mbc show` and on the cards of its page
+    "mbc": "version of mbc", "gpu": "GPU", "memory_bytes": "memory of the GPU", "cudnn": "cuDNN", "gpus": "GPUs",
+    "rows": "rows of each GPU", "host_limit_bytes": "limit of host memory",
+    "peer_limit_bytes": "limit of another GPU's memory", "train_us": "training step",
+    "train_low_us": "training step, at least", "train_high_us": "training step, at most", "infer_us": "inference",
+    "infer_low_us": "inference, at least", "infer_high_us": "inference, at most",
+    "measured_share": "measured part of the step", "host_bytes": "host memory", "peer_bytes": "another GPU's memory",
+    "live_bytes": "peak live bytes", "floor_bytes": "lower bound of all plans",
+    "fastest_us": "best serial schedule", "least_us": "lower bound of the step",
+    "train_launches": "launches of the step", "infer_launches": "launches of inference",
+    "all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone",
+    "sharded_state_bytes": "sharded optimizer states", "copied_to_host_bytes": "copied to the host",
+    "copied_to_device_bytes": "copied from the host", "copied_to_peer_bytes": "copied to another GPU",
+    "copied_from_peer_bytes": "copied from another GPU",
+}  # fmt: skip
 
 
 def diff_text(
@@ -92,7 +106,7 @@ def aspect_text(aspect: str, summary: OperationSummary) -> str:
     return {
         "kind": lambda: summary.kind,
         "kernel": lambda: " | ".join(summary.kernels),
-        "micro_batches": lambda: micro_batches(summary.micro_batches),
+        "micro_batches": lambda: f"{micro_batches(summary.micro_batches)} rows",
         "layout": lambda: layouts(summary.layouts) if len(set(summary.layouts)) == 1 else " ".join(summary.layouts),
         "workspace": lambda: show_size(summary.workspace_bytes),
         "time": lambda: time_cell(summary.time_us, summary.estimated),
@@ -125,9 +139,9 @@ def _estimates(diff: PlanDiff, before: str, after: str) -> str:
     if abs(float(shares[0]) - float(shares[1])) < UNLIKE_SHARES:
         return ""
     return (
-        f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured and "
-        f"{show_figure('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most"
-        " part"
+        f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured,"
+        f" {show_figure('measured_share', shares[1])} of that of {after}: their times differ in part by errors of"
+        " estimates"
     )
 
 
@@ -148,7 +162,7 @@ def show_figure(name: str, figure: Figure) -> str:
         return show_size(figure)
     if name.endswith("_us"):
         return show_time(figure)
-    return f"{100 * figure:.0f} %" if name.endswith("_share") else f"{figure:,}"
+    return measured_percent(figure) if name.endswith("_share") else f"{figure:,}"
 
 
 def relative_change(change: Change) -> str:
