@@ -12,21 +12,7 @@ from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, measured_perce
 from mbc.units import show_size, show_time
 
 UNLIKE_SHARES = 0.3  # between the measured shares of two plans: what differs then are estimates
-_TITLES = {  # as the rest of a plan's figures are called, by `mbc show` and on the cards of its page
-    "mbc": "version of mbc", "gpu": "GPU", "memory_bytes": "memory of the GPU", "cudnn": "cuDNN", "gpus": "GPUs",
-    "rows": "rows of each GPU", "host_limit_bytes": "limit of host memory",
-    "peer_limit_bytes": "limit of another GPU's memory", "train_us": "training step",
-    "train_low_us": "training step, at least", "train_high_us": "training step, at most", "infer_us": "inference",
-    "infer_low_us": "inference, at least", "infer_high_us": "inference, at most",
-    "measured_share": "measured part of the step", "host_bytes": "host memory", "peer_bytes": "another GPU's memory",
-    "live_bytes": "peak live bytes", "floor_bytes": "lower bound of all plans",
-    "fastest_us": "best serial schedule", "least_us": "lower bound of the step",
-    "train_launches": "launches of the step", "infer_launches": "launches of inference",
-    "all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone",
-    "sharded_state_bytes": "sharded optimizer states", "copied_to_host_bytes": "copied to the host",
-    "copied_to_device_bytes": "copied from the host", "copied_to_peer_bytes": "copied to another GPU",
-    "copied_from_peer_bytes": "copied from another GPU",
-}  # fmt: skip
+_TITLES = {"all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone"}
 
 
 def diff_text(
@@ -146,7 +132,7 @@ def _estimates(diff: PlanDiff, before: str, after: str) -> str:
 
 
 def figure_title(name: str) -> str:
-    """What a figure of `PlanDiff.totals` is called."""
+    """What a figure of `PlanDiff.totals` is called in a column of a terminal."""
     if name in _TITLES:
         return _TITLES[name]
     return name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")

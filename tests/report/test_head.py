@@ -42,6 +42,16 @@ def test_throughput_and_step_are_those_of_all_mini_batches(accumulated):
     assert data_of(plan_page(plan))["plan"]["samples_per_s"] == pytest.approx(32e6 / whole_us)
 
 
+def test_a_diff_compares_whole_steps(accumulated):
+    kept = PLANS["kept"]()
+    page = diff_page(kept, accumulated, "a", "b")
+    whole_us = step_us(accumulated)
+    assert f"{show_time(kept.predictions.train_us)} by the first plan and {show_time(whole_us)} by the second" in page
+    assert f"Its last mini-batch takes {show_time(kept.predictions.train_us)}, then " in page
+    assert "Its last mini-batch" not in diff_page(kept, PLANS["recomputed"](), "a", "b")
+    assert "of the last mini-batch of a step." in plan_page(accumulated)
+
+
 def test_of_one_mini_batch_nothing_is_said_of_several():
     plan = PLANS["kept"]()
     told = {one.name: one for one in figures(plan)}

@@ -168,7 +168,7 @@ def test_the_furthest_kernel_is_told_of_estimates_too():
     plan = PLANS["kept"]()
     assert plan.predictions.measured_share < 1
     furthest = _asked(plan, "roofline")
-    assert f"{measured_percent(plan.predictions.measured_share)} of the step is measured, ~ is est" in furthest.answer
+    assert f"Of the step {measured_percent(plan.predictions.measured_share)} is measured, ~ is not" in furthest.answer
     # Limits below a launch: the heading stays, with the reason.
     facts = facts_of(plan, plan.train)
     slow = replace(facts, ceilings=replace(facts.ceilings, launch_us=1e9))

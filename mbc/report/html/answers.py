@@ -5,7 +5,7 @@ from __future__ import annotations
 from mbc.analysis.roofline import Limit
 from mbc.plan.live import Kind
 from mbc.plan.memory import LiveValue, live_values_at
-from mbc.plan.model import COPY_STREAMS
+from mbc.plan.model import COPY_STREAMS, Plan
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
 from mbc.report.html.head import taken_bytes
@@ -131,7 +131,8 @@ def _more(facts: Facts) -> Answer:
     schedule = "plan" if plan.bounds.critical_path_us else "serial schedule"
     bound = (
         f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
-        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the step."
+        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the"
+        f" {_part(plan)}."
         if plan.predictions.train_us
         else ""
     )
@@ -158,15 +159,18 @@ def _more(facts: Facts) -> Answer:
     )
 
 
+def _part(plan: Plan) -> str:
+    """What the training program runs."""
+    return "step" if plan.graph.optimizer.accumulate == 1 else "last mini-batch of a step"
+
+
 def _furthest(facts: Facts) -> tuple[Answer, ...]:
     if facts.ceilings is None:
         return ()
     question = "Which kernel is furthest from its roofline?"
     share = facts.plan.predictions.measured_share
     known = (
-        ""
-        if share >= 1
-        else f" {measured_percent(share)} of the step is measured, ~ is estimated: `mbc profile` measures."
+        "" if share >= 1 else f" Of the step {measured_percent(share)} is measured, ~ is not: `mbc profile` measures."
     )
     kernels = [one for one in facts.limits if one.summary.stream not in COPY_STREAMS]
     # Whatever its limit, a kernel takes a launch: below that a ratio says nothing.
@@ -214,8 +218,8 @@ def _off(facts: Facts, measured: MeasuredStep) -> Answer:
     missing = len(measured.times_us) - len(found)
     return Answer(
         "How far is the prediction from what was measured?",
-        f"The step took {show_time(measured.step_us)}, the median of {measured.steps} replays of its graph, where"
-        f" {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
+        f"The {_part(facts.plan)} took {show_time(measured.step_us)}, the median of {measured.steps} replays of its"
+        f" graph, where {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
         + (f" {missing} of {len(measured.times_us)} launches were not found in the record." if missing else ""),
         cut(
             [

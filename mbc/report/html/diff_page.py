@@ -10,10 +10,11 @@ from mbc.plan.live import Kind
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
-from mbc.report.differences import aspect_text, figure_title, relative_change, show_figure
+from mbc.report.differences import aspect_text, relative_change, show_figure
 from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
+from mbc.report.html.figure_names import figure_name
 from mbc.report.html.head import plan_title
 from mbc.report.html.render import render_page
 
@@ -42,7 +43,7 @@ def diff_page(
         titles=(before_title, after_title),
         plans=(_described(before, before_others), _described(after, after_others)),
         totals=[
-            (figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
+            (figure_name(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
             for c in diff.totals
         ],
     )

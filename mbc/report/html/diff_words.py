@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from mbc.optimize.schedule.step_time import step_us
 from mbc.plan.diff import Figure, OperationChange, PlanDiff
 from mbc.plan.model import COPY_STREAMS, Stream
-from mbc.report.differences import figure_title, show_figure
+from mbc.report.differences import show_figure
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
+from mbc.report.html.figure_names import figure_name
 from mbc.units import show_size, show_time
 
 # What was asked for, and what of the machine a plan rests on: where these differ, the rest follows from them.
@@ -30,10 +32,10 @@ def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     changed = {change.name: change for change in diff.totals}
     causes = [changed[name] for name in CAUSES if name in changed]
     told = tuple(
-        Line(f"{figure_title(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}") for c in causes
+        Line(f"{figure_name(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}") for c in causes
     )
     why = (
-        f"They were planned for something else: {', '.join(figure_title(c.name) for c in causes)}."
+        f"They were planned for something else: {', '.join(figure_name(c.name) for c in causes)}."
         if causes
         else "Network, GPU, budget and profile are the same: the options of planning or the search differ."
     )
@@ -55,7 +57,11 @@ def _shown(name: str, figure: Figure) -> str:
 
 
 def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
-    old, new = (facts.plan.predictions.train_us for facts in (before, after))
+    old, new = (step_us(facts.plan) for facts in (before, after))
+    last = [facts.plan.predictions.train_us for facts in (before, after)]
+    of_last = (
+        "" if last == [old, new] else f" Its last mini-batch takes {show_time(last[0])}, then {show_time(last[1])}."
+    )
     groups: dict[str, float] = {}
     for change in _of_training(diff.operations):
         groups[change.kind] = groups.get(change.kind, 0.0) + change.after.time_us - change.before.time_us
@@ -65,12 +71,16 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
                 groups[summary.kind] = groups.get(summary.kind, 0.0) + sign * summary.time_us
     most = [(kind, time) for kind, time in sorted(groups.items(), key=lambda item: -abs(item[1])) if time]
     families = [_families(facts) for facts in (before, after)]
-    sums = [f"{name} {_signed(families[1][name] - families[0][name])}" for name in families[0]]
+    sums = [
+        f"{name} {_signed(families[1][name] - families[0][name])}"
+        for name in families[0]
+        if families[0][name] or families[1][name]
+    ]
     share = f" ({100 * (new / old - 1):+.2f} %)" if old else ""
     return Answer(
         "Where did the time go?",
-        f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}. Launches alone,"
-        f" of which streams run some concurrently: {', '.join(sums)}. By kind of operation:",
+        f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}.{of_last}"
+        f" Launches alone, of which streams run some concurrently: {', '.join(sums)}. By kind of operation:",
         cut([Line(f"{kind}: {_signed(time)}") for kind, time in most], _LISTED, "that changed most"),
         "operations",
     )
