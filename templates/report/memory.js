@@ -111,7 +111,6 @@ function memorySection(place) {
     let best = -1;
     for (let i = 0; i < p.count; i++) if (p.value[i] === name && (best < 0 || weight(i) > weight(best))) best = i;
     View.on.piece(best);
-    byId("memory").scrollIntoView();
   };
   for (const link of document.querySelectorAll("#answers [data-colour]"))
     link.addEventListener("click", () => (link.dataset.value ? View.on.value(link.dataset.value, link.dataset.colour) : colourBy(link.dataset.colour)));
