@@ -6,11 +6,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mbc.cli.arguments.groups import Sharing, options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import check_plannable, find_plan, plan_file, plan_source, read_source
+from mbc.cli.places import check_plannable, plan_file, plan_source, plans_of_ranks, read_source
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
 from mbc.options import Options
@@ -21,15 +21,23 @@ if TYPE_CHECKING:
     from mbc.plan.model import Plan
 
 
+class Side(NamedTuple):
+    """One of two plans, what it is called, and those of ranks that do not run it."""
+
+    plan: Plan
+    title: str
+    others: tuple[Plan, ...] = ()
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs between two plans, or write it as a page."""
     check_outputs({"-o": arguments.output or None}, {f"plan {n}": place for n, place in enumerate(arguments.plans, 1)})
-    (before, before_title), (after, after_title) = _sides(arguments)
+    first, second = _sides(arguments)
     if arguments.output:
-        return _page(arguments, before, after, before_title, after_title)
+        return _page(arguments, first, second)
     from mbc.plan.diff import diff_plans
 
-    diff = diff_plans(before, after)
+    diff = diff_plans(first.plan, second.plan)
     if arguments.json:
         from mbc.report.documents import diff_document
 
@@ -39,41 +47,42 @@ def run(arguments: argparse.Namespace) -> int:
 
     print(
         diff_text(
-            diff, before_title, after_title, width=output_width(), limit=arguments.limit, with_times=arguments.times
+            diff, first.title, second.title, width=output_width(), limit=arguments.limit, with_times=arguments.times
         )
     )
     return 0
 
 
-def _page(arguments: argparse.Namespace, before: Plan, after: Plan, before_title: str, after_title: str) -> int:
+def _page(arguments: argparse.Namespace, first: Side, second: Side) -> int:
     from mbc.report.html.diff_page import diff_page
     from mbc.report.html.render import write_text
 
     path = Path(arguments.output)
-    text = diff_page(before, after, before_title, after_title)
+    text = diff_page(first.plan, second.plan, first.title, second.title, first.others, second.others)
     write_text(path, text)
     print(f"{path}: {show_size(len(text.encode()))}")
     return 0
 
 
-def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan, str]]:
+def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     """Two plans and what to call them: by their place, or by the GPU or the GPUs that one source is planned for; of
     unlike GPUs that share a mini-batch, those of the first two."""
     plans, gpus, sharings = arguments.plans, arguments.gpus, arguments.sharings
     if len(plans) == 1 and plan_file(plans[0]) is None:
         if not gpus and len(sharings) == 1 and _are_unlike(sharings[0]):
             planned = plan_source(read_source(plans[0]), options(arguments, sharing=sharings[0]))
-            return (planned.plan, _title(planned.plan)), (planned.others[0], _title(planned.others[0]))
+            one, other, *rest = planned.plan, *planned.others
+            return Side(one, _title(one), (other, *rest)), Side(other, _title(other), (one, *rest))
         if (len(gpus), len(sharings)) in ((2, 0), (2, 1), (0, 2), (1, 2)):
             titles = gpus if len(gpus) == 2 else [_called(sharing) for sharing in sharings]
             asked = _twice(arguments, gpus, sharings)
-            first, second = ((find_plan(plans[0], one), title) for one, title in zip(asked, titles, strict=True))
+            first, second = (_side(plans[0], one, title) for one, title in zip(asked, titles, strict=True))
             return first, second
     if len(plans) == 2 and len(gpus) <= 1 and len(sharings) <= 1:
         asked = _twice(arguments, gpus, sharings)
         if all(plan_file(plan) is not None for plan in plans):
             check_plannable(plans[0], asked[0])
-        first, second = ((find_plan(plan, one), plan) for plan, one in zip(plans, asked, strict=True))
+        first, second = (_side(plan, one, plan) for plan, one in zip(plans, asked, strict=True))
         return first, second
     if len(plans) == 1 and plan_file(plans[0]) is not None:
         for one in _twice(arguments, gpus, sharings):
@@ -85,6 +94,11 @@ def _sides(arguments: argparse.Namespace) -> tuple[tuple[Plan, str], tuple[Plan,
         "name two plans (or packages, or sources), or one source and --gpu twice, or --gpus twice, or --gpus A,B for"
         " unlike GPUs",
     )
+
+
+def _side(place: str, asked: Options, title: str) -> Side:
+    plan, *others = plans_of_ranks(place, asked)
+    return Side(plan, title, tuple(others))
 
 
 def _twice(arguments: argparse.Namespace, gpus: Sequence[str], sharings: Sequence[Sharing]) -> list[Options]:

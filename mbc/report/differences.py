@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import DEFAULT_WIDTH, Column, render
-from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, micro_batches, time_cell
+from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, measured_percent, micro_batches, time_cell
 from mbc.units import show_size, show_time
 
 UNLIKE_SHARES = 0.3  # between the measured shares of two plans: what differs then are estimates
@@ -92,7 +92,7 @@ def aspect_text(aspect: str, summary: OperationSummary) -> str:
     return {
         "kind": lambda: summary.kind,
         "kernel": lambda: " | ".join(summary.kernels),
-        "micro_batches": lambda: micro_batches(summary.micro_batches),
+        "micro_batches": lambda: f"{micro_batches(summary.micro_batches)} rows",
         "layout": lambda: layouts(summary.layouts) if len(set(summary.layouts)) == 1 else " ".join(summary.layouts),
         "workspace": lambda: show_size(summary.workspace_bytes),
         "time": lambda: time_cell(summary.time_us, summary.estimated),
@@ -125,14 +125,14 @@ def _estimates(diff: PlanDiff, before: str, after: str) -> str:
     if abs(float(shares[0]) - float(shares[1])) < UNLIKE_SHARES:
         return ""
     return (
-        f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured and "
-        f"{show_figure('measured_share', shares[1])} of that of {after}: their times differ by estimates for the most"
-        " part"
+        f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured,"
+        f" {show_figure('measured_share', shares[1])} of that of {after}: their times differ in part by errors of"
+        " estimates"
     )
 
 
 def figure_title(name: str) -> str:
-    """What a figure of `PlanDiff.totals` is called."""
+    """What a figure of `PlanDiff.totals` is called in a column of a terminal."""
     if name in _TITLES:
         return _TITLES[name]
     return name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")
@@ -148,7 +148,7 @@ def show_figure(name: str, figure: Figure) -> str:
         return show_size(figure)
     if name.endswith("_us"):
         return show_time(figure)
-    return f"{100 * figure:.0f} %" if name.endswith("_share") else f"{figure:,}"
+    return measured_percent(figure) if name.endswith("_share") else f"{figure:,}"
 
 
 def relative_change(change: Change) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from mbc.ir.text import optimizer_summary
-from mbc.optimize.schedule.step_time import accumulate_us, step_us
+from mbc.optimize.schedule.step_time import accumulate_us, samples_per_s, step_us
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
@@ -176,19 +176,18 @@ def totals_text(plan: Plan) -> str:
     """Predictions, and how far the plan is above each bound."""
     predictions, bounds = plan.predictions, plan.bounds
     guess = predictions.measured_share < 1
-    share = f"{100 * predictions.measured_share:.0f} % of the step measured"
+    share = f"{measured_percent(predictions.measured_share)} of the step measured"
+    rate = f"{samples_per_s(plan):,.0f} samples/s"
     overhead = "measured" if predictions.overhead_measured else "reserved, never measured on this GPU"
     ahead_bytes = prefetch_bytes(plan)
     total = predictions.arena_bytes + predictions.overhead_bytes + ahead_bytes
-    count = plan.graph.optimizer.accumulate
-    per_second = count * plan.graph.global_batch * 1e6 / step_us(plan) if predictions.train_us else 0.0
     states = {b for b in plan.train.entry if plan.graph.values[plan.buffers[b].value or ""].role.persistent}
     state_bytes = sum(rounded(plan.buffers[b].size_bytes) for b in states)
     rows = [
         (
             "training step",
             time_cell(predictions.train_us, guess),
-            f"{within(predictions.train_low_us, predictions.train_high_us)}{per_second:,.0f} samples/s, {share}",
+            f"{within(predictions.train_low_us, predictions.train_high_us)}{rate}, {share}",
         ),
         (
             "inference",
@@ -251,6 +250,14 @@ def _emulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
     emulated, products = emulated_share(plan, plan.train)
     what = "convolutions and linear layers of the step, marked * above"
     return [("emulated fp32", f"{emulated} of {products}", what)] if emulated else []
+
+
+def measured_percent(share: float) -> str:
+    """Of what is measured in part never `0 %` or `100 %`."""
+    rounded_percent = round(100 * share)
+    if 0 < share < 1 and rounded_percent in (0, 100):
+        return "under 1 %" if rounded_percent == 0 else "over 99 %"
+    return f"{rounded_percent} %"
 
 
 def over(figure: float, bound: float) -> str:

@@ -2,7 +2,8 @@
 // Thousands of rectangles on a canvas, with axes, zoom, hover and choice. Rectangles are given in the units of the axes:
 // item i is [x0[i], x1[i]) by [y0[i], y1[i]); `colours[i]` names a colour of the style sheet.
 class Chart {
-  // options: label, height, x: {low, high, show, title}, y: the same, describe(i), choose(i), under(chart), over(chart)
+  // options: label, height, left (of the plot: pixels, or a function of the pen), x: {low, high, show, title}, y: the
+  // same, describe(i), choose(i), under(chart), over(chart)
   constructor(place, options) {
     this.options = options;
     this.items = { count: 0, x0: [], x1: [], y0: [], y1: [], colours: [] };
@@ -176,7 +177,8 @@ class Chart {
   draw() {
     if (!this.box.clientWidth) return;
     const pen = (this.pen = this.fitted(this.canvas));
-    const left = this.options.left === undefined ? 64 : this.options.left;
+    const { left: wanted = 64 } = this.options;
+    const left = typeof wanted === "function" ? wanted(pen) : wanted; // a function measures the labels
     const width = this.box.clientWidth - left - 8;
     this.plot = { left, top: 6, width, height: this.options.height - (this.options.x.show ? 30 : 12) };
     this.axes(pen);

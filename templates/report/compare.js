@@ -16,8 +16,8 @@
   rows.delta = rows.after_us.map((us, i) => us - rows.before_us[i]);
   const signed = (us) => (us > 0 ? `+${showTime(us)}` : showTime(us));
   sortedTable(byId("changes"), {
-    columns: [["name", "operation"], ["program", "program"], ["kind", "kind"], ["what", "differs"], ["before", "first"], ["after", "second"],
-      ["before_us", "time, first", showTime], ["after_us", "time, second", showTime], ["delta", "change", signed]],
+    columns: [["name", "operation"], ["delta", "change", signed], ["program", "program"], ["kind", "kind"], ["what", "differs"],
+      ["before", "first"], ["after", "second"], ["before_us", "time, first", showTime], ["after_us", "time, second", showTime]],
     sort: "delta",
     rows: () => rows,
     searched: ["name", "kind", "what", "before", "after"],

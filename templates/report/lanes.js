@@ -12,17 +12,24 @@ function lanesSection(place) {
   let items = [];
   let chosen = -1;
   const others = DATA.others.map((other) => ({
-    ranks: other.ranks, operations: columnsOf(other.operations, DATA.texts), launches: columnsOf(other.launches, DATA.texts),
+    ranks: other.ranks, gpu: other.gpu, operations: columnsOf(other.operations, DATA.texts), launches: columnsOf(other.launches, DATA.texts),
   }));
   const chart = new Chart(map, {
     label: `launches by stream over ${DATA.measured ? "predicted and measured" : "predicted"} time`,
-    height: 170, left: others.length ? 230 : DATA.measured ? 140 : 96, wide: true,
+    height: 170, wide: true, left: (pen) => lanes.reduce((most, lane) => Math.max(most, pen.measureText(lane).width), 60) + 10,
     x: { low: 0, high: 1, show: showTime, title: DATA.measured ? "time" : "predicted time" },
     y: { low: 0, high: 1, show: (y) => lanes[Math.round(lanes.length - 0.5 - y)] || "", ticks: () => lanes.map((_, n) => lanes.length - n - 0.5) },
     describe: (n) => describe(items[n]),
     choose: (n) => choose(items[n]),
     over: (self, pen) => waits(self, pen),
   });
+
+  // Which GPU the streams of each rank are of: labels of streams name the rank only.
+  function ranksShown() {
+    if (!others.length) return [];
+    const named = [[`streams without a rank: ${PLAN.ranks}`, PLAN.target.gpu], ...others.map((other) => [other.ranks, other.gpu])];
+    return [element("p", { class: "note" }, named.map((pair) => pair.join(", ")).join("; "))];
+  }
 
   // What a launch took on the GPU, and how far that is from the prediction.
   function measuredText(launch) {
@@ -37,7 +44,7 @@ function lanesSection(place) {
   function otherPairs({ launch, other }) {
     const { launches, operations } = other;
     return [
-      ["rank", other.ranks],
+      ["rank", `${other.ranks}, ${other.gpu}`],
       ["launch", `${launch}, on ${launches.stream[launch]}`],
       ["operation", short(operations.name[launches.operation[launch]])],
       ["runs", `${showTime(launches.start_us[launch])} to ${showTime(launches.end_us[launch])}`],
@@ -137,7 +144,7 @@ function lanesSection(place) {
     }
     chart.set({ count: items.length, ...made },
       { ...chart.options.x, high: end }, { ...chart.options.y, high: Math.max(1, lanes.length) });
-    keys.replaceChildren(legend([...DECISIONS.map((d) => [d, d]), ["stall", "compute stream waits"]]));
+    keys.replaceChildren(legend([...DECISIONS.map((d) => [d, d]), ["stall", "compute stream waits"]]), ...ranksShown());
     sums.textContent = streams.map((s) => `${s}: busy ${showTime(busy[s])}${s === "compute" ? `, waits ${showTime(idle[s])}` : ""}`).join("; ");
   }
   View.listeners.push(fill);

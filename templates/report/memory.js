@@ -4,16 +4,18 @@ function memorySection(place) {
   let by = "kind";
   let over = "time_us";
   const curve = element("div");
+  const title = element("h3");
+  const shade = select("colour by", [["kind", "kind"], ["decision", "decision"]], (value) => { by = value; fill(); });
   const keys = element("div");
   const map = element("div");
   const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose a rectangle: what it is, and why it is there.");
   place.append(
     element("div", { class: "controls" },
-      select("colour by", [["kind", "kind"], ["decision", "decision"]], (value) => { by = value; fill(); }),
+      shade,
       select("across", [["time_us", "predicted time"], ["launch", "launches"]], (value) => { over = value; fill(); }),
       element("button", { type: "button", onclick: () => largestAtPeak() }, "largest value at the peak"),
     ),
-    keys, element("h3", {}, "Live bytes by kind"), curve, element("h3", {}, "Map of the arena"), map, detail);
+    keys, title, curve, element("h3", {}, "Map of the arena"), map, detail);
 
   const at = (i) => (over === "launch" ? i : View.program.clock[i]);
   const chart = new Chart(map, {
@@ -60,10 +62,29 @@ function memorySection(place) {
       { low: 0, high: at(View.program.launches.count), show: over === "launch" ? (x) => x.toFixed(0) : showTime,
         title: over === "launch" ? "launches" : "predicted time" },
       { ...chart.options.y, low: 0, high: top * 1.02 });
-    const kinds = DATA.kinds.filter((kind) => View.program.memory[kind]);
-    keys.replaceChildren(legend(by === "kind" ? kinds.map((kind) => [KIND_COLOUR[kind], kind])
-      : DECISIONS.slice(0, 4).map((decision) => [decision, decision])));
-    curve.replaceChildren(memoryCurve(View.program, at, top, Math.max(360, Math.min(1200, place.clientWidth))));
+    const groups = by === "kind" ? { by, names: DATA.kinds, colour: KIND_COLOUR }
+      : { by, names: DECISIONS, colour: Object.fromEntries(DECISIONS.map((decision) => [decision, decision])) };
+    const memory = by === "kind" ? View.program.memory : memoryByDecision();
+    keys.replaceChildren(legend(groups.names.filter((name) => memory[name]).map((name) => [groups.colour[name], name])));
+    title.textContent = `Live bytes by ${by}`;
+    curve.replaceChildren(
+      memoryCurve({ ...View.program, memory }, at, top, Math.max(300, Math.min(1200, place.clientWidth)), groups));
+  }
+
+  // As `memory` of a program, of which the rectangles are the bytes.
+  function memoryByDecision() {
+    const { pieces: p, count } = View.program;
+    const found = {};
+    for (let i = 0; i < p.count; i++) {
+      const taken = found[p.decision[i]] || (found[p.decision[i]] = new Array(Math.max(1, count)).fill(0));
+      for (let launch = p.start[i]; launch < p.stop[i]; launch++) taken[launch] += p.size_bytes[i];
+    }
+    return found;
+  }
+
+  function colourBy(choice) {
+    shade.querySelector("select").value = by = choice;
+    fill();
   }
 
   function largestAtPeak() {
@@ -80,6 +101,19 @@ function memorySection(place) {
     chart.show(i);
     if (i >= 0) detail.replaceChildren(pieceDetail(i));
   };
+  // What a sentence names: of the training step, its rectangle at the peak if it has one there, else its largest.
+  View.on.value = (name, choice) => {
+    if (View.name !== "train") chooseProgram("train");
+    colourBy(choice);
+    const p = View.program.pieces;
+    const { launch } = View.program.peak;
+    const weight = (i) => (p.start[i] <= launch && launch < p.stop[i] ? 2 : 1) * 2 ** 50 + p.size_bytes[i];
+    let best = -1;
+    for (let i = 0; i < p.count; i++) if (p.value[i] === name && (best < 0 || weight(i) > weight(best))) best = i;
+    View.on.piece(best);
+  };
+  for (const link of document.querySelectorAll("#answers [data-colour]"))
+    link.addEventListener("click", () => (link.dataset.value ? View.on.value(link.dataset.value, link.dataset.colour) : colourBy(link.dataset.colour)));
   View.listeners.push(() => { fill(); detail.replaceChildren("Choose a rectangle."); });
   let width = place.clientWidth;
   redraws.push(() => {

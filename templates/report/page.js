@@ -1,6 +1,11 @@
 "use strict";
 // The sections of the page of a plan. Those below the first are made when the browser has painted what stands above.
-byId("program").append(select("program", [["train", "training step"], ["infer", "inference"]], choosePart));
+const programs = select("program", [["train", "training step"], ["infer", "inference"]], choosePart);
+byId("program").append(programs);
+function chooseProgram(name) {
+  programs.querySelector("select").value = name;
+  choosePart(name);
+}
 memorySection(byId("memory-view"));
 const LATER = [[tableSection, "operations-view"], [lanesSection, "lanes-view"], [rooflineSection, "roofline-view"], [graphSection, "graph-view"],
   [recordedSection, "recorded-view"]];

@@ -27,9 +27,8 @@ function trainingCurves(place, { lines, left_out }) {
   const told = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) =>
     !["kind", "step", "epoch", "seconds", "bad_steps", "waited_s"].includes(name));
   const first = ["loss", "images_per_s"];
-  const predicted = (PLAN.batch * 1e6) / DATA.predictions.train_us;
   place.append(element("p", {}, `Training: ${Math.max(...lines.map((line) => line.step)).toLocaleString("en")} steps.` +
-    (Number.isFinite(predicted) ? ` The plan predicts ${predicted.toFixed(0)} images/s on the GPU that it is for.` : "") +
+    (PLAN.samples_per_s ? ` The plan predicts ${PLAN.samples_per_s.toFixed(0)} images/s on ${DATA.others.length || PLAN.ranks ? "the GPUs" : "the GPU"} that it is for.` : "") +
     (left_out ? ` ${left_out.toLocaleString("en")} lines of the log are left out, evenly.` : "")));
   for (const name of [...first, ...told.filter((other) => !first.includes(other))]) {
     const having = lines.filter((line) => typeof line[name] === "number");

@@ -65,8 +65,8 @@ function rooflineSection(place) {
     }, { ...chart.options.x, low: LEAST - 0.1, high }, { ...chart.options.y, low, high });
     const sum = (column) => shown.reduce((total, i) => total + column[i], 0);
     const [time, limit] = [sum(o.time_us), sum(o.limit_us)];
-    sums.textContent = `All kernels, serially: ${showTime(time)}; the sum of their limits: ${showTime(limit)}, ${(time / limit).toFixed(2)} times it taken.` +
-      (floor && View.name === "train" ? ` Floor of the network: ${showTime(floor.total_us)}, ${(time / floor.total_us).toFixed(2)} times it taken.` : "");
+    sums.textContent = `All kernels, serially: ${showTime(time)}, ${(time / limit).toFixed(2)} times the sum of their limits, ${showTime(limit)}.` +
+      (floor && View.name === "train" ? ` That is ${(time / floor.total_us).toFixed(2)} times the floor of the network, ${showTime(floor.total_us)}.` : "");
   }
   const bounds = (list) => (list.length ? [list.reduce((a, b) => Math.min(a, b)), list.reduce((a, b) => Math.max(a, b))] : []);
   View.listeners.push(fill);
@@ -83,10 +83,10 @@ function operationDetail(i) {
     rows.push(["limit", `${showTime(o.limit_us[i])} by ${o.bound[i]}: ${showSize(o.moved_bytes[i])} moved, ${showCount(o.flops[i])} flops`],
       ["lost", showTime(o.time_us[i] - o.limit_us[i])]);
   }
-  rows.push(["decision", o.decision[i]], ["micro-batches", o.micro_batches[i]], ["layouts", o.layouts[i]],
+  rows.push(["decision", o.decision[i]], ["micro-batches of", o.micro_batches[i]], ["layouts", o.layouts[i]],
     ["writes", `${showSize(o.output_bytes[i])}, with ${showSize(o.workspace_bytes[i])} of workspace`],
     ["first launch", `${o.first_launch[i]}, on ${o.stream[i]}`]);
-  if (o.line[i]) rows.push(["line of the source", o.line[i]]);
+  if (o.source[i]) rows.push(["source, line", o.source[i]]);
   const p = View.program.pieces;
   const own = [];
   for (let n = 0; n < p.count && own.length < 8; n++) {

@@ -44,7 +44,9 @@ function sortedTable(place, options) {
         "aria-label": options.choose ? String(rows[title][i]) : null, "aria-current": i === chosen ? "true" : null },
         ...options.columns.map(([name, , show]) => {
           const text = String(show ? show(rows[name][i], i) : rows[name][i]);
-          return element("td", { class: numeric(name) ? "number" : "name", title: text.length > 30 ? text : null }, text);
+          // What is first tells by its end which one it is: bdi keeps its order where the cell is cut at its start.
+          return element("td", { class: numeric(name) ? "number" : "name", title: text.length > 30 ? text : null },
+            name === options.columns[0][0] ? element("bdi", {}, text) : text);
         }));
       if (options.choose) {
         row.addEventListener("click", () => options.choose(i));

@@ -5,10 +5,10 @@ function tableSection(place) {
   place.append(detail);
   const sizes = { time_us: (us, i) => showTime(us) + (View.program.operations.estimated[i] ? " ~" : "") };
   const table = sortedTable(place, {
-    columns: [["name", "operation"], ["kind", "kind"], ["time_us", "time", sizes.time_us], ["limit_us", "limit", showTime], ["lost_us", "lost", showTime],
+    columns: [["name", "operation"], ["time_us", "time", sizes.time_us], ["kind", "kind"], ["limit_us", "limit", showTime], ["lost_us", "lost", showTime],
       ...(DATA.measured ? [["measured_us", "measured", showTime], ["off_us", "more than predicted", showTime]] : []),
       ["output_bytes", "writes", showSize], ["workspace_bytes", "workspace", showSize], ["decision", "decision"],
-      ["micro_batches", "micro-batches"], ["kernels", "kernel"], ["first_launch", "launch"]],
+      ["micro_batches", "micro-batches of"], ["kernels", "kernel"], ["first_launch", "launch"]],
     sort: "time_us",
     rows: () => View.program.operations,
     searched: ["name", "kind", "kernels", "decision"],

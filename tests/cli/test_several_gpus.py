@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -109,13 +110,17 @@ def test_unlike_gpus(mbc):
     assert verified.code == 0 and "2 ranks sum the same in one order" in verified.out
     differ = mbc("diff", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64")
     assert differ.code == 0 and "rank 0 (NVIDIA H200)" in differ.out and "rank 1 (" in differ.out
-    assert mbc("diff", "tiny", "tiny/rank1").code == 0
+    assert mbc("diff", "tiny", "tiny/rank1", "-o", "both.html").code == 0
     assert mbc("trace", "tiny", "-o", "trace.json").code == 0 and mbc("report", "tiny", "-o", "page.html").code == 0
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
     processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert (
-        "tiny: training step of rank 1, predicted" in processes and '"ranks":"rank 1, ' in Path("page.html").read_text()
-    )
+    assert "tiny: training step of rank 1, predicted" in processes
+    page, both = Path("page.html").read_text(), Path("both.html").read_text()
+    assert '"ranks":"rank 1"' in page and "2 GPUs: NVIDIA H200 " in page
+    # Both sides of a diff name the GPUs of all ranks that are there, and the one that is compared.
+    gpus = re.search(r"<h1>tiny: batch 64, \w+, (.*?)</h1>", page)[1]
+    assert f"{gpus}; compared: rank 0" in both and "another" not in gpus
+    assert re.search(r"another \d+ rows \+ (NVIDIA|Tesla) T4 \d+ rows; compared: rank 1", both)
     document = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64", "--force", "--json").json
     assert document["collectives"]["rows"][0] + document["other_ranks"][0]["batch"] == document["batch"] == 64
 

@@ -172,6 +172,15 @@ def test_a_measured_step_beside_a_plan(mbc, package):
     assert refused.code == 1 and "error MBC321: 'log.jsonl' holds no measured step" in refused.err
 
 
+def test_a_page_is_named_as_what_it_shows(mbc, package):
+    assert mbc("report", package).out.startswith(f"{Path(package).name}.html: ")
+    assert mbc("report", f"{package}/plan.json").out.startswith("plan.html: ")
+    copy = Path("net.v2.mbc")
+    copy.write_text(Path("tiny.mbc").read_text())
+    assert mbc("report", str(copy)).code == 0
+    assert {"plan.html", "net.v2.html", f"{Path(package).name}.html"} <= {path.name for path in Path().iterdir()}
+
+
 def test_a_page_with_what_fit_printed(mbc):
     Path("curve.json").write_text('{"unlimited": {"train_us": 1.0, "needed_bytes": 2}, "probes": []}')
     shown = mbc("report", "tiny.mbc", "--gpu", "t4", "--with", "curve.json", "--floor")

@@ -11,6 +11,7 @@ import pytest
 
 from mbc.plan.memory import memory_curve
 from mbc.plan.summary import summarise
+from mbc.plan.techniques import techniques
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import training
@@ -75,16 +76,59 @@ def test_a_plan(browser, page):
     assert browser.run(first) == min(s.name for s in summarise(plan, plan.train))
     browser.run("document.querySelector('#operations thead button').click()")
     assert browser.run(first) == max(s.name for s in summarise(plan, plan.train))
-    # The other program, other colours, and dark.
+    # Other colours, of map and curve alike, then the other program, and dark.
     change = "const s = document.querySelector({}); s.value = {}; s.dispatchEvent(new Event('change')); 0"
-    browser.run(f"{{ {change.format(json.dumps('#program select'), json.dumps('infer'))} }}")
-    assert browser.run(rows) == len(summarise(plan, plan.infer))
     browser.run(f"{{ {change.format(json.dumps('#memory select'), json.dumps('decision'))} }}")
     assert "recomputed" in browser.run("document.querySelector('#memory .legend').textContent")
+    fills = browser.run("[...document.querySelectorAll('#memory svg path')].map(e => e.getAttribute('fill'))")
+    assert {"var(--kept)", "var(--recomputed)", "var(--offloaded)"} <= set(fills) and not [
+        f for f in fills if "--c" in f
+    ]
+    assert browser.run("document.querySelector('#memory h3').textContent") == "Live bytes by decision"
+    browser.run(f"{{ {change.format(json.dumps('#memory select'), json.dumps('kind'))} }}")
+    assert "var(--c2)" in browser.run("document.querySelector('#memory svg').innerHTML")
+    browser.run(f"{{ {change.format(json.dumps('#program select'), json.dumps('infer'))} }}")
+    assert browser.run(rows) == len(summarise(plan, plan.infer))
     light = browser.run("getComputedStyle(document.body).backgroundColor")
     browser.run("document.getElementById('theme').click()")
     assert browser.run("getComputedStyle(document.body).backgroundColor") != light
     assert browser.errors == [] and browser.requests == [page.as_uri()]
+
+
+def test_sentences_lead_to_the_map(browser, page):
+    plan = PLANS["offloaded"]()
+    _shown(browser, page)
+    colours = "document.querySelector('#memory select').value"
+    assert browser.run(colours) == "kind"
+    titles = "[...document.querySelectorAll('#answers summary')]"
+    browser.run(f"{titles}.find(e => e.textContent.startsWith('Why is')).parentElement.querySelector('a').click()")
+    assert browser.run(colours) == "decision"
+    most = max(techniques(plan, plan.train).recomputed, key=lambda one: one.saved_bytes).outputs[0]
+    link = f"[...document.querySelectorAll('#answers [data-value]')].find(e => e.dataset.value === {json.dumps(most)})"
+    browser.run("document.querySelector('#program select').value = 'infer'")
+    browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
+    browser.run(f"{link}.click()")
+    assert browser.run("document.querySelector('#program select').value") == "train"
+    assert browser.run(f"{DETAIL}") and browser.run("document.querySelector('#memory .detail dd').textContent") == most
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_labels_stand_above_the_curve_and_apart(browser, tmp_path, width):
+    path = tmp_path / "tight.html"
+    path.write_text(plan_page(PLANS["recomputed"]()))
+    browser.resize(width, 800)
+    try:
+        _shown(browser, path)
+        boxes = browser.run("[...document.querySelectorAll('#memory svg .label')].map(e => { const b = e.getBBox();"
+                            " return [b.x, b.y, b.x + b.width, b.y + b.height]; })")  # fmt: skip
+        top = browser.run("Math.min(...[...document.querySelectorAll('#memory svg path')].map(e => e.getBBox().y))")
+        left, _, wide, _ = browser.run("document.querySelector('#memory svg').getAttribute('viewBox')").split()
+    finally:
+        browser.resize(1280, 900)
+    (_, _, _, end), (_, begin, _, last) = boxes
+    assert len(boxes) == 2 and end <= begin + 1 and last <= top, "below each other, above all areas"
+    assert all(float(left) <= x0 and x1 <= float(wide) for x0, _, x1, _ in boxes)
 
 
 def test_hovering_and_clicking_the_map(browser, page):
@@ -116,6 +160,15 @@ def test_it_fits_a_phone(browser, page):
         _shown(browser, page)
         assert browser.run("document.documentElement.scrollWidth") <= 390
         assert len(browser.picture()) > 10_000
+        # Operation and time are in sight, and of a long name the end.
+        edges = "[...document.querySelectorAll('#operations th')].map(e => e.getBoundingClientRect().right)"
+        assert max(browser.run(edges)[:2]) <= 390
+        heads = browser.run("[...document.querySelectorAll('#operations th')].map(e => e.textContent)")
+        assert heads[0] == "operation" and heads[1].startswith("time")
+        long = "[...document.querySelectorAll('#operations td:first-child')].find(e => e.scrollWidth > e.clientWidth)"
+        ends = f"[{long}.firstChild.getBoundingClientRect().right, {long}.getBoundingClientRect().right]"
+        name, cell = browser.run(ends)
+        assert name <= cell, "the end of the name is within its cell"
     finally:
         browser.resize(1280, 900)
     assert browser.errors == []
@@ -224,6 +277,16 @@ def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
     path = tmp_path / "ranks.html"
     path.write_text(plan_page(plan, others=[other]))
     _shown(browser, path)
+    # Labels of streams are not cut, and which GPU a rank has stands above.
+    browser.run(
+        "{ window.cut = []; const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;"
+        " pen.fillText = function (text, x, y) { if (this.textAlign === 'right')"
+        " window.cut.push([text, x - this.measureText(text).width]); return write.call(this, text, x, y); };"
+        " redrawAll(); pen.fillText = write; 0 }"
+    )
+    starts = {text: x for text, x in browser.run("window.cut") if text.endswith("rank 1")}
+    assert {"compute, rank 1"} <= set(starts) and min(starts.values()) >= 0
+    assert f"rank 1, {other.target.gpu}" in browser.run("document.querySelector('#lanes-view').textContent")
     # The last item of the chart is the last launch of the last rank.
     browser.run(
         "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"

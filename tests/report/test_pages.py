@@ -15,22 +15,26 @@ import pytest
 from mbc.analysis.roofline import ceilings_of, limits
 from mbc.errors import MbcError
 from mbc.plan.group import launch_name
-from mbc.plan.memory import memory_curve
+from mbc.plan.memory import live_values_at, memory_curve
 from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
-from mbc.report.html.answers import answers
+from mbc.report.html.answer import Answer, Line, cut
+from mbc.report.html.answers import UNUSED_SHARE, answers
 from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
+from mbc.report.html.head import taken_bytes
 from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import embedded, write_text
 from mbc.report.measured import MeasuredStep, measured_step
+from mbc.report.tables import measured_percent
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
 from mbc.resources import folder
+from mbc.units import show_size
 from tests.report.pages import data_of
 from tests.report.plans import PLANS, plans_of_unlike_gpus
 
@@ -128,7 +132,7 @@ def test_what_is_recomputed_is_said_with_its_reason():
     why = told["Why is a value recomputed or offloaded?"]
     assert f"{len(facts.techniques.recomputed)} are recomputed" in why.answer
     most = max(facts.techniques.recomputed, key=lambda r: r.saved_bytes)
-    assert why.details[0].startswith(", ".join(most.outputs))
+    assert why.details[0].values == most.outputs and why.details[0].text.startswith(", ".join(most.outputs))
     peak = told["What sets the peak?"]
     assert f"launch {facts.peak} " in peak.answer
     rows = rows_of(data_of(plan_page(plan))["programs"]["train"]["operations"], data_of(plan_page(plan))["texts"])
@@ -142,6 +146,58 @@ def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical
     plan = replace(plan, bounds=replace(plan.bounds, critical_path_us=critical_path_us))
     (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more buy" in one.question)
     assert f"No {said}, however large the budget, is faster than" in more.answer
+
+
+def _asked(plan: Plan, words: str) -> Answer:
+    (found,) = (one for one in answers(facts_of(plan, plan.train)) if words in one.question)
+    return found
+
+
+def test_a_larger_budget_buys_nothing_where_this_one_is_not_used_up():
+    plan = PLANS["kept"]()
+    more = _asked(plan, "more buy")
+    unused_bytes = plan.budget_bytes - taken_bytes(plan)
+    assert more.answer.startswith(f"Nothing: {show_size(unused_bytes)} of the budget are unused, memory is not")
+    assert "however large the budget" in more.answer and not more.details
+    tight = PLANS["recomputed"]()
+    assert tight.budget_bytes - taken_bytes(tight) < UNUSED_SHARE * tight.budget_bytes
+    assert "unused" not in _asked(tight, "more buy").answer
+
+
+def test_the_furthest_kernel_is_told_of_estimates_too():
+    plan = PLANS["kept"]()
+    assert plan.predictions.measured_share < 1
+    furthest = _asked(plan, "roofline")
+    assert f"Of the step {measured_percent(plan.predictions.measured_share)} is measured, ~ is not" in furthest.answer
+    # Limits below a launch: the heading stays, with the reason.
+    facts = facts_of(plan, plan.train)
+    slow = replace(facts, ceilings=replace(facts.ceilings, launch_us=1e9))
+    (told,) = (one for one in answers(slow) if "roofline" in one.question)
+    assert told.answer.startswith("None can be told: each has a limit below the")
+
+
+def test_no_kernel_is_named_twice_as_the_furthest():
+    plan = PLANS["kept"]()
+    facts = facts_of(plan, plan.train)
+    one = max(facts.limits, key=lambda limit: limit.limit_us)
+    (told,) = (a for a in answers(replace(facts, limits=(one,))) if "roofline" in a.question)
+    assert told.answer.count(one.summary.name) == 1 and "the furthest by ratio, too" in told.answer
+
+
+def test_a_list_that_is_cut_says_so():
+    lines = [Line(f"line {i}") for i in range(27)]
+    assert cut(lines[:5], 5, "first") == tuple(lines[:5])
+    assert [line.text for line in cut(lines, 5, "first")][4:] == ["line 4", "5 of 27: those first"]
+    plan = PLANS["offloaded"]()
+    peak = _asked(plan, "sets the peak").details
+    live = live_values_at(plan, plan.train, memory_curve(plan, plan.train).peak_launch)
+    assert peak[-1].text == f"5 of {len([one for one in live if one.size_bytes])}: those with most bytes"
+
+
+def test_an_operation_tells_its_line_with_its_file(data, plan):
+    sources = {row["source"] for row in rows_of(data["programs"]["train"]["operations"], data["texts"])}
+    name = plan.graph.train[0].span.source.name
+    assert any(source.startswith(f"{name}:") for source in sources)
 
 
 class _Elements(HTMLParser):
@@ -335,7 +391,7 @@ def test_of_a_long_log_a_page_has_some_lines_and_the_last():
 def test_lines_that_are_no_log(change):
     with pytest.raises(MbcError, match="holds no result") as caught:
         read_recorded(_line("interval", 2) + _line("epoch", 3).replace(*change), "a.json")
-    assert "mbc train --log" in caught.value.remedy
+    assert "mbc train --log" in caught.value.remedy and "--record of `mbc train` or `mbc bench`" in caught.value.remedy
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path):
@@ -371,7 +427,7 @@ def test_ranks_that_run_another_plan():
     assert [event["ts"] for event in events if event["ph"] == "X" and event["pid"] == 4] == list(times.starts_us)
     data = data_of(plan_page(plan, others=[other]))
     (shown,) = data["others"]
-    assert shown["ranks"] == f"rank 1, {other.target.gpu}"
+    assert (shown["ranks"], shown["gpu"]) == ("rank 1", other.target.gpu)
     rows = rows_of(shown["launches"], data["texts"])
     assert [row["end_us"] for row in rows] == list(times.ends_us)
     assert [row["stream"] for row in rows] == [str(launch.stream) for launch in other.train.launches]

@@ -67,7 +67,7 @@ def add_report(commands: Commands) -> None:
         "  mbc fit net.mbc --curve --json > curve.json && mbc report net.mbc --with curve.json",
     )  # fmt: skip
     made.add_argument("plan", help=_PLANNED)
-    made.add_argument("-o", "--output", metavar="FILE", help="page to write (default: named as the network, here)")
+    made.add_argument("-o", "--output", metavar="FILE", help="page to write (default: PLAN.html, here)")
     made.add_argument(
         "--with", dest="recorded", action="append", default=[], metavar="FILE",
         help="show this beside it: what mbc fit --json or mbc bench --json printed, or what mbc train --log or "

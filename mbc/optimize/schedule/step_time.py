@@ -18,3 +18,9 @@ def accumulate_us(plan: Plan) -> float:
 def step_us(plan: Plan) -> float:
     """Of all mini-batches of a step."""
     return plan.predictions.train_us + (plan.graph.optimizer.accumulate - 1) * accumulate_us(plan)
+
+
+def samples_per_s(plan: Plan) -> float:
+    """Rows a second of all ranks that share the step; 0 where it is not timed."""
+    whole_us = step_us(plan)
+    return plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0

@@ -5,9 +5,12 @@
 * `letting_go`: what it would save and cost not to keep a value between two uses
 * `program_data`: operations, launches and the bytes of the arena of one program
 * `plan_data`: everything that the page of a plan shows
+* `answer`: a question, its answer and lines below it
 * `answers`: in sentences, what one asks of a plan first
 * `render`: data and templates to a page
+* `head`: title and figures
 * `plan_page`: the page of a plan
+* `figure_names`: what the figures that differ between two plans are called
 * `diff_words`: in sentences, what differs between two plans and why
 * `diff_page`: the page of two plans
 * `recorded`: results of other commands that a page shows beside the plan

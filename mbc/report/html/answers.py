@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mbc.analysis.roofline import Limit
 from mbc.plan.live import Kind
-from mbc.plan.memory import live_values_at
-from mbc.plan.model import COPY_STREAMS
+from mbc.plan.memory import LiveValue, live_values_at
+from mbc.plan.model import COPY_STREAMS, Plan
+from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
+from mbc.report.html.head import taken_bytes
 from mbc.report.measured import MeasuredStep
-from mbc.report.tables import launch_title
+from mbc.report.tables import launch_title, measured_percent, time_cell
 from mbc.report.techniques import stalls
 from mbc.units import show_size, show_time
 
 MORE_BYTES = 10**9  # what a larger budget is asked about
+UNUSED_SHARE = 0.1  # of the budget, or MORE_BYTES: a plan that leaves as much is not held back by memory
 _LISTED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`question` and its `answer`, with `details`: one line each. `anchor`: the part of the page that shows it."""
-
-    question: str
-    answer: str
-    details: tuple[str, ...] = ()
-    anchor: str = ""
 
 
 def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
@@ -38,19 +30,23 @@ def _peak(facts: Facts) -> Answer:
     plan, curve, peak = facts.plan, facts.curve, facts.peak
     kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
     left = plan.arena_budget_bytes
-    holds = live_values_at(plan, facts.program, peak)[:_LISTED]
+    holds = [live for live in live_values_at(plan, facts.program, peak) if live.size_bytes]
     return Answer(
         "What sets the peak?",
         f"{show_size(curve.peak_bytes)} are live in {launch_title(facts.program, peak)}: {_named(kinds)}. The budget of"
         f" {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
         f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
-        tuple(
-            f"{show_size(live.size_bytes)}: {live.value or 'workspace'} ({live.kind}), live in launches"
-            f" {live.start} to {live.stop - 1}"
-            for live in holds
-        ),
+        cut([_held(live, launch_title(facts.program, peak)) for live in holds], _LISTED, "with most bytes"),
         "memory",
+        "kind",
     )
+
+
+def _held(live: LiveValue, launch: str) -> Line:
+    size = f"{show_size(live.size_bytes)}: "
+    if live.value is None:
+        return Line(f"{size}workspace of {launch}")
+    return Line(size, (live.value,), f" ({live.kind}), live in launches {live.start} to {live.stop - 1}")
 
 
 def _named(kinds: list[tuple[Kind, int]]) -> str:
@@ -62,24 +58,36 @@ def _why_not_kept(facts: Facts) -> Answer:
     plan, found = facts.plan, facts.techniques
     question = "Why is a value recomputed or offloaded?"
     if not (found.recomputed or found.offloaded):
-        return Answer(question, "None is: all values fit the budget between their uses.", (), "memory")
+        return Answer(question, "None is: all values fit the budget between their uses.", (), "memory", "decision")
     left = plan.arena_budget_bytes
     total = facts.curve.total_bytes
     recomputed, offloaded = found.absent_bytes(facts.peak)
-    details: list[str] = []
-    for one in sorted(found.recomputed, key=lambda r: -r.saved_bytes)[:_LISTED]:
+    recomputed_lines: list[Line] = []
+    offloaded_lines: list[Line] = []
+    for one in sorted(found.recomputed, key=lambda r: -r.saved_bytes):
         most = max(total[one.absent[0] : one.absent[1]], default=0)
         over = most + one.saved_bytes - left
-        then = f"{show_size(over)} more than the budget leaves" if over > 0 else "within what the budget leaves"
-        details.append(
-            f"{', '.join(one.outputs)}: {show_size(one.saved_bytes)} are absent in launches {one.absent[0]} to"
-            f" {one.absent[1] - 1}, where up to {show_size(most)} are live; kept, that were {then}. Recomputing takes"
-            f" {show_time(one.time_us)}."
+        then = (
+            f"they would exceed what the budget leaves by {show_size(over)}"
+            if over > 0
+            else "they would fit with all others as they are"
         )
-    for one in sorted(found.offloaded, key=lambda o: -o.saved_bytes)[:_LISTED]:
-        details.append(
-            f"{one.value}: {show_size(one.saved_bytes)} are in memory of the {one.space} in launches {one.absent[0]} to"
-            f" {one.absent[1] - 1}; the copies take {show_time(one.time_us)} beside the kernels."
+        recomputed_lines.append(
+            Line(
+                "",
+                one.outputs,
+                f": {show_size(one.saved_bytes)} are absent in launches {one.absent[0]} to {one.absent[1] - 1}, where"
+                f" up to {show_size(most)} are live; kept, {then}. Recomputing takes {show_time(one.time_us)}.",
+            )
+        )
+    for one in sorted(found.offloaded, key=lambda o: -o.saved_bytes):
+        offloaded_lines.append(
+            Line(
+                "",
+                (one.value,),
+                f": {show_size(one.saved_bytes)} are in memory of the {one.space} in launches {one.absent[0]} to"
+                f" {one.absent[1] - 1}; the copies take {show_time(one.time_us)} beside the kernels.",
+            )
         )
     recompute_us = sum(r.time_us for r in found.recomputed)
     return Answer(
@@ -89,8 +97,12 @@ def _why_not_kept(facts: Facts) -> Answer:
         f" {show_size(left)}. {len(found.recomputed)} are recomputed, in {show_time(recompute_us)} of kernels, and"
         f" {len(found.offloaded)} offloaded: those that free most bytes for their time. Choose a value in the map of"
         " the arena for its own reason.",
-        tuple(details),
+        (
+            *cut(recomputed_lines, _LISTED, "recomputed values with most bytes"),
+            *cut(offloaded_lines, _LISTED, "offloaded values with most bytes"),
+        ),
         "memory",
+        "decision",
     )
 
 
@@ -102,17 +114,15 @@ def _more(facts: Facts) -> Answer:
     # What is absent at the peak and costs most time a byte would be kept first.
     waits = stalls(facts.program, facts.times)
     costs = [
-        (one.time_us, one.saved_bytes, ", ".join(one.outputs))
-        for one in found.recomputed
-        if one.absent[0] <= peak < one.absent[1]
+        (one.time_us, one.saved_bytes, one.outputs) for one in found.recomputed if one.absent[0] <= peak < one.absent[1]
     ]
     costs += [
-        (sum(s.time_us for s in waits if s.cause in one.launches), one.saved_bytes, one.value)
+        (sum(s.time_us for s in waits if s.cause in one.launches), one.saved_bytes, (one.value,))
         for one in found.offloaded
         if one.absent[0] <= peak < one.absent[1]
     ]
     costs.sort(key=lambda cost: -cost[0] / max(1, cost[1]))
-    kept: list[tuple[float, int, str]] = []
+    kept: list[tuple[float, int, tuple[str, ...]]] = []
     room = MORE_BYTES
     for cost in costs:
         if cost[0] > 0 and cost[1] <= room:
@@ -121,47 +131,84 @@ def _more(facts: Facts) -> Answer:
     schedule = "plan" if plan.bounds.critical_path_us else "serial schedule"
     bound = (
         f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
-        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the step."
+        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the"
+        f" {_part(plan)}."
         if plan.predictions.train_us
         else ""
     )
+    unused_bytes = plan.budget_bytes - taken_bytes(plan)
+    if unused_bytes >= min(MORE_BYTES, UNUSED_SHARE * plan.budget_bytes):
+        nothing = f"Nothing: {show_size(unused_bytes)} of the budget are unused, memory is not what holds it back."
+        return Answer(question, f"{nothing} {bound}".strip(), (), "memory", "decision")
     if not kept:
-        return Answer(question, f"{bound} Nothing that costs time is absent at the peak.".strip(), (), "memory")
+        nothing = "Nothing that costs time is absent at the peak."
+        return Answer(question, f"{nothing} {bound}".strip(), (), "memory", "decision")
     saved_us, saved_bytes = sum(c[0] for c in kept), sum(c[1] for c in kept)
     return Answer(
         question,
         f"About {show_time(min(saved_us, at_most_us))} a step: so much less of recomputing and stalls if the"
         f" {len(kept)} values that cost most time a byte, {show_size(saved_bytes)} at the peak, were kept (an estimate"
         f" from this plan alone; `mbc fit --curve` plans each budget). {bound}",
-        tuple(f"{name}: {show_size(size)} for {show_time(time)}" for time, size, name in kept[:_LISTED]),
+        cut(
+            [Line("", names, f": {show_size(size)} for {show_time(time)}") for time, size, names in kept],
+            _LISTED,
+            "that cost most time a byte",
+        ),
         "memory",
+        "decision",
     )
+
+
+def _part(plan: Plan) -> str:
+    """What the training program runs."""
+    return "step" if plan.graph.optimizer.accumulate == 1 else "last mini-batch of a step"
 
 
 def _furthest(facts: Facts) -> tuple[Answer, ...]:
     if facts.ceilings is None:
         return ()
+    question = "Which kernel is furthest from its roofline?"
+    share = facts.plan.predictions.measured_share
+    known = (
+        "" if share >= 1 else f" Of the step {measured_percent(share)} is measured, ~ is not: `mbc profile` measures."
+    )
     kernels = [one for one in facts.limits if one.summary.stream not in COPY_STREAMS]
     # Whatever its limit, a kernel takes a launch: below that a ratio says nothing.
     timed = sorted((one for one in kernels if one.limit_us > facts.ceilings.launch_us), key=lambda one: -one.lost_us)
     if not timed:
-        return ()
-    most, ratio = timed[0], max(timed, key=lambda one: one.summary.time_us / one.limit_us)
+        launch = show_time(facts.ceilings.launch_us)
+        told = f"None can be told: each has a limit below the {launch} that a launch takes.{known}"
+        return (Answer(question, told, (), "roofline"),)
+    most, ratio = timed[0], max(timed, key=_ratio)
+    also = (
+        " It is the furthest by ratio, too."
+        if ratio is most
+        else f" By ratio it is {ratio.summary.name}: {_taken(ratio)}, {_ratio(ratio):.1f} times its limit."
+    )
+    lines = [
+        Line(
+            f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost ({_ratio(one):.2f} times its"
+            f" limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
+        )
+        for one in timed
+    ]
     return (
         Answer(
-            "Which kernel is furthest from its roofline?",
-            f"{most.summary.name} loses most: {show_time(most.summary.time_us)} where {most.bound} allows"
-            f" {show_time(most.limit_us)}, {most.summary.time_us / most.limit_us:.2f} times its limit. By ratio it is"
-            f" {ratio.summary.name}: {show_time(ratio.summary.time_us)}, {ratio.summary.time_us / ratio.limit_us:.1f}"
-            " times its limit.",
-            tuple(
-                f"{one.summary.name}: {show_time(one.lost_us)} lost ({one.summary.time_us / one.limit_us:.2f} times"
-                f" its limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
-                for one in timed[:_LISTED]
-            ),
+            question,
+            f"{most.summary.name} loses most: {_taken(most)} where {most.bound} allows {show_time(most.limit_us)},"
+            f" {_ratio(most):.2f} times its limit.{also}{known}",
+            cut(lines, _LISTED, "that lose most time"),
             "roofline",
         ),
     )
+
+
+def _ratio(one: Limit) -> float:
+    return one.summary.time_us / one.limit_us
+
+
+def _taken(one: Limit) -> str:
+    return time_cell(one.summary.time_us, one.summary.estimated)
 
 
 def _off(facts: Facts, measured: MeasuredStep) -> Answer:
@@ -171,13 +218,19 @@ def _off(facts: Facts, measured: MeasuredStep) -> Answer:
     missing = len(measured.times_us) - len(found)
     return Answer(
         "How far is the prediction from what was measured?",
-        f"The step took {show_time(measured.step_us)}, the median of {measured.steps} replays of its graph, where"
-        f" {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
+        f"The {_part(facts.plan)} took {show_time(measured.step_us)}, the median of {measured.steps} replays of its"
+        f" graph, where {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
         + (f" {missing} of {len(measured.times_us)} launches were not found in the record." if missing else ""),
-        tuple(
-            f"{launch_title(facts.program, i)}: {show_time(us)}, {show_time(abs(off))}"
-            f" {'more' if off > 0 else 'less'} than predicted"
-            for off, us, i in sorted(found, key=lambda one: -abs(one[0]))[:_LISTED]
+        cut(
+            [
+                Line(
+                    f"{launch_title(facts.program, i)}: {show_time(us)}, {show_time(abs(off))}"
+                    f" {'more' if off > 0 else 'less'} than predicted"
+                )
+                for off, us, i in sorted(found, key=lambda one: -abs(one[0]))
+            ],
+            _LISTED,
+            "that are furthest off",
         ),
         "lanes",
     )

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mbc.plan.diff import PlanDiff, diff_plans
 from mbc.plan.live import Kind
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
-from mbc.report.differences import aspect_text, figure_title, relative_change, show_figure
+from mbc.report.collectives import ranks_text
+from mbc.report.differences import aspect_text, relative_change, show_figure
 from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
-from mbc.report.html.plan_page import plan_title
+from mbc.report.html.figure_names import figure_name
+from mbc.report.html.head import plan_title
 from mbc.report.html.render import render_page
 
 SCRIPTS = ("curve.js", "compare.js")
 CHANGES = ("program", "name", "kind", "what", "before", "after", "before_us", "after_us")
 
 
-def diff_page(before: Plan, after: Plan, before_title: str, after_title: str) -> str:
-    """The text of the page; the titles are what the two are called."""
+def diff_page(
+    before: Plan,
+    after: Plan,
+    before_title: str,
+    after_title: str,
+    before_others: Sequence[Plan] = (),
+    after_others: Sequence[Plan] = (),
+) -> str:
+    """The text of the page; the titles are what the two are called, the others plans of ranks that run another one."""
     diff = diff_plans(before, after)
     facts = facts_of(before, before.train), facts_of(after, after.train)
     return render_page(
@@ -31,12 +41,17 @@ def diff_page(before: Plan, after: Plan, before_title: str, after_title: str) ->
         version=after.version,
         answers=diff_answers(diff, *facts),
         titles=(before_title, after_title),
-        plans=(plan_title(before), plan_title(after)),
+        plans=(_described(before, before_others), _described(after, after_others)),
         totals=[
-            (figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
+            (figure_name(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
             for c in diff.totals
         ],
     )
+
+
+def _described(plan: Plan, others: Sequence[Plan]) -> str:
+    title = plan_title(plan, others)
+    return title if plan.graph.ranks is None else f"{title}; compared: {ranks_text(plan.graph.ranks.members)}"
 
 
 def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str]) -> dict[str, Any]:

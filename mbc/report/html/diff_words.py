@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from mbc.optimize.schedule.step_time import step_us
 from mbc.plan.diff import Figure, OperationChange, PlanDiff
-from mbc.report.differences import figure_title, show_figure
-from mbc.report.html.answers import Answer
+from mbc.plan.model import COPY_STREAMS, Stream
+from mbc.report.differences import show_figure
+from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
+from mbc.report.html.figure_names import figure_name
 from mbc.units import show_size, show_time
 
 # What was asked for, and what of the machine a plan rests on: where these differ, the rest follows from them.
@@ -28,15 +31,17 @@ def diff_answers(diff: PlanDiff, before: Facts, after: Facts) -> tuple[Answer, .
 def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     changed = {change.name: change for change in diff.totals}
     causes = [changed[name] for name in CAUSES if name in changed]
-    told = tuple(f"{figure_title(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}" for c in causes)
+    told = tuple(
+        Line(f"{figure_name(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}") for c in causes
+    )
     why = (
-        f"They were planned for something else: {', '.join(figure_title(c.name) for c in causes)}."
+        f"They were planned for something else: {', '.join(figure_name(c.name) for c in causes)}."
         if causes
         else "Network, GPU, budget and profile are the same: the options of planning or the search differ."
     )
     graphs = [len(facts.plan.graph.train) for facts in (before, after)]
     if graphs[0] != graphs[1]:
-        told = (*told, f"operations of the graph: {graphs[0]:,}, then {graphs[1]:,}")
+        told = (*told, Line(f"operations of the graph: {graphs[0]:,}, then {graphs[1]:,}"))
     kernels = sum("kernel" in change.differs for change in diff.operations)
     return Answer(
         "What changed between these plans, and why?",
@@ -52,7 +57,11 @@ def _shown(name: str, figure: Figure) -> str:
 
 
 def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
-    old, new = (facts.plan.predictions.train_us for facts in (before, after))
+    old, new = (step_us(facts.plan) for facts in (before, after))
+    last = [facts.plan.predictions.train_us for facts in (before, after)]
+    of_last = (
+        "" if last == [old, new] else f" Its last mini-batch takes {show_time(last[0])}, then {show_time(last[1])}."
+    )
     groups: dict[str, float] = {}
     for change in _of_training(diff.operations):
         groups[change.kind] = groups.get(change.kind, 0.0) + change.after.time_us - change.before.time_us
@@ -60,15 +69,31 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
         for program, summary in only:
             if program == "train":
                 groups[summary.kind] = groups.get(summary.kind, 0.0) + sign * summary.time_us
-    most = sorted(groups.items(), key=lambda item: -abs(item[1]))[:_LISTED]
+    most = [(kind, time) for kind, time in sorted(groups.items(), key=lambda item: -abs(item[1])) if time]
+    families = [_families(facts) for facts in (before, after)]
+    sums = [
+        f"{name} {_signed(families[1][name] - families[0][name])}"
+        for name in families[0]
+        if families[0][name] or families[1][name]
+    ]
     share = f" ({100 * (new / old - 1):+.2f} %)" if old else ""
     return Answer(
         "Where did the time go?",
-        f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}. By kind of"
-        " operation, launches alone:",
-        tuple(f"{kind}: {_signed(time)}" for kind, time in most if time),
+        f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}.{of_last}"
+        f" Launches alone, of which streams run some concurrently: {', '.join(sums)}. By kind of operation:",
+        cut([Line(f"{kind}: {_signed(time)}") for kind, time in most], _LISTED, "that changed most"),
         "operations",
     )
+
+
+def _families(facts: Facts) -> Mapping[str, float]:
+    """Microseconds of the launches of the training program, each in one family."""
+    times = {"recomputing": _recompute_us(facts), "other kernels": 0.0, "copies": 0.0, "collectives": 0.0}
+    for launch in facts.program.launches:
+        copies, collective = launch.stream in COPY_STREAMS, launch.stream is Stream.COLLECTIVE
+        times["copies" if copies else "collectives" if collective else "other kernels"] += launch.work.time_us
+    times["other kernels"] -= times["recomputing"]
+    return times
 
 
 def _of_training(changes: Iterable[OperationChange]) -> Iterable[OperationChange]:
@@ -83,7 +108,7 @@ def _memory(before: Facts, after: Facts) -> Answer:
         "Where did the memory go?",
         f"At its peak the first plan has {show_size(before.curve.peak_bytes)} of live bytes, in launch {before.peak};"
         f" the second {show_size(after.curve.peak_bytes)}, in launch {after.peak}. By kind:",
-        tuple(f"{kind}: {show_size(a)}, then {show_size(b)}" for kind, (a, b) in most if a != b),
+        tuple(Line(f"{kind}: {show_size(a)}, then {show_size(b)}") for kind, (a, b) in most if a != b),
         "memory",
     )
 
@@ -91,7 +116,7 @@ def _memory(before: Facts, after: Facts) -> Answer:
 def _decisions(before: Facts, after: Facts) -> Answer:
     old, new = _decided(before), _decided(after)
     moved = [
-        f"{value}: {old.get(value, 'kept')}, then {new.get(value, 'kept')}"
+        Line("", (value,), f": {old.get(value, 'kept')}, then {new.get(value, 'kept')}")
         for value in dict.fromkeys((*old, *new))
         if old.get(value) != new.get(value)
     ]
@@ -100,11 +125,10 @@ def _decisions(before: Facts, after: Facts) -> Answer:
         f" {len(facts.techniques.offloaded)} offloaded values"
         for facts in (before, after)
     ]
-    details = moved if len(moved) <= _LISTED else [*moved[:_LISTED], f"and {len(moved) - _LISTED} more"]
     return Answer(
         "What is kept, recomputed or offloaded otherwise?",
         f"The first plan has {counts[0]}, the second {counts[1]}.",
-        tuple(details),
+        cut(moved, _LISTED, "that come first"),
         "memory",
     )
 

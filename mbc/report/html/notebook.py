@@ -9,7 +9,7 @@ from mbc.fit import BatchFit, BudgetCurve
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Plan
 from mbc.report.fit import batches_text, budgets_text
-from mbc.report.html.plan_page import figures, plan_title
+from mbc.report.html.head import figures, plan_title
 from mbc.units import show_size
 
 _WIDTH, _HEIGHT = 480, 90

@@ -7,12 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from mbc.optimize.bounds.measured_floor import Floor
+from mbc.optimize.schedule.step_time import samples_per_s
 from mbc.plan.live import Kind
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.report.collectives import ranks_text
 from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
+from mbc.report.html.head import slowest
 from mbc.report.html.program_data import lanes_data, program_data
 
 
@@ -35,6 +37,8 @@ def plan_data(
             "budget_bytes": plan.budget_bytes,
             "host_limit_bytes": plan.host_limit_bytes,
             "prefetch_bytes": prefetch_bytes(plan),
+            "samples_per_s": samples_per_s(slowest(plan, [other.plan for other in others])),
+            "ranks": _ranks(plan),
         },
         "predictions": asdict(plan.predictions),
         "bounds": {**asdict(plan.bounds), "least_us": plan.bounds.least_us},
@@ -42,12 +46,13 @@ def plan_data(
         "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
         "kinds": [str(kind) for kind in Kind],
         "programs": programs,
-        "others": [{"ranks": _ranks(other.plan), **lanes_data(other, texts)} for other in others],
+        "others": [
+            {"ranks": _ranks(other.plan), "gpu": other.plan.target.gpu, **lanes_data(other, texts)} for other in others
+        ],
         "texts": texts.all,
     }
 
 
 def _ranks(plan: Plan) -> str:
-    """`ranks 1 and 2, NVIDIA T4`"""
-    assert plan.graph.ranks is not None
-    return f"{ranks_text(plan.graph.ranks.members)}, {plan.target.gpu}"
+    """`ranks 1 and 2`; empty of a plan for one GPU."""
+    return "" if plan.graph.ranks is None else ranks_text(plan.graph.ranks.members)

@@ -22,7 +22,7 @@ KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offlo
 
 OPERATIONS = (
     "name", "kind", "kernels", "micro_batches", "layouts", "time_us", "estimated", "workspace_bytes", "output_bytes",
-    "first_launch", "stream", "moved_bytes", "flops", "limit_us", "bound", "decision", "line",
+    "first_launch", "stream", "moved_bytes", "flops", "limit_us", "bound", "decision", "source",
 )  # fmt: skip
 LAUNCHES = ("operation", "stream", "start_us", "end_us", "stall_us", "time_us", "measured")
 # Bytes of the arena that one buffer holds, from launch `start` to before launch `stop`.
@@ -76,7 +76,7 @@ def _operations(facts: Facts) -> list[dict[str, Any]]:
             {
                 **asdict(summary),
                 "kernels": " | ".join(summary.kernels),
-                "micro_batches": micro_batches(summary.micro_batches),
+                "micro_batches": f"{micro_batches(summary.micro_batches)} rows",
                 "layouts": layouts(summary.layouts),
                 "stream": str(summary.stream),
                 "moved_bytes": limit.moved_bytes if limit else None,
@@ -84,15 +84,15 @@ def _operations(facts: Facts) -> list[dict[str, Any]]:
                 "limit_us": limit.limit_us if limit else None,
                 "bound": str(limit.bound) if limit else "",
                 "decision": decisions[summary.name],
-                "line": next((lines[name] for name in members if name in lines), 0),
+                "source": next((lines[name] for name in members if name in lines), ""),
             }
         )
     return rows
 
 
-def _lines(operations: Iterable[Operation]) -> Mapping[str, int]:
-    """The line of the source that each operation stems from, where that is known."""
-    return {operation.name: operation.span.line for operation in operations if operation.span is not None}
+def _lines(operations: Iterable[Operation]) -> Mapping[str, str]:
+    """The line that each operation stems from, where that is known, as `net.mbc:14`."""
+    return {op.name: f"{op.span.source.name}:{op.span.line}" for op in operations if op.span is not None}
 
 
 def _decisions_of_operations(facts: Facts, groups: Mapping[str, list[int]]) -> Mapping[str, str]:

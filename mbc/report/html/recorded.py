@@ -35,8 +35,8 @@ def read_recorded(text: str, name: str) -> dict[str, Any]:
     raise MbcError(
         "MBC321",
         f"'{name}' holds no result that a page can show",
-        "give what `mbc fit --json` or `mbc bench --json` printed, or what `mbc train --log` or"
-        " benchmarks/step_trace.py wrote",
+        "give what `mbc fit --json` or `mbc bench --json` printed, what `mbc train --log` wrote, or what --record of"
+        " `mbc train` or `mbc bench` did",
     )
 
 
