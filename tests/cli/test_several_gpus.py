@@ -118,7 +118,7 @@ def test_unlike_gpus(mbc):
     page, both = Path("page.html").read_text(), Path("both.html").read_text()
     assert '"ranks":"rank 1"' in page and "2 GPUs: NVIDIA H200 " in page
     # Both sides of a diff name the GPUs of all ranks that are there, and the one that is compared.
-    gpus = re.search(r"<h1>tiny: batch 64, \w+, (.*?)</h1>", page)[1]
+    (gpus,) = re.findall(r"<h1>tiny: batch 64, \w+, (.*?)</h1>", page)
     assert f"{gpus}; compared: rank 0" in both and "another" not in gpus
     assert re.search(r"another \d+ rows \+ (NVIDIA|Tesla) T4 \d+ rows; compared: rank 1", both)
     document = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64", "--force", "--json").json

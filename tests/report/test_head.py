@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.compiler import compile_plan
+from mbc.ir.graph import Ranks
 from mbc.optimize.schedule.step_time import accumulate_us, step_us
 from mbc.options import Options
 from mbc.plan.model import Plan
@@ -25,6 +26,11 @@ from tests.report.plans import CHAIN, PLANS, plans_of_unlike_gpus
 def accumulated() -> Plan:
     text = CHAIN.replace("sgd(momentum=0.9)", "sgd(momentum=0.9)  accumulate = 4")
     return compile_plan(Source("chain.mbc", text), Options(gpu="h200", settings=(("batch", "8"),)))
+
+
+def ranks_of(plan: Plan) -> Ranks:
+    assert plan.graph.ranks is not None
+    return plan.graph.ranks
 
 
 def test_throughput_and_step_are_those_of_all_mini_batches(accumulated):
@@ -62,7 +68,7 @@ def test_of_one_mini_batch_nothing_is_said_of_several():
 def test_several_gpus_are_all_named_and_the_slowest_tells_the_step():
     plan, other = plans_of_unlike_gpus()
     assert step_us(plan) != step_us(other)
-    rows = plan.graph.ranks.rows
+    rows = ranks_of(plan).rows
     gpus = f"{plan.target.gpu} {rows[0]} rows + {other.target.gpu} {rows[1]} rows"
     assert plan_title(plan, [other]).endswith(f"2 GPUs: {gpus}")
     assert plan_title(other, [plan]) == plan_title(plan, [other])
@@ -72,12 +78,12 @@ def test_several_gpus_are_all_named_and_the_slowest_tells_the_step():
         assert slowest(pair[0], pair[1:]) is slow
         told = {one.name: one for one in figures(pair[0], pair[1:])}
         step = told["training step, predicted"]
-        assert step.value.lstrip("~") == show_time(step_us(slow)) and f"rank {slow.graph.ranks.members[0]}" in step.note
+        assert step.value.lstrip("~") == show_time(step_us(slow)) and f"rank {ranks_of(slow).members[0]}" in step.note
         assert told["throughput"].value == f"{64e6 / step_us(slow):,.0f} images/s"
         assert gpus in told["GPUs"].note
         for one in pair:
-            card = told[f"rank {one.graph.ranks.members[0]}, {one.target.gpu}"]
-            assert card.value.startswith(f"{rows[one.graph.ranks.members[0]]} rows, ")
+            card = told[f"rank {ranks_of(one).members[0]}, {one.target.gpu}"]
+            assert card.value.startswith(f"{rows[ranks_of(one).members[0]]} rows, ")
             assert show_time(step_us(one)) in card.value
             assert f"{show_size(one.predictions.arena_bytes)} arena" in card.note
             assert f"budget {show_size(one.budget_bytes)}" in card.note
@@ -89,7 +95,7 @@ def test_several_gpus_are_all_named_and_the_slowest_tells_the_step():
 
 def test_equal_ranks_are_counted():
     plan, _ = plans_of_unlike_gpus()
-    ranks = replace(plan.graph.ranks, rows=(16, 16, 32), members=(0, 1))
+    ranks = replace(ranks_of(plan), rows=(16, 16, 32), members=(0, 1))
     plan = replace(plan, graph=replace(plan.graph, ranks=ranks))
     assert plan_title(plan).endswith(f"3 GPUs: 2 x {plan.target.gpu} 16 rows + another 32 rows")
 

@@ -171,6 +171,7 @@ def test_the_furthest_kernel_is_told_of_estimates_too():
     assert f"Of the step {measured_percent(plan.predictions.measured_share)} is measured, ~ is not" in furthest.answer
     # Limits below a launch: the heading stays, with the reason.
     facts = facts_of(plan, plan.train)
+    assert facts.ceilings is not None
     slow = replace(facts, ceilings=replace(facts.ceilings, launch_us=1e9))
     (told,) = (one for one in answers(slow) if "roofline" in one.question)
     assert told.answer.startswith("None can be told: each has a limit below the")
