@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from mbc.plan.live import Kind, kinds_of_values, lifetimes, live_ranges, rounded
 from mbc.plan.model import Plan, Program, Space
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryCurve:
     """`bytes_by_kind[kind][i]` is live while launch i runs. All kinds are there, also those without a byte."""
 
     bytes_by_kind: Mapping[Kind, tuple[int, ...]]
 
-    @property
+    @cached_property
     def total_bytes(self) -> tuple[int, ...]:
         return tuple(map(sum, zip(*self.bytes_by_kind.values(), strict=True)))
 
@@ -24,7 +25,7 @@ class MemoryCurve:
     def peak_bytes(self) -> int:
         return max(self.total_bytes)
 
-    @property
+    @cached_property
     def peak_launch(self) -> int:
         """The first launch at the peak of live bytes."""
         total = self.total_bytes

@@ -168,6 +168,7 @@ def _share(plan: Plan, launch: Launch, buffers: tuple[int, ...]) -> float:
 
 def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -> tuple[Offloaded, ...]:
     found: list[Offloaded] = []
+    entry = frozenset(program.entry)
     for outside, at in sorted(touches.items(), key=lambda item: item[1][0]):
         buffer = plan.buffers[outside]
         if buffer.space is Space.ARENA:
@@ -175,7 +176,7 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
         # Outside before the first launch: absent from the start on. Still there after the last: absent until the end.
         sent = [i for i in at if _writes(program.launches[i], outside)]
         fetched = [i for i in at if not _writes(program.launches[i], outside)]
-        start = 0 if outside in program.entry else sent[0]
+        start = 0 if outside in entry else sent[0]
         later = [i for i in fetched if i >= start]
         found.append(
             Offloaded(
