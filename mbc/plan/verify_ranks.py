@@ -114,11 +114,22 @@ def shared_digest(plan: Plan) -> str:
         told = dump_plan(plan)
     else:
         states = [(state, plan.graph.values[state.value].type) for state in plan.graph.states]
-        # Of the network, not of the step: plans of unlike GPUs store masks, or what they are made of.
-        network = [(op.name, op.kind) for op in plan.graph.infer], plan.graph.loss, plan.graph.metrics
-        common = (plan.version, plan.graph.precision, plan.graph.optimizer, states, network, [*_collectives(plan)])
+        # Backward passes differ: plans of unlike GPUs store masks, or what they are made of.
+        kinds = [(op.name, op.kind) for op in _forward(plan.graph)]
+        common = (plan.version, plan.graph.precision, plan.graph.optimizer, states, kinds, [*_collectives(plan)])
         told = repr((None if ranks is None else ranks.rows, common))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _forward(graph: TrainingGraph) -> tuple[Operation, ...]:
+    """Operations of the step that its loss and metrics follow from."""
+    wanted = {graph.loss, *graph.metrics}
+    found: list[Operation] = []
+    for op in reversed(graph.train):
+        if not wanted.isdisjoint(op.outputs):
+            wanted.update(op.inputs)
+            found.append(op)
+    return tuple(reversed(found))
 
 
 def _sums(graph: TrainingGraph) -> set[str]:

@@ -78,8 +78,13 @@ def test_plans_that_store_other_things_train_together() -> None:
     """One GPU's plan may keep masks where another's keeps what they are made of."""
     first, second = plans_of(3)
     ops = second.graph.train
-    other = replace(second, graph=replace(second.graph, train=(replace(ops[0], kind="relu_mask"), *ops[1:])))
+    backward = next(i for i, op in enumerate(ops) if op.kind.endswith("_backward_filter"))
+    masked = (*ops[:backward], replace(ops[backward], kind="relu_mask"), *ops[backward + 1 :])
+    other = replace(second, graph=replace(second.graph, train=masked))
     assert shared_digest(first) == shared_digest(other)
+    losses = tuple(replace(op, kind="mse") if op.kind == "softmax_cross_entropy" else op for op in ops)
+    assert losses != ops
+    assert shared_digest(first) != shared_digest(replace(second, graph=replace(second.graph, train=losses)))
 
 
 def test_two_buckets_are_accepted_in_one_order() -> None:
