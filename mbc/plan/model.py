@@ -159,15 +159,11 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions:
-    """What a run will take. `measured_share` is the part of `train_us` that comes from measured times.
+class PredictedTimes:
+    """Of a plan's programs. `measured_share` is the part of `train_us` that comes from measured times.
 
     `low` and `high`: where the time should lie, the errors of its estimates being what they were found to be. Both are
     the time itself where all of it was measured.
-
-    Of several ranks whose plan offloads to the host or recomputes: `host_gpus` of a machine copy to its memory at a
-    time, by whose rates the plan is made, and `oblivious_us` is the time of the step that a search finds that takes
-    each GPU for the only one, with those rates. 0: one GPU, or nothing of that.
     """
 
     train_us: float
@@ -177,6 +173,17 @@ class Predictions:
     infer_low_us: float
     infer_high_us: float
     measured_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions(PredictedTimes):
+    """What a run will take.
+
+    Of several ranks whose plan offloads to the host or recomputes: `host_gpus` of a machine copy to its memory at a
+    time, by whose rates the plan is made, and `oblivious_us` is the time of the step that a search finds that takes
+    each GPU for the only one, with those rates. 0: one GPU, or nothing of that.
+    """
+
     arena_bytes: int
     overhead_bytes: int
     overhead_measured: bool

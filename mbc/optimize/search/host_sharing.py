@@ -4,12 +4,14 @@ its machine, and what it finds is timed with what the link carries while all cop
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from mbc.errors import BudgetError
 from mbc.hardware.transfers import HostLink
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.search.predicted_times import predicted_times
+from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.simulate import simulate
+from mbc.optimize.search.predicted_times import TimedProgram, predicted_times
 from mbc.plan.model import Copy, Plan, Program
 from mbc.plan.traffic import copied_bytes
 
@@ -41,8 +43,12 @@ def _noted(plan: Plan, gpus: int, oblivious: Plan) -> Plan:
 def retimed(plan: Plan, table: CandidateTable) -> Plan:
     """The same launches, addresses and waits, timed by the links of `table`'s device."""
     train, infer = (_retimed(plan, program, table) for program in (plan.train, plan.infer))
-    times = predicted_times(table, plan.buffers, train, infer)
-    predictions = replace(plan.predictions, **times._asdict())
+
+    def timed(program: Program) -> TimedProgram:
+        return program, simulate(program, contention=contention(program, plan.graph, plan.buffers, table.device))
+
+    times = predicted_times(table, plan.buffers, timed(train), timed(infer))
+    predictions = replace(plan.predictions, **asdict(times))
     return replace(plan, train=train, infer=infer, predictions=predictions)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import mbc
 from mbc.kernels.nccl import latency_us
@@ -242,7 +242,8 @@ def _plan(
 ) -> Plan:
     solution = Solution(draft, placed, table)
     device = table.device
-    train, infer = (solution.finished(program)[0] for program in (draft.train, draft.infer))
+    timed = solution.finished(draft.train), solution.finished(draft.infer)
+    (train, _), (infer, _) = timed
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0
     return Plan(
@@ -262,12 +263,12 @@ def _plan(
         train,
         infer,
         Predictions(
-            *predicted_times(table, draft.buffers, train, infer),
-            placed.arena_bytes,
-            overhead_bytes,
-            device.overhead_bytes > 0,
-            placed.host_bytes,
-            placed.peer_bytes,
+            **asdict(predicted_times(table, draft.buffers, *timed)),
+            arena_bytes=placed.arena_bytes,
+            overhead_bytes=overhead_bytes,
+            overhead_measured=device.overhead_bytes > 0,
+            host_bytes=placed.host_bytes,
+            peer_bytes=placed.peer_bytes,
         ),
         bounds,
         limits.host_bytes,
