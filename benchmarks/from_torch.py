@@ -2,7 +2,7 @@
 
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
-own with a limit of time. PyTorch's three compile side by side, and are timed one after the other.
+own with a limit of time. PyTorch's three compile side by side, and are timed in turn.
 
 `ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
 and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that

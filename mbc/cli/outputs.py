@@ -43,6 +43,13 @@ def check_outputs(outputs: Mapping[str, Path | str | None], inputs: Mapping[str,
             )
 
 
+def default_output(place: str, ending: str) -> str:
+    """What is written of a package, a plan or a source is called, here: `r50_4.html` of the folder r50_4, `net.html` of
+    net.mbc."""
+    path = Path(place).resolve()
+    return f"{path.name if path.is_dir() else path.stem}{ending}"
+
+
 def _same(one: Path, other: Path) -> bool:
     """Whether both are one file, whichever of them exists already."""
     try:

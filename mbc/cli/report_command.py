@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.outputs import check_outputs
+from mbc.cli.outputs import check_outputs, default_output
 from mbc.cli.places import check_plannable, plans_of_ranks, read_text
 from mbc.cli.terminal import notes
 from mbc.progress import busy
@@ -35,19 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     steps = [measured_step(plan, result, name) for name, result in found if result["what"] == "step"]
     recorded = [result for _, result in found if result["what"] != "step"]
     floor = _floor(plan, asked) if arguments.floor else None
-    path = Path(arguments.output or _default_name(arguments.plan))
+    path = Path(arguments.output or default_output(arguments.plan, ".html"))
     with busy(f"writing {path}"):
         measured = steps[-1] if steps else None
         text = plan_page(plan, floor=floor, recorded=recorded, measured=measured, others=others)
         write_text(path, text)
     print(f"{path}: {show_size(len(text.encode()))}")
     return 0
-
-
-def _default_name(place: str) -> str:
-    """Of the page of a package, a plan or a source: `r50_4.html` of the folder r50_4, `net.html` of net.mbc."""
-    path = Path(place).resolve()
-    return f"{path.name if path.is_dir() else path.stem}.html"
 
 
 def _floor(plan: Plan, asked: Options) -> Floor:

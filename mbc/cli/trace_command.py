@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.outputs import check_outputs
+from mbc.cli.outputs import check_outputs, default_output
 from mbc.cli.places import check_plannable, plans_of_ranks, read_text
 
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     name: str | None = arguments.recorded
     record = {} if name is None else read_recorded(read_text(Path(name)), name)
     plan, *others = plans_of_ranks(arguments.plan, asked)
-    path = Path(arguments.output or f"{plan.graph.name}.trace.json")
+    path = Path(arguments.output or default_output(arguments.plan, ".trace.json"))
     trace = trace_document(plan, None if name is None else measured_step(plan, record, name), others)
     write_text(path, json.dumps(trace, separators=(",", ":")))
     print(f"{path}: {len(trace['traceEvents']):,} events; open it at https://ui.perfetto.dev")

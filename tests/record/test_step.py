@@ -29,7 +29,7 @@ def plan() -> Plan:
 
 
 def replay(plan: Plan, call: int, slowness: float = 1.0, began_ns: int = 1_000_000) -> Iterator[Event]:
-    """Launches one after the other, with gaps; each runs two nodes that together take twice the predicted time."""
+    """Launches in series, with gaps; each runs two nodes that together take twice the predicted time."""
     now = began_ns + call * 1_000_000_000
     for i, launch in enumerate(plan.train.launches):
         for half in range(2):

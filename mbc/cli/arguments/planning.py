@@ -84,7 +84,7 @@ def add_trace(commands: Commands) -> None:
         "  mbc trace resnet50 -o resnet50.trace.json\n  mbc trace net.mbc --gpu t4",
     )  # fmt: skip
     made.add_argument("plan", help=_PLANNED)
-    made.add_argument("-o", "--output", metavar="FILE", help="trace to write (default: NETWORK.trace.json, here)")
+    made.add_argument("-o", "--output", metavar="FILE", help="trace to write (default: PLAN.trace.json, here)")
     made.add_argument(
         "--with", dest="recorded", metavar="FILE", help="and the measured step that mbc train --record wrote"
     )
