@@ -1,4 +1,8 @@
-"""Measuring copies between two GPUs of this machine: one process that sees both, and copies from the first one."""
+"""Measuring copies between two GPUs of this machine: one process that sees both, and copies from the first one.
+
+Its link to the host is measured again by the way: where several GPUs were measured at a time, others copied, too, when
+it was measured first.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.hardware.spec import spec_like
 from mbc.hardware.target import local_gpus
-from mbc.hardware.transfers import PeerLink, link_constants
+from mbc.hardware.transfers import HostLink, PeerLink, link_constants
 from mbc.ir.types import Precision
 from mbc.measure.collective_fleet import build_kernels
 from mbc.measure.processes import Told, started
@@ -38,8 +42,8 @@ def measure_peer_link(
     worker: Sequence[str] = WORKER,
     build: Callable[[str, Precision, Path], None] = build_kernels,
 ) -> PeerLink:
-    """Measure copies between the first two of `gpus` (named as CUDA_VISIBLE_DEVICES names them) into the profile at
-    `path`. Takes under a minute. MBC275 where the process died, and what it failed with: MBC105 and MBC106 where the
+    """Measure copies between the first two of `gpus` (named as CUDA_VISIBLE_DEVICES names them), and between the first
+    and the host, into the profile at `path`. Takes under a minute. MBC275 where the process died, and what it failed with: MBC105 and MBC106 where the
     second GPU lends the first one no memory."""
     here = local_gpus()[0]
     precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16 else Precision.FP16
@@ -53,17 +57,20 @@ def measure_peer_link(
             while (message := told.get()[1]) is not None:
                 said.append(message)
             status = processes[0].wait()
-    match said:
-        case [("link", Identity() as identity, PeerLink() as link)]:
-            with ProfileWriter(path, identity) as writer:
-                for name, value in link_constants(link).items():
-                    writer.record_constant(name, value)
-            return link
-        case [("error", MbcError() as error)]:
-            raise error
-        case _:
-            raise MbcError(
-                "MBC275",
-                f"the process that measured copies between GPUs died (exit status {status})",
-                "run the same command again; mbc doctor checks the GPUs",
-            )
+    for message in said:
+        match message:
+            case ("link", Identity() as identity, HostLink() | PeerLink() as link):
+                with ProfileWriter(path, identity) as writer, writer.all_at_once():
+                    for name, value in link_constants(link).items():
+                        writer.record_constant(name, value)
+                if isinstance(link, PeerLink):
+                    return link
+            case ("error", MbcError() as error):
+                raise error
+            case _:
+                raise AssertionError(f"unknown message {message!r}")
+    raise MbcError(
+        "MBC275",
+        f"the process that measured copies between GPUs died (exit status {status})",
+        "run the same command again; mbc doctor checks the GPUs",
+    )

@@ -1,5 +1,5 @@
-"""The process that measures copies between two GPUs, for `mbc.measure.peer_fleet`: a task comes in by stdin, the link
-goes out by stdout."""
+"""The process that measures copies between two GPUs, for `mbc.measure.peer_fleet`: a task comes in by stdin, links
+go out by stdout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY_SHARE = 0.25  # of what is free: copies are of 512 MiB at most
 
 
 def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[], Any]) -> None:
-    """The one link."""
+    """The link to the host, then that to the other GPU, which may have none."""
 
     def open_library(gpu: Gpu, precision: Precision) -> KernelLibrary:
         return KernelLibrary(Path(task.library), gpu.stream_handle.value or 0)
@@ -27,7 +27,8 @@ def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[],
     with Gpu(MEMORY_SHARE) as gpu, Bench(gpu, open_library) as bench:
         bench.warm(task.precision)
         try:
-            say(("link", bench.identity(), bench.peer_link(task.precision)))
+            for link in (bench.host_link, bench.peer_link):
+                say(("link", bench.identity(), link(task.precision)))
         except DoesNotFit as error:
             raise MbcError(
                 "MBC275", f"memory for copies between GPUs is missing: {error}", "end other programs that use the GPUs"

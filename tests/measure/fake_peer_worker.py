@@ -19,9 +19,11 @@ def work(task, say, receive):
     print("what a library prints")
     if BEHAVIOUR == "dies":
         os._exit(7)
+    spec = find_spec("h200")
+    say(("link", IDENTITY, replace(spec.host_link, to_host_gb_s=48.0, measured=True)))
     if BEHAVIOUR == "refuses":
         raise MbcError("MBC105", "no peer access", "look there")
-    say(("link", IDENTITY, replace(find_spec("h200").peer_link, to_peer_gb_s=390.0, measured=True)))
+    say(("link", IDENTITY, replace(spec.peer_link, to_peer_gb_s=390.0, measured=True)))
 
 
 if __name__ == "__main__":

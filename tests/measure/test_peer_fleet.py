@@ -32,7 +32,8 @@ def test_the_link_is_in_the_profile_and_used(tmp_path: Path) -> None:
     path = tmp_path / "here.sqlite"
     found = measured(path)
     assert found.to_peer_gb_s == 390.0
-    assert calibrated(find_spec("h200"), read_profile(path)).peer_link == found
+    known = calibrated(find_spec("h200"), read_profile(path))
+    assert known.peer_link == found and known.host_link.to_host_gb_s == 48.0
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,11 @@ def test_a_process_that_fails(tmp_path: Path, behaviour: str, code: str, words: 
     with pytest.raises(MbcError) as caught:
         measured(tmp_path / "here.sqlite", behaviour)
     assert caught.value.code == code and words in caught.value.message
+
+
+def test_without_a_way_between_them_the_link_to_the_host_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "here.sqlite"
+    with pytest.raises(MbcError):
+        measured(path, "refuses")
+    known = calibrated(find_spec("h200"), read_profile(path))
+    assert known.host_link.to_host_gb_s == 48.0 and not known.peer_link.measured
