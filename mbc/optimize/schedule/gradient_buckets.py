@@ -236,7 +236,7 @@ class _Writer:
         for number, (ready, bucket) in enumerate(made):
             before.setdefault(ready, []).append(bucket)
             end_us = max(end_us, starts_us[ready]) + bucket.work.time_us
-            at = max(ready, bisect_left(starts_us, end_us, hi=len(launches)))
+            at = _behind_micro_batches(launches, max(ready, bisect_left(starts_us, end_us, hi=len(launches))))
             for access in bucket.accesses:
                 if access.mode is Mode.READ or self.draft.buffers[access.buffer].value is None:
                     continue
@@ -248,6 +248,7 @@ class _Writer:
                 continue
             for part in self._parts(launch, of_bucket, operations):
                 at = max([last.before(part, i), *(there.get(access.buffer, 0) for access in part.accesses)])
+                at = _behind_micro_batches(launches, at)
                 there |= {access.buffer: at for access in part.accesses if access.mode is not Mode.READ}
                 after.append((at, part))
             last.moved.add(i)
@@ -290,6 +291,13 @@ class _Writer:
             for bucket in sorted(set(numbers))
         ]
         return split_by(launch, parts, operations, self.draft.buffers, self.device)
+
+
+def _behind_micro_batches(launches: Sequence[Launch], at: int) -> int:
+    """The first position from `at` on that is not between micro-batches of one operation."""
+    while 0 < at < len(launches) and launches[at].operations and launches[at].operations == launches[at - 1].operations:
+        at += 1
+    return at
 
 
 def _position(pair: tuple[int, Launch]) -> int:

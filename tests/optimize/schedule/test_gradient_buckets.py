@@ -13,7 +13,8 @@ from mbc.compiler import compile_plans
 from mbc.hardware.collectives import CollectiveCost, CollectiveKind, CollectiveModel
 from mbc.kernels.nccl import ctas_of, is_bucket, is_collective
 from mbc.optimize import effort
-from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.contention import contention
@@ -23,6 +24,7 @@ from mbc.optimize.schedule.gradient_buckets import Collective, bucketings, colle
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous
 from mbc.optimize.schedule.simulate import Contention, timeline
 from mbc.optimize.search.solution import Problem, scheduled_draft, with_collectives
+from mbc.optimize.selection.select import choose
 from mbc.options import Options
 from mbc.plan.model import Launch, Mode, Program, Stream, aligned
 from mbc.plan.verify import verify_plan
@@ -249,3 +251,19 @@ def test_small_calls_do_not_queue_behind_buckets(monkeypatch: pytest.MonkeyPatch
 
 
 COSTS_US = {CollectiveKind.ALL_REDUCE: 500.0, CollectiveKind.ALL_GATHER: 5.0}
+
+
+def test_nothing_comes_between_the_micro_batches_of_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    table = shared_table("vgg", rules=Rules(micro_batch=8))
+    draft = emit_launches(table, choose(table, {}, programs=fuse(table)))
+    divided = [name for name, count in Counter(map(_name, draft.train.launches)).items() if name and count > 1]
+    assert divided
+    for way in bucketings(draft):
+        names = map(_name, with_buckets(draft, way, 8, table.graph, table.device).train.launches)
+        runs = Counter(name for name, _ in itertools.groupby(names))
+        assert [runs[name] for name in divided] == [1] * len(divided)
+
+
+def _name(launch: Launch) -> tuple[str, ...]:
+    return launch.operations
