@@ -107,17 +107,24 @@ class Case:
 
 
 def measured_rows(case: Case) -> Iterator[tuple[bool, int]]:
-    """Of which kind, whether a part, and for how many rows kernels are measured: what is run alone, and about the rows
-    that each kind will get: a step takes a + b * rows."""
+    """Of which kind, whether a part, and for how many rows kernels are measured: first those of the last shared plan,
+    or about those that one will give, then what is alone."""
+    last = results("unlike_gpus_planned").rows.get(case.name, {})
+    known = last if (last.get("gpu"), last.get("multiprocessors")) == (case.gpu, case.multiprocessors) else {}
+    rows = known.get(case.shared.name, {}).get("rows") or estimated_rows(case)
+    for batches in ((rows[0], rows[-1]), (BATCH, BATCH), (EACH, EACH)):
+        yield from zip((False, True), batches, strict=True)
+
+
+def estimated_rows(case: Case) -> tuple[int, int]:
+    """Of a whole GPU and a part that share twice EACH rows, if a step takes a + b * rows."""
     ms = {p.name: compile_plans(case.job.source, case.options(p))[0].predictions.train_us for p in case.alone}
     a, b = {}, {}
     for kind in ("whole", "part"):
         b[kind] = (ms[f"{kind}_{BATCH}"] - ms[f"{kind}_{EACH}"]) / (BATCH - EACH)
         a[kind] = ms[f"{kind}_{BATCH}"] - BATCH * b[kind]
     of_part = round((a["whole"] + b["whole"] * BATCH - a["part"]) / (b["whole"] + b["part"]))
-    for kind, rows in (("whole", BATCH - of_part), ("part", of_part)):
-        for batch in (rows, BATCH, EACH):
-            yield kind == "part", batch
+    return BATCH - of_part, of_part
 
 
 def measure(case: Case, of_part: bool, batch: int, number: int, limit: str) -> None:
@@ -128,14 +135,18 @@ def measure(case: Case, of_part: bool, batch: int, number: int, limit: str) -> N
     subprocess.run([*command, "--measure-for", limit], check=True)
 
 
-def measure_all(cases: list[Case], limit: str) -> None:
-    """On all GPUs of the machine at once."""
-    numbers = range(len(local_gpus()))
+def measure_all(cases: list[Case], limit: str, for_s: float) -> None:
+    """On all GPUs of the machine at once, the shared rows of every network first. Nothing is begun after `for_s`."""
+    began, numbers = time.monotonic(), range(len(local_gpus()))
+    rows = [[(case, *of) for of in measured_rows(case)] for case in cases]
+    wanted = iter(sorted(chain.from_iterable(map(enumerate, rows)), key=lambda one: one[0] // 2))
+
     with ThreadPoolExecutor(len(numbers)) as pool:
-        wanted = list(chain.from_iterable(((case, *rows) for rows in measured_rows(case)) for case in cases))
 
         def work(number: int) -> None:
-            for case, of_part, batch in wanted[number :: len(numbers)]:
+            for _, (case, of_part, batch) in wanted:
+                if time.monotonic() - began > for_s:
+                    return
                 measure(case, of_part, batch, number, limit)
 
         list(pool.map(work, numbers))
@@ -232,7 +243,7 @@ def main() -> None:
     parser.add_argument("--stage", nargs="*", choices=STAGES, default=STAGES)
     parser.add_argument("--measure-for", default="60s", metavar="T", help="each number of rows (default 60s)")
     parser.add_argument("--only", nargs="*", default=[], choices=list(CASES), metavar="NAME")
-    parser.add_argument("--for", dest="for_s", type=float, default=540.0, metavar="S", help="begin no run later")
+    parser.add_argument("--for", dest="for_s", type=float, default=540.0, metavar="S", help="begin nothing later")
     parser.add_argument("--workers", type=int, default=8, metavar="N", help="processes that plan (default 8)")
     arguments = parser.parse_args()
     began, gpu = time.monotonic(), arguments.gpu or spec_name()
@@ -244,7 +255,7 @@ def main() -> None:
     if "run" in arguments.stage and len(local_gpus()) < max(arguments.gpus):
         raise SystemExit(f"this machine has no {max(arguments.gpus)} GPUs that can be used")
     if "measure" in arguments.stage:
-        measure_all(list({case.network: case for case in cases}.values()), arguments.measure_for)
+        measure_all(list({case.network: case for case in cases}.values()), arguments.measure_for, arguments.for_s)
     if "plan" in arguments.stage:
         plan_all(cases, arguments.workers)
     if "build" in arguments.stage:
