@@ -28,6 +28,7 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels.nccl import ctas_of
 from mbc.measuring import can_measure, measure_missing, measure_requests
+from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.schedule.step_time import step_us
@@ -145,9 +146,15 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
         others = even_rows(batch - rows, len(gpus) - 1)
         return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, devices[gpus[0].gpu])
 
+    def measured(gpu: RankGpu) -> frozenset[int]:
+        task = of_rows(gpu, max(1, batch // len(gpus)), Ranks(even_rows(batch, len(gpus)), (0,)))
+        return measured_rows(task.graph, find_profile(task.device, options.profile, options.stale_profile))
+
     # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
     alike = len(set(gpus)) == 1
-    shares = share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_of_rows_us), gpus)
+    shares = (
+        share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_of_rows_us, measured), gpus)
+    )
     return tuple(of_rows(gpus[ranks.members[0]], ranks.rows[ranks.members[0]], ranks) for ranks in shares)
 
 

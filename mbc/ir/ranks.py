@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import Generic, TypeVar
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Ranks
 
 Kind = TypeVar("Kind", bound=Hashable)
+MEASURED_WITHIN = 0.25  # of a rank's rows: how far from the best share measured rows are tried
 
 
 def share_rows(batch: int, size: int) -> tuple[Ranks, ...]:
@@ -38,13 +40,19 @@ def grouped(rows: Sequence[int], kinds: Sequence[Hashable]) -> tuple[Ranks, ...]
     return tuple(Ranks(tuple(rows), members) for members in groups)
 
 
-def rows_by_speed(batch: int, kinds: Sequence[Kind], step_us: Callable[[Kind, int], float]) -> tuple[int, ...]:
+def rows_by_speed(
+    batch: int,
+    kinds: Sequence[Kind],
+    step_us: Callable[[Kind, int], float],
+    measured: Callable[[Kind], Collection[int]] = lambda kind: (),
+) -> tuple[int, ...]:
     """The rows of each rank, whose GPUs are of these kinds, with which the slowest is soonest done.
 
     `step_us(kind, rows)` is the time of a step; infinite where so many rows do not fit. It is called for few numbers of
     rows: shares are balanced by the times known so far, and straight lines between them, and then tried, until none is
-    new; in the end one row is moved from the slowest rank to another. MBC280 where a rank would have no row, MBC284
-    where no share was found that fits all ranks.
+    new. In the end one row is moved from the slowest rank to another, and ranks of a kind get the nearest numbers of
+    rows for which its kernels are `measured`: times that are estimated between these lie on no line with them. MBC280
+    where a rank would have no row, MBC284 where no share was found that fits all ranks.
     """
     curves = {kind: _Curve(kind, step_us) for kind in kinds}
     own = [curves[kind] for kind in kinds]
@@ -59,7 +67,8 @@ def rows_by_speed(batch: int, kinds: Sequence[Kind], step_us: Callable[[Kind, in
         if balanced is not None and balanced not in tried:
             wanted = [balanced]
         else:
-            wanted = [rows for rows in _one_row_moved(best, kinds, own) if rows not in tried]
+            near = chain(_one_row_moved(best, kinds, own), _at_measured(best, kinds, own, measured))
+            wanted = [rows for rows in dict.fromkeys(near) if rows not in tried]
     if math.isinf(tried[best]):
         held = ", ".join(f"{curve.most_fitting_rows} on rank {rank}" for rank, curve in enumerate(own))
         raise MbcError(
@@ -143,3 +152,22 @@ def _one_row_moved(
         if kind != kinds[slowest]:
             to = min((rank for rank, own in enumerate(kinds) if own == kind), key=lambda rank: best[rank])
             yield tuple(rows + (rank == to) - (rank == slowest) for rank, rows in enumerate(best))
+
+
+def _at_measured(
+    best: tuple[int, ...],
+    kinds: Sequence[Kind],
+    curves: Sequence[_Curve[Kind]],
+    measured: Callable[[Kind], Collection[int]],
+) -> Iterator[tuple[int, ...]]:
+    """With the nearest measured numbers of rows, fewer and more, on the ranks of one kind, the rest dealt to others."""
+    for kind in dict.fromkeys(kinds):
+        others = [curve for curve, other in zip(curves, kinds, strict=True) if other != kind]
+        own = max(rows for rows, other in zip(best, kinds, strict=True) if other == kind)
+        near = [rows for rows in measured(kind) if abs(rows - own) <= MEASURED_WITHIN * own]
+        for rows in {*sorted(r for r in near if r < own)[-1:], *sorted(r for r in near if r > own)[:1]}:
+            left = sum(best) - rows * (len(kinds) - len(others))
+            dealt = _balanced(left, others) if 0 < len(others) <= left else None
+            if dealt is not None:
+                of_others = iter(dealt)
+                yield tuple(rows if other == kind else next(of_others) for other in kinds)

@@ -43,8 +43,8 @@ def measure_peer_link(
     build: Callable[[str, Precision, Path], None] = build_kernels,
 ) -> PeerLink:
     """Measure copies between the first two of `gpus` (named as CUDA_VISIBLE_DEVICES names them), and between the first
-    and the host, into the profile at `path`. Takes under a minute. MBC275 where the process died, and what it failed with: MBC105 and MBC106 where the
-    second GPU lends the first one no memory."""
+    and the host, into the profile at `path`. Takes under a minute. MBC275 where the process died, and what it failed
+    with: MBC105 and MBC106 where the second GPU lends the first one no memory."""
     here = local_gpus()[0]
     precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16 else Precision.FP16
     tell("copies between two GPUs, beside kernels and beside copies to the host")

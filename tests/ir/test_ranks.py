@@ -65,6 +65,21 @@ def test_rows_by_speed(batch: int, speeds: tuple[float, ...], rows: tuple[int, .
     assert rows_by_speed(batch, kinds, lambda kind, own: own / speed[kind]) == rows
 
 
+def test_measured_rows_near_the_best_are_tried() -> None:
+    """What is not measured seems slower, so that straight lines lead elsewhere."""
+    asked: list[tuple[str, int]] = []
+
+    def step_us(kind: str, own: int) -> float:
+        asked.append((kind, own))
+        return own if kind == "whole" else own * (2.0 if own == 86 else 2.6)
+
+    kinds = ("whole", "part", "part")
+    measured = {"whole": (16, 170, 256), "part": (86, 512)}
+    assert rows_by_speed(342, kinds, step_us, measured.__getitem__) == (170, 86, 86)
+    assert not {16, 256, 512} & {own for _, own in asked} and len(asked) < 20
+    assert rows_by_speed(342, kinds, step_us) != (170, 86, 86)
+
+
 @given(st.data())
 def test_no_other_shares_are_sooner_done(data: st.DataObject) -> None:
     """Step times that never fall and bend at most at the launches' share, against all ways to share."""

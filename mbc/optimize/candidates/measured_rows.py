@@ -1,0 +1,30 @@
+"""For which numbers of rows a profile knows a network."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mbc.ir.graph import TrainingGraph
+from mbc.ops.fused import kind_of
+from mbc.optimize.candidates.table import request_of
+from mbc.plan.model import Rows
+from mbc.profile.model import Profile
+
+MOST = 0.75  # of the operations of a step that were measured for any rows
+
+
+def measured_rows(graph: TrainingGraph, profile: Profile | None) -> frozenset[int]:
+    """Those for which most operations of a step on rows were measured, if any were."""
+    if profile is None:
+        return frozenset()
+    counts: Counter[int] = Counter()
+    operations, whole = 0, Rows(0, graph.batch)
+    for operation in graph.train:
+        operands = (*operation.inputs, *operation.outputs)
+        if kind_of(operation).view or not any(graph.values[name].per_sample for name in operands):
+            continue
+        family = profile.family(request_of(graph, operation, whole))
+        found = [rows for rows, candidates in family.items() if any(c.measured for c in candidates)]
+        counts.update(found)
+        operations += bool(found)
+    return frozenset(rows for rows, count in counts.items() if count >= MOST * operations)
