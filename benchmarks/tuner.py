@@ -73,7 +73,7 @@ def trained(task: Task, folder: Path, batch: int, rate: float, seed: int, most_e
     plan = plan_of(task, batch)
     data, test, target = data_of(plan, folder, "train"), data_of(plan, folder, "test"), target_of(task, folder)
     inputs, share = inputs_of(plan.graph), step_share_of(plan.graph, 0)
-    schedule = Schedule(rate, most_epochs, warmup_epochs=WARM_UP_SHARE * most_epochs)
+    schedule = Schedule(rate, most_epochs, warmup_epochs=WARM_UP_SHARE * task.epochs)
     assert data.rows is not None
     steps = data.rows // batch
     tests_after = {round(steps * part / PARTS_OF_AN_EPOCH) for part in range(1, PARTS_OF_AN_EPOCH + 1)}

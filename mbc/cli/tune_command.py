@@ -28,7 +28,7 @@ from mbc.runtime.replace import replace_file
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import check_writable
 from mbc.train.data import Data, check_place, open_data
-from mbc.tune.goodput import Base, Row, Table, Tried, row_worth, table
+from mbc.tune.goodput import Base, Table, Tried, row_worth, table
 from mbc.tune.ladder import climb, gpu_counts
 from mbc.tune.measure import check_halves
 from mbc.tune.rates import USUAL_RULES, WARM_UP_SHARE
@@ -115,6 +115,7 @@ class _Tuning:
         with ExitStack() as closing:
 
             def opened() -> Module:
+                closing.close()  # a GPU may hold one of them only
                 return closing.enter_context(self._open(plan))
 
             if ranges:
@@ -165,7 +166,7 @@ class _Tuning:
         plan = self._plan(with_batch(self._asked, row.batch), f"batch {row.batch}", say)
         inputs = inputs_of(plan.graph)
         test = None if arguments.test is None else open_data(arguments.test, inputs, "test")
-        target = Target(name, value, row.rate, arguments.epochs, self._warm_up(row), arguments.seed)
+        target = Target(name, value, row.rate, arguments.epochs, self._warm_up, arguments.seed)
         with self._open(plan) as net:
             return epochs_to(target, net, plan.graph, open_data(arguments.data, inputs, "train"), test, say)
 
@@ -181,13 +182,14 @@ class _Tuning:
             ("epochs", str(epochs or row.epochs(arguments.epochs))),
             ("schedule", "constant" if targeted else "cosine"),
         ]
-        settings += [("warmup", f"{self._warm_up(row):g}"), ("seed", str(arguments.seed))]
+        settings += [("warmup", f"{self._warm_up:g}"), ("seed", str(arguments.seed))]
         text = settings_text(settings, f"mbc tune {arguments.source}: what mbc train --settings takes")
         replace_file(Path(arguments.output), [text.encode()])
 
-    def _warm_up(self, row: Row) -> float:
-        most = self._arguments.epochs
-        return WARM_UP_SHARE * (most if self._arguments.target is not None else row.epochs(most))
+    @property
+    def _warm_up(self) -> float:
+        """Epochs."""
+        return WARM_UP_SHARE * self._arguments.epochs
 
     def _plan(self, asked: Options, which: str, say: Say) -> Plan:
         from mbc.compiler import compile_plan

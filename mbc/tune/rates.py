@@ -11,7 +11,7 @@ RULES = (ADASCALE, LINEAR, SQRT)
 # By the kind of optimizer. Adam divides the gradient by its own size, so that noise shrinks with the square root of the
 # batch (Malladi et al., "On the SDEs and scaling rules for adaptive gradient algorithms", 2022).
 USUAL_RULES = {"sgd": ADASCALE, "lars": ADASCALE, "adamw": SQRT, "lamb": SQRT}
-WARM_UP_SHARE = 0.05  # of the epochs, at every batch
+WARM_UP_SHARE = 0.05  # of the epochs at the base batch: as many rows at every batch, as Goyal et al. warm up
 
 
 def rate_factor(rule: str, noise_scale: float | None, base_rows: int, rows: int) -> float | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE
+from mbc.tune import tuner
 from mbc.tune.measure import Meter, Parts, check_halves, moments_of
 from mbc.tune.range_test import BELOW_LOWEST, range_test, rates_of_test
-from mbc.tune.tuner import NOISE_STEPS, RANGE_STEPS, spending
+from mbc.tune.state import State
+from mbc.tune.tuner import NOISE_STEPS, RANGE_STEPS, find_rate, spending
 
 
 def _quadratic(curvature: float):
@@ -92,3 +96,33 @@ def test_steps_stay_within_their_share():
         spending(10, 64, 10, 0.5, True, True)
     with pytest.raises(MbcError, match=r"MBC314: 0\.01 of the training are 1 steps, too few to tune with"):
         spending(640, 64, 10, 0.01, True, True)
+
+
+def _of_curvatures(monkeypatch, tmp_path, steps: int, *curvatures: float):
+    """The rate that is found where every net that is opened has the next curvature."""
+    monkeypatch.setattr(tuner, "steps_of", lambda graph, data, seed: itertools.repeat(()))
+    left, opened = iter(curvatures), []
+
+    class Net:
+        def __init__(self) -> None:
+            self._step = _quadratic(next(left))
+            opened.append(self)
+
+        def step(self, lr: float) -> float:
+            return self._step(lr)
+
+    state = State({}, tmp_path / "state.json")
+    graph = SimpleNamespace(optimizer=SimpleNamespace(kind="sgd"))
+    find_rate(Net, graph, None, 0, state, steps)  # pyright: ignore[reportArgumentType]
+    return state.range_test.chosen, len(opened)
+
+
+def test_of_several_range_tests_the_median_counts(monkeypatch, tmp_path):
+    alone = [_of_curvatures(monkeypatch, tmp_path, 20, c)[0] for c in (5.0, 20.0, 80.0)]
+    assert alone == sorted(alone, reverse=True) and len(set(alone)) == 3
+    assert _of_curvatures(monkeypatch, tmp_path, 60, 80.0, 5.0, 20.0) == (alone[1], 3)
+    # Too few steps for several, and tests that find nothing.
+    assert _of_curvatures(monkeypatch, tmp_path, 31, 5.0)[1] == 1
+    assert _of_curvatures(monkeypatch, tmp_path, 60, math.nan, 5.0, math.nan) == (alone[0], 3)
+    with pytest.raises(MbcError, match="MBC313"):
+        _of_curvatures(monkeypatch, tmp_path, 60, math.nan, math.nan, math.nan)
