@@ -56,9 +56,8 @@ def steps(gpu: str, gpus: int, workers: int) -> Iterator[Step]:
     rows = ("--only", "resnet50 256", "resnet50 64", "resnet50 32")
     sharing = ("--only", "unet", "vgg16 256")
     yield Step("measure", (*unlike, "--stage", "measure", "--measure-for", "25s"))
-    # Alone, before anything is planned: plans fill the memory's channels, too. Again, since GPUs that were measured at
-    # a time copied at a time.
-    yield Step("links", (python, "-m", "mbc.cli", "profile", "--gpu", "all", "--again"), ("measure",))
+    # Before anything is planned: plans fill the channels of the memory that is copied to.
+    yield Step("links", (python, "-m", "mbc.cli", "profile", "--gpu", "all"), ("measure",))
     yield Step("plan_unlike", (*unlike, "--stage", "plan", "--gpu", gpu, *cores), ("links",), beside=True)
     yield Step("plan_lending", script("lending.py", "--plan-only", "--gpu", gpu, *all_), ("links",), beside=True)
     yield Step("plan_many", script("many_gpus.py", *planned, *rows), ("links",), beside=True)
