@@ -118,11 +118,11 @@ def _of_curvatures(monkeypatch, tmp_path, steps: int, *curvatures: float):
 
 
 def test_of_several_range_tests_the_median_counts(monkeypatch, tmp_path):
-    alone = [_of_curvatures(monkeypatch, tmp_path, 20, c)[0] for c in (5.0, 20.0, 80.0)]
+    alone = [_of_curvatures(monkeypatch, tmp_path, 33, c)[0] for c in (5.0, 20.0, 80.0)]
     assert alone == sorted(alone, reverse=True) and len(set(alone)) == 3
-    assert _of_curvatures(monkeypatch, tmp_path, 60, 80.0, 5.0, 20.0) == (alone[1], 3)
+    assert _of_curvatures(monkeypatch, tmp_path, 99, 80.0, 5.0, 20.0) == (alone[1], 3)
     # Too few steps for several, and tests that find nothing.
-    assert _of_curvatures(monkeypatch, tmp_path, 31, 5.0)[1] == 1
-    assert _of_curvatures(monkeypatch, tmp_path, 60, math.nan, 5.0, math.nan) == (alone[0], 3)
+    assert _of_curvatures(monkeypatch, tmp_path, 63, 5.0)[1] == 1
+    assert _of_curvatures(monkeypatch, tmp_path, 99, math.nan, 5.0, math.nan) == (alone[0], 3)
     with pytest.raises(MbcError, match="MBC313"):
-        _of_curvatures(monkeypatch, tmp_path, 60, math.nan, math.nan, math.nan)
+        _of_curvatures(monkeypatch, tmp_path, 99, math.nan, math.nan, math.nan)
