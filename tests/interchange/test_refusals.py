@@ -130,19 +130,6 @@ def test_a_function_that_is_none_here(function, words: str, tmp_path: Path) -> N
     assert words in refusal(tmp_path, Of(function))
 
 
-def test_standardised_weights_are_named(tmp_path: Path) -> None:
-    class StdConv(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            flat = self.weight.reshape(1, self.out_channels, -1)
-            weight = F.batch_norm(flat, None, None, training=True).reshape_as(self.weight)
-            return F.conv2d(x, weight, self.bias)
-
-    standard = StdConv(4, 4, 3)
-    message = refusal(tmp_path, Of(lambda x: standard(x), standard=standard))
-    assert "it normalises the parameter 'standard.weight', as weight standardisation does" in message
-    assert "use a convolution with the weight as it is (nn.Conv2d)" in message
-
-
 def test_modules_in_eval_mode_are_named(tmp_path: Path) -> None:
     norm, drop = nn.BatchNorm2d(4), nn.Dropout()
     message = refusal(tmp_path, Of(lambda x: drop(norm(x)), norm=norm, drop=drop), train=False)
