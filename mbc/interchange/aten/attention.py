@@ -227,7 +227,8 @@ def _roll(call: Call) -> Result:
     by = {2: 0, 3: 0}
     if (made := call.maker(x)) is not None and made[0].op == "roll":  # along one axis after the other
         before = made[0].settings["shift"]
-        by = dict(zip((2, 3), before if isinstance(before, tuple) else (before, before), strict=True))
+        down, across = before if isinstance(before, tuple) else (before, before)
+        by = {2: int(down), 3: int(across)}
         x = replace(x, value=made[1].value)
     for dim, shift in zip(dims, shifts, strict=True):
         size = x.shape[axis[dim % 4]]

@@ -228,7 +228,7 @@ def is_flattening(reshape: Operator) -> bool:
 def is_mask(array: Array) -> bool:
     """Whether numbers that are added to the scores of windows hide some pairs of pixels, and do nothing else."""
     square = array.ndim > 2 and array.shape[-1] == array.shape[-2]
-    return square and array.any() and bool(((array == 0) | (array == MASKED)).all())
+    return square and bool(array.any()) and bool(((array == 0) | (array == MASKED)).all())
 
 
 def bias_by_offset(array: Array) -> tuple[Array, Array] | None:
