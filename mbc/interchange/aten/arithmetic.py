@@ -254,4 +254,10 @@ RULES: Mapping[str, Rule] = {
     "aten.bmm.default": _matmul,
     "aten.neg.default": _negative,
 }
-NOT_TAKEN: Mapping[str, str] = {"aten.pow.Scalar": "use torch.exp", "aten.cumsum.default": "sum over whole dimensions"}
+_LOSS = "leave the loss out of the model: the source says it; reduce over dimensions, not over samples"
+NOT_TAKEN: Mapping[str, str] = {
+    "aten.pow.Scalar": "use torch.exp",
+    "aten.cumsum.default": "sum over whole dimensions",
+    "aten.sum.default": _LOSS,
+    "aten.mean.default": _LOSS,
+}

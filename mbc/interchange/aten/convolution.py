@@ -162,6 +162,7 @@ NOT_TAKEN: Mapping[str, str] = {
     "aten.conv3d.default": "images have two dimensions here, with nn.Conv2d",
     "aten.conv_transpose1d.default": "regard the rows as images of height 1, with nn.ConvTranspose2d",
     "aten.conv_transpose3d.input": "images have two dimensions here, with nn.ConvTranspose2d",
+    "aten._weight_norm.default": "remove it: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
     "aten.einsum.default": "use torch.matmul or nn.Linear",
     "aten.scaled_dot_product_attention.default": "mbc compiles convolutional networks, without attention",
 }

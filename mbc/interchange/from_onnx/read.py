@@ -24,11 +24,11 @@ from mbc.interchange.from_onnx.places import modules_of
 from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
 from mbc.interchange.program import FLOATING, Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable
+from mbc.interchange.steps import STATISTICS
 
 LARGEST_FILE = 2 << 30  # what a message of protobuf may have; weights beside it may have more
 MOST_NODES = 100_000
 OPSETS = range(11, 29)
-_STATISTICS = ("running_mean", "running_var")
 _MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
 _LONE = frozenset(("Conv", "ConvTranspose"))
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
@@ -292,7 +292,7 @@ class _Reader:
         array = self._values.arrays[value]
         array = np.ascontiguousarray(np.transpose(array, order)) if order else array
         dtype = dtype_name(self._values.kind(value))
-        trained = dtype in FLOATING and role not in _STATISTICS and (role or value in self._given)
+        trained = dtype in FLOATING and role not in STATISTICS and (role or value in self._given)
         kind = "parameter" if trained else "buffer"
         if array.size == 1 and not role:
             kind = "constant"
