@@ -43,9 +43,11 @@ def drops(model: Any) -> bool:
 
 
 def _dropping(model: Any) -> list[tuple[Any, str]]:
-    """Modules that drop something, and what their probability is called."""
+    """Modules that drop something, and what their probability is called: `drop_rate` of those that call
+    `functional.dropout`."""
     named = [(m, "drop_prob" if hasattr(m, "drop_prob") else "p") for m in model.modules()]
-    return [(m, name) for m, name in named if type(m).__name__ in _DROPPING and getattr(m, name)]
+    found = [(m, name) for m, name in named if type(m).__name__ in _DROPPING and getattr(m, name)]
+    return found + [(m, "drop_rate") for m in model.modules() if getattr(m, "drop_rate", 0)]
 
 
 def single(model: Any, made: ImportedModel) -> dict[str, Any]:

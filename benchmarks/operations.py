@@ -153,6 +153,10 @@ CASES = (
         "a = x |> conv(24, 1) |> roll((-2, -2)) |> windows(4)\n"
         "  b = (a, window_bias(2, 4, 12, 2)) |> attention(2) |> join_windows(12, 4)\n  y = b |> roll(2)",
     ),
+    Case(
+        "standardized",
+        "y = x |> conv(8, 3, pad=1, standardize=1e-3, gain=1.7) |> conv(8, 3, groups=2, standardize=1e-3)",
+    ),
     Case("concat", "y = (x, x |> conv(3, 3, pad=1), x |> relu) |> concat"),
     Case("scale", "y = 0.5 * x"),
     Case("dropout", "y = x |> dropout(0.3)"),

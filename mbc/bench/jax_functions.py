@@ -179,6 +179,13 @@ def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
 
 
+def _standardize_filters(a: Any, w: Tensor, gain: Tensor | None = None) -> Tensor:
+    axes = tuple(range(1, w.ndim))
+    mean, spread = w.mean(axes, keepdims=True), w.var(axes, keepdims=True)
+    scale = 1.0 if gain is None else gain.reshape(-1, *([1] * (w.ndim - 1)))
+    return (w - mean) * lax.rsqrt(spread + a.eps) * scale * a.factor
+
+
 def _attention(a: Any, *operands: Tensor) -> Tensor:
     def headed(x: Tensor) -> Tensor:
         n, channels, *size = x.shape
@@ -312,6 +319,7 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         **_OF_ONE,
         **_OF_TWO,
         "concat": _concat,
+        "standardize_filters": _standardize_filters,
         "group_norm": _group_norm,
         "layer_norm": _group_norm,
         "attention": _attention,

@@ -164,6 +164,12 @@ def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
 
 
+def _standardize_filters(a: Any, w: Tensor, gain: Tensor | None = None) -> Tensor:
+    scale = w.new_ones(len(w)) if gain is None else gain
+    normal = F.batch_norm(w.reshape(1, len(w), -1), None, None, scale * a.factor, training=True, eps=a.eps)
+    return normal.reshape(w.shape)
+
+
 def _rearrange(a: Any, x: Tensor) -> Tensor:
     moved = x.reshape(len(x), *a.flat).permute(0, *(1 + i for i in a.order))
     return moved.reshape(len(x), *map(math.prod, a.permuted))
@@ -265,6 +271,14 @@ _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {**_OF_ONE, **_OF_TWO, "convolution": _convolution, "linear": _linear, "concat": _concat, **_OF_THREE}
+    {
+        **_OF_ONE,
+        **_OF_TWO,
+        "convolution": _convolution,
+        "linear": _linear,
+        "concat": _concat,
+        "standardize_filters": _standardize_filters,
+        **_OF_THREE,
+    }
 )
 TAKES_BIAS = frozenset(("convolution", "linear"))  # as a last operand

@@ -15,6 +15,7 @@ from mbc.ops.group_norm import Normalisation
 from mbc.ops.rearrange import Pad, Rearrange, StridedSlice
 from mbc.ops.reduce import Expand, Reduce
 from mbc.ops.resize import Resize
+from mbc.ops.standardize import Standardize
 
 Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
 
@@ -170,6 +171,26 @@ def _pad_backward(a: Pad, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor,
     return (dy,)
 
 
+def _of_filters(vector: Tensor, w: Tensor) -> Tensor:
+    return vector.reshape(-1, *(1,) * (w.ndim - 1))
+
+
+def _standardize(a: Standardize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    w, *gain = inputs
+    variance, mean = torch.var_mean(w.flatten(1), 1, correction=0)
+    inverse = torch.rsqrt(variance + a.eps)
+    scale = _of_filters(inverse * gain[0] if gain else inverse, w) * a.factor
+    return (w - _of_filters(mean, w)) * scale, mean, inverse
+
+
+def _standardize_backward(a: Standardize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    w, dy, mean, inverse, *gain = inputs
+    normal = (w - _of_filters(mean, w)) * _of_filters(inverse, w)
+    shift, slope = (_of_filters(p.flatten(1).mean(1), w) for p in (dy, dy * normal))
+    scale = _of_filters(inverse * gain[0] if gain else inverse, w) * a.factor
+    return (dy - shift - normal * slope) * scale, *((dy * normal).flatten(1).sum(1) * a.factor for _ in gain)
+
+
 IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
     {
         "broadcast_mul": lambda a, inputs, call: (inputs[0] * inputs[1],),
@@ -183,6 +204,8 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
                 ("_backward_reduce", _normalize_reduce),
             )
         },
+        "standardize_filters": _standardize,
+        "standardize_filters_backward": _standardize_backward,
         "resize": _resize,
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),

@@ -34,6 +34,7 @@ from mbc.interchange.program import (
     TensorMeta,
     TensorName,
 )
+from mbc.interchange.refusal import Refusal, refused
 from mbc.units import show_size
 
 LARGEST_FILE = 16 << 30
@@ -44,7 +45,14 @@ _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
     9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16",
 }  # fmt: skip
+_SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as SymPy writes it
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
+# A subclass of torch.autograd.Function that is applied, or its forward pass.
+_APPLIED = re.compile(r"(?<![\w.])(?:\w+\.)*_*[A-Z]\w*\.apply\(|^def forward\(ctx\b")
+_OF_AUTOGRAD = (
+    "it is a part of an autograd.Function, whose gradient the program does not say",
+    "compute it by layers, whose gradients are known",
+)
 _OF_TORCH = re.compile(r"[/\\]torch[/\\]")
 
 
@@ -144,6 +152,8 @@ class _Reader:
                 raise ValueError(f"an input of the model is no tensor ({printable(json.dumps(argument), 60)})")
             inputs.append(found.name)
             return
+        if kind == "constant_input":
+            raise _constant(printable(str(body.get("name", "?")), 40))
         if kind not in ("parameter", "buffer", "tensor_constant"):
             raise ValueError(f"the model takes an input of the kind '{printable(str(kind), 40)}'")
         key = str(body.get("parameter_name") or body.get("buffer_name") or body.get("tensor_constant_name"))
@@ -241,7 +251,8 @@ def _size(size: Mapping[str, Any]) -> int | Dynamic:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 47:
             raise ValueError(f"a size of a tensor is {printable(repr(number), 40)}")
         return number
-    return Dynamic(printable(str(size.get("as_expr", {}).get("expr_str", "?")), 40))
+    expression = str(size.get("as_expr", {}).get("expr_str", "?"))
+    return Dynamic(printable(_SYMBOL.sub(r"\1", expression), 40))
 
 
 def _outputs(specs: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -259,6 +270,12 @@ def _outputs(specs: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(outputs), tuple(mutated)
 
 
+def _constant(argument: str) -> MbcError:
+    """MBC303 for an argument of the model that is no tensor."""
+    remedy = "export a module whose forward takes tensors alone, and holds the rest itself"
+    return refused("the model", (Refusal(f"'{argument}'", "the program", "this input is no tensor", remedy),))
+
+
 def _node(node: Mapping[str, Any]) -> Node:
     outputs: list[str] = []
     for output in node["outputs"]:
@@ -273,6 +290,7 @@ def _node(node: Mapping[str, Any]) -> Node:
         tuple(outputs),
         _modules(metadata.get("nn_module_stack", "")),
         _line(metadata.get("stack_trace", "")),
+        refusal=_OF_AUTOGRAD if _is_of_autograd(metadata.get("stack_trace", "")) else None,
     )
 
 
@@ -319,6 +337,16 @@ def _modules(stack: Any) -> tuple[ModuleCall, ...]:
 
 def _line(trace: Any) -> Line | None:
     """The innermost line that is not torch's own."""
-    frames = [Line(printable(f), int(n), printable(code, 120)) for f, n, code in _FRAME.findall(str(trace))]
+    frames = _frames(trace)
     own = [frame for frame in frames if not _OF_TORCH.search(frame.file)]
     return own[-1] if own else frames[-1] if frames else None
+
+
+def _frames(trace: Any) -> list[Line]:
+    return [Line(printable(f), int(n), printable(code, 120)) for f, n, code in _FRAME.findall(str(trace))]
+
+
+def _is_of_autograd(trace: Any) -> bool:
+    """Whether a module's `forward` applies a function of its own there, of which a program only has the forward pass.
+    What a function in between applies is not told: a program names the lines of `forward` alone."""
+    return any(_APPLIED.search(frame.code) for frame in _frames(trace) if not _OF_TORCH.search(frame.file))

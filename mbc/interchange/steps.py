@@ -11,6 +11,7 @@ from mbc.interchange.program import Array, ModuleCall
 Setting = int | float | bool | str | tuple[int | float, ...]
 
 OPERATORS = frozenset("+-*/")
+STATISTICS = frozenset(("running_mean", "running_var"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,12 @@ class Imported:
     kept: Mapping[str, Array]
     frozen: tuple[str, ...]
     writer: str
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is a parameter to train."""
+        names = {s.name(step.label) for step in self.steps if step.op != "constant" for s in step.states}
+        return any(name.rpartition(".")[2] not in STATISTICS for name in names - set(self.frozen))
 
 
 _NO_NAME = re.compile(r"[^A-Za-z0-9_]")

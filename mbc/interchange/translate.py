@@ -42,7 +42,16 @@ def translate(program: Program, name: str) -> Imported:
     outputs = made.run()
     if made.refusals:
         raise refused("the model", made.refusals)
-    return made.imported(name, outputs)
+    imported = made.imported(name, outputs)
+    if not imported.trained:
+        raise refused("the model", (_without_training(imported),))
+    return imported
+
+
+def _without_training(imported: Imported) -> Refusal:
+    reason = "all parameters that it computes with are frozen" if imported.frozen else "it computes with no parameter"
+    remedy = "set requires_grad=True for those that are to be trained" if imported.frozen else "export a model to train"
+    return Refusal("the model", "the program", reason, remedy)
 
 
 class _Translation:

@@ -43,6 +43,7 @@
 * `shape`: upsampling, concatenation, flattening
 * `shard`: updates of one rank's parts of parameters, and what ranks exchange for them
 * `soft_cross_entropy`: softmax cross entropy with probabilities as targets
+* `standardize`: standardised filters of convolutions
 * `top_k`: top-k accuracy
 * `update`: whether a step counts, and the new parameters
 * `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
@@ -91,6 +92,7 @@ from mbc.ops import (
     shape,
     shard,
     soft_cross_entropy,
+    standardize,
     top_k,
     update,
     weighted_cross_entropy,
@@ -100,6 +102,7 @@ from mbc.ops.base import Layer, OpKind
 
 _FAMILIES = (
     convolution,
+    standardize,
     bias,
     matrix,
     matmul,

@@ -19,6 +19,7 @@ from mbc.ops.bias import add_bias
 from mbc.ops.im2col import correlate, correlate_filter, spread
 from mbc.ops.initial import INITIALIZERS, initializer
 from mbc.ops.rounding import operand
+from mbc.ops.standardize import standardized
 from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, spans, window_counts
 
 
@@ -187,6 +188,7 @@ def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[s
     window = a.kernel[0] * a.kernel[1]
     init = initializer(settings["init"], channels // groups * window, outputs // groups * window)
     w = builder.state("weight", (outputs, channels // groups, *a.kernel), init)
+    w = standardized(builder, w, settings["standardize"], settings["gain"])
     (y,) = builder.emit("convolution", a, (x, w))
     return add_bias(builder, y, outputs) if settings["bias"] else y
 
@@ -232,9 +234,12 @@ LAYERS = (
             Parameter("groups", "int", 1),
             Parameter("bias", "bool", False),
             Parameter("init", "word", "he", INITIALIZERS),
+            Parameter("standardize", "float", 0.0),
+            Parameter("gain", "float", 0.0),
         ),
         _build_conv,
-        help="Convolution. groups = input channels makes it depthwise.",
+        help="Convolution. groups = input channels makes it depthwise. standardize = 1e-6: of each filter less its "
+        "mean, over its deviation, with that eps; gain: times gain / sqrt(elements) and a trained number a filter too.",
     ),
     Layer(
         "conv_transpose",

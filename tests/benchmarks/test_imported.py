@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the reference is PyTorch, which is 
 import imported_gradients as gradients  # noqa: E402
 
 from mbc.interchange.importing import ImportedModel, import_model  # noqa: E402
-from tests.interchange.models import Model, exported, nn  # noqa: E402
+from tests.interchange.models import Model, Tensor, exported, nn  # noqa: E402
 
 
 def _model() -> Model:
@@ -38,6 +38,21 @@ def test_gradients_keep_the_rule_with_as_many_rows_as_norms_need(tmp_path: Path)
     assert gradients.keeps_single(row) and gradients.keeps_exact(row)
     assert row["rows"] == 2, "16 pixels of two rows are enough"
     assert 0 < row["gradient_error"] < 1e-5 and len(row["gradient_errors"]) == gradients.DRAWS
+
+
+def test_dropout_that_is_no_module_is_left_out(tmp_path: Path) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop_rate = 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x, self.drop_rate, self.training)
+
+    model = _model()
+    model[3] = Head()
+    assert gradients.drops(model) and gradients.drop_nothing(model)
+    assert gradients.keeps_exact(gradients.exact(model, _imported(model, tmp_path)))
 
 
 def test_a_network_that_computes_something_else_breaks_the_rule(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ BODIES = {
     "convolutions": """
       x = x |> conv(6, 3, pad=(1, 0, 1, 2), bias=true) |> bn |> relu |> conv(4, 3, groups=2, dilation=2)
       x = x |> conv_transpose(4, 3, stride=2, pad=1, output_pad=1, bias=true) |> bn(affine=false)""",
+    "standardized": """
+      x = x |> conv(6, 3, standardize=0.01, gain=1.5) |> conv(4, 3, groups=2, bias=true, standardize=0.01)""",
     "norms": "x = x |> group_norm(2) |> layer_norm |> instance_norm",
     "activations": """
       x = x |> leaky_relu(0.1) |> elu |> gelu_tanh |> silu |> relu6 |> hardsigmoid |> hardswish |> mish |> softplus

@@ -130,24 +130,70 @@ def test_a_function_that_is_none_here(function, words: str, tmp_path: Path) -> N
     assert words in refusal(tmp_path, Of(function))
 
 
-def test_standardised_weights_are_named(tmp_path: Path) -> None:
-    class StdConv(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            flat = self.weight.reshape(1, self.out_channels, -1)
-            weight = F.batch_norm(flat, None, None, training=True).reshape_as(self.weight)
-            return F.conv2d(x, weight, self.bias)
-
-    standard = StdConv(4, 4, 3)
-    message = refusal(tmp_path, Of(lambda x: standard(x), standard=standard))
-    assert "it normalises the parameter 'standard.weight', as weight standardisation does" in message
-    assert "use a convolution with the weight as it is (nn.Conv2d)" in message
-
-
 def test_modules_in_eval_mode_are_named(tmp_path: Path) -> None:
     norm, drop = nn.BatchNorm2d(4), nn.Dropout()
     message = refusal(tmp_path, Of(lambda x: drop(norm(x)), norm=norm, drop=drop), train=False)
     assert "'norm' (BatchNorm2d)" in message and "its statistics are fixed: the module is in eval mode" in message
     assert "export the model after model.train()" in message
+
+
+def test_a_model_with_nothing_to_train_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    assert "all parameters that it computes with are frozen" in refusal(tmp_path, model)
+    assert "it computes with no parameter" in refusal(tmp_path, nn.Sequential(nn.MaxPool2d(2), nn.ReLU()))
+
+
+class Square(torch.autograd.Function):
+    """Whose gradient is none of a square."""
+
+    @staticmethod
+    def forward(ctx: Model, x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Model, *dy: Tensor) -> Tensor:
+        return 7 * dy[0]
+
+
+def test_functions_with_a_gradient_of_their_own_are_refused(tmp_path: Path) -> None:
+    class Squared(Of):
+        def forward(self, x: Tensor) -> Tensor:
+            return Square.apply(self.first(x))
+
+    message = refusal(tmp_path, Squared(None))
+    assert "aten.mul.Tensor: it is a part of an autograd.Function, whose gradient the program does not say" in message
+    assert "test_refusals.py" in message and "return x * x" in message
+
+
+def test_arguments_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor, doubled: bool) -> Tensor:
+            return self.first(x) * (2 if doubled else 1)
+
+    assert "'doubled': the program: this input is no tensor" in refusal(tmp_path, Switched(), IMAGE, True)
+
+
+def test_control_flow_has_remedies_of_its_own(tmp_path: Path) -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.first(x)
+            return self.second(x)
+
+    assert "freeze parameters by requires_grad=False" in refusal(tmp_path, Frozen())
+    branches = (lambda x: x.relu(), lambda x: x.tanh())
+    message = refusal(tmp_path, Of(lambda x: torch.cond(x.sum() > 0, *branches, (x,))))
+    assert "what runs does not depend on data here" in message and "leave the loss out of the model" in message
 
 
 def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:

@@ -212,6 +212,14 @@ def group_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
     return torch.native_group_norm(x, weight, bias, len(x), x.shape[1], x[0, 0].numel(), a.groups, a.eps)
 
 
+def standardize_filters(a: Any, w: Any, gain: Any = None) -> Any:
+    """By batch normalisation of one sample whose channels the filters are."""
+    normal = F.batch_norm(w.reshape(1, len(w), -1), None, None, training=True, eps=a.eps).reshape(w.shape)
+    kept = w.flatten(1)
+    scale = a.factor if gain is None else a.factor * gain.reshape(-1, *(1,) * (w.ndim - 1))
+    return normal * scale, kept.mean(1), 1 / torch.sqrt(kept.var(1, correction=0) + a.eps)
+
+
 def layer_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
     made = torch.native_layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps)
     return tuple(part.movedim(-1, 1) for part in made)
@@ -296,6 +304,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
     "group_norm": group_norm,
+    "standardize_filters": standardize_filters,
     "layer_norm": layer_norm,
     "attention": attention,
     "window_bias": window_bias,

@@ -42,6 +42,14 @@ def conv(draw: Draw) -> Network:
     return _finish(w, w("conv", x, channels=channels, kernel=kernel, dilation=dilation, groups=groups, **settings))
 
 
+def standardized(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 3)))
+    kernel, groups = draw(st.sampled_from(((2, 3), (3, 1), (2, 2)))), draw(st.integers(1, 2))
+    x = _image(draw, w, groups * draw(st.integers(1, 3)), 5)
+    settings = {"standardize": draw(st.sampled_from((1e-2, 0.5))), "gain": draw(st.sampled_from((0.0, 1.7)))}
+    return _finish(w, w("conv", x, channels=groups * draw(st.integers(1, 3)), kernel=kernel, groups=groups, **settings))
+
+
 def conv_transpose(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     groups, stride = draw(st.integers(1, 2)), draw(STRIDE)
@@ -516,7 +524,7 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         matmul, attention, window_attention,
-        conv, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
+        conv, standardized, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
         adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
         broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
         elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, augment,

@@ -33,7 +33,17 @@ from mbc.interchange.aten.base import Rule
 _FAMILIES = (convolution, normalization, activation, arithmetic, pooling, attention, constants, shape)
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
-NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
+_CONTROL_FLOW = {
+    "higher_order.cond": "take one of the branches: what runs does not depend on data here",
+    "higher_order.while_loop": "write the turns out: what runs does not depend on data here",
+    "higher_order.scan": "write the turns out",
+    "higher_order.map_impl": "write the turns out",
+    "higher_order.wrap_with_set_grad_enabled": "leave torch.no_grad out, and freeze parameters by requires_grad=False",
+    "higher_order.wrap_with_autocast": "leave autocast out: train { precision = bf16 } says in which type it computes",
+}
+NOT_TAKEN: Mapping[str, str] = MappingProxyType(
+    {name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()} | _CONTROL_FLOW
+)
 
 
 def out_of_place(target: str) -> str:

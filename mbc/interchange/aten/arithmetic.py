@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from mbc.interchange.aten.attention import of_shares, scores, with_scores
-from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
 from mbc.interchange.aten.factors import channels_behind, factored, in_order
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
@@ -23,7 +23,9 @@ from mbc.interchange.aten.operands import (
     Operand,
     Refused,
     Result,
+    Scaled,
     Scores,
+    Standardized,
     Unknown,
     Weight,
 )
@@ -58,6 +60,9 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
             b = b * alpha
         elif isinstance(b, Activation):
             b = replace(b, value=call.operator("*", alpha, b, b.shape).value)
+    for computed in (a, b):
+        if isinstance(computed, Scaled | Standardized):
+            raise calculated(computed.weight)
     if isinstance(a, Scores) or isinstance(b, Scores):
         return with_scores(op, call, a, b)
     if isinstance(a, Noise) or isinstance(b, Noise):
@@ -108,11 +113,10 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
     """A tensor and a parameter or buffer, such as LayerScale and embeddings of positions."""
     weight, x = (a, b) if isinstance(a, Weight) else (b, a)
     assert isinstance(weight, Weight)
+    if op == "*" and isinstance(x, float):
+        return Scaled(weight, x)
     if not isinstance(x, Activation):
-        raise Refused(
-            f"it calculates with the {weight.held.kind} '{weight.held.key}' before a layer takes it",
-            "hold what is computed as a parameter, and use it in a layer or with a tensor of the network",
-        )
+        raise calculated(weight)
     if channels_behind(x):
         return _with_positions(op, call, x, weight, first=x is a)
     if x.view not in (PLAIN, CHANNELS_LAST):
@@ -250,4 +254,10 @@ RULES: Mapping[str, Rule] = {
     "aten.bmm.default": _matmul,
     "aten.neg.default": _negative,
 }
-NOT_TAKEN: Mapping[str, str] = {"aten.pow.Scalar": "use torch.exp", "aten.cumsum.default": "sum over whole dimensions"}
+_LOSS = "leave the loss out of the model: the source says it; reduce over dimensions, not over samples"
+NOT_TAKEN: Mapping[str, str] = {
+    "aten.pow.Scalar": "use torch.exp",
+    "aten.cumsum.default": "sum over whole dimensions",
+    "aten.sum.default": _LOSS,
+    "aten.mean.default": _LOSS,
+}

@@ -225,9 +225,14 @@ def _roll(call: Call) -> Result:
     if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
         raise Refused(f"it rolls {list(x.seen)} along dimensions {list(dims)}", "roll height and width of images")
     by = {2: 0, 3: 0}
+    if (made := call.maker(x)) is not None and made[0].op == "roll":  # along one axis after the other
+        before = made[0].settings["shift"]
+        down, across = before if isinstance(before, tuple) else (before, before)
+        by = {2: int(down), 3: int(across)}
+        x = replace(x, value=made[1].value)
     for dim, shift in zip(dims, shifts, strict=True):
         size = x.shape[axis[dim % 4]]
-        by[axis[dim % 4]] = int(math.fmod(shift, size))
+        by[axis[dim % 4]] = int(math.fmod(by[axis[dim % 4]] + shift, size))
     if not any(by.values()):
         return x
     return replace(x, value=call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}).value)

@@ -24,7 +24,9 @@ from mbc.interchange.aten.operands import (
     Operand,
     Refused,
     Result,
+    Scaled,
     Scores,
+    Standardized,
     Weight,
     as_setting,
 )
@@ -230,6 +232,14 @@ class Call:
 Rule = Callable[[Call], Result]
 
 
+def calculated(weight: Weight) -> Refused:
+    """Of a parameter that is computed with where no layer does so by itself."""
+    return Refused(
+        f"it calculates with the {weight.held.kind} '{weight.held.key}' before a layer takes it",
+        "hold what is computed as a parameter, and use it in a layer or with a tensor of the network",
+    )
+
+
 def as_activation(operand: Operand) -> Activation:
     """Raises Refused for parameters and random numbers, which no operation but a few takes."""
     if isinstance(operand, Activation):
@@ -237,6 +247,8 @@ def as_activation(operand: Operand) -> Activation:
     if isinstance(operand, Weight):
         what = "parameter" if operand.held.kind == "parameter" else operand.held.kind
         raise Refused(f"it takes the {what} '{operand.held.key}' as a tensor", "use it in a layer of torch.nn")
+    if isinstance(operand, Scaled | Standardized):
+        raise calculated(operand.weight)
     if isinstance(operand, Known):
         raise Refused("it takes numbers that do not depend on the input", "hold them as a parameter or buffer")
     if isinstance(operand, Scores):

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
-from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, FLAT, PADDED, Activation, Refused, Result, as_setting
+from mbc.interchange.aten.operands import (
+    CHANNELS_LAST,
+    FACTORED,
+    FLAT,
+    PADDED,
+    Activation,
+    Refused,
+    Result,
+    Standardized,
+    Weight,
+    as_setting,
+)
 from mbc.interchange.steps import Setting
 
 _TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]"
@@ -30,7 +42,8 @@ def _pads(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
 
 def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> Result:
     x, around = _image(call)
-    weight, bias = call.weight("weight"), call.optional_weight("bias")
+    weight, gain, standardised = _filters(call) if not transposed else (call.weight("weight"), None, {})
+    bias = call.optional_weight("bias")
     if len(weight.shape) != 4:
         raise Refused(f"its filters have the shape {list(weight.shape)}", _TWO_DIMENSIONS)
     groups = call.integer("groups", 1)
@@ -44,13 +57,30 @@ def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> 
         "dilation": as_setting(call.pair("dilation", 1)),
         "groups": groups,
         "bias": bias is not None,
+        **standardised,
     }
     if transposed:
         if any(around):
             raise Refused("zeros stand around the tensor of a transposed convolution", "crop its result instead")
         settings["output_pad"] = as_setting(call.pair("output_padding", 0))
     op = "conv_transpose" if transposed else "conv"
-    return call.layer(op, x, call.result_shape, settings, weight=weight, bias=bias)
+    return call.layer(op, x, call.result_shape, settings, weight=weight, gain=gain, bias=bias)
+
+
+def _filters(call: Call) -> tuple[Weight, tuple[Weight, tuple[int, ...]] | None, dict[str, Setting]]:
+    """The filters that a convolution holds, their gains, and the settings that say what it does with these."""
+    found = call.operand("weight")
+    if not isinstance(found, Standardized):
+        return call.weight("weight"), None, {}
+    weight = replace(found.weight, shape=found.shape)
+    if found.shape != weight.held.meta.sizes:
+        raise Refused(f"its filters have the shape {list(found.shape)}", "give them back the shape of the parameter")
+    settings: dict[str, Setting] = {"standardize": found.eps}
+    if found.gain is None:
+        return weight, None, settings
+    # The factor as written: what is left of the root that it was divided by is rounding.
+    settings["gain"] = float(f"{found.gain.factor * math.prod(found.shape[1:]) ** 0.5:.12g}")
+    return weight, (found.gain.weight, found.shape[:1]), settings
 
 
 def _conv2d(call: Call) -> Result:
@@ -62,7 +92,7 @@ def _conv2d_padding(call: Call) -> Result:
     """`padding="same"`: what is odd goes to the end."""
     if call.text("padding", "valid") != "same":
         return _convolve(call, (0, 0, 0, 0), transposed=False)
-    kernel, dilation = call.weight("weight").shape[2:], call.pair("dilation", 1)
+    kernel, dilation = _filters(call)[0].shape[2:], call.pair("dilation", 1)
     vertical, horizontal = (d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
     pads = (vertical // 2, vertical - vertical // 2, horizontal // 2, horizontal - horizontal // 2)
     return _convolve(call, pads, transposed=False)
@@ -132,6 +162,7 @@ NOT_TAKEN: Mapping[str, str] = {
     "aten.conv3d.default": "images have two dimensions here, with nn.Conv2d",
     "aten.conv_transpose1d.default": "regard the rows as images of height 1, with nn.ConvTranspose2d",
     "aten.conv_transpose3d.input": "images have two dimensions here, with nn.ConvTranspose2d",
+    "aten._weight_norm.default": "remove it: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
     "aten.einsum.default": "use torch.matmul or nn.Linear",
     "aten.scaled_dot_product_attention.default": "mbc compiles convolutional networks, without attention",
 }

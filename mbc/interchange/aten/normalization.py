@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
-from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, PLAIN, Refused, Result, Weight
+from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, PLAIN, Refused, Result, Scaled, Standardized, Weight
 from mbc.interchange.steps import Setting
 
 
@@ -22,10 +22,7 @@ def _affine(call: Call) -> tuple[Weight | None, Weight | None]:
 def _batch_norm(call: Call) -> Result:
     normalised = call.operand("input")
     if isinstance(normalised, Weight):
-        raise Refused(
-            f"it normalises the parameter '{normalised.held.key}', as weight standardisation does",
-            "use a convolution with the weight as it is (nn.Conv2d), and normalise what it gives",
-        )
+        return _standardized(call, normalised)
     if not call.flag("training", True):
         raise Refused(
             "its statistics are fixed: the module is in eval mode, or frozen",
@@ -40,6 +37,21 @@ def _batch_norm(call: Call) -> Result:
         "eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1), "affine": weight is not None,
     }  # fmt: skip
     return call.layer("bn", x, x.shape, settings, weight=weight, bias=bias, running_mean=mean, running_var=variance)
+
+
+def _standardized(call: Call, weight: Weight) -> Standardized:
+    """Filters as the channels of one sample: weight standardisation, as timm writes it."""
+    gain = call.optional("weight")
+    if isinstance(gain, Weight):
+        gain = Scaled(gain, 1.0)
+    filters = weight.held.meta.sizes[0] if weight.held.meta.sizes else 0
+    by_filter = call.flag("training", True) and weight.shape[:2] == (1, filters)
+    if not by_filter or call.optional("bias") is not None or not (gain is None or isinstance(gain, Scaled)):
+        raise Refused(
+            f"it normalises the parameter '{weight.held.key}', and not each filter by itself, times a gain",
+            "normalise weight.reshape(1, filters, -1) in training mode, without a bias, as timm's StdConv2d does",
+        )
+    return Standardized(weight, weight.shape, call.real("eps", 1e-5), gain)
 
 
 def _layer_norm(call: Call) -> Result:

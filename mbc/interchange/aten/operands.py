@@ -78,6 +78,25 @@ class Weight:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A parameter times a number: the gains of standardised filters."""
+
+    weight: Weight
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standardized:
+    """Filters, regarded in some shape: each less its mean and over its deviation, with `eps` added to the variance, and
+    times its `gain`."""
+
+    weight: Weight
+    shape: tuple[int, ...]
+    eps: float
+    gain: Scaled | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
     """Numbers that do not depend on the input: an array; or, of a parameter (`weight`), for each element its place in
@@ -114,7 +133,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-Operand = Activation | Weight | Known | Scores | Noise | Unknown
+Operand = Activation | Weight | Scaled | Standardized | Known | Scores | Noise | Unknown
 Result = Operand | tuple[Operand, ...]
 
 

@@ -32,7 +32,9 @@ from mbc.interchange.aten.operands import (
     Operand,
     Refused,
     Result,
+    Scaled,
     Scores,
+    Standardized,
     Weight,
     as_setting,
 )
@@ -49,10 +51,10 @@ def _reshape(call: Call) -> Result:
     """`view`, `reshape`, `flatten`, `unsqueeze`, `squeeze`: whatever keeps the order of elements."""
     x = call.operand("self")
     shape = call.result_shape
-    if isinstance(x, Scores | Weight):
+    if isinstance(x, Scores | Weight | Noise | Standardized):
         return replace(x, shape=shape)
-    if isinstance(x, Noise):
-        return replace(x, shape=shape)
+    if isinstance(x, Scaled):
+        return replace(x, weight=replace(x.weight, shape=shape))
     x = as_activation(x)
     if shape == x.seen:
         return x

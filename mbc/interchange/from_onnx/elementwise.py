@@ -10,6 +10,8 @@ from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument, TensorName
 
+_SCORES = ("MatMul", "Mul", "Div")  # what a bias is added to
+
 
 def _plain(name: str, op: Operator) -> None:
     op.emit(f"aten.{name}.default", self=op.tensor())
@@ -102,6 +104,32 @@ def _vector(op: Operator, held: TensorName | None) -> TensorName:
     return op.step("aten.view.default", (op.result[1],), self=held)
 
 
+def _biased(op: Operator) -> bool:
+    """Held numbers that are added to scores: a mask is not trained, and a bias of windows that an exporter computed
+    from its table is one of a table again."""
+    for position in (0, 1):
+        value, beside = op.input(position), op.graph.maker(op.input(1 - position))
+        array = op.graph.array(value) if op.graph.is_initializer(value) else None
+        if array is None or beside is None:
+            continue
+        if patterns.is_mask(array):
+            mask = op.graph.hold(f"{value} mask", array, trained=False)
+            op.emit("aten.add.Tensor", self=op.tensor(1 - position), other=mask)
+            return True
+        found = patterns.bias_by_offset(array) if beside.op in _SCORES else None
+        if found is None:
+            continue
+        table = op.graph.hold(f"{value} table", found[0], trained=True)
+        numbers = op.graph.hold(f"{value} offsets", found[1], trained=False)
+        tokens, heads = len(found[1]), found[0].shape[1]
+        rows = op.step("aten.index.Tensor", (tokens, tokens, heads), self=table, indices=(numbers,))
+        turned = op.step("aten.permute.default", (heads, tokens, tokens), self=rows, dims=(2, 0, 1))
+        bias = op.step("aten.unsqueeze.default", (1, heads, tokens, tokens), self=turned, dim=0)
+        op.emit("aten.add.Tensor", self=op.tensor(1 - position), other=bias)
+        return True
+    return False
+
+
 def _add(op: Operator) -> None:
     groups = patterns.group_norm_of(op)
     if groups is not None:
@@ -118,7 +146,8 @@ def _add(op: Operator) -> None:
         return
     product = patterns.product_before(op)
     if product is None:
-        _binary("add", op)
+        if not _biased(op):
+            _binary("add", op)
         return
     position = 1 if op.input(0) == product.outputs[0] else 0
     weight = product.held(1, "weight", (1, 0))

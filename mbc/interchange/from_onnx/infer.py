@@ -4,6 +4,7 @@ them, and from weights, by a few operators that move numbers."""
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,27 @@ from mbc.interchange.pt2 import printable
 
 # Operators that are computed at once where all of their operands are known.
 _FOLDED = frozenset((
-    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten",
-    "Floor", "Gather", "Greater", "Identity", "Less", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceProd",
-    "Reshape", "Round", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze",
-    "Where",
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten",
+    "Floor", "Gather", "GatherND", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow",
+    "Range", "ReduceProd", "Reshape", "Round", "ScatterND", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where",
 ))  # fmt: skip
+_GATHERED = frozenset(("Gather", "GatherND"))
 # Operators that onnx infers nothing for, and whose result has the shape of their first operand.
 _ALIKE = frozenset(("GroupNormalization", "LRN"))
-_LARGEST = 1 << 16  # elements of a result that is larger than its operands
+_LARGEST = 1 << 20  # elements of a result that is larger than its operands
+_LARGEST_TOTAL = 1 << 24  # elements of all results, beside some times those of the file
+_TIMES_WEIGHTS = 4
 _LARGEST_GIVEN = 4096  # elements of an operand that shapes may depend on
 _BFLOAT16 = 16
 
 
 class Values:
-    """What is known of each value, by its name in the file."""
+    """What is known of each value, by its name in the file. `weights`: the values that are weights of the file."""
 
-    def __init__(self, opsets: dict[str, int]) -> None:
+    def __init__(self, opsets: dict[str, int], weights: Set[str]) -> None:
+        self._weights = weights
+        self._left = _LARGEST_TOTAL
         self._opsets = [onnx().helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         self._version = opsets[""]
         self._wrong = (
@@ -54,6 +60,8 @@ class Values:
         """A value that is known, of the TensorProto type `kind`."""
         self._types[name] = onnx().helper.make_tensor_type_proto(kind, array.shape)
         self.arrays[name] = array
+        if name in self._weights:
+            self._left += _TIMES_WEIGHTS * array.size
 
     def kind(self, name: str) -> int:
         """The TensorProto type of a value; 0 where it is not known."""
@@ -88,13 +96,18 @@ class Values:
             self.enter(name, proto)
         if node.op_type in _ALIKE and self.shape(node.output[0]) is None and inputs and inputs[0] in self._types:
             self._types[node.output[0]] = self._types[inputs[0]]
-        if node.op_type == "Expand" and known and self._for_each_sample(self.arrays[inputs[0]], node.output[0]):
+        if known and inputs and inputs[0] in self._weights and self._stays(node, inputs):
             return False
         return known and node.op_type in _FOLDED and self._folded(node, inputs)
 
-    def _for_each_sample(self, array: Array, result: str) -> bool:
-        """Whether a result is a parameter, such as a class token, once for each row."""
-        return array.dtype.kind == "f" and array.shape[1:] == (self.shape(result) or ())[1:] != ()
+    def _stays(self, node: Any, inputs: list[str]) -> bool:
+        """Whether a result is a parameter, such as a class token, once for each row, or rows of one by number."""
+        array = self.arrays[inputs[0]]
+        if array.dtype.kind != "f":
+            return False
+        if node.op_type in _GATHERED:
+            return self.arrays[inputs[1]].size > 1
+        return node.op_type == "Expand" and array.shape[1:] == (self.shape(node.output[0]) or ())[1:] != ()
 
     def _inferred(self, node: Any, inputs: list[str]) -> dict[str, Any]:
         if any(name not in self._types for name in inputs):
@@ -118,8 +131,9 @@ class Values:
         largest = max([_LARGEST, *(self.arrays[name].size for name in inputs)])
         for shape in shapes:
             sizes = () if shape is None else TensorMeta(shape, "").sizes
-            if shape is None or len(sizes) != len(shape) or math.prod(sizes) > largest:
+            if shape is None or len(sizes) != len(shape) or math.prod(sizes) > min(largest, self._left):
                 return False
+            self._left -= math.prod(sizes)
         package = onnx()
         helper = package.helper
         outputs = [helper.make_value_info(name, self._types[name]) for name in node.output]

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from mbc.interchange.from_onnx.operator import Operator
+from mbc.interchange.program import Array
+from mbc.ops.window_bias import MASKED, WindowBias
 
 # x * f(x), by the operator of f
 GATED = {"Sigmoid": "silu", "HardSigmoid": "hardswish", "Tanh": "mish"}
@@ -155,6 +159,92 @@ def is_part_of_group_norm(norm: Operator) -> bool:
     add = None if product is None else only_user(product, "Add")
     found = None if add is None else group_norm_of(add)
     return found is not None and found[0] is norm
+
+
+def rolled(concat: Operator) -> tuple[str, int, int] | None:
+    """Of a concatenation: what it rolls, by how much, and along which axis, where it puts the end of a tensor before
+    its beginning, and nobody else takes these parts."""
+    parts = [concat.graph.maker(value) for value in concat.inputs]
+    if len(parts) != 2 or any(part is None or only_user(part, "Concat") is not concat for part in parts):
+        return None
+    end, begin = (_cut(part) for part in parts if part is not None)
+    if end is None or begin is None or end[:2] != begin[:2]:
+        return None
+    value, axis, first, size = end
+    whole = begin[2] == 0 and begin[3] == first and first + size == concat.result[axis]
+    shift = size if 2 * size <= concat.result[axis] else -first
+    return (value, shift, axis) if whole and axis == concat.integer("axis", 1) % len(concat.result) else None
+
+
+def _cut(part: Operator) -> tuple[str, int, int, int] | None:
+    """Of a slice along one axis: the tensor, the axis, where it begins, and how many elements it has."""
+    if part.op != "Slice":
+        return None
+    names = ("starts", "ends", "axes", "steps")
+    starts, stops, axes, steps = (part.ints(name, position) for position, name in enumerate(names, 1))
+    if starts is None or stops is None or len(starts) != 1 or (steps or (1,)) != (1,):
+        return None
+    shape = part.sizes()
+    axis = (axes or (0,))[0] % len(shape)
+    first, stop, _ = slice(starts[0], stops[0]).indices(shape[axis])
+    return part.input(0), axis, first, stop - first
+
+
+def is_part_of_roll(part: Operator) -> bool:
+    """Whether the concatenation behind a slice rolls a tensor."""
+    concat = only_user(part, "Concat")
+    return concat is not None and rolled(concat) is not None
+
+
+def taken(squeeze: Operator) -> tuple[str, int, int] | None:
+    """Of a tensor without an axis: what it is one element of, along which axis, and which, where a slice before it took
+    that alone."""
+    part = squeeze.graph.maker(squeeze.input(0))
+    cut = None if part is None or only_user(part, "Squeeze") is not squeeze else _cut(part)
+    return cut[:3] if cut is not None and cut[3] == 1 and _squeezes(squeeze, cut[1]) else None
+
+
+def is_part_of_selection(part: Operator) -> bool:
+    """Whether the axis of the one element that a slice takes is gone afterwards."""
+    squeeze = only_user(part, "Squeeze")
+    return squeeze is not None and taken(squeeze) is not None
+
+
+def flattened(gather: Operator) -> str:
+    """Of elements taken by number: the tensor whose elements they are, all of them in their order; else empty."""
+    before, index = gather.graph.maker(gather.input(0)), gather.graph.array(gather.input(1))
+    if before is None or before.op != "Reshape" or index is None or only_user(before, "Gather") is not gather:
+        return ""
+    whole = before.result == (index.size,) and np.array_equal(index.reshape(-1), np.arange(index.size))
+    return before.input(0) if whole else ""
+
+
+def is_flattening(reshape: Operator) -> bool:
+    """Whether elements are taken of a reshaped tensor by number, as torch.as_strided is exported."""
+    gather = only_user(reshape, "Gather")
+    return gather is not None and bool(flattened(gather))
+
+
+def is_mask(array: Array) -> bool:
+    """Whether numbers that are added to the scores of windows hide some pairs of pixels, and do nothing else."""
+    square = array.ndim > 2 and array.shape[-1] == array.shape[-2]
+    return square and bool(array.any()) and bool(((array == 0) | (array == MASKED)).all())
+
+
+def bias_by_offset(array: Array) -> tuple[Array, Array] | None:
+    """Of [1, heads, T, T] that is added to the scores of windows: a table of what it has for each offset of two pixels,
+    [offsets, heads], and which of them each pair of pixels has, [T, T]. None where it is no such bias."""
+    if array.ndim != 4 or array.shape[0] != 1 or array.shape[2] != array.shape[3] or array.dtype.kind != "f":
+        return None
+    heads, tokens = array.shape[1:3]
+    sides = sorted((h for h in range(1, tokens + 1) if tokens % h == 0), key=lambda h: abs(h - tokens // h))
+    for height in sides:
+        numbers = WindowBias((height, tokens // height)).numbers()
+        table = np.zeros((int(numbers.max()) + 1, heads), array.dtype)
+        table[numbers] = array[0].transpose(1, 2, 0)
+        if np.array_equal(table[numbers], array[0].transpose(1, 2, 0)):
+            return table, numbers
+    return None
 
 
 def unbound(split: Operator) -> list[str] | None:

@@ -22,13 +22,13 @@ from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.from_onnx.places import modules_of
 from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
-from mbc.interchange.program import Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
+from mbc.interchange.program import FLOATING, Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable
+from mbc.interchange.steps import STATISTICS
 
 LARGEST_FILE = 2 << 30  # what a message of protobuf may have; weights beside it may have more
 MOST_NODES = 100_000
 OPSETS = range(11, 29)
-_STATISTICS = ("running_mean", "running_var")
 _MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
 _LONE = frozenset(("Conv", "ConvTranspose"))
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
@@ -84,12 +84,12 @@ class _Reader:
         self._batch = batch
         opsets = self._opsets()
         self.opset = opsets[""]
-        self._values = Values(opsets)
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
         self._makers: dict[str, Operator] = {}
         self._users: dict[str, list[Operator]] = defaultdict(list)
         self._given: set[str] = set()  # initializers
+        self._values = Values(opsets, self._given)
         self._held: dict[str, Held] = {}
         self._keys: set[str] = set()
         self._arrays: dict[str, Array] = {}
@@ -283,13 +283,17 @@ class _Reader:
     def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName:
         """Held numbers as an operand. `role`: which of a layer's states they are, empty where they are a tensor."""
         called = f"{value} transposed" if order else value
+        modules = modules_of(user.name, user.metadata)
+        if role and modules and self._is_uniform(value):
+            called = f"{value} of {modules[-1].path}.{role}"
         name = self.name(called)
         if name.name in self._held:
             return name
         array = self._values.arrays[value]
         array = np.ascontiguousarray(np.transpose(array, order)) if order else array
-        kind = "buffer" if role in _STATISTICS or not (role or value in self._given) else "parameter"
         dtype = dtype_name(self._values.kind(value))
+        trained = dtype in FLOATING and role not in STATISTICS and (role or value in self._given)
+        kind = "parameter" if trained else "buffer"
         if array.size == 1 and not role:
             kind = "constant"
         key = self._key(value, role, user)
@@ -298,12 +302,28 @@ class _Reader:
         self._arrays[name.name] = array
         return name
 
+    def _is_uniform(self, value: str) -> bool:
+        """Whether it is a vector of one number, of which exporters keep one for all modules that begin with it."""
+        array = self._values.arrays[value]
+        return array.ndim == 1 and array.size > 1 and bool((array == array[0]).all())
+
+    def hold(self, value: str, array: Array, trained: bool) -> TensorName:
+        """Numbers that the file has in another form, or says nothing of: parameters or constants."""
+        name = self.name(value)
+        if name.name not in self._held:
+            meta = TensorMeta(array.shape, "float32" if array.dtype.kind == "f" else "int64", trained=trained)
+            key = next(n for n in _numbered(name.name) if n not in self._keys)
+            self._keys.add(key)
+            self._held[name.name] = Held(key, "parameter" if trained else "constant", meta, name.name)
+            self._arrays[name.name] = array
+        return name
+
     def _key(self, value: str, role: str, user: Operator) -> str:
         """As the file calls it; what an exporter made anew is called by its module, which torch does."""
         own = printable(value)
         modules = modules_of(user.name, user.metadata)
-        if role and modules and not own.endswith(f".{role}"):
-            path = f"{modules[-1].path}.{role}"
+        path = f"{modules[-1].path}.{role}" if modules else ""
+        if role and modules and (not own.endswith(f".{role}") or (self._is_uniform(value) and own != path)):
             own = own if path in self._keys or path in self._given else path
         key = next(n for n in _numbered(own) if n not in self._keys)
         self._keys.add(key)

@@ -11,12 +11,18 @@ from mbc.interchange.from_onnx.operator import Operator, Rule
 
 
 def _reshape(op: Operator) -> None:
+    if patterns.is_flattening(op):
+        op.part()
+        return
     op.result  # noqa: B018 - refused here, with the node's name, where it is not known
     op.emit("aten.reshape.default", self=op.tensor())
 
 
 def _squeeze(op: Operator) -> None:
-    if not patterns.is_unbound(op):
+    if (found := patterns.taken(op)) is not None:
+        value, axis, index = found
+        op.emit("aten.select.int", self=op.graph.name(value), dim=axis, index=index)
+    elif not patterns.is_unbound(op):
         _reshape(op)
 
 
@@ -39,6 +45,10 @@ def _transpose(op: Operator) -> None:
 
 
 def _concat(op: Operator) -> None:
+    if (found := patterns.rolled(op)) is not None:
+        value, shift, axis = found
+        op.emit("aten.roll.default", self=op.graph.name(value), shifts=(shift,), dims=(axis,))
+        return
     op.emit("aten.cat.default", tensors=tuple(op.tensor(n) for n in range(len(op.inputs))), dim=op.integer("axis", 1))
 
 
@@ -56,6 +66,9 @@ def _split(op: Operator) -> None:
 
 
 def _slice(op: Operator) -> None:
+    if patterns.is_part_of_roll(op) or patterns.is_part_of_selection(op):
+        op.part()
+        return
     shape, x = list(op.sizes()), op.tensor()
     starts, ends = op.ints("starts", 1) or (), op.ints("ends", 2) or ()
     axes = op.ints("axes", 3) or tuple(range(len(starts)))
@@ -75,10 +88,27 @@ def _slice(op: Operator) -> None:
 
 
 def _gather(op: Operator) -> None:
+    if x := patterns.flattened(op):
+        op.emit("aten.reshape.default", self=op.graph.name(x))
+        return
     index = op.constant(1, "index")
+    if index is not None and index.ndim and op.graph.array(op.input(0)) is not None and not op.integer("axis", 0):
+        op.emit("aten.index.Tensor", self=op.tensor(), indices=(op.tensor(1),))
+        return
     if index is None or index.ndim:
         raise Refused("it takes more than one element along an axis", "use slices")
     op.emit("aten.select.int", self=op.tensor(), dim=op.integer("axis", 0), index=int(index))
+
+
+def _gather_nd(op: Operator) -> None:
+    """Rows of a parameter by number."""
+    index = op.constant(1, "index")
+    if index is None or op.integer("batch_dims", 0) or index.shape[-1:] != (1,):
+        raise Refused("it takes elements by an index of several axes", "use slices")
+    if op.graph.array(op.input(0)) is None:
+        raise Refused("it takes more than one element along an axis", "use slices")
+    rows = op.step("aten.view.default", index.shape[:-1], self=op.tensor(1))
+    op.emit("aten.index.Tensor", self=op.tensor(), indices=(rows,))
 
 
 def _expand(op: Operator) -> None:
@@ -160,6 +190,7 @@ RULES: Mapping[str, Rule] = {
     "Split": _split,
     "Slice": _slice,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "Expand": _expand,
     "Pad": _pad,
     "Resize": _resize,

@@ -27,6 +27,16 @@ def _conv(op: Operator) -> None:
     op.last("Conv", *op.inputs, **_window(op), dilations=list(op.a.dilation), group=op.a.groups)
 
 
+def _standardize_filters(op: Operator) -> None:
+    """As the channels of one sample."""
+    filters = op.shape()[0]
+    flat = op.step("Reshape", op.inputs[0], op.whole(1, filters, -1))
+    scale = op.floats(np.full(filters, op.a.factor))
+    scale = op.step("Mul", op.inputs[1], scale) if len(op.inputs) > 1 else scale
+    normal = op.step("InstanceNormalization", flat, scale, op.floats(np.zeros(filters)), epsilon=op.a.eps)
+    op.last("Reshape", normal, op.whole(*op.result))
+
+
 def _conv_transpose(op: Operator) -> None:
     top, bottom, left, right = op.a.pad
     less = (top + bottom, left + right)
@@ -172,6 +182,7 @@ _PLAIN: Mapping[str, Rule] = {kind: partial(_plain, name) for kind, name in _SAM
 RULES: dict[str, Rule] = {
     **_PLAIN,
     "convolution": _conv,
+    "standardize_filters": _standardize_filters,
     "convolution_backward_data": _conv_transpose,
     "linear": _linear,
     "bias_add": _bias,

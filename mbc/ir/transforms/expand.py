@@ -109,7 +109,7 @@ class Expander:
     def _working_copy(self, value: str) -> str:
         kind = self._builder.type(value)
         state = self._builder.values[value]
-        if kind.dtype not in FLOATING or kind.dtype is self._working or state.role is Role.INTERMEDIATE:
+        if kind.dtype not in FLOATING or kind.dtype is self._working:
             return value
         if value not in self._cast:
             name = f"{self._working}.{value}"

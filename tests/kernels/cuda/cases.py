@@ -52,6 +52,7 @@ from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
+from mbc.ops.standardize import Standardize
 from mbc.ops.top_k import TopK, TopKMean
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
@@ -376,6 +377,17 @@ def _channels(cases: Cases) -> None:
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)
         cases.add("update_running", UpdateRunning(0.1, 50), *states, block, note=f"proceed{proceed}")
+
+
+def _filters(cases: Cases) -> None:
+    # Filters that share a block and that have one to themselves, of even and odd sizes; with a gain and without.
+    for shape in ((7, 3, 3, 3), (16, 1, 3, 3), (5, 40, 3, 5), (300, 16, 1, 1), (3, 700, 3, 3)):
+        a, k = Standardize(1e-3, 0.7), shape[0]
+        for gain in ((), (m(k),)):
+            note = "gained" * len(gain)
+            cases.add("standardize_filters", a, m(*shape, make=off), *gain, note=note)
+            operands = (m(*shape), m(*shape), m(k), m(k, make=positive), *gain)
+            cases.add("standardize_filters_backward", a, *operands, note=note)
 
 
 def _groups(cases: Cases) -> None:
@@ -913,6 +925,7 @@ def _all() -> tuple[Case, ...]:
     for family in (
         _elementwise,
         _channels,
+        _filters,
         _groups,
         _pools,
         _adaptive,

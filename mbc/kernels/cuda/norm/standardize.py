@@ -1,0 +1,41 @@
+"""Standardised filters, and the gradients of filters and gains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
+from mbc.kernels.cuda.norm.reduce import Lanes
+from mbc.ops.standardize import Standardize
+
+FILE = "norm/standardize.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class StandardizeArguments(Struct):
+    filters: int
+    elements: int  # of a filter
+    lanes: int
+    gained: int  # whether there is a gain for each filter
+
+
+def _arguments(at: Slice) -> StandardizeArguments:
+    request = at.request
+    filters, *sizes = request.inputs[0].shape
+    elements = math.prod(sizes)
+    without = 1 if request.kind == "standardize_filters" else 4
+    lanes = Lanes.of([(filters, elements)], [(elements, 1)]).lanes
+    return StandardizeArguments(filters, elements, lanes, int(len(request.inputs) > without))
+
+
+def _reals(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Standardize)
+    return a.eps, a.factor
+
+
+KERNELS = tuple(
+    OwnKernel(kind, FILE, StandardizeArguments, _arguments, _reals)
+    for kind in ("standardize_filters", "standardize_filters_backward")
+)

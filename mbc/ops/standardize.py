@@ -1,0 +1,112 @@
+"""Standardised filters: what a convolution reads is each filter less its mean, over its standard deviation.
+
+Qiao et al., "Micro-batch training with batch-channel normalization and weight standardization", 2019; with a trained
+gain Brock et al., "Characterizing signal propagation to close the performance gap in unnormalized ResNets", 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Initializer, Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, ShapeError, master
+
+
+@dataclass(frozen=True, slots=True)
+class Standardize(Attributes):
+    """Of filters [K, ...], each by itself. `eps` is added to the variance; `factor` multiplies the result, beside the
+    gain [K] where there is one."""
+
+    eps: float
+    factor: float = 1.0
+
+
+def _fit(w: TensorType, gain: tuple[TensorType, ...]) -> TensorType:
+    """The type of what there is one of for each filter."""
+    vector = TensorType(w.shape[:1], w.dtype)
+    if len(w.shape) < 2 or w.dtype is not master(w.dtype) or gain not in ((), (vector,)):
+        raise ShapeError(f"{', '.join(map(str, (w, *gain)))} are no filters and a gain for each of them")
+    return vector
+
+
+def _shape(a: Standardize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    w, *gain = inputs
+    vector = _fit(w, tuple(gain))
+    return w, vector, vector
+
+
+def _backward_shape(a: Standardize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    w, dy, mean, inverse, *gain = inputs
+    vector = _fit(w, tuple(gain))
+    if dy != w or not mean == inverse == vector:
+        raise ShapeError(f"gradient {dy} and statistics {mean} and {inverse} do not fit {w}")
+    return w, *gain
+
+
+def _of_filters(vector: Array, w: Array) -> Array:
+    """The vector, shaped so that it broadcasts along filters."""
+    return vector.reshape(-1, *(1,) * (w.ndim - 1))
+
+
+def _scale(a: Standardize, gain: Sequence[Array], w: Array) -> Array:
+    return _of_filters(gain[0] if gain else np.ones(len(w), w.dtype), w) * w.dtype.type(a.factor)
+
+
+def _evaluate(a: Standardize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    w, *gain = inputs
+    axes = tuple(range(1, w.ndim))
+    wide = w.astype(np.float64)
+    mean = wide.mean(axis=axes)
+    inverse = 1 / np.sqrt(((wide - _of_filters(mean, w)) ** 2).mean(axis=axes) + a.eps)
+    mean, inverse = mean.astype(w.dtype), inverse.astype(w.dtype)
+    return (w - _of_filters(mean, w)) * _of_filters(inverse, w) * _scale(a, gain, w), mean, inverse
+
+
+def _backward(a: Standardize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    w, dy, mean, inverse, *gain = inputs
+    axes = tuple(range(1, w.ndim))
+    normal = (w - _of_filters(mean, w)) * _of_filters(inverse, w)
+    shift, slope = (p.mean(axis=axes, dtype=np.float64).astype(w.dtype) for p in (dy, dy * normal))
+    factor = _scale(a, gain, w) * _of_filters(inverse, w)
+    dw = (dy - _of_filters(shift, w) - normal * _of_filters(slope, w)) * factor
+    elements = math.prod(w.shape[1:])
+    return (dw, *((slope * w.dtype.type(elements * a.factor),) if gain else ()))
+
+
+def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    w, *gain = op.inputs
+    dy = dys[0]
+    if dy is None or not any(g.needs(v) for v in op.inputs):
+        return (None,) * len(op.inputs)
+    return g.emit("standardize_filters_backward", op.attributes, (w, dy, *op.outputs[1:], *gain), w, *gain)
+
+
+OPS = (
+    OpKind("standardize_filters", Standardize, _shape, _evaluate, _gradient),
+    OpKind("standardize_filters_backward", Standardize, _backward_shape, _backward, in_place=((0, 1),)),
+)
+LAYERS: tuple[Layer, ...] = ()
+
+
+def standardized(builder: LayerBuilder, w: str, eps: float, gain: float) -> str:
+    """The filters that a layer computes with, of those that it holds: `w` as it is where `eps` is 0, standardised
+    otherwise; times `gain` / sqrt(elements of a filter) and the trained gains, which start as 1, unless that is 0.
+    Raises ShapeError for numbers below 0, and for a gain of filters that are not standardised."""
+    for name, value in (("standardize", eps), ("gain", gain)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ShapeError(f"{name} is {value}, but must be 0 (none) or above")
+    if not eps:
+        if gain:
+            raise ShapeError("gain is for standardised filters: give standardize, too, such as 1e-6")
+        return w
+    shape = builder.type(w).shape
+    if not gain:
+        return builder.emit("standardize_filters", Standardize(eps), (w,), "filters")[0]
+    gains = builder.state("gain", shape[:1], Initializer("constant", 1.0))
+    a = Standardize(eps, gain / math.sqrt(math.prod(shape[1:])))
+    return builder.emit("standardize_filters", a, (w, gains), "filters")[0]

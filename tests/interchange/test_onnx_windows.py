@@ -1,0 +1,120 @@
+"""Attention in windows from ONNX, with tables and masks as the exporters of torch leave them, and what else these spell
+out: rolls, single elements, vectors that several modules begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.interchange.importing import ImportedModel, import_model
+from tests.interchange.models import Model, Tensor, forward, torch
+from tests.interchange.onnx_files import compared, evaluated, exported, model, node, written
+from tests.interchange.test_attention import IMAGE, Windows
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*folded:RuntimeWarning")
+
+
+class Masked(Windows):
+    """As timm: the mask is a buffer."""
+
+    def __init__(self, shift: int) -> None:
+        super().__init__(shift)
+        self.register_buffer("hidden", super().mask(torch.zeros(1)))
+
+    def mask(self, x: Tensor) -> Tensor:
+        return self.hidden
+
+
+class Unlike(Windows):
+    """A bias that is not of offsets: a number for each pair of pixels."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.table = torch.nn.Parameter(torch.randn(1, 2, 16, 16))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return (q * 4**-0.5) @ k.transpose(-2, -1) + self.table
+
+
+def network(kind: type[Windows], *arguments: Any) -> Model:
+    torch.manual_seed(0)
+    return kind(*arguments)
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["written out", "folded"])
+@pytest.mark.parametrize("kind, shift", [(Windows, 0), (Windows, 1), (Masked, 2)])
+def test_windows_have_a_table_and_a_shift(kind: type[Windows], shift: int, folded: bool, tmp_path: Path) -> None:
+    made = compared(tmp_path, network(kind, shift), torch.randn(*IMAGE), train=not folded)
+    shifted = f", size=8, shift={shift}" if shift else ""
+    assert f"window_bias(2, 4{shifted}) @" in made.source and "join_windows(8, 4)" in made.source
+    assert (f"roll({-shift})" in made.source and f"roll({shift})" in made.source) == bool(shift)
+    tables = [array for name, array in made.network.arrays.items() if array.shape == (49, 2)]
+    assert len(tables) == 1 and not made.network.frozen
+
+
+def test_other_biases_are_refused(tmp_path: Path) -> None:
+    file = exported(tmp_path, network(Unlike), torch.randn(*IMAGE), train=False)
+    with pytest.raises(MbcError, match="MBC303") as caught:
+        import_model(file, "net")
+    assert "what is added to the scores is computed" in str(caught.value)
+
+
+def _compared(path: Path, nodes: Sequence[Any], held: dict[str, Any]) -> ImportedModel:
+    made = model(nodes, held)
+    imported = import_model(written(path, made), "net", "mse")
+    image = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    (found,), (wanted,) = forward(imported, image), evaluated(made, image.numpy())
+    assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    return imported
+
+
+def _filters(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("first, words", [(6, "roll((2, 0))"), (2, "roll((-2, 0))")])
+def test_a_roll_in_two_slices(first: int, words: str, tmp_path: Path) -> None:
+    held = {"w": _filters(3, 3, 1, 1), "from": np.array([first]), "end": np.array([2**40]), "zero": np.array([0])}
+    nodes = [
+        node("Conv", ["x", "w"], ["h"]), node("Slice", ["h", "from", "end", "axis"], ["a"], name="behind"),
+        node("Slice", ["h", "zero", "from", "axis"], ["b"], name="before"),
+        node("Concat", ["a", "b"], ["y"], axis=2),
+    ]  # fmt: skip
+    source = _compared(tmp_path, nodes, {**held, "axis": np.array([2])}).source
+    assert words in source and "slice" not in source
+    nodes[-1] = node("Concat", ["b", "a"], ["y"], axis=2)  # in their order: nothing is rolled
+    source = _compared(tmp_path, nodes, {**held, "axis": np.array([2])}).source
+    assert "roll" not in source and "concat(axis=2)" in source
+
+
+def test_one_element_and_all_elements_by_number(tmp_path: Path) -> None:
+    held = {"w": _filters(3, 3, 1, 1), "one": np.array([1]), "two": np.array([2]), "flat": np.array([-1])}
+    nodes = [
+        node("Conv", ["x", "w"], ["h"]), node("Slice", ["h", "one", "two", "one"], ["a"]),
+        node("Squeeze", ["a", "one"], ["s"]), node("Reshape", ["s", "flat"], ["f"]),
+        node("Gather", ["f", "all"], ["y"]),
+    ]  # fmt: skip
+    source = _compared(tmp_path, nodes, {**held, "all": np.arange(128).reshape(2, 64)}).source
+    assert source.count("slice") == 1 and "start=1, stop=2)" in source
+    with pytest.raises(MbcError, match="it takes more than one element along an axis"):
+        _compared(tmp_path, nodes, {**held, "all": np.arange(128)[::-1].reshape(2, 64)})
+
+
+def test_modules_that_begin_with_one_vector_have_each_their_own(tmp_path: Path) -> None:
+    nodes: list[Any] = []
+    for number in range(2):
+        made = node("Conv", [f"v{number - 1}" if number else "x", f"W{number}", "b"], ["y" if number else "v0"])
+        made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(["", f"units.{number}", "op"]))
+        made.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=repr(["a.Net", "a.Unit", "op"]))
+        made.name = f"n{number}"
+        nodes.append(made)
+    filters = {"W0": _filters(3, 3, 1, 1), "W1": _filters(3, 3, 3, 3)}
+    made = _compared(tmp_path, nodes, {**filters, "b": np.ones(3, np.float32)})
+    assert {n for n in made.network.arrays if "bias" in n} == {"units.0.bias", "units.1.bias"}
+    with pytest.raises(MbcError, match="its parameters are tied to those of"):
+        _compared(tmp_path, nodes, {**filters, "b": np.arange(3, dtype=np.float32)})
