@@ -81,7 +81,7 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
         "Where did the time go?",
         f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}.{of_last}"
         f" Launches alone, of which streams run some concurrently: {', '.join(sums)}. By kind of operation:",
-        cut([Line(f"{kind}: {_signed(time)}") for kind, time in most], _LISTED, "that changed most"),
+        cut(most, _LISTED, "that changed most", lambda one: Line(f"{one[0]}: {_signed(one[1])}")),
         "operations",
     )
 
@@ -115,11 +115,7 @@ def _memory(before: Facts, after: Facts) -> Answer:
 
 def _decisions(before: Facts, after: Facts) -> Answer:
     old, new = _decided(before), _decided(after)
-    moved = [
-        Line("", (value,), f": {old.get(value, 'kept')}, then {new.get(value, 'kept')}")
-        for value in dict.fromkeys((*old, *new))
-        if old.get(value) != new.get(value)
-    ]
+    moved = [value for value in dict.fromkeys((*old, *new)) if old.get(value) != new.get(value)]
     counts = [
         f"{len(facts.techniques.recomputed)} recomputations ({show_time(_recompute_us(facts))}) and"
         f" {len(facts.techniques.offloaded)} offloaded values"
@@ -128,7 +124,12 @@ def _decisions(before: Facts, after: Facts) -> Answer:
     return Answer(
         "What is kept, recomputed or offloaded otherwise?",
         f"The first plan has {counts[0]}, the second {counts[1]}.",
-        cut(moved, _LISTED, "that come first"),
+        cut(
+            moved,
+            _LISTED,
+            "that come first",
+            lambda value: Line("", (value,), f": {old.get(value, 'kept')}, then {new.get(value, 'kept')}"),
+        ),
         "memory",
     )
 
