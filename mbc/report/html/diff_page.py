@@ -12,10 +12,10 @@ from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
 from mbc.report.differences import aspect_text, relative_change, show_figure
+from mbc.report.figure_names import figure_name
 from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
-from mbc.report.html.figure_names import figure_name
 from mbc.report.html.head import plan_title
 from mbc.report.html.render import render_page
 
