@@ -22,7 +22,7 @@ from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.html.answer import Answer, Line, cut
-from mbc.report.html.answers import UNUSED_SHARE, answers
+from mbc.report.html.answers import CONCURRENT, UNUSED_SHARE, answers
 from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
@@ -36,7 +36,7 @@ from mbc.report.tables import measured_percent
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
 from mbc.resources import folder
-from mbc.units import show_size
+from mbc.units import show_size, show_time
 from tests.report.pages import data_of
 from tests.report.plans import PLANS, plans_of_unlike_gpus
 
@@ -145,11 +145,23 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
 
 
+def test_what_is_offloaded_is_said_with_its_reason():
+    plan = PLANS["offloaded"]()
+    facts = facts_of(plan, plan.train)
+    why = _asked(plan, "recomputed or offloaded")
+    most = max(facts.techniques.offloaded, key=lambda one: one.saved_bytes)
+    (line,) = [one.text for one in why.details if one.values == (most.value,) and "memory of the host" in one.text][:1]
+    live = max(facts.curve.total_bytes[most.absent[0] : most.absent[1]])
+    assert f"where up to {show_size(live)} are live; kept, they would" in line
+    assert line.endswith(f"The copies take {show_time(most.time_us)} beside the kernels.")
+
+
 @pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])
 def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical_path_us, said):
     plan = replace(plan, bounds=replace(plan.bounds, critical_path_us=critical_path_us))
     (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more buy" in one.question)
     assert f"No {said}, however large the budget, is faster than" in more.answer
+    assert (CONCURRENT in more.answer) == (not critical_path_us), "a bound of serial schedules binds no others"
 
 
 def _asked(plan: Plan, words: str) -> Answer:

@@ -21,6 +21,7 @@ from mbc.units import show_size, show_time
 MORE_BYTES = 10**9  # what a larger budget is asked about
 UNUSED_SHARE = 0.1  # of the budget, or MORE_BYTES: a plan that leaves as much is not held back by memory
 _LISTED = 5
+CONCURRENT = " With memory for a concurrent stream a step may be faster still."
 
 
 def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
@@ -67,7 +68,7 @@ def _why_not_kept(facts: Facts) -> Answer:
     total = facts.curve.total_bytes
     recomputed, offloaded = found.absent_bytes(facts.peak)
 
-    def recomputed_line(one: Recomputed) -> Line:
+    def reason(one: Recomputed | Offloaded) -> str:
         most = max(total[one.absent[0] : one.absent[1]], default=0)
         over = most + one.saved_bytes - left
         then = (
@@ -75,19 +76,20 @@ def _why_not_kept(facts: Facts) -> Answer:
             if over > 0
             else "they would fit with all others as they are"
         )
-        return Line(
-            "",
-            one.outputs,
-            f": {show_size(one.saved_bytes)} are absent in launches {one.absent[0]} to {one.absent[1] - 1}, where"
-            f" up to {show_size(most)} are live; kept, {then}. Recomputing takes {show_time(one.time_us)}.",
+        return (
+            f"in launches {one.absent[0]} to {one.absent[1] - 1}, where up to {show_size(most)} are live; kept, {then}."
         )
+
+    def recomputed_line(one: Recomputed) -> Line:
+        told = f": {show_size(one.saved_bytes)} are absent {reason(one)} Recomputing takes {show_time(one.time_us)}."
+        return Line("", one.outputs, told)
 
     def offloaded_line(one: Offloaded) -> Line:
         return Line(
             "",
             (one.value,),
-            f": {show_size(one.saved_bytes)} are in memory of the {one.space} in launches {one.absent[0]} to"
-            f" {one.absent[1] - 1}; the copies take {show_time(one.time_us)} beside the kernels.",
+            f": {show_size(one.saved_bytes)} are in memory of the {one.space} {reason(one)} The copies take"
+            f" {show_time(one.time_us)} beside the kernels.",
         )
 
     recompute_us = sum(r.time_us for r in found.recomputed)
@@ -143,7 +145,7 @@ def _more(facts: Facts) -> Answer:
     bound = (
         f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
         f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the"
-        f" {_part(plan)}."
+        f" {_part(plan)}.{'' if plan.bounds.critical_path_us else CONCURRENT}"
         if plan.predictions.train_us
         else ""
     )
