@@ -1,7 +1,7 @@
-"""Planning without the search for circles of garbage.
+"""Work without the search for circles of garbage.
 
-Planning makes millions of small values that live until its end and refer to each other in no circle. The collector
-looks through all of them again and again, for nothing: on deep networks a third of the time.
+Planning, reading and showing a plan make millions of small values that live until the end and refer to each other in no
+circle. The collector looks through all of them again and again, for nothing: on deep networks a third of the time.
 """
 
 from __future__ import annotations

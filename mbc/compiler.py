@@ -75,7 +75,7 @@ def compile_source(
     asked = _read(source, options, stages)
     folder = Path(asked.lowered.network.name) if output is None else output
     stages.run("check output", lambda: check_output(folder, overwrite))
-    plans = _plans(_tasks(asked, options, stages), stages)
+    plans = _plans(asked, options, stages)
     package = stages.run("build package", lambda: write_package(plans, folder, find_toolchain(), overwrite))
     return Compilation(plans, package)
 
@@ -90,7 +90,7 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
     """As `Compilation.plans`, without a package."""
     stages = stages or Stages(options.dump_stages)
-    return _plans(_tasks(_read(source, options, stages), options, stages), stages)
+    return _plans(_read(source, options, stages), options, stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,12 @@ def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float
         return math.inf
 
 
-def _plans(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
+def _plans(asked: _Asked, options: Options, stages: Stages) -> tuple[Plan, ...]:
+    settings = tuple((name, " ".join(value.split())) for name, value in dict(options.settings).items())  # on one line
+    return tuple(replace(plan, settings=settings) for plan in _of_tasks(_tasks(asked, options, stages), stages))
+
+
+def _of_tasks(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
     first, *others = tasks
     plans = [_plan_sharded_or_not(first, stages)]
     if first.graph.ranks is not None:

@@ -10,7 +10,7 @@ still lie in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,7 +23,7 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.ops import KINDS
 from mbc.plan.collectives import Bucket, Sharing, sharing_of
-from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Rows, Space
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
 from mbc.plan.summary import OperationSummary, grouped, summarise
 
 _VERY_LARGE = 1 << 30  # bytes of a collective whose latency is nothing
@@ -105,14 +105,21 @@ def ceilings_of(plan: Plan) -> Ceilings:
     return Ceilings.of(device_of(plan), plan.graph.precision)
 
 
-def limits(plan: Plan, program: Program, ceilings: Ceilings) -> tuple[Limit, ...]:
-    """One an operation, in the order of `summarise`."""
+def limits(
+    plan: Plan,
+    program: Program,
+    ceilings: Ceilings,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    summaries: Sequence[OperationSummary] | None = None,
+) -> tuple[Limit, ...]:
+    """One an operation, in the order of `summarise`. `groups` and `summaries`: by `grouped` and `summarise`, where
+    these are known."""
     operations = {op.name: op for op in (*plan.graph.train, *plan.graph.infer)}
-    groups = grouped(plan, program)
+    groups = grouped(plan, program) if groups is None else groups
     sharing = sharing_of(plan)
     link_us = {} if sharing is None else {b.launch: _link_us(plan, sharing, b) for b in sharing.buckets}
     found: list[Limit] = []
-    for summary in summarise(plan, program):
+    for summary in summarise(plan, program, groups) if summaries is None else summaries:
         group = groups[summary.name]
         members = [operations[name] for name in program.launches[group[0]].operations]
         moved_bytes = _moved_bytes(plan, program, group, members)
@@ -135,25 +142,26 @@ def _link_us(plan: Plan, sharing: Sharing, bucket: Bucket) -> float:
 
 def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Sequence[Operation]) -> int:
     """Read and written in the arena, workspace left out: no operation needs any."""
-    touched: dict[tuple[int, bool], set[Rows]] = {}
+    touched: dict[tuple[int, bool, int, int], None] = {}  # rows that are read twice count once
     for i in group:
         for access in program.launches[i].accesses:
-            buffer = plan.buffers[access.buffer]
-            if buffer.value is not None and buffer.space is Space.ARENA:
-                touched.setdefault((access.buffer, access.mode is Mode.READ), set()).add(access.rows)
+            rows = access.rows
+            touched[access.buffer, access.mode is Mode.READ, rows.start, rows.stop] = None
     total = 0.0
     shares = _read_shares(plan, members)
-    for (index, reads), parts in touched.items():
+    for index, reads, start, stop in touched:
         buffer = plan.buffers[index]
-        rows = sum(part.count for part in parts)
-        share = shares.get(buffer.value or "", 1.0) if reads else 1.0
-        total += share * buffer.size_bytes * rows / buffer.rows.count
+        if buffer.value is not None and buffer.space is Space.ARENA:
+            share = shares.get(buffer.value, 1.0) if reads else 1.0
+            total += share * buffer.size_bytes * (stop - start) / buffer.rows.count
     return round(total)
 
 
 def _read_shares(plan: Plan, members: Sequence[Operation]) -> dict[str, float]:
     """How much of each value the operations read that take it: most of what any of them does."""
     found: dict[str, float] = {}
+    if all(KINDS[operation.kind].reads is None for operation in members):
+        return found  # all of each
     for operation in members:
         share_of = KINDS[operation.kind].reads
         types = tuple(plan.graph.values[name].type for name in operation.inputs)

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -97,9 +97,11 @@ def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resu
     }
 
 
-def subject_for_ranks(place: str, planning: Options, device: str, output: str | None, group: Group) -> Path | Plan:
-    """Collective: what the module of a rank is made of. A source is planned by rank 0, for all of them, and built once
-    on each file system, as `package_for_training` does."""
+def subject_for_ranks(
+    place: str, planning: Options, device: str, output: str | None, group: Group
+) -> Path | tuple[Plan, ...]:
+    """Collective: what the modules of all ranks are made of, a package or their plans. A source is planned by rank 0,
+    for all of them, and built once on each file system, as `package_for_training` does."""
     if Path(place).is_dir():
         return Path(place)
     planning = replace(planning, gpus=group.size, gpus_per_node=group.environment.local_size)
@@ -114,9 +116,12 @@ def subject_for_ranks(place: str, planning: Options, device: str, output: str | 
     if builds:
         with turn(group):
             return up_to_date(plans, output)
-    return next(
-        (plan for plan in plans if plan.graph.ranks is not None and group.rank in plan.graph.ranks.members), plans[0]
-    )
+    return plans
+
+
+def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
+    """The one that a rank runs."""
+    return next((plan for plan in plans if plan.graph.ranks is not None and rank in plan.graph.ranks.members), plans[0])
 
 
 def _digest(file: Path) -> str:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from mbc.cli import INTERRUPTED, TERMINATED
 from mbc.cli.arguments.groups import measuring_options, options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import check_plannable, package_for_training
+from mbc.cli.places import check_plannable, package_for_training, plans_of_ranks
 from mbc.cli.ranks import (
     check_plan_of_ranks,
     device_of_ranks,
+    plan_of_rank,
     silenced,
     start_ranks,
     subject_for_ranks,
@@ -266,7 +267,10 @@ def _open(prepared: _Prepared, group: Group | None) -> Module:
         member = Member(group)
         if device == "cpu":
             member.check_mpi()  # before anything takes long
-        subject = subject_for_ranks(place, planning, device, arguments.output, group)
+        shared = subject_for_ranks(place, planning, device, arguments.output, group)
+        subject = shared if isinstance(shared, Path) else plan_of_rank(shared, group.rank)
+        if prepared.page is not None:  # of rank 0, which runs the first plan
+            prepared.page.show_ranks(plans_of_ranks(str(shared), planning) if isinstance(shared, Path) else shared)
     with notes():
         listener = None if prepared.record is None else prepared.record.open()
         net = Module(subject, seed=seed, device=device, ranks=member, listener=listener)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mbc.cli.places import read_text
@@ -23,7 +24,12 @@ class TrainPage:
         """MBC320 where it could not be written: better known before anything is planned."""
         self._path, self._log = path, log
         self._lines: list[Fields] = []
+        self._others: tuple[Plan, ...] = ()
         check_writable(path, OPTION)
+
+    def show_ranks(self, plans: Sequence[Plan]) -> None:
+        """Where several ranks train: `plans` of all of them, the first that of the rank whose plan is written."""
+        self._others = tuple(plans[1:])
 
     def tell(self, told: Interval | Epoch) -> None:
         self._lines.append(fields_of(told))
@@ -38,5 +44,6 @@ class TrainPage:
         log = self._log
         shown = training(self._lines) if log is None else read_recorded(read_text(log), str(log))
         with busy(f"writing {self._path}"):
-            write_text(self._path, plan_page(plan, recorded=[shown], measured=measured), OPTION)
+            text = plan_page(plan, recorded=[shown], measured=measured, others=self._others)
+            write_text(self._path, text, OPTION)
         return self._path

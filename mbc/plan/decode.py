@@ -67,6 +67,7 @@ _FIELDS = (
     "format",
     "schema",
     "mbc",
+    "settings",
     "target",
     "budget_bytes",
     "host_limit_bytes",
@@ -138,7 +139,14 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
         bounds=bounds,
         host_limit_bytes=None if host_limit is None else at("host_limit_bytes", whole, host_limit),
         peer_limit_bytes=at("peer_limit_bytes", whole, document["peer_limit_bytes"]),
+        settings=at("settings", each, document["settings"], _asked),
     )
+
+
+def _asked(value: Any) -> tuple[str, str]:
+    """One of the plan's settings."""
+    name, said = each(array(value, 2), string)
+    return name, said
 
 
 def _check_ranges(predictions: Predictions) -> None:

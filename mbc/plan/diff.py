@@ -111,6 +111,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
     graph, target, predictions = plan.graph, plan.target, plan.predictions
     return (
         ("network", graph.name),
+        ("settings", plan.settings_text),
         ("batch", graph.global_batch),
         ("precision", str(graph.precision)),
         ("optimizer", optimizer_summary(graph.optimizer)),

@@ -31,6 +31,7 @@ def encode_plan(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "schema": SCHEMA_VERSION,
         "mbc": plan.version,
+        **({"settings": [list(setting) for setting in plan.settings]} if plan.settings else {}),
         "target": _record(plan.target),
         "budget_bytes": plan.budget_bytes,
         "host_limit_bytes": plan.host_limit_bytes,

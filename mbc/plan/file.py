@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
+from mbc.collection import uncollected
 from mbc.errors import MbcError
 from mbc.plan.decode import decode_plan
 from mbc.plan.encode import encode_plan
@@ -28,20 +27,7 @@ def rank_folder(plan: Plan) -> str:
 _AGAIN = "compile the network again with 'mbc compile'"
 
 
-@contextmanager
-def _uncollected() -> Generator[None]:
-    """Pauses Python's cycle collector: a deep plan is a million objects without a cycle, and walking over them again
-    and again takes almost half of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_uncollected()
+@uncollected()
 def dump_plan(plan: Plan) -> str:
     """The text of a plan file: ASCII, one row of a table a line. Equal plans give equal bytes."""
     document = encode_plan(plan)
@@ -51,7 +37,7 @@ def dump_plan(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-@_uncollected()
+@uncollected()
 def load_plan(text: str, name: str) -> Plan:
     """The plan in the text of a file; `name` is what messages call the file.
 

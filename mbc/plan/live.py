@@ -57,12 +57,11 @@ def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
             # All results of an operation are of one kind: also the index that a pooling stores for its gradient.
             forward.update(makers[name].outputs)
             pending += makers[name].inputs
-    sources: dict[str, bool] = {}  # whether a value follows from states alone
+    # Whether a value follows from states alone.
+    sources = {name: value.role in (Role.PARAMETER, Role.STATISTIC) for name, value in graph.values.items()}
     for op in (*graph.train, *graph.infer):
-        states_only = all(
-            sources.get(name, graph.values[name].role in (Role.PARAMETER, Role.STATISTIC)) for name in op.inputs
-        )
-        sources |= dict.fromkeys(op.outputs, states_only)
+        states_only = all(map(sources.__getitem__, op.inputs))
+        sources.update(dict.fromkeys(op.outputs, states_only))
         for name in op.outputs:
             if name not in kinds:
                 activation = Kind.CASTS if states_only else Kind.ACTIVATIONS
@@ -82,6 +81,15 @@ class LiveRange:
     size_bytes: int
     start: int
     stop: int
+
+    @property
+    def stays(self) -> Sequence[tuple[int, int, int]]:
+        """(member, start, stop): the bytes are those of one member until the next one is written."""
+        if len(self.members) == 1:
+            return ((self.members[0], self.start, self.stop),)
+        ends = (*self.since[1:], self.stop)
+        starts = (self.start, *self.since[1:])
+        return [stay for stay in zip(self.members, starts, ends, strict=True) if stay[1] < stay[2]]
 
 
 def lifetimes(program: Program) -> Mapping[int, tuple[int, int]]:
@@ -103,9 +111,12 @@ def rounded(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def live_ranges(plan: Plan, program: Program) -> tuple[LiveRange, ...]:
-    """The live ranges in the arena during one program. Those of states last for all of it."""
-    lives = lifetimes(program)
+def live_ranges(
+    plan: Plan, program: Program, lives: Mapping[int, tuple[int, int]] | None = None
+) -> tuple[LiveRange, ...]:
+    """The live ranges in the arena during one program. Those of states last for all of it. `lives`: `lifetimes`, where
+    these are known."""
+    lives = lifetimes(program) if lives is None else lives
     owner = _owners(plan.buffers)
     groups: dict[int, list[int]] = {}
     for buffer in lives:
@@ -115,21 +126,32 @@ def live_ranges(plan: Plan, program: Program) -> tuple[LiveRange, ...]:
     end = max(1, len(program.launches))
     entry = frozenset(program.entry)
     for group in groups.values():
-        members = sorted(group, key=lambda b: (lives[b][0], b))
+        members = group if len(group) == 1 else sorted(group, key=lambda b: (lives[b][0], b))
         value = plan.buffers[members[0]].value
         # A copy of a state in another layout is not live before the program writes it.
         there_before = members[0] in entry
         persistent = there_before and value is not None and plan.graph.values[value].role.persistent
-        made.append(
-            LiveRange(
-                tuple(members),
-                tuple(lives[b][0] for b in members),
-                max(rounded(plan.buffers[b].size_bytes) for b in members),
-                0 if persistent else min(lives[b][0] for b in members),
-                end if persistent else max(lives[b][1] for b in members),
-            )
-        )
+        since = [lives[b][0] for b in members]
+        size_bytes = rounded(max([plan.buffers[b].size_bytes for b in members]))
+        start, stop = (0, end) if persistent else (since[0], max([lives[b][1] for b in members]))
+        made.append(LiveRange(tuple(members), tuple(since), size_bytes, start, stop))
     return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the arena holds during one program: its live ranges, from the lifetimes of all buffers, and the kinds of the
+    values of both programs."""
+
+    lives: Mapping[int, tuple[int, int]]
+    ranges: tuple[LiveRange, ...]
+    kinds: Mapping[str, Kind]
+
+
+def held_in(plan: Plan, program: Program, kinds: Mapping[str, Kind] | None = None) -> Held:
+    """Of one program. `kinds`: of the plan, where these are known."""
+    lives = lifetimes(program)
+    return Held(lives, live_ranges(plan, program, lives), kinds_of_values(plan.graph) if kinds is None else kinds)
 
 
 def _owners(buffers: Sequence[Buffer]) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from mbc.plan.live import Kind, kinds_of_values, lifetimes, live_ranges, rounded
+from mbc.plan.live import Held, Kind, held_in, lifetimes, rounded
 from mbc.plan.model import Plan, Program, Space
 
 
@@ -36,20 +36,17 @@ class MemoryCurve:
         return {kind: taken[launch] for kind, taken in self.bytes_by_kind.items() if taken[launch]}
 
 
-def memory_curve(plan: Plan, program: Program) -> MemoryCurve:
+def memory_curve(plan: Plan, program: Program, known: Held | None = None) -> MemoryCurve:
     """Bytes of the arena by kind over the launches of one program, sizes rounded up to the alignment."""
-    kinds = kinds_of_values(plan.graph)
+    held = held_in(plan, program) if known is None else known
     count = max(1, len(program.launches))
     changes = {kind: [0] * (count + 1) for kind in Kind}
-    for live_range in live_ranges(plan, program):
-        # The bytes count as those of one member until the next one is written.
-        ends = (*live_range.since[1:], live_range.stop)
-        starts = (live_range.start, *live_range.since[1:])
-        for member, start, stop in zip(live_range.members, starts, ends, strict=True):
+    for live_range in held.ranges:
+        for member, start, stop in live_range.stays:
             value = plan.buffers[member].value
-            kind = Kind.WORKSPACE if value is None else kinds[value]
-            changes[kind][start] += live_range.size_bytes
-            changes[kind][stop] -= live_range.size_bytes
+            change = changes[Kind.WORKSPACE if value is None else held.kinds[value]]
+            change[start] += live_range.size_bytes
+            change[stop] -= live_range.size_bytes
     return MemoryCurve({kind: tuple(accumulate(change[:-1])) for kind, change in changes.items()})
 
 
@@ -64,11 +61,11 @@ class LiveValue:
     stop: int
 
 
-def live_values_at(plan: Plan, program: Program, launch: int) -> tuple[LiveValue, ...]:
+def live_values_at(plan: Plan, program: Program, launch: int, known: Held | None = None) -> tuple[LiveValue, ...]:
     """The values that are live in the arena while a launch runs, the largest first."""
-    kinds = kinds_of_values(plan.graph)
+    held = held_in(plan, program) if known is None else known
     found: list[LiveValue] = []
-    for live_range in live_ranges(plan, program):
+    for live_range in held.ranges:
         if live_range.start <= launch < live_range.stop:
             # The bytes belong to the last member that was touched by then.
             member = [
@@ -77,7 +74,7 @@ def live_values_at(plan: Plan, program: Program, launch: int) -> tuple[LiveValue
                 if since <= launch or since == 0
             ]
             value = plan.buffers[member[-1] if member else live_range.members[0]].value
-            kind = Kind.WORKSPACE if value is None else kinds[value]
+            kind = Kind.WORKSPACE if value is None else held.kinds[value]
             found.append(LiveValue(value, kind, live_range.size_bytes, live_range.start, live_range.stop))
     return tuple(sorted(found, key=lambda taken: (-taken.size_bytes, taken.start, taken.value or "")))
 

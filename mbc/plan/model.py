@@ -231,7 +231,8 @@ class Plan:
     """`offsets[i]` is the address of `buffers[i]` from the start of its space.
 
     `budget_bytes` bounds arena and overhead, `host_limit_bytes` the pinned host memory (None: nothing does),
-    `peer_limit_bytes` the memory of another GPU.
+    `peer_limit_bytes` the memory of another GPU. `settings`: what was asked for in place of what the source says, by
+    `--set NAME=VALUE`; of several of one name the last.
     """
 
     version: str  # of mbc
@@ -246,6 +247,12 @@ class Plan:
     bounds: Bounds
     host_limit_bytes: int | None = None
     peer_limit_bytes: int = 0
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def settings_text(self) -> str:
+        """`depth=50, batch=64`; empty where all is as the source says."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings)
 
     @property
     def arena_budget_bytes(self) -> int:

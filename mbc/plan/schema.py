@@ -8,9 +8,10 @@ of the content, so that spaces and line ends may change but nothing else.
 The form grows without a new schema version: a later section, column or field comes with a default, which says what all
 files before it meant. A reader takes the default where a file lacks it: those of the section or table in DEFAULTS, of
 fields of small dataclasses those of the dataclass. A writer writes all that it knows, in the order given here, but
-`ranks` only where there are several, `peer_limit_bytes` where a peer lends memory, and what operations, optimizers and
-predictions gained (`mbc.ir.optional`) where it is set. What a reader does not know it refuses by its name (MBC114). The
-schema version rises where a file that is read so would mean something else; plans of another one are refused (MBC112).
+`ranks` only where there are several, `peer_limit_bytes` where a peer lends memory, `settings` where there are some, and
+what operations, optimizers and predictions gained (`mbc.ir.optional`) where it is set. What a reader does not know it
+refuses by its name (MBC114). The schema version rises where a file that is read so would mean something else; plans of
+another one are refused (MBC112).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LAUNCH_COLUMNS = ("operations", "kernel", "settings", "time_us", "measured", "st
 # What a file may lack, by section and table, and what that means.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "plan": {"host_limit_bytes": None, "peer_limit_bytes": 0},
+        "plan": {"host_limit_bytes": None, "peer_limit_bytes": 0, "settings": []},
         "graph": {"ranks": None},
         "values": {"span": None},
         "operations": {"span": None},

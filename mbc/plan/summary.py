@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.kernels.cuda import emulates_fp32
@@ -10,7 +10,7 @@ from mbc.ops import KINDS
 from mbc.ops.fused import joined_kind
 from mbc.plan.group import title
 from mbc.plan.live import lifetimes
-from mbc.plan.model import Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
+from mbc.plan.model import Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,18 @@ class OperationSummary:
     stream: Stream = Stream.COMPUTE
 
 
-def summarise(plan: Plan, program: Program) -> tuple[OperationSummary, ...]:
-    """One summary an operation, in the order of their first launches."""
+def summarise(
+    plan: Plan,
+    program: Program,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    lives: Mapping[int, tuple[int, int]] | None = None,
+) -> tuple[OperationSummary, ...]:
+    """One summary an operation, in the order of their first launches. `groups` and `lives`: by `grouped` and
+    `lifetimes`, where these are known."""
+    groups = grouped(plan, program) if groups is None else groups
+    lives = lifetimes(program) if lives is None else lives
     kinds = {op.name: op.kind for op in (*plan.graph.train, *plan.graph.infer)}
-    lives = lifetimes(program)
-    return tuple(
-        _summary(
-            plan, name, joined_kind([kinds[op] for op in program.launches[group[0]].operations]), program, group, lives
-        )
-        for name, group in grouped(plan, program).items()
-    )
+    return tuple(_summary(plan, name, kinds, program, group, lives) for name, group in groups.items())
 
 
 def grouped(plan: Plan, program: Program) -> Mapping[str, list[int]]:
@@ -77,28 +79,53 @@ def _conversion(plan: Plan, launch: Launch) -> str:
 
 
 def _summary(
-    plan: Plan, name: str, kind: str, program: Program, group: list[int], lives: Mapping[int, tuple[int, int]]
+    plan: Plan,
+    name: str,
+    kinds: Mapping[str, str],
+    program: Program,
+    group: Sequence[int],
+    lives: Mapping[int, tuple[int, int]],
 ) -> OperationSummary:
     launches = [program.launches[i] for i in group]
-    first = launches[0]
-    operands = [plan.buffers[a.buffer] for a in first.accesses if plan.buffers[a.buffer].value is not None]
-    written = {a.buffer for launch in launches for a in launch.accesses if a.mode is not Mode.READ}
-    outputs = [b for b in sorted(written) if plan.buffers[b].value is not None]
+    first, buffers, values = launches[0], plan.buffers, plan.graph.values
+    operands = [buffer for access in first.accesses if (buffer := buffers[access.buffer]).value is not None]
+    kernels: dict[str, None] = {}
+    micro_batches: list[int] = []
+    written: set[int] = set()
+    emulated, estimated, time_us, workspace_bytes = False, False, 0.0, 0
+    for launch in launches:  # one pass: a deep network has 10^5 launches
+        rows, taken_bytes = None, 0
+        for access in launch.accesses:
+            buffer = buffers[access.buffer]
+            if buffer.value is None:
+                taken_bytes += buffer.size_bytes if buffer.space is Space.ARENA else 0
+                continue
+            if access.mode is not Mode.READ:
+                written.add(access.buffer)
+            if rows is None and values[buffer.value].per_sample:
+                rows = access.rows.count
+        kernels[kernel_name(launch)] = None
+        micro_batches.append(plan.graph.batch if rows is None else rows)  # all where it has no per-sample operand
+        emulated = emulated or _emulates(plan, launch)
+        estimated = estimated or not launch.work.measured
+        time_us += launch.work.time_us
+        workspace_bytes = max(workspace_bytes, taken_bytes)
     return OperationSummary(
         name=name,
-        kind=kind or ("copy" if isinstance(first.work, Copy) else "convert"),
-        kernels=tuple(dict.fromkeys(map(kernel_name, launches))),
-        emulated_fp32=any(_emulates(plan, launch) for launch in launches),
-        micro_batches=tuple(_rows(plan, launch) for launch in launches),
-        layouts=tuple(str(buffer.layout) for buffer in operands),
-        time_us=sum(launch.work.time_us for launch in launches),
-        estimated=not all(launch.work.measured for launch in launches),
-        workspace_bytes=max(_workspace_bytes(plan, launch) for launch in launches),
-        output_bytes=sum(plan.buffers[b].size_bytes for b in outputs),
+        kind=joined_kind([kinds[op] for op in first.operations])
+        or ("copy" if isinstance(first.work, Copy) else "convert"),
+        kernels=tuple(kernels),
+        emulated_fp32=emulated,
+        micro_batches=tuple(micro_batches),
+        layouts=tuple([str(buffer.layout) for buffer in operands]),
+        time_us=time_us,
+        estimated=estimated,
+        workspace_bytes=workspace_bytes,
+        output_bytes=sum([buffers[b].size_bytes for b in written]),
         first_launch=group[0],
         lifetime=(
-            min((lives[b][0] for b in outputs), default=group[0]),
-            max((lives[b][1] for b in outputs), default=group[-1] + 1),
+            min([lives[b][0] for b in written], default=group[0]),
+            max([lives[b][1] for b in written], default=group[-1] + 1),
         ),
         stream=first.stream,
     )
@@ -109,8 +136,7 @@ def kernel_name(launch: Launch) -> str:
     if isinstance(launch.work, Copy):
         return "copy"
     work = launch.work
-    settings = " ".join(f"{key}={value}" for key, value in work.settings)
-    return f"{work.provider}/{work.name}" + (f" {settings}" if settings else "")
+    return " ".join([f"{work.provider}/{work.name}", *[f"{key}={value}" for key, value in work.settings]])
 
 
 def _emulates(plan: Plan, launch: Launch) -> bool:
@@ -125,17 +151,3 @@ def emulated_share(plan: Plan, program: Program) -> tuple[int, int]:
     run = {name for launch in program.launches for name in launch.operations}
     emulated = {name for launch in program.launches if _emulates(plan, launch) for name in launch.operations}
     return len(products & emulated), len(products & run)
-
-
-def _rows(plan: Plan, launch: Launch) -> int:
-    """Rows of the mini-batch that a launch works on; all of them when it has no per-sample operand."""
-    for access in launch.accesses:
-        buffer: Buffer = plan.buffers[access.buffer]
-        if buffer.value is not None and plan.graph.values[buffer.value].per_sample:
-            return access.rows.count
-    return plan.graph.batch
-
-
-def _workspace_bytes(plan: Plan, launch: Launch) -> int:
-    buffers = (plan.buffers[access.buffer] for access in launch.accesses)
-    return sum(b.size_bytes for b in buffers if b.value is None and b.space is Space.ARENA)

@@ -174,8 +174,9 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
         if buffer.space is Space.ARENA:
             continue
         # Outside before the first launch: absent from the start on. Still there after the last: absent until the end.
-        sent = [i for i in at if _writes(program.launches[i], outside)]
-        fetched = [i for i in at if not _writes(program.launches[i], outside)]
+        writes = [_writes(program.launches[i], outside) for i in at]
+        sent = [i for i, sends in zip(at, writes, strict=True) if sends]
+        fetched = [i for i, sends in zip(at, writes, strict=True) if not sends]
         start = 0 if outside in entry else sent[0]
         later = [i for i in fetched if i >= start]
         found.append(
@@ -194,8 +195,10 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
 def _depth_first_values(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[DepthFirst, ...]:
     found: list[DepthFirst] = []
     for name, buffers in by_value.items():
+        if not name or not plan.graph.values[name].per_sample:
+            continue
         kept = [plan.buffers[b] for b in buffers if plan.buffers[b].space is Space.ARENA]
-        if not name or not kept or not plan.graph.values[name].per_sample:
+        if not kept:
             continue
         largest = max(kept, key=lambda buffer: buffer.rows.count)
         rows = largest.rows.count
@@ -210,17 +213,19 @@ def _writes(launch: Launch, buffer: int) -> bool:
 
 
 def _divided(plan: Plan, program: Program, again: set[int]) -> tuple[Divided, ...]:
-    groups: dict[str, list[Launch]] = {}
+    groups: dict[tuple[str, ...], list[Launch]] = {}
     for i, launch in enumerate(program.launches):
         if launch.operations and i not in again and not isinstance(launch.work, Copy):
-            groups.setdefault("+".join(launch.operations), []).append(launch)
+            groups.setdefault(launch.operations, []).append(launch)
     found: list[Divided] = []
-    for name, launches in groups.items():
+    for operations, launches in groups.items():
+        if len(launches) == 1:
+            continue
         rows = tuple(_rows(plan, launch) for launch in launches)
-        if len(launches) > 1 and sum(rows) <= plan.graph.batch:
+        if sum(rows) <= plan.graph.batch:
             found.append(
                 Divided(
-                    name,
+                    "+".join(operations),
                     rows,
                     sum(launch.work.time_us for launch in launches),
                     max(_workspace_bytes(plan, launch) for launch in launches),

@@ -11,6 +11,7 @@
 * `roofline`: `mbc show --roofline`
 * `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`
+* `figure_names`: what figures are called that differ between two plans
 * `fit`: `mbc fit`
 * `tune`: `mbc tune`
 * `equivalence`: `mbc check`

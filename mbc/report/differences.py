@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import DEFAULT_WIDTH, Column, render
+from mbc.report.figure_names import figure_name
 from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, measured_percent, micro_batches, time_cell
 from mbc.units import show_size, show_time
 
 UNLIKE_SHARES = 0.3  # between the measured shares of two plans: what differs then are estimates
-_TITLES = {"all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone"}
 
 
 def diff_text(
@@ -35,7 +35,7 @@ def diff_text(
     totals = [c for c in diff.totals if c.name != "profile"]
     if totals:
         rows = [
-            (figure_title(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
+            (figure_name(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
             for c in totals
         ]
         columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
@@ -129,13 +129,6 @@ def _estimates(diff: PlanDiff, before: str, after: str) -> str:
         f" {show_figure('measured_share', shares[1])} of that of {after}: their times differ in part by errors of"
         " estimates"
     )
-
-
-def figure_title(name: str) -> str:
-    """What a figure of `PlanDiff.totals` is called in a column of a terminal."""
-    if name in _TITLES:
-        return _TITLES[name]
-    return name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")
 
 
 def show_figure(name: str, figure: Figure) -> str:

@@ -21,6 +21,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
     graph = plan.graph
     return {
         "network": graph.name,
+        "settings": dict(plan.settings),
         "batch": graph.global_batch,
         "precision": str(graph.precision),
         "target": asdict(plan.target),

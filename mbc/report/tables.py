@@ -43,15 +43,16 @@ _KINDS = (
 
 
 def heading(plan: Plan, infer: bool = False) -> str:
-    """What the plan is for, and which profile it was made with, in three lines."""
+    """What the plan is for, and which profile it was made with, in three lines; in a fourth what was set."""
     graph, target = plan.graph, plan.target
     what = "inference" if infer else "training step"
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
+    asked = f"\nset: {plan.settings_text}" if plan.settings else ""
     return (
         f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
-        f"profile: {profile_of(target)}"
+        f"profile: {profile_of(target)}{asked}"
     )
 
 

@@ -1,15 +1,26 @@
-"use strict";
 // What all scripts share: the data of the page, its tables, how sizes and times are written, and elements. Texts are set
-// by textContent only.
-const DATA = JSON.parse(document.getElementById("data").textContent);
+// by textContent only. All scripts of a page are one module, one after another: those behind this one wait for the data.
+
+// The text that was deflated (zlib, RFC 1950) and written in base64.
+async function unpacked(base64) {
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+}
 
 // Columns of a table, with texts in place of their indices.
-function columnsOf(table, texts) {
+function columnsOf(table) {
   const found = { count: table.count };
   for (const [name, column] of Object.entries(table.columns)) {
-    found[name] = table.texts.includes(name) ? column.map((i) => texts[i]) : column;
+    found[name] = table.texts.includes(name) ? column.map((i) => DATA.texts[i])
+      : table.lists.includes(name) ? column.map((list) => list.map((i) => DATA.texts[i])) : column;
   }
   return found;
+}
+
+// Rows of a table as objects.
+function rowsOf(table) {
+  const columns = Object.entries(columnsOf(table)).filter(([, column]) => Array.isArray(column));
+  return Array.from({ length: table.count }, (_, i) => Object.fromEntries(columns.map(([name, column]) => [name, column[i]])));
 }
 
 // As mbc/units.py writes them.
@@ -110,3 +121,5 @@ function setDark(dark) {
   addEventListener("afterprint", () => setDark(before));
   addEventListener("resize", redrawAll);
 })();
+
+const DATA = JSON.parse(await unpacked(byId("data").textContent));

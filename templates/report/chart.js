@@ -1,4 +1,3 @@
-"use strict";
 // Thousands of rectangles on a canvas, with axes, zoom, hover and choice. Rectangles are given in the units of the axes:
 // item i is [x0[i], x1[i]) by [y0[i], y1[i]); `colours[i]` names a colour of the style sheet.
 class Chart {

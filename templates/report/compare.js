@@ -1,4 +1,3 @@
-"use strict";
 // The page of two plans: live bytes side by side on one scale, and a table of operations that differ.
 (function curves() {
   const top = DATA.sides.reduce((most, side) => Math.max(most, side.arena_bytes), 0) || 1;
@@ -12,7 +11,7 @@
 })();
 
 (function table() {
-  const rows = columnsOf(DATA.changes, DATA.texts);
+  const rows = columnsOf(DATA.changes);
   rows.delta = rows.after_us.map((us, i) => us - rows.before_us[i]);
   const signed = (us) => (us > 0 ? `+${showTime(us)}` : showTime(us));
   sortedTable(byId("changes"), {

@@ -1,4 +1,3 @@
-"use strict";
 const KIND_COLOUR = Object.fromEntries(DATA.kinds.map((kind, i) => [kind, `c${i}`]));
 
 // Areas by group, of kinds unless `groups` says otherwise: names in the order in which they are stacked, and the colour of

@@ -1,4 +1,3 @@
-"use strict";
 // The network: operations by depth from left to right, those up to the loss above, those of the backward pass and the
 // update below, each beneath the forward operation whose values it reads. Lines are values.
 const FLOWING = ["inputs", "activations", "gradients"]; // kinds whose flow is drawn; states are read everywhere

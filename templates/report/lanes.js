@@ -1,4 +1,3 @@
-"use strict";
 // Launches by stream over predicted time, with what each waited for; below each stream as it was measured, and below all
 // the streams of ranks that run another plan.
 function lanesSection(place) {
@@ -12,7 +11,7 @@ function lanesSection(place) {
   let items = [];
   let chosen = -1;
   const others = DATA.others.map((other) => ({
-    ranks: other.ranks, gpu: other.gpu, operations: columnsOf(other.operations, DATA.texts), launches: columnsOf(other.launches, DATA.texts),
+    ranks: other.ranks, gpu: other.gpu, operations: columnsOf(other.operations), launches: columnsOf(other.launches),
   }));
   const chart = new Chart(map, {
     label: `launches by stream over ${DATA.measured ? "predicted and measured" : "predicted"} time`,

@@ -1,4 +1,3 @@
-"use strict";
 // The arena: address over time, each rectangle the bytes of one buffer; and the live bytes by kind above it.
 function memorySection(place) {
   let by = "kind";
@@ -64,22 +63,11 @@ function memorySection(place) {
       { ...chart.options.y, low: 0, high: top * 1.02 });
     const groups = by === "kind" ? { by, names: DATA.kinds, colour: KIND_COLOUR }
       : { by, names: DECISIONS, colour: Object.fromEntries(DECISIONS.map((decision) => [decision, decision])) };
-    const memory = by === "kind" ? View.program.memory : memoryByDecision();
+    const memory = memoryBy(View.program, by);
     keys.replaceChildren(legend(groups.names.filter((name) => memory[name]).map((name) => [groups.colour[name], name])));
     title.textContent = `Live bytes by ${by}`;
     curve.replaceChildren(
       memoryCurve({ ...View.program, memory }, at, top, Math.max(300, Math.min(1200, place.clientWidth)), groups));
-  }
-
-  // As `memory` of a program, of which the rectangles are the bytes.
-  function memoryByDecision() {
-    const { pieces: p, count } = View.program;
-    const found = {};
-    for (let i = 0; i < p.count; i++) {
-      const taken = found[p.decision[i]] || (found[p.decision[i]] = new Array(Math.max(1, count)).fill(0));
-      for (let launch = p.start[i]; launch < p.stop[i]; launch++) taken[launch] += p.size_bytes[i];
-    }
-    return found;
   }
 
   function colourBy(choice) {

@@ -1,4 +1,3 @@
-"use strict";
 // The sections of the page of a plan. Those below the first are made when the browser has painted what stands above.
 const programs = select("program", [["train", "training step"], ["infer", "inference"]], choosePart);
 byId("program").append(programs);

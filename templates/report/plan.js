@@ -1,4 +1,3 @@
-"use strict";
 // One program of the plan as the other scripts use it, and what they show of launches, operations and values.
 const PLAN = DATA.plan;
 const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // what the budget leaves for the arena
@@ -8,14 +7,14 @@ function programOf(name) {
   const data = DATA.programs[name];
   const made = {
     ...data,
-    operations: columnsOf(data.operations, DATA.texts),
-    launches: columnsOf(data.launches, DATA.texts),
-    pieces: columnsOf(data.pieces, DATA.texts),
+    operations: columnsOf(data.operations),
+    launches: columnsOf(data.launches),
+    pieces: columnsOf(data.pieces),
   };
-  const total = new Array(Math.max(1, made.launches.count)).fill(0);
-  for (const taken of Object.values(data.memory)) taken.forEach((bytes, i) => (total[i] += bytes));
-  made.total = total;
+  made.techniques = Object.fromEntries(Object.entries(data.techniques).map(([what, table]) => [what, rowsOf(table)]));
   made.count = made.launches.count;
+  made.total = new Array(Math.max(1, made.count)).fill(0);
+  for (const taken of Object.values(memoryBy(made, "kind"))) taken.forEach((bytes, i) => (made.total[i] += bytes));
   made.left = LEFT_BYTES;
   const { time_us, limit_us } = made.operations;
   made.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
@@ -42,6 +41,22 @@ function programOf(name) {
   }
   made.us = made.launches.end_us.reduce((most, at) => Math.max(most, at), 0);
   return made;
+}
+
+// Live bytes over the launches by a column of the rectangles, which are these bytes.
+function memoryBy({ pieces: p, count }, column) {
+  const found = {};
+  for (let i = 0; i < p.count; i++) {
+    const group = p[column][i];
+    const change = found[group] || (found[group] = new Array(Math.max(1, count) + 1).fill(0));
+    change[p.start[i]] += p.size_bytes[i];
+    change[p.stop[i]] -= p.size_bytes[i];
+  }
+  for (const taken of Object.values(found)) {
+    for (let i = 1; i < taken.length; i++) taken[i] += taken[i - 1];
+    taken.pop(); // after the last launch
+  }
+  return found;
 }
 
 const View = { program: programOf("train"), name: "train", listeners: [], on: {} };

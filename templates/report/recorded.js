@@ -1,4 +1,3 @@
-"use strict";
 // Results of `mbc fit`, measured steps and curves of a training, where they were given.
 function recordedSection(place) {
   for (const one of DATA.recorded || []) {

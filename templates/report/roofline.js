@@ -1,4 +1,3 @@
-"use strict";
 // Each operation's time against its limit: the diagonal is the roofline, and what lies above it is lost.
 const LINKS = ["to_host", "to_device", "to_peer", "from_peer"]; // copies over them have no roofline of the GPU
 const LEAST = -2; // decades of us: limits below are drawn here, since a launch alone takes a hundred times as much

@@ -1,4 +1,3 @@
-"use strict";
 // Rows, sorted and searched; a part of them at a time, since elements are slow in thousands. options: columns as [field,
 // title, show], sort, rows() as columns, searched fields, summary(found), order(value), choose(i)
 const ROWS = 100;

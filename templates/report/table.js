@@ -1,4 +1,3 @@
-"use strict";
 // The operations of the plan.
 function tableSection(place) {
   const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose a row.");

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mbc.cli.arguments import parse
+from tests.report.pages import data_of
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_diff(mbc, package):
     told = mbc("diff", "two", "tiny")
     assert told.code == 0, told.err
     rows = [line.split() for line in told.out.splitlines()]
-    assert ["gpus", "2", "3"] in rows and ["rows", "4,", "4", "3,", "3,", "2"] in rows
+    assert ["GPUs", "2", "3"] in rows and ["rows", "of", "each", "GPU", "4,", "4", "3,", "3,", "2"] in rows
     totals = mbc("diff", "two", "tiny", "--json").json["totals"]
     assert totals["all_reduce_us"]["before"] < totals["all_reduce_us"]["after"] and "batch" not in totals
 
@@ -116,7 +117,7 @@ def test_unlike_gpus(mbc):
     processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert "tiny: training step of rank 1, predicted" in processes
     page, both = Path("page.html").read_text(), Path("both.html").read_text()
-    assert '"ranks":"rank 1"' in page and "2 GPUs: NVIDIA H200 " in page
+    assert [other["ranks"] for other in data_of(page)["others"]] == ["rank 1"] and "2 GPUs: NVIDIA H200 " in page
     # Both sides of a diff name the GPUs of all ranks that are there, and the one that is compared.
     (gpus,) = re.findall(r"<h1>tiny: batch 64, \w+, (.*?)</h1>", page)
     assert f"{gpus}; compared: rank 0" in both and "another" not in gpus

@@ -16,6 +16,7 @@ import pytest
 from mbc.cli import main
 from tests.ranks.processes import LONG_S, ROOT, variables
 from tests.ranks.test_mpi import AS_ROOT, MPIEXEC, with_mpi
+from tests.report.pages import data_of
 
 SOURCE = """\
 network tiny(batch = 8, classes = 3) {
@@ -77,6 +78,19 @@ class TestWithMpi:
         assert (folder / "w.safetensors").exists()
         steps = [json.loads(line)["step"] for line in (folder / "log").read_text().splitlines()]
         assert steps == [3, 4, 6, 8]  # by rank 0 alone
+
+    def test_a_page_shows_the_plans_of_all_ranks(self, folder: Path) -> None:
+        """Rows 3, 3 and 2 of the mini-batch: the last rank runs another plan."""
+        ranks = ("--gpus", "3", "--report", "page.html")
+        done = _run(folder, *ranks)
+        assert done.returncode == 0, done.stderr
+        assert main(["compile", str(folder / "tiny.mbc"), "--gpus", "3", "-o", str(folder / "built")]) == 0
+        first = data_of((folder / "page.html").read_text())
+        done = _run(folder, *ranks, subject="built")
+        assert done.returncode == 0, done.stderr
+        for data in (first, data_of((folder / "page.html").read_text())):
+            assert data["plan"]["ranks"] == "ranks 0 and 1" and data["recorded"][0]["what"] == "training"
+            assert [other["ranks"] for other in data["others"]] == ["rank 2"]
 
     def test_an_error_ends_all(self, folder: Path) -> None:
         np.savez(folder / "data.npz", images=np.zeros((32, 1, 6, 6), np.float32), labels=np.full(32, 7))

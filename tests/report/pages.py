@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from base64 import b64decode
 from typing import Any
 
 
 def data_of(page: str) -> dict[str, Any]:
     """What stands in the page's element of data."""
-    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
+    (data,) = re.findall(r'<script type="text/plain" id="data">([A-Za-z0-9+/=]*)</script>', page)
+    return json.loads(zlib.decompress(b64decode(data)))

@@ -282,7 +282,7 @@ def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
         "{ window.cut = []; const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;"
         " pen.fillText = function (text, x, y) { if (this.textAlign === 'right')"
         " window.cut.push([text, x - this.measureText(text).width]); return write.call(this, text, x, y); };"
-        " redrawAll(); pen.fillText = write; 0 }"
+        " dispatchEvent(new Event('resize')); pen.fillText = write; 0 }"
     )
     starts = {text: x for text, x in browser.run("window.cut") if text.endswith("rank 1")}
     assert {"compute, rank 1"} <= set(starts) and min(starts.values()) >= 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from base64 import b64decode
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -20,7 +22,7 @@ from mbc.plan.model import Plan
 from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.html.answer import Answer, Line, cut
-from mbc.report.html.answers import UNUSED_SHARE, answers
+from mbc.report.html.answers import CONCURRENT, UNUSED_SHARE, answers
 from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
@@ -28,13 +30,13 @@ from mbc.report.html.head import taken_bytes
 from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
-from mbc.report.html.render import embedded, write_text
+from mbc.report.html.render import packed, write_text
 from mbc.report.measured import MeasuredStep, measured_step
 from mbc.report.tables import measured_percent
 from mbc.report.techniques import predicted_timeline, techniques_document
 from mbc.report.trace import trace_document
 from mbc.resources import folder
-from mbc.units import show_size
+from mbc.units import show_size, show_time
 from tests.report.pages import data_of
 from tests.report.plans import PLANS, plans_of_unlike_gpus
 
@@ -97,15 +99,17 @@ def test_the_map_adds_up_to_the_memory_curve(plan, data):
     for name, program in (("train", plan.train), ("infer", plan.infer)):
         shown = data["programs"][name]
         curve = memory_curve(plan, program)
-        live = {kind: [0] * len(taken) for kind, taken in shown["memory"].items()}
+        live = {str(kind): [0] * len(taken) for kind, taken in curve.bytes_by_kind.items() if any(taken)}
         for piece in rows_of(shown["pieces"], data["texts"]):
             for i in range(piece["start"], piece["stop"]):
                 live[piece["kind"]][i] += piece["size_bytes"]
         _near(live, {str(kind): list(taken) for kind, taken in curve.bytes_by_kind.items() if any(taken)})
-        _near(shown["memory"], live)
         assert shown["peak"]["bytes"] == curve.peak_bytes and shown["peak"]["launch"] == curve.peak_launch
         times = predicted_timeline(plan, program)
-        _near(shown["techniques"], techniques_document(plan, program, techniques(plan, program), times))
+        document = techniques_document(plan, program, techniques(plan, program), times)
+        tables = {name: rows_of(table, data["texts"]) for name, table in shown["techniques"].items()}
+        _near(tables, {name: document[name] for name in tables})
+        assert len(tables) == 4
 
 
 def test_pieces_are_where_the_plan_places_them(plan, data):
@@ -141,11 +145,23 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
 
 
+def test_what_is_offloaded_is_said_with_its_reason():
+    plan = PLANS["offloaded"]()
+    facts = facts_of(plan, plan.train)
+    why = _asked(plan, "recomputed or offloaded")
+    most = max(facts.techniques.offloaded, key=lambda one: one.saved_bytes)
+    (line,) = [one.text for one in why.details if one.values == (most.value,) and "memory of the host" in one.text][:1]
+    live = max(facts.curve.total_bytes[most.absent[0] : most.absent[1]])
+    assert f"where up to {show_size(live)} are live; kept, they would" in line
+    assert line.endswith(f"The copies take {show_time(most.time_us)} beside the kernels.")
+
+
 @pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])
 def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical_path_us, said):
     plan = replace(plan, bounds=replace(plan.bounds, critical_path_us=critical_path_us))
     (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more buy" in one.question)
     assert f"No {said}, however large the budget, is faster than" in more.answer
+    assert (CONCURRENT in more.answer) == (not critical_path_us), "a bound of serial schedules binds no others"
 
 
 def _asked(plan: Plan, words: str) -> Answer:
@@ -187,8 +203,9 @@ def test_no_kernel_is_named_twice_as_the_furthest():
 
 def test_a_list_that_is_cut_says_so():
     lines = [Line(f"line {i}") for i in range(27)]
-    assert cut(lines[:5], 5, "first") == tuple(lines[:5])
-    assert [line.text for line in cut(lines, 5, "first")][4:] == ["line 4", "5 of 27: those first"]
+    assert cut(range(5), 5, "first", lines.__getitem__) == tuple(lines[:5])
+    shown = cut(range(27), 5, "first", lines.__getitem__)
+    assert [line.text for line in shown[4:]] == ["line 4", "5 of 27: those first"]
     plan = PLANS["offloaded"]()
     peak = _asked(plan, "sets the peak").details
     live = live_values_at(plan, plan.train, memory_curve(plan, plan.train).peak_launch)
@@ -264,16 +281,27 @@ def test_nothing_is_fetched(plan):
 
 
 def test_embedded_data_has_no_way_out_of_its_element():
-    text = embedded({"a": "</script>", "b": float("nan"), "c": [float("inf"), 1.5], "d": "\u2028<!--"})
-    assert "<" not in text and "\u2028" not in text
-    assert json.loads(text) == {"a": "</script>", "b": None, "c": [None, 1.5], "d": "\u2028<!--"}
+    text = packed({"a": "</script>", "b": float("nan"), "c": [float("inf"), 1.5], "d": "\u2028<!--"})
+    assert re.fullmatch("[A-Za-z0-9+/=]+", text)
+    read = json.loads(zlib.decompress(b64decode(text)))
+    assert read == {"a": "</script>", "b": None, "c": [None, 1.5], "d": "\u2028<!--"}
+
+
+BYTES_A_LAUNCH = 200  # a network of 3,734 layers has 77,114 launches and a page of at most 10 MB, 130 bytes a launch
+
+
+def test_a_page_grows_by_few_bytes_a_launch(plan, data):
+    size_bytes = len(packed(data))
+    assert size_bytes < BYTES_A_LAUNCH * (len(plan.train.launches) + len(plan.infer.launches))
+    assert 3 * size_bytes < len(json.dumps(data, separators=(",", ":"))) + 2000
 
 
 def test_columns_and_back():
     texts = Texts()
-    rows = [{"a": "x", "b": 1, "c": None}, {"a": "y", "b": 2.5, "c": "x"}]
-    assert rows_of(texts.table(rows, ("a", "b", "c")), texts.all) == rows
-    assert texts.all == ["x", "y"]
+    columns = {"a": ["x", "y"], "b": [1, 2.5], "c": [None, "x"], "d": [["y", "z"], []], "e": [[1], []]}
+    table = texts.table(columns)
+    assert rows_of(table, texts.all) == [{name: column[i] for name, column in columns.items()} for i in range(2)]
+    assert texts.all == ["x", "y", "z"] and (table["texts"], table["lists"]) == (["a"], ["d"])
 
 
 def test_a_diff_says_what_was_asked_for():

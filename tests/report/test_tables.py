@@ -142,7 +142,15 @@ def test_diff_text():
     other = random_plan(4)
     diff = diff_plans(PLAN, other)
     text = diff_text(diff, "a.json", "b.json", width=100)
-    for word in ("in all", "a.json", "train launches", "micro-batches", "workspace", "in time only", "only in b.json"):
+    for word in (
+        "in all",
+        "a.json",
+        "launches of the step",
+        "micro-batches",
+        "workspace",
+        "in time only",
+        "only in b.json",
+    ):
         assert word in text, word
     assert max(map(len, diff_text(diff, "a.json", "b.json", width=100).split("only in")[0].splitlines())) <= 100
     limited = diff_text(diff, "a.json", "b.json", limit=2)

@@ -11,7 +11,7 @@ def accumulate_us(plan: Plan) -> float:
     """Of a mini-batch that is not the last of its step, which the training program is predicted for: what its launches
     take of that. 0 where each mini-batch is the last."""
     part = accumulating(plan)
-    whole_us = simulate(plan.train)
+    whole_us = 0.0 if part is None else simulate(plan.train)
     return 0.0 if part is None or not whole_us else plan.predictions.train_us * simulate(part) / whole_us
 
 

@@ -10,7 +10,6 @@
 * `render`: data and templates to a page
 * `head`: title and figures
 * `plan_page`: the page of a plan
-* `figure_names`: what the figures that differ between two plans are called
 * `diff_words`: in sentences, what differs between two plans and why
 * `diff_page`: the page of two plans
 * `recorded`: results of other commands that a page shows beside the plan

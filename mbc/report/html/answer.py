@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,11 @@ class Answer:
     colour: str = ""
 
 
-def cut(lines: Sequence[Line], count: int, most: str) -> tuple[Line, ...]:
-    """The first `count` of the lines; where there are more, a line says so. `most`: what those have that are listed."""
-    if len(lines) <= count:
-        return tuple(lines)
-    return (*lines[:count], Line(f"{count} of {len(lines):,}: those {most}"))
+T = TypeVar("T")
+
+
+def cut(found: Sequence[T], count: int, most: str, line: Callable[[T], Line]) -> tuple[Line, ...]:
+    """The lines of the first `count` of what was found; where there are more, a line says so. `most`: what those have
+    that are listed."""
+    lines = tuple(map(line, found[:count]))
+    return lines if len(found) <= count else (*lines, Line(f"{count} of {len(found):,}: those {most}"))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from mbc.analysis.roofline import Limit
 from mbc.plan.live import Kind
 from mbc.plan.memory import LiveValue, live_values_at
 from mbc.plan.model import COPY_STREAMS, Plan
+from mbc.plan.techniques import Offloaded, Recomputed
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
 from mbc.report.html.head import taken_bytes
@@ -17,6 +21,7 @@ from mbc.units import show_size, show_time
 MORE_BYTES = 10**9  # what a larger budget is asked about
 UNUSED_SHARE = 0.1  # of the budget, or MORE_BYTES: a plan that leaves as much is not held back by memory
 _LISTED = 5
+CONCURRENT = " With memory for a concurrent stream a step may be faster still."
 
 
 def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
@@ -30,13 +35,13 @@ def _peak(facts: Facts) -> Answer:
     plan, curve, peak = facts.plan, facts.curve, facts.peak
     kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
     left = plan.arena_budget_bytes
-    holds = [live for live in live_values_at(plan, facts.program, peak) if live.size_bytes]
+    holds = [live for live in live_values_at(plan, facts.program, peak, facts.held) if live.size_bytes]
     return Answer(
         "What sets the peak?",
         f"{show_size(curve.peak_bytes)} are live in {launch_title(facts.program, peak)}: {_named(kinds)}. The budget of"
         f" {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
         f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
-        cut([_held(live, launch_title(facts.program, peak)) for live in holds], _LISTED, "with most bytes"),
+        cut(holds, _LISTED, "with most bytes", lambda live: _held(live, launch_title(facts.program, peak))),
         "memory",
         "kind",
     )
@@ -62,9 +67,8 @@ def _why_not_kept(facts: Facts) -> Answer:
     left = plan.arena_budget_bytes
     total = facts.curve.total_bytes
     recomputed, offloaded = found.absent_bytes(facts.peak)
-    recomputed_lines: list[Line] = []
-    offloaded_lines: list[Line] = []
-    for one in sorted(found.recomputed, key=lambda r: -r.saved_bytes):
+
+    def reason(one: Recomputed | Offloaded) -> str:
         most = max(total[one.absent[0] : one.absent[1]], default=0)
         over = most + one.saved_bytes - left
         then = (
@@ -72,23 +76,22 @@ def _why_not_kept(facts: Facts) -> Answer:
             if over > 0
             else "they would fit with all others as they are"
         )
-        recomputed_lines.append(
-            Line(
-                "",
-                one.outputs,
-                f": {show_size(one.saved_bytes)} are absent in launches {one.absent[0]} to {one.absent[1] - 1}, where"
-                f" up to {show_size(most)} are live; kept, {then}. Recomputing takes {show_time(one.time_us)}.",
-            )
+        return (
+            f"in launches {one.absent[0]} to {one.absent[1] - 1}, where up to {show_size(most)} are live; kept, {then}."
         )
-    for one in sorted(found.offloaded, key=lambda o: -o.saved_bytes):
-        offloaded_lines.append(
-            Line(
-                "",
-                (one.value,),
-                f": {show_size(one.saved_bytes)} are in memory of the {one.space} in launches {one.absent[0]} to"
-                f" {one.absent[1] - 1}; the copies take {show_time(one.time_us)} beside the kernels.",
-            )
+
+    def recomputed_line(one: Recomputed) -> Line:
+        told = f": {show_size(one.saved_bytes)} are absent {reason(one)} Recomputing takes {show_time(one.time_us)}."
+        return Line("", one.outputs, told)
+
+    def offloaded_line(one: Offloaded) -> Line:
+        return Line(
+            "",
+            (one.value,),
+            f": {show_size(one.saved_bytes)} are in memory of the {one.space} {reason(one)} The copies take"
+            f" {show_time(one.time_us)} beside the kernels.",
         )
+
     recompute_us = sum(r.time_us for r in found.recomputed)
     return Answer(
         question,
@@ -98,12 +101,20 @@ def _why_not_kept(facts: Facts) -> Answer:
         f" {len(found.offloaded)} offloaded: those that free most bytes for their time. Choose a value in the map of"
         " the arena for its own reason.",
         (
-            *cut(recomputed_lines, _LISTED, "recomputed values with most bytes"),
-            *cut(offloaded_lines, _LISTED, "offloaded values with most bytes"),
+            *cut(_largest(found.recomputed), _LISTED, "recomputed values with most bytes", recomputed_line),
+            *cut(_largest(found.offloaded), _LISTED, "offloaded values with most bytes", offloaded_line),
         ),
         "memory",
         "decision",
     )
+
+
+Saving = TypeVar("Saving", Recomputed, Offloaded)
+
+
+def _largest(found: Sequence[Saving]) -> Sequence[Saving]:
+    """Those that save most first."""
+    return sorted(found, key=lambda one: -one.saved_bytes)
 
 
 def _more(facts: Facts) -> Answer:
@@ -112,12 +123,14 @@ def _more(facts: Facts) -> Answer:
     least_us = plan.bounds.least_us if plan.bounds.critical_path_us else plan.bounds.fastest_us
     at_most_us = max(0.0, plan.predictions.train_us - least_us)
     # What is absent at the peak and costs most time a byte would be kept first.
-    waits = stalls(facts.program, facts.times)
+    waits: dict[int, float] = {}
+    for stall in stalls(facts.program, facts.times):
+        waits[stall.cause] = waits.get(stall.cause, 0.0) + stall.time_us
     costs = [
         (one.time_us, one.saved_bytes, one.outputs) for one in found.recomputed if one.absent[0] <= peak < one.absent[1]
     ]
     costs += [
-        (sum(s.time_us for s in waits if s.cause in one.launches), one.saved_bytes, (one.value,))
+        (sum(waits.get(launch, 0.0) for launch in one.launches), one.saved_bytes, (one.value,))
         for one in found.offloaded
         if one.absent[0] <= peak < one.absent[1]
     ]
@@ -132,7 +145,7 @@ def _more(facts: Facts) -> Answer:
     bound = (
         f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
         f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the"
-        f" {_part(plan)}."
+        f" {_part(plan)}.{'' if plan.bounds.critical_path_us else CONCURRENT}"
         if plan.predictions.train_us
         else ""
     )
@@ -150,9 +163,10 @@ def _more(facts: Facts) -> Answer:
         f" {len(kept)} values that cost most time a byte, {show_size(saved_bytes)} at the peak, were kept (an estimate"
         f" from this plan alone; `mbc fit --curve` plans each budget). {bound}",
         cut(
-            [Line("", names, f": {show_size(size)} for {show_time(time)}") for time, size, names in kept],
+            kept,
             _LISTED,
             "that cost most time a byte",
+            lambda cost: Line("", cost[2], f": {show_size(cost[1])} for {show_time(cost[0])}"),
         ),
         "memory",
         "decision",
@@ -185,21 +199,21 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
         if ratio is most
         else f" By ratio it is {ratio.summary.name}: {_taken(ratio)}, {_ratio(ratio):.1f} times its limit."
     )
-    lines = [
-        Line(
-            f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost ({_ratio(one):.2f} times its"
-            f" limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
-        )
-        for one in timed
-    ]
     return (
         Answer(
             question,
             f"{most.summary.name} loses most: {_taken(most)} where {most.bound} allows {show_time(most.limit_us)},"
             f" {_ratio(most):.2f} times its limit.{also}{known}",
-            cut(lines, _LISTED, "that lose most time"),
+            cut(timed, _LISTED, "that lose most time", _lost),
             "roofline",
         ),
+    )
+
+
+def _lost(one: Limit) -> Line:
+    return Line(
+        f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost ({_ratio(one):.2f} times its"
+        f" limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
     )
 
 
@@ -222,15 +236,13 @@ def _off(facts: Facts, measured: MeasuredStep) -> Answer:
         f" graph, where {show_time(predicted_us)} are predicted: {100 * (measured.step_us / predicted_us - 1):+.1f} %."
         + (f" {missing} of {len(measured.times_us)} launches were not found in the record." if missing else ""),
         cut(
-            [
-                Line(
-                    f"{launch_title(facts.program, i)}: {show_time(us)}, {show_time(abs(off))}"
-                    f" {'more' if off > 0 else 'less'} than predicted"
-                )
-                for off, us, i in sorted(found, key=lambda one: -abs(one[0]))
-            ],
+            sorted(found, key=lambda one: -abs(one[0])),
             _LISTED,
             "that are furthest off",
+            lambda one: Line(
+                f"{launch_title(facts.program, one[2])}: {show_time(one[1])}, {show_time(abs(one[0]))}"
+                f" {'more' if one[0] > 0 else 'less'} than predicted"
+            ),
         ),
         "lanes",
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -12,28 +14,45 @@ class Texts:
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
 
-    def index(self, text: str) -> int:
-        """Of a text, which is added where it is new."""
-        return self._index.setdefault(text, len(self._index))
-
     @property
     def all(self) -> list[str]:
         """Every text, in the order of the indices."""
         return list(self._index)
 
-    def table(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, Any]:
-        """`columns` of `rows`, each as one list. `texts` names those that hold indices in place of texts."""
-        found: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in columns}
-        texts = [name for name, column in found.items() if column and all(isinstance(cell, str) for cell in column)]
+    def table(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Columns of one length, with indices in place of texts: `texts` names the columns of texts, `lists` those of
+        lists of texts."""
+        found = dict(columns)
+        texts = [name for name, column in columns.items() if column and all(isinstance(cell, str) for cell in column)]
+        lists = [name for name, column in columns.items() if _are_lists(column)]
         for name in texts:
-            found[name] = [self.index(cell) for cell in found[name]]
-        return {"count": len(rows), "texts": texts, "columns": found}
+            found[name] = self._indices(columns[name])
+        for name in lists:
+            found[name] = [self._indices(cell) if cell else cell for cell in columns[name]]
+        return {"count": len(next(iter(columns.values()))), "texts": texts, "lists": lists, "columns": found}
+
+    def records(self, kind: type[Any], rows: Sequence[Any]) -> dict[str, Any]:
+        """The table of instances of a dataclass: one column a field."""
+        return self.table({field.name: list(map(attrgetter(field.name), rows)) for field in fields(kind)})
+
+    def _indices(self, cells: Sequence[str]) -> list[int]:
+        index = self._index
+        return [index.setdefault(cell, len(index)) for cell in cells]
+
+
+def _are_lists(column: Sequence[Any]) -> bool:
+    """Of texts, some of them perhaps empty."""
+    return any(column) and all(
+        isinstance(cell, list | tuple) and all(isinstance(part, str) for part in cell)  # pyright: ignore[reportUnknownVariableType]
+        for cell in column
+    )
 
 
 def rows_of(table: Mapping[str, Any], texts: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a table again, as the page reads them."""
-    columns: Mapping[str, Sequence[Any]] = table["columns"]
-    cells = {
-        name: [texts[cell] for cell in column] if name in table["texts"] else column for name, column in columns.items()
-    }
-    return [{name: column[i] for name, column in cells.items()} for i in range(table["count"])]
+    columns: dict[str, Sequence[Any]] = dict(table["columns"])
+    for name in table["texts"]:
+        columns[name] = [texts[cell] for cell in columns[name]]
+    for name in table["lists"]:
+        columns[name] = [[texts[part] for part in cell] for cell in columns[name]]
+    return [{name: column[i] for name, column in columns.items()} for i in range(table["count"])]

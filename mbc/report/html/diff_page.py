@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mbc.collection import uncollected
 from mbc.plan.diff import PlanDiff, diff_plans
 from mbc.plan.live import Kind
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
 from mbc.report.differences import aspect_text, relative_change, show_figure
+from mbc.report.figure_names import figure_name
 from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
-from mbc.report.html.figure_names import figure_name
 from mbc.report.html.head import plan_title
 from mbc.report.html.render import render_page
 
@@ -22,6 +23,7 @@ SCRIPTS = ("curve.js", "compare.js")
 CHANGES = ("program", "name", "kind", "what", "before", "after", "before_us", "after_us")
 
 
+@uncollected()
 def diff_page(
     before: Plan,
     after: Plan,
@@ -75,7 +77,7 @@ def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str
     return {
         "kinds": [str(kind) for kind in Kind],
         "sides": [_side(one, title) for one, title in zip(facts, titles, strict=True)],
-        "changes": texts.table(rows, CHANGES),
+        "changes": texts.table({name: [row[name] for row in rows] for name in CHANGES}),
         "texts": texts.all,
     }
 

@@ -8,15 +8,15 @@ from mbc.optimize.schedule.step_time import step_us
 from mbc.plan.diff import Figure, OperationChange, PlanDiff
 from mbc.plan.model import COPY_STREAMS, Stream
 from mbc.report.differences import show_figure
+from mbc.report.figure_names import figure_name
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
-from mbc.report.html.figure_names import figure_name
 from mbc.units import show_size, show_time
 
 # What was asked for, and what of the machine a plan rests on: where these differ, the rest follows from them.
 CAUSES = (
-    "network", "batch", "precision", "optimizer", "gpu", "architecture", "multiprocessors", "memory_bytes", "cudnn",
-    "profile", "budget_bytes", "host_limit_bytes", "peer_limit_bytes", "gpus", "rows", "mbc",
+    "network", "settings", "batch", "precision", "optimizer", "gpu", "architecture", "multiprocessors", "memory_bytes",
+    "cudnn", "profile", "budget_bytes", "host_limit_bytes", "peer_limit_bytes", "gpus", "rows", "mbc",
 )  # fmt: skip
 _LISTED = 8
 
@@ -34,8 +34,10 @@ def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     told = tuple(
         Line(f"{figure_name(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}") for c in causes
     )
+    # What was set is said in full below; here it stands for what no other figure says.
+    named = [c for c in causes if c.name != "settings"] or causes
     why = (
-        f"They were planned for something else: {', '.join(figure_name(c.name) for c in causes)}."
+        f"They were planned for something else: {', '.join(figure_name(c.name) for c in named)}."
         if causes
         else "Network, GPU, budget and profile are the same: the options of planning or the search differ."
     )
@@ -81,7 +83,7 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
         "Where did the time go?",
         f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}.{of_last}"
         f" Launches alone, of which streams run some concurrently: {', '.join(sums)}. By kind of operation:",
-        cut([Line(f"{kind}: {_signed(time)}") for kind, time in most], _LISTED, "that changed most"),
+        cut(most, _LISTED, "that changed most", lambda one: Line(f"{one[0]}: {_signed(one[1])}")),
         "operations",
     )
 
@@ -115,11 +117,7 @@ def _memory(before: Facts, after: Facts) -> Answer:
 
 def _decisions(before: Facts, after: Facts) -> Answer:
     old, new = _decided(before), _decided(after)
-    moved = [
-        Line("", (value,), f": {old.get(value, 'kept')}, then {new.get(value, 'kept')}")
-        for value in dict.fromkeys((*old, *new))
-        if old.get(value) != new.get(value)
-    ]
+    moved = [value for value in dict.fromkeys((*old, *new)) if old.get(value) != new.get(value)]
     counts = [
         f"{len(facts.techniques.recomputed)} recomputations ({show_time(_recompute_us(facts))}) and"
         f" {len(facts.techniques.offloaded)} offloaded values"
@@ -128,7 +126,12 @@ def _decisions(before: Facts, after: Facts) -> Answer:
     return Answer(
         "What is kept, recomputed or offloaded otherwise?",
         f"The first plan has {counts[0]}, the second {counts[1]}.",
-        cut(moved, _LISTED, "that come first"),
+        cut(
+            moved,
+            _LISTED,
+            "that come first",
+            lambda value: Line("", (value,), f": {old.get(value, 'kept')}, then {new.get(value, 'kept')}"),
+        ),
         "memory",
     )
 

@@ -9,8 +9,10 @@ from mbc.analysis.roofline import Ceilings, Limit, ceilings_of, limits
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
 from mbc.optimize.schedule.simulate import Timeline
+from mbc.plan.live import Held, held_in
 from mbc.plan.memory import MemoryCurve, memory_curve
 from mbc.plan.model import Mode, Plan, Program
+from mbc.plan.summary import OperationSummary, grouped, summarise
 from mbc.plan.techniques import Techniques, techniques
 from mbc.report.devices import device_of
 from mbc.report.techniques import timeline_on
@@ -18,15 +20,19 @@ from mbc.report.techniques import timeline_on
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one program of a plan. `device` is None of an unknown GPU. `ceilings` is None for a plan that is for no GPU,
-    and `limits` then empty; else these are in the order of `summarise`. `writers` and `readers`: the launches that
-    write each buffer, and those that read it, in order; one that adds to it does both."""
+    """Of one program of a plan. `device` is None of an unknown GPU. `groups`: launches by the names of `summaries`.
+    `ceilings` is None for a plan that is for no GPU, and `limits` then empty; else these are in the order of
+    `summaries`. `writers` and `readers`: the launches that write each buffer, and those that read it, in order; one
+    that adds to it does both."""
 
     plan: Plan
     program: Program
     device: DeviceSpec | None
     ceilings: Ceilings | None
+    held: Held
     curve: MemoryCurve
+    groups: Mapping[str, Sequence[int]]
+    summaries: tuple[OperationSummary, ...]
     techniques: Techniques
     times: Timeline
     limits: tuple[Limit, ...]
@@ -39,19 +45,25 @@ class Facts:
         return self.curve.peak_launch if self.program.launches else 0
 
 
-def facts_of(plan: Plan, program: Program) -> Facts:
-    """Of the training or the inference program of a plan."""
+def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
+    """Of the training or the inference program of a plan. `other`: facts of the other one, where these are known."""
     device = device_of(plan)
     ceilings = None if plan.graph.precision is Precision.FP64 else ceilings_of(plan)
+    held = held_in(plan, program, None if other is None else other.held.kinds)
+    groups = grouped(plan, program)
+    summaries = summarise(plan, program, groups, held.lives)
     return Facts(
         plan,
         program,
         device,
         ceilings,
-        memory_curve(plan, program),
+        held,
+        memory_curve(plan, program, held),
+        groups,
+        summaries,
         techniques(plan, program),
         timeline_on(device, plan, program),
-        () if ceilings is None else limits(plan, program, ceilings),
+        () if ceilings is None else limits(plan, program, ceilings, groups, summaries),
         *_touches(program),
     )
 
@@ -60,10 +72,10 @@ def _touches(program: Program) -> tuple[Mapping[int, Sequence[int]], Mapping[int
     """`writers` and `readers` of `Facts`."""
     writers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
+    sides = {Mode.READ: (readers,), Mode.WRITE: (writers,), Mode.ACCUMULATE: (writers, readers)}
     for i, launch in enumerate(program.launches):
         for access in launch.accesses:
-            sides = {Mode.READ: (readers,), Mode.WRITE: (writers,), Mode.ACCUMULATE: (writers, readers)}[access.mode]
-            for side in sides:
+            for side in sides[access.mode]:
                 found = side.setdefault(access.buffer, [])
                 if not found or found[-1] != i:
                     found.append(i)

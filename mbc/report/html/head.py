@@ -58,6 +58,7 @@ def figures(plan: Plan, others: Sequence[Plan] = ()) -> tuple[Figure, ...]:
         Figure(f"best serial schedule, whatever memory{whose}", time_cell(bounds.fastest_us, guess)),
         Figure(f"lower bound of all plans{whose}", show_size(bounds.floor_bytes), f"by {bounds.floor_operation}"),
         _gpu_figure(plan, others),
+        *([Figure("set in place of what the source says", plan.settings_text)] if plan.settings else []),
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mbc.plan.live import lifetimes
 from mbc.plan.model import Mode, Space, Stream
 from mbc.report.html.facts import Facts
 
@@ -34,10 +33,12 @@ class Gaps:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         plan, program = facts.plan, facts.program
+        self._reads: dict[int, Sequence[str]] = {}
+        self._copies_us: dict[int, float] = {}
         self._live: dict[str, list[tuple[int, int]]] = {}
         entry = frozenset(program.entry)
         end = len(program.launches)
-        for buffer, (start, stop) in lifetimes(program).items():
+        for buffer, (start, stop) in facts.held.lives.items():
             value = plan.buffers[buffer].value
             if value is not None and plan.buffers[buffer].space is Space.ARENA:
                 lasts = buffer in entry and plan.graph.values[value].role.persistent
@@ -49,7 +50,7 @@ class Gaps:
         facts, plan = self._facts, self._facts.plan
         writers, readers = facts.writers.get(buffer, ()), facts.readers.get(buffer, ())
         name = plan.buffers[buffer].value
-        if name is None or plan.graph.values[name].role.persistent or not writers:
+        if name is None or not writers or plan.graph.values[name].role.persistent:
             return None
         touches = sorted({*writers, *readers})
         gaps = [(a + 1, b) for a, b in pairwise(touches) if b > a + 1]
@@ -59,22 +60,28 @@ class Gaps:
         made = writers[: bisect_left(writers, start)]
         if not made:
             return None
-        size_bytes = plan.buffers[buffer].size_bytes
-        offload_us = None
-        if facts.device is not None:
-            links = facts.device.links
-            offload_us = sum(links.copy_us(size_bytes, way) for way in (Stream.TO_HOST, Stream.TO_DEVICE))
-        launches = [facts.program.launches[i] for i in made]
-        return LettingGo(
-            start, stop, sum(launch.work.time_us for launch in launches), self._lacks(made, name, stop), offload_us
-        )
+        recompute_us = sum(facts.program.launches[i].work.time_us for i in made)
+        offload_us = self._offload_us(plan.buffers[buffer].size_bytes)
+        return LettingGo(start, stop, recompute_us, self._lacks(made, name, stop), offload_us)
+
+    def _offload_us(self, size_bytes: int) -> float | None:
+        if self._facts.device is None:
+            return None
+        if size_bytes not in self._copies_us:
+            links = self._facts.device.links
+            ways = (Stream.TO_HOST, Stream.TO_DEVICE)
+            self._copies_us[size_bytes] = sum(links.copy_us(size_bytes, way) for way in ways)
+        return self._copies_us[size_bytes]
 
     def _lacks(self, made: Sequence[int], name: str, at: int) -> tuple[str, ...]:
-        read = (
-            self._facts.plan.buffers[access.buffer].value
-            for i in made
-            for access in self._facts.program.launches[i].accesses
-            if access.mode is Mode.READ
-        )
-        wanted = dict.fromkeys(value for value in read if value is not None and value != name)
+        wanted = dict.fromkeys(value for i in made for value in self._read(i) if value != name)
         return tuple(v for v in wanted if not any(a <= at < b for a, b in self._live.get(v, ())))
+
+    def _read(self, launch: int) -> Sequence[str]:
+        """The values that a launch reads."""
+        if launch not in self._reads:
+            buffers = self._facts.plan.buffers
+            accesses = self._facts.program.launches[launch].accesses
+            read = [buffers[access.buffer].value for access in accesses if access.mode is Mode.READ]
+            self._reads[launch] = [value for value in read if value is not None]
+        return self._reads[launch]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mbc.collection import uncollected
 from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.model import Plan
 from mbc.report.html.answers import answers
@@ -28,6 +29,7 @@ SCRIPTS = (
 )
 
 
+@uncollected()
 def plan_page(
     plan: Plan,
     *,
@@ -44,7 +46,9 @@ def plan_page(
         "plan.html.j2",
         SCRIPTS,
         {
-            **plan_data(train, facts_of(plan, plan.infer), floor, [facts_of(other, other.train) for other in others]),
+            **plan_data(
+                train, facts_of(plan, plan.infer, train), floor, [facts_of(other, other.train) for other in others]
+            ),
             "measured": None if measured is None else asdict(measured),
             "recorded": list(recorded),
         },

@@ -2,92 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mbc.ir.graph import Operation
-from mbc.plan.live import Kind, kinds_of_values, live_ranges
-from mbc.plan.memory import outside_curve
-from mbc.plan.model import STREAM_TO
-from mbc.plan.summary import grouped, summarise
-from mbc.plan.techniques import Techniques
+from mbc.plan.live import Kind
+from mbc.plan.techniques import DepthFirst, Offloaded, Recomputed, Techniques
 from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
 from mbc.report.html.letting_go import Gaps
 from mbc.report.tables import layouts, micro_batches
-from mbc.report.techniques import techniques_document
+from mbc.report.techniques import Stall, stalls
 
 KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offloaded", "depth-first", "divided"
 
-OPERATIONS = (
-    "name", "kind", "kernels", "micro_batches", "layouts", "time_us", "estimated", "workspace_bytes", "output_bytes",
-    "first_launch", "stream", "moved_bytes", "flops", "limit_us", "bound", "decision", "source",
-)  # fmt: skip
-LAUNCHES = ("operation", "stream", "start_us", "end_us", "stall_us", "time_us", "measured")
-# Bytes of the arena that one buffer holds, from launch `start` to before launch `stop`.
-PIECES = (
-    "value", "kind", "offset", "size_bytes", "start", "stop", "decision", "writers", "readers", "gap_start",
-    "gap_stop", "recompute_us", "lacks", "offload_us",
-)  # fmt: skip
+Columns = dict[str, list[Any]]
 
 
 def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
-    """Of one program. Where the plan is for no GPU operations have no limits."""
-    plan, program, curve, peak = facts.plan, facts.program, facts.curve, facts.peak
+    """Of one program. Where the plan is for no GPU operations have no limits. The rectangles (`pieces`) add up to the
+    memory curve."""
+    plan, program, peak = facts.plan, facts.program, facts.peak
     of_loss = (launches for buffer, launches in facts.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
-    outside = {str(space): outside_curve(plan, program, space) for space in STREAM_TO}
     return {
-        "operations": texts.table(_operations(facts), OPERATIONS),
-        "launches": texts.table(_launches(facts), LAUNCHES),
+        "operations": texts.table(_operations(facts)),
+        "launches": texts.table(_launches(facts)),
         "waits": program.waits,
-        "pieces": texts.table(_pieces(facts), PIECES),
-        "memory": {str(kind): taken for kind, taken in curve.bytes_by_kind.items() if any(taken)},
-        "outside": {space: taken for space, taken in outside.items() if any(taken)},
+        "pieces": texts.table(_pieces(facts)),
         "peak": {
             "launch": peak,
-            "bytes": curve.peak_bytes,
-            "by_kind": {str(kind): taken for kind, taken in curve.at(peak).items()},
+            "bytes": facts.curve.peak_bytes,
+            "by_kind": {str(kind): taken for kind, taken in facts.curve.at(peak).items()},
         },
-        "techniques": techniques_document(plan, program, facts.techniques, facts.times),
+        "techniques": {
+            "recomputed": texts.records(Recomputed, facts.techniques.recomputed),
+            "offloaded": texts.records(Offloaded, facts.techniques.offloaded),
+            "depth_first": texts.records(DepthFirst, facts.techniques.depth_first),
+            "stalls": texts.records(Stall, stalls(program, facts.times)),
+        },
         "loss_launch": next((launches[0] for launches in of_loss), None),
     }
 
 
 def lanes_data(facts: Facts, texts: Texts) -> dict[str, Any]:
     """Of one program as much as its launches by stream need."""
+    names = {"name": list(facts.groups), "decision": _decisions_of_operations(facts)}
+    return {"operations": texts.table(names), "launches": texts.table(_launches(facts))}
+
+
+def _operations(facts: Facts) -> Columns:
+    plan, program, found, limits = facts.plan, facts.program, facts.summaries, facts.limits
+    lines = _lines((*plan.graph.train, *plan.graph.infer))
+    members = [program.launches[one.first_launch].operations for one in found]
+    unknown: list[None] = [None] * len(found)
     return {
-        "operations": texts.table(_operations(facts), ("name", "decision")),
-        "launches": texts.table(_launches(facts), LAUNCHES),
+        "name": [one.name for one in found],
+        "kind": [one.kind for one in found],
+        "kernels": _each_once(" | ".join, [one.kernels for one in found]),
+        "micro_batches": _each_once(lambda rows: f"{micro_batches(rows)} rows", [one.micro_batches for one in found]),
+        "layouts": _each_once(layouts, [one.layouts for one in found]),
+        "time_us": [one.time_us for one in found],
+        "estimated": [one.estimated for one in found],
+        "workspace_bytes": [one.workspace_bytes for one in found],
+        "output_bytes": [one.output_bytes for one in found],
+        "first_launch": [one.first_launch for one in found],
+        "stream": [one.stream for one in found],
+        "moved_bytes": [limit.moved_bytes for limit in limits] or unknown,
+        "flops": [limit.flops for limit in limits] or unknown,
+        "limit_us": [limit.limit_us for limit in limits] or unknown,
+        "bound": [limit.bound for limit in limits] or [""] * len(found),
+        "decision": _decisions_of_operations(facts),
+        "source": [next((lines[name] for name in names if name in lines), "") for names in members],
     }
 
 
-def _operations(facts: Facts) -> list[dict[str, Any]]:
-    plan, program = facts.plan, facts.program
-    groups = grouped(plan, program)
-    lines = _lines((*plan.graph.train, *plan.graph.infer))
-    decisions = _decisions_of_operations(facts, groups)
-    bounded = {one.summary.name: one for one in facts.limits}
-    rows: list[dict[str, Any]] = []
-    for summary in [one.summary for one in facts.limits] or summarise(plan, program):
-        limit = bounded.get(summary.name)
-        members = program.launches[groups[summary.name][0]].operations
-        rows.append(
-            {
-                **asdict(summary),
-                "kernels": " | ".join(summary.kernels),
-                "micro_batches": f"{micro_batches(summary.micro_batches)} rows",
-                "layouts": layouts(summary.layouts),
-                "stream": str(summary.stream),
-                "moved_bytes": limit.moved_bytes if limit else None,
-                "flops": limit.flops if limit else None,
-                "limit_us": limit.limit_us if limit else None,
-                "bound": str(limit.bound) if limit else "",
-                "decision": decisions[summary.name],
-                "source": next((lines[name] for name in members if name in lines), ""),
-            }
-        )
-    return rows
+Cell = TypeVar("Cell", bound=Hashable)
+
+
+def _each_once(text: Callable[[Cell], str], cells: Sequence[Cell]) -> list[str]:
+    """The text of each cell, of which most are alike."""
+    known = {cell: text(cell) for cell in dict.fromkeys(cells)}
+    return [known[cell] for cell in cells]
 
 
 def _lines(operations: Iterable[Operation]) -> Mapping[str, str]:
@@ -95,24 +90,28 @@ def _lines(operations: Iterable[Operation]) -> Mapping[str, str]:
     return {op.name: f"{op.span.source.name}:{op.span.line}" for op in operations if op.span is not None}
 
 
-def _decisions_of_operations(facts: Facts, groups: Mapping[str, list[int]]) -> Mapping[str, str]:
+def _decisions_of_operations(facts: Facts) -> list[str]:
+    """In the order of `summaries`."""
     plan, program, found = facts.plan, facts.program, facts.techniques
     recomputed = {one.operation for one in found.recomputed}
     divided = {one.operation for one in found.divided}
     of_values = _decisions_of_values(found)
-    writes: dict[int, list[str]] = {}
+    of_outputs: dict[int, set[str]] = {}
     for buffer, launches in facts.writers.items():
-        for i in launches:
-            writes.setdefault(i, []).append(plan.buffers[buffer].value or "")
-    made: dict[str, str] = {}
-    for name, launches in groups.items():
-        of_outputs = {of_values.get(value, KEPT) for i in launches for value in writes.get(i, ())}
-        decision = next((d for d in (RECOMPUTED, OFFLOADED, DEPTH_FIRST) if d in of_outputs), KEPT)
+        decision = of_values.get(plan.buffers[buffer].value or "")
+        if decision is not None:
+            for i in launches:
+                of_outputs.setdefault(i, set()).add(decision)
+    made: list[str] = []
+    for name, launches in facts.groups.items():
         if name in recomputed:
             decision = RECOMPUTED
+        else:
+            outputs = {decision for i in launches for decision in of_outputs.get(i, ())}
+            decision = next((d for d in (RECOMPUTED, OFFLOADED, DEPTH_FIRST) if d in outputs), KEPT)
         if decision == KEPT and "+".join(program.launches[launches[0]].operations) in divided:
             decision = DIVIDED
-        made[name] = decision
+        made.append(decision)
     return made
 
 
@@ -122,53 +121,42 @@ def _decisions_of_values(found: Techniques) -> Mapping[str, str]:
     return decisions | {name: RECOMPUTED for one in found.recomputed for name in one.outputs}
 
 
-def _launches(facts: Facts) -> list[dict[str, Any]]:
-    plan, program, times = facts.plan, facts.program, facts.times
-    operation = {launch: i for i, group in enumerate(grouped(plan, program).values()) for launch in group}
-    return [
-        {
-            "operation": operation[i],
-            "stream": str(launch.stream),
-            "start_us": times.starts_us[i],
-            "end_us": times.ends_us[i],
-            "stall_us": times.stalls_us[i],
-            "time_us": launch.work.time_us,
-            "measured": launch.work.measured,
-        }
-        for i, launch in enumerate(program.launches)
-    ]
+def _launches(facts: Facts) -> Columns:
+    program, times = facts.program, facts.times
+    operation = {launch: i for i, group in enumerate(facts.groups.values()) for launch in group}
+    return {
+        "operation": [operation[i] for i in range(len(program.launches))],
+        "stream": [launch.stream for launch in program.launches],
+        "start_us": list(times.starts_us),
+        "end_us": list(times.ends_us),
+        "stall_us": list(times.stalls_us),
+        "time_us": [launch.work.time_us for launch in program.launches],
+        "measured": [launch.work.measured for launch in program.launches],
+    }
 
 
-def _pieces(facts: Facts) -> list[dict[str, Any]]:
-    plan, program = facts.plan, facts.program
-    kinds, decisions = kinds_of_values(plan.graph), _decisions_of_values(facts.techniques)
+def _pieces(facts: Facts) -> Columns:
+    """Bytes of the arena that one buffer holds, from launch `start` to before launch `stop`."""
+    plan, held = facts.plan, facts.held
+    decisions = _decisions_of_values(facts.techniques)
+    stays = [(one, *stay) for one in held.ranges for stay in one.stays]
+    members = [member for _, member, _, _ in stays]
+    values = [plan.buffers[member].value for member in members]
     gaps = Gaps(facts)
-    rows: list[dict[str, Any]] = []
-    for live_range in live_ranges(plan, program):
-        # As the memory curve counts: the bytes are those of one member until the next one is written.
-        starts = (live_range.start, *live_range.since[1:])
-        ends = (*live_range.since[1:], live_range.stop)
-        for member, start, stop in zip(live_range.members, starts, ends, strict=True):
-            if stop <= start:
-                continue
-            value = plan.buffers[member].value
-            go = gaps.letting_go(member)
-            rows.append(
-                {
-                    "value": value or "",
-                    "kind": str(Kind.WORKSPACE if value is None else kinds[value]),
-                    "offset": plan.offsets[live_range.members[0]],
-                    "size_bytes": live_range.size_bytes,
-                    "start": start,
-                    "stop": stop,
-                    "decision": decisions.get(value or "", KEPT),
-                    "writers": facts.writers.get(member, ()),
-                    "readers": facts.readers.get(member, ()),
-                    "gap_start": go.start if go else None,
-                    "gap_stop": go.stop if go else None,
-                    "recompute_us": go.recompute_us if go else None,
-                    "lacks": list(go.lacks) if go else [],
-                    "offload_us": go.offload_us if go else None,
-                }
-            )
-    return rows
+    gone = [gaps.letting_go(member) for member in members]
+    return {
+        "value": [value or "" for value in values],
+        "kind": [Kind.WORKSPACE if value is None else held.kinds[value] for value in values],
+        "offset": [plan.offsets[one.members[0]] for one, _, _, _ in stays],
+        "size_bytes": [one.size_bytes for one, _, _, _ in stays],
+        "start": [start for _, _, start, _ in stays],
+        "stop": [stop for _, _, _, stop in stays],
+        "decision": [decisions.get(value or "", KEPT) for value in values],
+        "writers": [facts.writers.get(member, ()) for member in members],
+        "readers": [facts.readers.get(member, ()) for member in members],
+        "gap_start": [go and go.start for go in gone],
+        "gap_stop": [go and go.stop for go in gone],
+        "recompute_us": [go and go.recompute_us for go in gone],
+        "lacks": [go.lacks if go else () for go in gone],
+        "offload_us": [go and go.offload_us for go in gone],
+    }

@@ -1,11 +1,11 @@
-"""What the figures that differ between two plans are called on a page: as on the cards of each, with whole words."""
+"""What the figures that differ between two plans are called: as on the cards of each one's page, with whole words."""
 
 from __future__ import annotations
 
-from mbc.report.differences import figure_title
-
 _NAMES = {
-    "mbc": "version of mbc", "gpu": "GPU", "memory_bytes": "memory of the GPU", "cudnn": "cuDNN", "gpus": "GPUs",
+    "settings": "settings (--set)",
+    "mbc": "version of mbc", "gpu": "GPU", "memory_bytes": "memory of the GPU", "cudnn": "cuDNN",
+    "gpus": "GPUs",
     "rows": "rows of each GPU", "host_limit_bytes": "limit of host memory",
     "peer_limit_bytes": "limit of another GPU's memory", "train_us": "training step",
     "train_low_us": "training step, at least", "train_high_us": "training step, at most", "infer_us": "inference",
@@ -14,6 +14,7 @@ _NAMES = {
     "live_bytes": "peak live bytes", "floor_bytes": "lower bound of all plans",
     "fastest_us": "best serial schedule", "least_us": "lower bound of the step",
     "train_launches": "launches of the step", "infer_launches": "launches of inference",
+    "all_reduce_bytes": "all-reduce bytes", "all_reduce_us": "all-reduce alone",
     "sharded_state_bytes": "sharded optimizer states", "copied_to_host_bytes": "copied to the host",
     "copied_to_device_bytes": "copied from the host", "copied_to_peer_bytes": "copied to another GPU",
     "copied_from_peer_bytes": "copied from another GPU",
@@ -22,4 +23,4 @@ _NAMES = {
 
 def figure_name(name: str) -> str:
     """Of a figure of `PlanDiff.totals`."""
-    return _NAMES.get(name) or figure_title(name)
+    return _NAMES.get(name) or name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")
