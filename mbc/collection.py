@@ -1,4 +1,4 @@
-"""Work without the search for circles of garbage.
+"""Work with the cyclic garbage collector paused.
 
 Planning, reading and showing a plan make millions of small values that live until the end and refer to each other in no
 circle. The collector looks through all of them again and again, for nothing: on deep networks a third of the time.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """The collector of circles is off inside; as it was behind."""
+    """The cyclic garbage collector is off inside; as it was behind."""
     was_on = gc.isenabled()
     gc.disable()
     try:

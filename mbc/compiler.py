@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from pprint import pformat
 
@@ -146,8 +146,10 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
         others = even_rows(batch - rows, len(gpus) - 1)
         return _step_us(of_rows(gpu, rows, Ranks((rows, *others), (0,))), stages, devices[gpus[0].gpu])
 
+    @cache
     def measured(gpu: RankGpu) -> frozenset[int]:
-        task = of_rows(gpu, max(1, batch // len(gpus)), Ranks(even_rows(batch, len(gpus)), (0,)))
+        rows = even_rows(batch, len(gpus))
+        task = of_rows(gpu, rows[0], Ranks(rows, (0,)))
         return measured_rows(task.graph, find_profile(task.device, options.profile, options.stale_profile))
 
     # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.

@@ -13,6 +13,7 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,7 +49,8 @@ _DTYPES = {
 _SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as SymPy writes it
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
 # A subclass of torch.autograd.Function that is applied, or its forward pass.
-_APPLIED = re.compile(r"(?<![\w.])(?:\w+\.)*_*[A-Z]\w*\.apply\(|^def forward\(ctx\b")
+_APPLIED = re.compile(r"(?<![\w.])(?:\w+\.)*_*[A-Z]\w*\.apply\(")
+_FORWARD = re.compile(r"^def forward\(ctx\b")
 _OF_AUTOGRAD = (
     "it is a part of an autograd.Function, whose gradient the program does not say",
     "compute it by layers, whose gradients are known",
@@ -348,5 +350,11 @@ def _frames(trace: Any) -> list[Line]:
 
 def _is_of_autograd(trace: Any) -> bool:
     """Whether a module's `forward` applies a function of its own there, of which a program only has the forward pass.
-    What a function in between applies is not told: a program names the lines of `forward` alone."""
-    return any(_APPLIED.search(frame.code) for frame in _frames(trace) if not _OF_TORCH.search(frame.file))
+    What a function in between applies is not told: a program names the lines of `forward` alone. Layers in an argument
+    of `apply`, on its line, count as parts of it."""
+    frames = _frames(trace)
+    applied = (
+        _APPLIED.search(frame.code) and not _OF_TORCH.search(frame.file) and not _OF_TORCH.search(inner.file)
+        for frame, inner in pairwise(frames)
+    )
+    return any(applied) or any(_FORWARD.search(frame.code) for frame in frames)

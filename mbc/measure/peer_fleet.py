@@ -1,7 +1,7 @@
 """Measuring copies between two GPUs of this machine: one process that sees both, and copies from the first one.
 
-Its link to the host is measured again by the way: where several GPUs were measured at a time, others copied, too, when
-it was measured first.
+Also measures the first GPU's link to the host again: it was first measured while other GPUs copied, too, where several
+were measured at a time.
 """
 
 from __future__ import annotations

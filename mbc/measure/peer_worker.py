@@ -31,7 +31,9 @@ def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[],
                 say(("link", bench.identity(), link(task.precision)))
         except DoesNotFit as error:
             raise MbcError(
-                "MBC275", f"memory for copies between GPUs is missing: {error}", "end other programs that use the GPUs"
+                "MBC275",
+                f"memory for copies to the host or between GPUs is missing: {error}",
+                "end other programs that use the GPUs",
             ) from error
 
 

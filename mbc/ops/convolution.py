@@ -238,8 +238,9 @@ LAYERS = (
             Parameter("gain", "float", 0.0),
         ),
         _build_conv,
-        help="Convolution. groups = input channels makes it depthwise. standardize = 1e-6: of each filter less its "
-        "mean, over its deviation, with that eps; gain: times gain / sqrt(elements) and a trained number a filter too.",
+        help="Convolution. groups = input channels makes it depthwise. standardize = eps above 0: weight "
+        "standardization, each filter less its mean, over sqrt(variance + eps); gain = g above 0: also times "
+        "g / sqrt(elements of a filter) and a trained number for each filter.",
     ),
     Layer(
         "conv_transpose",

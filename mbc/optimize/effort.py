@@ -175,6 +175,9 @@ OFFLOAD_SHARES = (0.5, 0.0)
 # above the second, local search does not reach a fit (018).
 GIVE_UP_PEAK = 1.2
 REACHABLE_PEAK = 2.0
+# Arena of the smallest step found over the available bytes from which on no other kind of step (without fusion, with
+# ReLU bit masks) is tried: their smallest arenas differed by 1.4 at most.
+HOPELESS_ARENA = 2.0
 # Launches times variants that are compared; a longer program is fitted in fewer of them.
 VARIANTS_WORK = 15_000
 # Launches times rounds of local search: for every variant, and for one that is to be placed (014).

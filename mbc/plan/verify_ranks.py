@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from mbc.errors import MbcError
@@ -111,7 +111,7 @@ def shared_digest(plan: Plan) -> str:
     """The same on all ranks that can train together: of the whole plan where all run one, else of what they share."""
     ranks = plan.graph.ranks
     if ranks is not None and len(ranks.members) == ranks.size:
-        told = dump_plan(plan)
+        told = dump_plan(replace(plan, settings=()))  # what was set, or is the source's, makes one plan
     else:
         states = [(state, plan.graph.values[state.value].type) for state in plan.graph.states]
         # Backward passes differ: plans of unlike GPUs store masks, or what they are made of.

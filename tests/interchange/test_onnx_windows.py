@@ -118,3 +118,24 @@ def test_modules_that_begin_with_one_vector_have_each_their_own(tmp_path: Path) 
     assert {n for n in made.network.arrays if "bias" in n} == {"units.0.bias", "units.1.bias"}
     with pytest.raises(MbcError, match="its parameters are tied to those of"):
         _compared(tmp_path, nodes, {**filters, "b": np.arange(3, dtype=np.float32)})
+
+
+def test_what_is_added_to_a_product_with_numbers_is_no_bias_of_windows(tmp_path: Path) -> None:
+    held = {"w": _filters(3, 3, 1, 1), "gain": _filters(1, 3, 1, 1), "shift": _filters(1, 3, 1, 1)}
+    nodes = [
+        node("Conv", ["x", "w"], ["h"]), node("Mul", ["h", "gain"], ["scaled"]),
+        node("Add", ["scaled", "shift"], ["moved"], name="first"), node("Add", ["moved", "places"], ["y"]),
+    ]  # fmt: skip
+    made = _compared(tmp_path, nodes, {**held, "places": np.zeros((1, 3, 8, 8), np.float32)})
+    assert "window_bias" not in made.source
+
+
+def test_parts_of_channels_change_places(tmp_path: Path) -> None:
+    held = {"w": _filters(3, 3, 1, 1), "from": np.array([1]), "end": np.array([3]), "zero": np.array([0])}
+    nodes = [
+        node("Conv", ["x", "w"], ["h"]), node("Slice", ["h", "from", "end", "axis"], ["a"], name="behind"),
+        node("Slice", ["h", "zero", "from", "axis"], ["b"], name="before"),
+        node("Concat", ["a", "b"], ["y"], axis=1),
+    ]  # fmt: skip
+    made = _compared(tmp_path, nodes, {**held, "axis": np.array([1])})
+    assert "roll(" not in made.source and "concat" in made.source

@@ -119,6 +119,20 @@ def test_what_is_no_standardisation_of_filters_is_refused(tmp_path: Path) -> Non
             norm = F.batch_norm(self.weight, self.mean, self.spread, training=False)
             return F.conv2d(x, norm, self.bias)
 
+    class Tracked(nn.Conv2d):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+            self.norm = nn.BatchNorm1d(self.out_channels, affine=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            norm = self.norm(self.weight.reshape(1, self.out_channels, -1)).reshape_as(self.weight)
+            return F.conv2d(x, norm, self.bias)
+
+    class Still(Scaled):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+            self.factor = -1.0
+
     class Gained(Scaled):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * (self.gain.view(1, -1, 1, 1) * 0.5)
@@ -130,6 +144,8 @@ def test_what_is_no_standardisation_of_filters_is_refused(tmp_path: Path) -> Non
     for model, words in (
         (Shifted(3, 4, 3), "it normalises the parameter 'weight', and not each filter by itself, times a gain"),
         (frozen, "it normalises the parameter 'weight', and not each filter by itself, times a gain"),
+        (Tracked(3, 4, 3), "it normalises the parameter 'weight', and not each filter by itself, times a gain"),
+        (Still(3, 4, 3), "with an eps or a gain factor that is not above 0"),
         (Gained(3, 4, 3), "it calculates with the parameter 'gain' before a layer takes it"),
     ):
         with pytest.raises(MbcError) as caught:

@@ -121,6 +121,7 @@ def test_of_several_range_tests_the_median_counts(monkeypatch, tmp_path):
     alone = [_of_curvatures(monkeypatch, tmp_path, 33, c)[0] for c in (5.0, 20.0, 80.0)]
     assert alone == sorted(alone, reverse=True) and len(set(alone)) == 3
     assert _of_curvatures(monkeypatch, tmp_path, 99, 80.0, 5.0, 20.0) == (alone[1], 3)
+    assert _of_curvatures(monkeypatch, tmp_path, 66, 5.0, 80.0) == (alone[2], 2)  # of two the lower
     # Too few steps for several, and tests that find nothing.
     assert _of_curvatures(monkeypatch, tmp_path, 63, 5.0)[1] == 1
     assert _of_curvatures(monkeypatch, tmp_path, 99, math.nan, 5.0, math.nan) == (alone[0], 3)

@@ -35,9 +35,9 @@ _FAMILIES = (convolution, normalization, activation, arithmetic, pooling, attent
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 _CONTROL_FLOW = {
     "higher_order.cond": "take one of the branches: what runs does not depend on data here",
-    "higher_order.while_loop": "write the turns out: what runs does not depend on data here",
-    "higher_order.scan": "write the turns out",
-    "higher_order.map_impl": "write the turns out",
+    "higher_order.while_loop": "unroll the loop: what runs does not depend on data here",
+    "higher_order.scan": "unroll the loop",
+    "higher_order.map_impl": "unroll the loop",
     "higher_order.wrap_with_set_grad_enabled": "leave torch.no_grad out, and freeze parameters by requires_grad=False",
     "higher_order.wrap_with_autocast": "leave autocast out: train { precision = bf16 } says in which type it computes",
 }

@@ -13,7 +13,6 @@ from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import known
 from mbc.interchange.aten.factors import Seen, factored, permuted, picked, regarded, selected, windowed
 from mbc.interchange.aten.operands import (
-    CHANNELS_LAST,
     FACTORED,
     Activation,
     Atom,
@@ -218,29 +217,8 @@ def _unbind(call: Call) -> Result:
     return tuple(part for part in parts if part is not None)
 
 
-def _roll(call: Call) -> Result:
-    x = call.image(call.activation("self"))
-    shifts, dims = call.ints("shifts"), call.ints("dims")
-    axis = {1: 2, 2: 3} if x.view == CHANNELS_LAST else {2: 2, 3: 3}
-    if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
-        raise Refused(f"it rolls {list(x.seen)} along dimensions {list(dims)}", "roll height and width of images")
-    by = {2: 0, 3: 0}
-    if (made := call.maker(x)) is not None and made[0].op == "roll":  # along one axis after the other
-        before = made[0].settings["shift"]
-        down, across = before if isinstance(before, tuple) else (before, before)
-        by = {2: int(down), 3: int(across)}
-        x = replace(x, value=made[1].value)
-    for dim, shift in zip(dims, shifts, strict=True):
-        size = x.shape[axis[dim % 4]]
-        by[axis[dim % 4]] = int(math.fmod(by[axis[dim % 4]] + shift, size))
-    if not any(by.values()):
-        return x
-    return replace(x, value=call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}).value)
-
-
 RULES: Mapping[str, Rule] = {
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.unbind.int": _unbind,
-    "aten.roll.default": _roll,
 }
 NOT_TAKEN: Mapping[str, str] = {}

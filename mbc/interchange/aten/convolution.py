@@ -75,6 +75,8 @@ def _filters(call: Call) -> tuple[Weight, tuple[Weight, tuple[int, ...]] | None,
     weight = replace(found.weight, shape=found.shape)
     if found.shape != weight.held.meta.sizes:
         raise Refused(f"its filters have the shape {list(found.shape)}", "give them back the shape of the parameter")
+    if not found.eps > 0 or (found.gain is not None and not found.gain.factor > 0):
+        raise Refused("it standardises filters with an eps or a gain factor that is not above 0", "give both above 0")
     settings: dict[str, Setting] = {"standardize": found.eps}
     if found.gain is None:
         return weight, None, settings

@@ -180,6 +180,40 @@ def _sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: i
     return replace(call.layer("slice", x, _sized(x.shape, axis, count), settings), view=x.view)
 
 
+def _roll(call: Call) -> Result:
+    x = call.image(call.activation("self"))
+    shifts, dims = call.ints("shifts"), call.ints("dims")
+    axis = {1: 2, 2: 3} if x.view == CHANNELS_LAST else {2: 2, 3: 3}
+    if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
+        return _in_two_parts(call, shifts, dims)
+    by = {2: 0, 3: 0}
+    if (made := call.maker(x)) is not None and made[0].op == "roll":  # along one axis after the other
+        before = made[0].settings["shift"]
+        down, across = before if isinstance(before, tuple) else (before, before)
+        by = {2: int(down), 3: int(across)}
+        x = replace(x, value=made[1].value)
+    for dim, shift in zip(dims, shifts, strict=True):
+        size = x.shape[axis[dim % 4]]
+        by[axis[dim % 4]] = int(math.fmod(by[axis[dim % 4]] + shift, size))
+    if not any(by.values()):
+        return x
+    return replace(x, value=call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}).value)
+
+
+def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Result:
+    """A roll along another axis, such as channels: the end of the tensor before its beginning."""
+    if len(shifts) != 1 or len(dims) != 1:
+        raise Refused(
+            f"it rolls along dimensions {list(dims)}", "roll height and width of images, or one axis at a time"
+        )
+    x, axis = call.along(call.activation("self"), dims[0])
+    first, size = -shifts[0] % x.shape[axis], x.shape[axis]
+    if not first:
+        return x
+    parts = [_sliced(call, x, axis, first, size), _sliced(call, x, axis, 0, first)]
+    return replace(call.layer("concat", parts, x.shape, {"axis": axis}), view=x.view)
+
+
 def _select(call: Call) -> Result:
     """One element along an axis, which is gone then."""
     x = call.activation("self")
@@ -326,6 +360,7 @@ RULES: Mapping[str, Rule] = {
     "aten.pixel_shuffle.default": partial(_pixel_shuffle, "pixel_shuffle", "upscale_factor"),
     "aten.pixel_unshuffle.default": partial(_pixel_shuffle, "pixel_unshuffle", "downscale_factor"),
     "aten.cat.default": _cat,
+    "aten.roll.default": _roll,
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,
 }  # fmt: skip

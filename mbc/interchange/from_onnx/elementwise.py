@@ -10,8 +10,6 @@ from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument, TensorName
 
-_SCORES = ("MatMul", "Mul", "Div")  # what a bias is added to
-
 
 def _plain(name: str, op: Operator) -> None:
     op.emit(f"aten.{name}.default", self=op.tensor())
@@ -116,7 +114,7 @@ def _biased(op: Operator) -> bool:
             mask = op.graph.hold(f"{value} mask", array, trained=False)
             op.emit("aten.add.Tensor", self=op.tensor(1 - position), other=mask)
             return True
-        found = patterns.bias_by_offset(array) if beside.op in _SCORES else None
+        found = patterns.bias_by_offset(array) if patterns.is_scores(beside) else None
         if found is None:
             continue
         table = op.graph.hold(f"{value} table", found[0], trained=True)

@@ -231,6 +231,14 @@ def is_mask(array: Array) -> bool:
     return square and bool(array.any()) and bool(((array == 0) | (array == MASKED)).all())
 
 
+def is_scores(op: Operator | None) -> bool:
+    """Whether it is a product of two tensors of the network, perhaps times numbers."""
+    while op is not None and op.op in ("Mul", "Div"):
+        tensors = [position for position in (0, 1) if op.number(position) is None]
+        op = op.graph.maker(op.input(tensors[0])) if len(tensors) == 1 else None
+    return op is not None and op.op == "MatMul" and all(op.graph.array(value) is None for value in op.inputs)
+
+
 def bias_by_offset(array: Array) -> tuple[Array, Array] | None:
     """Of [1, heads, T, T] that is added to the scores of windows: a table of what it has for each offset of two pixels,
     [offsets, heads], and which of them each pair of pixels has, [T, T]. None where it is no such bias."""

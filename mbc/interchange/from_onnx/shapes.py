@@ -200,8 +200,8 @@ RULES: Mapping[str, Rule] = {
 NOT_TAKEN: Mapping[str, str] = {
     "SpaceToDepth": "use nn.PixelUnshuffle, spelt by reshape and permute",
     "If": "take the branch that trains before it is exported",
-    "Loop": "write the turns out before it is exported",
-    "Scan": "write the turns out before it is exported",
+    "Loop": "unroll the loop before it is exported",
+    "Scan": "unroll the loop before it is exported",
     "Where": "compute both without a condition, such as by nn.ReLU",
     "GridSample": "use nn.Upsample",
     "NonMaxSuppression": "end the network before it: what follows is not trained",

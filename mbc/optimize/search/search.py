@@ -161,6 +161,8 @@ def _with_or_without_masks(
         Problem(unmasked.table, {}, available_bytes),
     )
     fits, least_us = problem.fits(found), unmasked.unlimited.train_us
+    if _is_hopeless(found, available_bytes):
+        return found
     for masked in others:
         if (
             fits
@@ -188,7 +190,16 @@ def _solve(
     if (chosen.train, chosen.infer) == (graph.train, graph.infer):
         return fit(unfused, techniques, known_us)
     found = fit(fused, techniques, known_us)
-    return found if fused.fits(found) else unfused.best((found, fit(unfused, techniques, known_us)))
+    return (
+        found
+        if fused.fits(found) or _is_hopeless(found, available_bytes)
+        else unfused.best((found, fit(unfused, techniques, known_us)))
+    )
+
+
+def _is_hopeless(found: Solution, available_bytes: int) -> bool:
+    """Whether the smallest step that was found is so large that one of another kind would not fit either."""
+    return found.placed.arena_bytes > effort.HOPELESS_ARENA * available_bytes
 
 
 def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
