@@ -114,6 +114,7 @@ def _of_curvatures(monkeypatch, tmp_path, steps: int, *curvatures: float):
     state = State({}, tmp_path / "state.json")
     graph = SimpleNamespace(optimizer=SimpleNamespace(kind="sgd"))
     find_rate(Net, graph, None, 0, state, steps)  # pyright: ignore[reportArgumentType]
+    assert state.range_test is not None
     return state.range_test.chosen, len(opened)
 
 
