@@ -6,6 +6,7 @@ from mbc.errors import BudgetError
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.plan.model import aligned
 from mbc.units import show_distinct, show_enough, show_size
@@ -79,11 +80,13 @@ def not_found(
     """MBC204, for the best plan that was found. `floor`: the lower bound of all plans, with the overhead."""
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
+    hopeless = arena_bytes > effort.HOPELESS_ARENA * (budget_bytes - overhead_bytes)
+    less = ", or less: so far below it few kinds of plans are tried" if hopeless else ""
     return BudgetError(
         "MBC204",
         f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}",
+        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}{less}",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )
