@@ -86,9 +86,16 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return g.emit("standardize_filters_backward", op.attributes, (w, dy, *op.outputs[1:], *gain), w, *gain)
 
 
+def _rowless(a: Standardize, inputs: int) -> tuple[int, ...]:
+    """Filters, statistics and gains: none has rows."""
+    return tuple(range(inputs))
+
+
 OPS = (
-    OpKind("standardize_filters", Standardize, _shape, _evaluate, _gradient),
-    OpKind("standardize_filters_backward", Standardize, _backward_shape, _backward, in_place=((0, 1),)),
+    OpKind("standardize_filters", Standardize, _shape, _evaluate, _gradient, rowless=_rowless),
+    OpKind(
+        "standardize_filters_backward", Standardize, _backward_shape, _backward, in_place=((0, 1),), rowless=_rowless
+    ),
 )
 LAYERS: tuple[Layer, ...] = ()
 

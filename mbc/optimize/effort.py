@@ -16,6 +16,10 @@ MAX_MICRO_BATCHES = 1 << 14
 # Time of the fastest single call over that of a division which is worth it (008): measurements differ by as much.
 DIVISION_GAIN = 1.01
 
+# Share of the operations of a step that were measured for any rows, from which on a number of rows counts as measured
+# (043).
+MEASURED_SHARE = 0.75
+
 # --- selection ---
 
 # CP-SAT's deterministic time to divide workspace, in seconds of a nominal machine: ResNet-50 needs a fraction of one

@@ -53,7 +53,8 @@ def test_an_offer_says_what_it_is():
     text = HEAD + "y = y |> "
     offers = {offer.label: offer for offer in complete(text, len(text))}
     assert offers["conv"].detail == (
-        "conv(channels, kernel, stride = 1, pad = 0, dilation = 1, groups = 1, bias = false, init = he)"
+        "conv(channels, kernel, stride = 1, pad = 0, dilation = 1, groups = 1, bias = false, init = he, "
+        "standardize = 0, gain = 0)"
     )
     assert offers["conv"].help.startswith("Convolution.")
     assert "or more tensors" in offers["concat"].detail and offers["parameter"].detail.endswith(", a tensor itself")

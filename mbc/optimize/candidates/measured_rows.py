@@ -6,11 +6,10 @@ from collections import Counter
 
 from mbc.ir.graph import TrainingGraph
 from mbc.ops.fused import kind_of
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import request_of
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile
-
-MOST = 0.75  # of the operations of a step that were measured for any rows
 
 
 def measured_rows(graph: TrainingGraph, profile: Profile | None) -> frozenset[int]:
@@ -27,4 +26,4 @@ def measured_rows(graph: TrainingGraph, profile: Profile | None) -> frozenset[in
         found = [rows for rows, candidates in family.items() if any(c.measured for c in candidates)]
         counts.update(found)
         operations += bool(found)
-    return frozenset(rows for rows, count in counts.items() if count >= MOST * operations)
+    return frozenset(rows for rows, count in counts.items() if count >= effort.MEASURED_SHARE * operations)
