@@ -14,6 +14,7 @@ from mbc.kernels.cuda import OWN
 from tests.kernels.cuda.cases import Case
 
 EVERY = 10
+FEW_ELEMENTS = 50_000  # of the operands of a small case
 MANY_IMAGES = 100  # of a convolution: more of them keep every block of a real GPU going round
 
 
@@ -34,15 +35,15 @@ def offered(case: Case, precision: Precision) -> list[Candidate]:
 def matrix(
     pairs: Iterable[tuple[Case, Precision]], offered: Callable[[Case, Precision], list[Candidate]] = offered
 ) -> list[object]:
-    """Those for which kernels are offered, as parameters for the emulator. All are exhaustive but the first of each
-    kernel in each precision and every tenth of the others."""
+    """Those for which kernels are offered, as parameters for the emulator, small ones first. All are exhaustive but the
+    first of each kernel in each precision and every tenth of the others that are small."""
     known: set[tuple[str, Precision]] = set()
     parameters: list[object] = []
-    for case, precision in pairs:
+    for case, precision in sorted(pairs, key=lambda pair: elements(pair[0])):
         kernels = {(candidate.name, precision) for candidate in offered(case, precision)}
         if not kernels or is_for_a_gpu(case):
             continue
-        quick = not kernels <= known or len(parameters) % EVERY == 0
+        quick = not kernels <= known or (len(parameters) % EVERY == 0 and elements(case) <= FEW_ELEMENTS)
         known |= kernels
         marks = () if quick else pytest.mark.exhaustive
         parameters.append(pytest.param(case, precision, marks=marks, id=f"{case.name}-{precision}"))
