@@ -6,6 +6,7 @@
 * `page`: `mbc show`
 * `documents`: JSON of `mbc show` and `mbc diff`
 * `memory`: memory of a program as a curve in text
+* `timeline`: the predicted timeline of a program, and what its copies cost
 * `techniques`: what a plan recomputes, offloads and divides
 * `collectives`: what a plan of several GPUs sums over ranks, hidden and exposed
 * `roofline`: `mbc show --roofline`

@@ -129,7 +129,8 @@ function pieceDetail(i) {
     rows.push(["letting it go",
       `would free ${showSize(p.size_bytes[i])} in launches ${p.gap_start[i]} to ${p.gap_stop[i] - 1}, ` +
       `${inside ? "the peak among them" : "not at the peak"}. It would cost ${showTime(p.recompute_us[i])} of recomputing${lacks}` +
-      (p.offload_us[i] === null ? "." : `, or ${showTime(p.offload_us[i])} of copies to the host and back.`)]);
+      (p.offload_us[i] === null ? "." : `, or ${showTime(p.offload_us[i])} of copies to the host and back, ` +
+        `with which at least two kernels synchronise, at ${showTime(PLAN.copy_wait_us)} each.`)]);
   } else if (p.kind[i] !== "workspace") {
     rows.push(["letting it go", "there is no pause between its uses, or it lasts from step to step"]);
   }

@@ -33,7 +33,8 @@ from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import packed, write_text
 from mbc.report.measured import MeasuredStep, measured_step
 from mbc.report.tables import measured_percent
-from mbc.report.techniques import predicted_timeline, techniques_document
+from mbc.report.techniques import techniques_document
+from mbc.report.timeline import predicted_timeline
 from mbc.report.trace import trace_document
 from mbc.resources import folder
 from mbc.units import show_size, show_time
@@ -109,7 +110,7 @@ def test_the_map_adds_up_to_the_memory_curve(plan, data):
         document = techniques_document(plan, program, techniques(plan, program), times)
         tables = {name: rows_of(table, data["texts"]) for name, table in shown["techniques"].items()}
         _near(tables, {name: document[name] for name in tables})
-        assert len(tables) == 4
+        assert len(tables) == 3
 
 
 def test_pieces_are_where_the_plan_places_them(plan, data):
@@ -153,7 +154,9 @@ def test_what_is_offloaded_is_said_with_its_reason():
     (line,) = [one.text for one in why.details if one.values == (most.value,) and "memory of the host" in one.text][:1]
     live = max(facts.curve.total_bytes[most.absent[0] : most.absent[1]])
     assert f"where up to {show_size(live)} are live; kept, they would" in line
-    assert line.endswith(f"The copies take {show_time(most.time_us)} beside the kernels.")
+    cost = f"and cost the kernels about {show_time(facts.costs.of(most))}."
+    assert line.endswith(f"The copies take {show_time(most.time_us)} {cost}") and facts.costs.of(most) > 0
+    assert facts.costs.text(f"{100 * facts.costs.total_us / facts.times.total_us:.2f} % of the step")[1:] in why.answer
 
 
 @pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])

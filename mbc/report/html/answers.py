@@ -13,9 +13,9 @@ from mbc.plan.techniques import Offloaded, Recomputed
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
 from mbc.report.html.head import taken_bytes
+from mbc.report.html.larger_budget import absent_values, kept_with, time_saved
 from mbc.report.measured import MeasuredStep
 from mbc.report.tables import launch_title, measured_percent, time_cell
-from mbc.report.techniques import stalls
 from mbc.units import show_size, show_time
 
 MORE_BYTES = 10**9  # what a larger budget is asked about
@@ -89,17 +89,20 @@ def _why_not_kept(facts: Facts) -> Answer:
             "",
             (one.value,),
             f": {show_size(one.saved_bytes)} are in memory of the {one.space} {reason(one)} The copies take"
-            f" {show_time(one.time_us)} beside the kernels.",
+            f" {show_time(one.time_us)} and cost the kernels about {show_time(facts.costs.of(one))}.",
         )
 
     recompute_us = sum(r.time_us for r in found.recomputed)
+    prices = [f"recomputing costs {show_time(recompute_us)} ({_of_step(recompute_us, plan)})"] if recompute_us else []
+    prices += [facts.costs.text(_of_step(facts.costs.total_us, plan))] if found.offloaded else []
+    told = "; ".join(prices)
     return Answer(
         question,
         f"Kept, they would not fit: at the peak {show_size(recomputed)} of recomputed and {show_size(offloaded)} of"
         f" offloaded values are absent, beside {show_size(max(total))} that are live, and the budget leaves"
-        f" {show_size(left)}. {len(found.recomputed)} are recomputed, in {show_time(recompute_us)} of kernels, and"
-        f" {len(found.offloaded)} offloaded: those that free most bytes for their time. Choose a value in the map of"
-        " the arena for its own reason.",
+        f" {show_size(left)}. {len(found.recomputed)} are recomputed and {len(found.offloaded)} offloaded: those that"
+        f" free most bytes for their time. {told[:1].upper()}{told[1:]}. Choose a value in the map of the arena for its"
+        " own reason.",
         (
             *cut(_largest(found.recomputed), _LISTED, "recomputed values with most bytes", recomputed_line),
             *cut(_largest(found.offloaded), _LISTED, "offloaded values with most bytes", offloaded_line),
@@ -118,34 +121,15 @@ def _largest(found: Sequence[Saving]) -> Sequence[Saving]:
 
 
 def _more(facts: Facts) -> Answer:
-    plan, found, peak = facts.plan, facts.techniques, facts.peak
+    plan = facts.plan
     question = f"What would {MORE_BYTES // 10**9} GB more buy?"
     least_us = plan.bounds.least_us if plan.bounds.critical_path_us else plan.bounds.fastest_us
     at_most_us = max(0.0, plan.predictions.train_us - least_us)
-    # What is absent at the peak and costs most time a byte would be kept first.
-    waits: dict[int, float] = {}
-    for stall in stalls(facts.program, facts.times):
-        waits[stall.cause] = waits.get(stall.cause, 0.0) + stall.time_us
-    costs = [
-        (one.time_us, one.saved_bytes, one.outputs) for one in found.recomputed if one.absent[0] <= peak < one.absent[1]
-    ]
-    costs += [
-        (sum(waits.get(launch, 0.0) for launch in one.launches), one.saved_bytes, (one.value,))
-        for one in found.offloaded
-        if one.absent[0] <= peak < one.absent[1]
-    ]
-    costs.sort(key=lambda cost: -cost[0] / max(1, cost[1]))
-    kept: list[tuple[float, int, tuple[str, ...]]] = []
-    room = MORE_BYTES
-    for cost in costs:
-        if cost[0] > 0 and cost[1] <= room:
-            kept.append(cost)
-            room -= cost[1]
     schedule = "plan" if plan.bounds.critical_path_us else "serial schedule"
     bound = (
         f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
-        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the"
-        f" {_part(plan)}.{'' if plan.bounds.critical_path_us else CONCURRENT}"
+        f"{show_time(at_most_us)} less than now, {_of_step(at_most_us, plan)}."
+        f"{'' if plan.bounds.critical_path_us else CONCURRENT}"
         if plan.predictions.train_us
         else ""
     )
@@ -153,24 +137,35 @@ def _more(facts: Facts) -> Answer:
     if unused_bytes >= min(MORE_BYTES, UNUSED_SHARE * plan.budget_bytes):
         nothing = f"Nothing: {show_size(unused_bytes)} of the budget are unused, memory is not what holds it back."
         return Answer(question, f"{nothing} {bound}".strip(), (), "memory", "decision")
-    if not kept:
-        nothing = "Nothing that costs time is absent at the peak."
+    absent = absent_values(facts)
+    kept = kept_with(facts, absent, MORE_BYTES)
+    gain_us = min(time_saved(facts, kept), at_most_us)
+    if gain_us <= 0:
+        nothing = "Nothing that costs time is absent."
         return Answer(question, f"{nothing} {bound}".strip(), (), "memory", "decision")
-    saved_us, saved_bytes = sum(c[0] for c in kept), sum(c[1] for c in kept)
+    saved_bytes = sum(one.saved_bytes for one in kept)
+    recompute_us = sum(one.cost_us for one in kept if isinstance(one.of, Recomputed))
+    fit = f"all {len(kept)}" if len(kept) == len(absent) else f"{len(kept)} of {len(absent)}"
     return Answer(
         question,
-        f"About {show_time(min(saved_us, at_most_us))} a step: so much less of recomputing and stalls if the"
-        f" {len(kept)} values that cost most time a byte, {show_size(saved_bytes)} at the peak, were kept (an estimate"
-        f" from this plan alone; `mbc fit --curve` plans each budget). {bound}",
+        f"About {show_time(gain_us)}, {_of_step(gain_us, plan)}: {fit} absent values, {show_size(saved_bytes)}, would"
+        f" fit, without {show_time(recompute_us)} of recomputing and {show_time(max(0.0, gain_us - recompute_us))} that"
+        " copies cost. That is an estimate from this plan alone: `mbc fit --curve` plans each budget, and `mbc fit` the"
+        f" largest batch. {bound}",
         cut(
-            kept,
+            [one for one in kept if one.cost_us],
             _LISTED,
             "that cost most time a byte",
-            lambda cost: Line("", cost[2], f": {show_size(cost[1])} for {show_time(cost[0])}"),
+            lambda one: Line("", one.values, f": {show_size(one.saved_bytes)} for {show_time(one.cost_us)}"),
         ),
         "memory",
         "decision",
     )
+
+
+def _of_step(time_us: float, plan: Plan) -> str:
+    """Its share of what the training program takes."""
+    return f"{100 * time_us / (plan.predictions.train_us or 1.0):.2f} % of the {_part(plan)}"
 
 
 def _part(plan: Plan) -> str:

@@ -15,7 +15,7 @@ from mbc.plan.model import Mode, Plan, Program
 from mbc.plan.summary import OperationSummary, grouped, summarise
 from mbc.plan.techniques import Techniques, techniques
 from mbc.report.devices import device_of
-from mbc.report.techniques import timeline_on
+from mbc.report.timeline import CopyCosts, copy_costs, timeline_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Facts:
     limits: tuple[Limit, ...]
     writers: Mapping[int, Sequence[int]]
     readers: Mapping[int, Sequence[int]]
+    costs: CopyCosts
 
     @property
     def peak(self) -> int:
@@ -52,6 +53,7 @@ def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
     held = held_in(plan, program, None if other is None else other.held.kinds)
     groups = grouped(plan, program)
     summaries = summarise(plan, program, groups, held.lives)
+    times = timeline_on(device, plan, program)
     return Facts(
         plan,
         program,
@@ -62,9 +64,10 @@ def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
         groups,
         summaries,
         techniques(plan, program),
-        timeline_on(device, plan, program),
+        times,
         () if ceilings is None else limits(plan, program, ceilings, groups, summaries),
         *_touches(program),
+        copy_costs(device, plan, program, times),
     )
 
 

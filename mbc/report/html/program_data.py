@@ -12,7 +12,6 @@ from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
 from mbc.report.html.letting_go import Gaps
 from mbc.report.tables import layouts, micro_batches
-from mbc.report.techniques import Stall, stalls
 
 KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offloaded", "depth-first", "divided"
 
@@ -36,9 +35,10 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
         },
         "techniques": {
             "recomputed": texts.records(Recomputed, facts.techniques.recomputed),
-            "offloaded": texts.records(Offloaded, facts.techniques.offloaded),
+            "offloaded": texts.records(
+                Offloaded, facts.techniques.offloaded, cost_us=[facts.costs.of(o) for o in facts.techniques.offloaded]
+            ),
             "depth_first": texts.records(DepthFirst, facts.techniques.depth_first),
-            "stalls": texts.records(Stall, stalls(program, facts.times)),
         },
         "loss_launch": next((launches[0] for launches in of_loss), None),
     }
@@ -130,6 +130,7 @@ def _launches(facts: Facts) -> Columns:
         "start_us": list(times.starts_us),
         "end_us": list(times.ends_us),
         "stall_us": list(times.stalls_us),
+        "synchronise_us": list(times.synchronise_us),
         "time_us": [launch.work.time_us for launch in program.launches],
         "measured": [launch.work.measured for launch in program.launches],
     }
