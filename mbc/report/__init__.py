@@ -12,6 +12,7 @@
 * `roofline`: `mbc show --roofline`
 * `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`
+* `step_times`: what is known of predicted steps, and of which of two is faster
 * `figure_names`: what figures are called that differ between two plans
 * `fit`: `mbc fit`
 * `tune`: `mbc tune`

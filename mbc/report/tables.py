@@ -10,7 +10,7 @@ from mbc.optimize.schedule.step_time import accumulate_us, samples_per_s, step_u
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
-from mbc.plan.model import Plan, Program, Stream, Target
+from mbc.plan.model import Plan, Program, Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
@@ -20,6 +20,7 @@ from mbc.units import show_range, show_size, show_time
 LARGEST = 6  # of what lies in the arena at the peak
 EMULATED = " *"  # behind kernels of emulated fp32
 NO_PROFILE = "none of this GPU, times are estimated"
+NO_TIMES = "holds no time of the step's kernels, these are estimated"
 
 _OPERATIONS = (
     Column("operation", shrinks=True, least=18),
@@ -52,7 +53,7 @@ def heading(plan: Plan, infer: bool = False) -> str:
         f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
-        f"profile: {profile_of(target)}{asked}"
+        f"profile: {profile_of(plan)}{asked}"
     )
 
 
@@ -62,9 +63,11 @@ def batch_text(plan: Plan) -> str:
     return batch if ranks is None else f"{batch} shared by {ranks.size} GPUs ({micro_batches(ranks.rows)} rows)"
 
 
-def profile_of(target: Target) -> str:
+def profile_of(plan: Plan) -> str:
     """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`"""
-    return target.profile or NO_PROFILE
+    profile = plan.target.profile
+    unmeasured = profile and plan.predictions.train_us and not plan.predictions.measured_share
+    return f"{profile} ({NO_TIMES})" if unmeasured else profile or NO_PROFILE
 
 
 def cudnn_version(number: int) -> str:

@@ -13,10 +13,12 @@
 (function table() {
   const rows = columnsOf(DATA.changes);
   rows.delta = rows.after_us.map((us, i) => us - rows.before_us[i]);
+  const marked = (estimated) => (us, i) => (estimated[i] ? "~" : "") + showTime(us);
   const signed = (us) => (us > 0 ? `+${showTime(us)}` : showTime(us));
   sortedTable(byId("changes"), {
     columns: [["name", "operation"], ["delta", "change", signed], ["program", "program"], ["kind", "kind"], ["what", "differs"],
-      ["before", "first"], ["after", "second"], ["before_us", "time, first", showTime], ["after_us", "time, second", showTime]],
+      ["before", "first"], ["after", "second"], ["before_us", "time, first", marked(rows.before_estimated)],
+      ["after_us", "time, second", marked(rows.after_estimated)]],
     sort: "delta",
     rows: () => rows,
     searched: ["name", "kind", "what", "before", "after"],

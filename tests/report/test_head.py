@@ -52,7 +52,8 @@ def test_a_diff_compares_whole_steps(accumulated):
     kept = PLANS["kept"]()
     page = diff_page(kept, accumulated, "a", "b")
     whole_us = step_us(accumulated)
-    assert f"{show_time(kept.predictions.train_us)} by the first plan and {show_time(whole_us)} by the second" in page
+    assert f"The step takes ~{show_time(kept.predictions.train_us)} (" in page and ") by the first plan and" in page
+    assert f" by the first plan and ~{show_time(whole_us)} (" in page and ") by the second" in page
     assert f"Its last mini-batch takes {show_time(kept.predictions.train_us)}, then " in page
     assert "Its last mini-batch" not in diff_page(kept, PLANS["recomputed"](), "a", "b")
     assert "of the last mini-batch of a step." in plan_page(accumulated)

@@ -11,16 +11,27 @@ from mbc.plan.live import Kind
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
-from mbc.report.differences import aspect_text, relative_change, show_figure
-from mbc.report.figure_names import figure_name
+from mbc.report.differences import aspect_text, total_rows
 from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
 from mbc.report.html.head import plan_title
 from mbc.report.html.render import render_page
+from mbc.report.step_times import step_text
 
 SCRIPTS = ("curve.js", "compare.js")
-CHANGES = ("program", "name", "kind", "what", "before", "after", "before_us", "after_us")
+CHANGES = (
+    "program",
+    "name",
+    "kind",
+    "what",
+    "before",
+    "after",
+    "before_us",
+    "after_us",
+    "before_estimated",
+    "after_estimated",
+)
 
 
 @uncollected()
@@ -44,10 +55,8 @@ def diff_page(
         answers=diff_answers(diff, *facts),
         titles=(before_title, after_title),
         plans=(_described(before, before_others), _described(after, after_others)),
-        totals=[
-            (figure_name(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
-            for c in diff.totals
-        ],
+        steps=(step_text(before), step_text(after)),
+        totals=total_rows(diff),
     )
 
 
@@ -69,6 +78,8 @@ def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str
             "after": "; ".join(aspect_text(aspect, c.after) for aspect in c.differs),
             "before_us": c.before.time_us,
             "after_us": c.after.time_us,
+            "before_estimated": c.before.estimated,
+            "after_estimated": c.after.estimated,
         }
         for c in diff.operations
     ]
@@ -93,6 +104,8 @@ def _only(program: str, one: OperationSummary, what: str) -> dict[str, Any]:
         "after": "" if first else kernels,
         "before_us": one.time_us if first else 0.0,
         "after_us": 0.0 if first else one.time_us,
+        "before_estimated": first and one.estimated,
+        "after_estimated": not first and one.estimated,
     }
 
 
