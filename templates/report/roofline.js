@@ -1,5 +1,4 @@
-// Each operation's time against its limit: the diagonal is the roofline, and what lies above it is lost.
-const LINKS = ["to_host", "to_device", "to_peer", "from_peer"]; // copies over them have no roofline of the GPU
+// Each kernel's time against its limit: the diagonal is the roofline, and what lies above it is lost.
 const LEAST = -2; // decades of us: limits below are drawn here, since a launch alone takes a hundred times as much
 
 function rooflineSection(place) {
@@ -50,7 +49,7 @@ function rooflineSection(place) {
   function fill() {
     const o = View.program.operations;
     shown = [];
-    for (let i = 0; i < o.count; i++) if (o.limit_us[i] > 0 && o.time_us[i] > 0 && !LINKS.includes(o.stream[i])) shown.push(i);
+    for (let i = 0; i < o.count; i++) if (o.limit_us[i] > 0 && o.time_us[i] > 0 && !isCopy(o, i)) shown.push(i);
     const xs = shown.map((i) => Math.max(LEAST, Math.log10(o.limit_us[i])));
     const ys = shown.map((i) => Math.log10(o.time_us[i]));
     const low = Math.floor(Math.min(0, ...bounds(ys)));

@@ -13,8 +13,12 @@ function tableSection(place) {
     searched: ["name", "kind", "kernels", "decision"],
     summary: (found) => {
       const o = View.program.operations;
-      return `${found.length} of ${o.count} operations, ${showTime(found.reduce((sum, i) => sum + o.time_us[i], 0))}`;
+      const copies = found.filter((i) => isCopy(o, i));
+      const us = (rows) => showTime(rows.reduce((sum, i) => sum + o.time_us[i], 0));
+      const beside = copies.length ? `; ${copies.length} copies, ${us(copies)} beside them` : "";
+      return `${found.length} of ${o.count}: ${found.length - copies.length} kernels, ${us(found.filter((i) => !isCopy(o, i)))}${beside}`;
     },
+    last: (name, i) => ["time_us", "limit_us", "lost_us"].includes(name) && isCopy(View.program.operations, i),
     choose: pick,
   });
   function pick(i) {

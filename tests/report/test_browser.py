@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from mbc.plan.memory import memory_curve
+from mbc.plan.model import COPY_STREAMS
 from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.html.diff_page import diff_page
+from mbc.report.html.facts import facts_of
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import training
 from mbc.report.measured import MeasuredStep
@@ -71,6 +73,16 @@ def test_a_plan(browser, page):
     assert 0 < found < count
     assert f"{found} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
     browser.run(f"{{ {search.format(json.dumps(''))} }}")
+    # Copies are summed apart and stand below all kernels, which they take longer than.
+    copies = [one for one in summarise(plan, plan.train) if one.stream in COPY_STREAMS]
+    kernels_us = sum(one.time_us for one in summarise(plan, plan.train) if one.stream not in COPY_STREAMS)
+    apart = f"{count} of {count}: {count - len(copies)} kernels, {show_time(kernels_us)}; {len(copies)} copies, "
+    assert browser.run("document.querySelector('#operations [role=status]').textContent").startswith(apart)
+    column = "[...document.querySelectorAll('#operations tbody td:first-child')].map(e => e.textContent)"
+    assert set(browser.run(column)[-len(copies) :]) == {one.name for one in copies}
+    costs = facts_of(plan, plan.train).costs
+    lanes = browser.run("document.querySelector('#lanes-view > .note').textContent")
+    assert lanes.startswith(f"compute: {show_time(kernels_us)} alone + {show_time(costs.synchronise_us)} of synchron")
     first = "document.querySelector('#operations tbody td').textContent"
     browser.run("document.querySelector('#operations thead button').click()")
     assert browser.run(first) == min(s.name for s in summarise(plan, plan.train))
