@@ -15,7 +15,7 @@ function rooflineSection(place) {
   const sums = element("p");
   const map = element("div");
   const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose an operation.");
-  place.append(legend([["c6", "bound by memory"], ["c0", "by arithmetic"], ["c3", "by a link"]]), sums, map, detail);
+  place.append(legend([["c6", "nearest limit: memory"], ["c0", "arithmetic"], ["c3", "link"]]), sums, map, detail);
   let shown = [];
   const decades = (low, high) => {
     const found = [];
@@ -78,7 +78,7 @@ function operationDetail(i) {
     ["time", `${showTime(o.time_us[i])}${o.estimated[i] ? " (estimated)" : ""}, ${((100 * o.time_us[i]) / View.program.us).toFixed(2)} % of the program`],
   ];
   if (o.limit_us[i] !== null) {
-    rows.push(["limit", `${showTime(o.limit_us[i])} by ${o.bound[i]}: ${showSize(o.moved_bytes[i])} moved, ${showCount(o.flops[i])} flops`],
+    rows.push(["limit", `${showTime(o.limit_us[i])}, ${(o.time_us[i] / o.limit_us[i]).toFixed(2)} times that taken; the nearest is ${o.bound[i]}: ${showSize(o.moved_bytes[i])} moved, ${showCount(o.flops[i])} flops`],
       ["lost", showTime(o.time_us[i] - o.limit_us[i])]);
   }
   rows.push(["decision", o.decision[i]], ["micro-batches of", o.micro_batches[i]], ["layouts", o.layouts[i]],

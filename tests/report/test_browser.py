@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mbc.analysis.roofline import Bound
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import COPY_STREAMS
 from mbc.plan.summary import summarise
@@ -72,6 +73,10 @@ def test_a_plan(browser, page):
     found = browser.run(rows)
     assert 0 < found < count
     assert f"{found} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
+    browser.run(f"{{ {search.format(json.dumps(''))} }}")
+    browser.run(f"{{ {search.format(json.dumps('arithmetic'))} }}")
+    by_arithmetic = sum(one.bound is Bound.ARITHMETIC for one in facts_of(plan, plan.train).limits)
+    assert 0 < browser.run(rows) == by_arithmetic < count
     browser.run(f"{{ {search.format(json.dumps(''))} }}")
     # Copies are summed apart and stand below all kernels, which they take longer than.
     copies = [one for one in summarise(plan, plan.train) if one.stream in COPY_STREAMS]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from mbc.analysis.roofline import Bound
+from mbc.ops import KINDS
 from mbc.optimize.schedule.contention import COPY_WAIT_US
 from mbc.plan.model import COPY_STREAMS, Stream
 from mbc.report.html.answers import answers
 from mbc.report.html.facts import Facts, facts_of
 from mbc.report.html.larger_budget import absent_values, kept_with, time_saved
+from mbc.report.tables import kinds_table
 from mbc.report.techniques import techniques_text
 from mbc.report.timeline import stalls
 from mbc.units import show_time
@@ -49,6 +53,29 @@ def test_terminal_and_page_say_what_copies_cost_alike(facts):
     page = next(one.answer for one in answers(facts) if "recomputed or offloaded" in one.question)
     for text in (terminal, page):
         assert said in text and each in text
+
+
+def test_what_takes_the_time_is_said_first(facts):
+    first = answers(facts)[0]
+    kernels_us = _kernels_us(facts)
+    said = f"All kernels, serially, take ~{show_time(kernels_us)}: "
+    assert first.question == "What takes the time?" and first.answer.startswith(said)
+    products = {op.name for op in facts.plan.graph.train if KINDS[op.kind].flops is not None}
+    products_us = sum(one.work.time_us for one in facts.program.launches if products & set(one.operations))
+    shares = first.answer.removeprefix(said).split(". ")[0].split(", ")
+    assert f"convolutions and GEMMs ~{show_time(products_us)} ({100 * products_us / kernels_us:.0f} %)" in shares
+    assert sum(int(re.findall(r"\((\d+) %\)", share)[0]) for share in shares) == pytest.approx(100, abs=2)
+    recompute_us = sum(one.time_us for one in facts.techniques.recomputed)
+    assert (
+        f" {show_time(recompute_us)} of it are recomputing. Copies cost about {show_time(facts.costs.total_us)}"
+        in first.answer
+    )
+    memory_us = sum(one.summary.time_us for one in facts.limits if one.bound is Bound.MEMORY)
+    limit_us = sum(one.limit_us for one in facts.limits if one.bound is not Bound.LINK)
+    assert f"The nearest limit of kernels is memory for {show_time(memory_us)}, arithmetic for " in first.answer
+    assert first.answer.endswith(f"together they take {kernels_us / limit_us:.2f} times their limits.")
+    kinds = kinds_table(facts.summaries, None)
+    assert len(first.details) == 6 and all(line.text.split(" ")[0] in kinds for line in first.details[:5])
 
 
 def test_without_copies_nothing_is_said_of_them():

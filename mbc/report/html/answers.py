@@ -14,6 +14,7 @@ from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
 from mbc.report.html.head import taken_bytes
 from mbc.report.html.larger_budget import absent_values, kept_with, time_saved
+from mbc.report.html.time_words import what_takes_the_time
 from mbc.report.measured import MeasuredStep
 from mbc.report.tables import launch_title, measured_percent, time_cell
 from mbc.units import show_size, show_time
@@ -25,10 +26,10 @@ CONCURRENT = " With memory for a concurrent stream a step may be faster still."
 
 
 def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
-    """What sets the peak, why values are recomputed or offloaded, what a larger budget would buy, what is furthest from
-    its roofline, and where the prediction was off; `facts` of the training step."""
+    """What takes the time, what sets the peak, why values are recomputed or offloaded, what a larger budget would buy,
+    what is furthest from its roofline, and where the prediction was off; `facts` of the training step."""
     off = () if measured is None else (_off(facts, measured),)
-    return (_peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
+    return (*what_takes_the_time(facts), _peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
 
 
 def _peak(facts: Facts) -> Answer:
@@ -208,7 +209,7 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
 def _lost(one: Limit) -> Line:
     return Line(
         f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost ({_ratio(one):.2f} times its"
-        f" limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
+        f" limit, the nearest is {one.bound}), {' | '.join(one.summary.kernels)}"
     )
 
 
