@@ -120,6 +120,9 @@ def test_sentences_lead_to_the_map(browser, page):
     titles = "[...document.querySelectorAll('#answers summary')]"
     browser.run(f"{titles}.find(e => e.textContent.startsWith('Why is')).parentElement.querySelector('a').click()")
     assert browser.run(colours) == "decision"
+    # It shows the first value of the answer, which is recomputed, beside the map and in sight.
+    assert "Recomputed by launch" in browser.run(DETAIL) and "already let go in launches" in browser.run(DETAIL)
+    assert browser.run("document.querySelector('#memory .detail').getBoundingClientRect().top") < 700
     most = max(techniques(plan, plan.train).recomputed, key=lambda one: one.saved_bytes).outputs[0]
     link = f"[...document.querySelectorAll('#answers [data-value]')].find(e => e.dataset.value === {json.dumps(most)})"
     browser.run("document.querySelector('#program select').value = 'infer'")

@@ -139,7 +139,13 @@ def test_what_is_recomputed_is_said_with_its_reason():
     most = max(facts.techniques.recomputed, key=lambda r: r.saved_bytes)
     assert why.details[0].values == most.outputs and why.details[0].text.startswith(", ".join(most.outputs))
     peak = told["What sets the peak?"]
-    assert f"launch {facts.peak} " in peak.answer
+    assert f"in launch {facts.peak} (" in peak.answer and f") of {len(facts.program.launches)}: " in peak.answer
+    at = show_time(facts.times.starts_us[facts.peak])
+    assert facts.loss_launch is not None and facts.peak > facts.loss_launch
+    assert f" are live at {at}, in the backward pass, in" in peak.answer
+    kinds = {str(kind): size for kind, size in facts.curve.at(facts.peak).items()}
+    named = sum(size for kind, size in kinds.items() if f"{show_size(size)} of {kind}" in peak.answer)
+    assert named > 0.99 * facts.curve.peak_bytes, "the kinds that are named add up to the peak"
     rows = rows_of(data_of(plan_page(plan))["programs"]["train"]["operations"], data_of(plan_page(plan))["texts"])
     assert any(row["decision"] == "recomputed" for row in rows)
     furthest = told["Which kernel is furthest from its roofline?"]
@@ -212,7 +218,8 @@ def test_a_list_that_is_cut_says_so():
     plan = PLANS["offloaded"]()
     peak = _asked(plan, "sets the peak").details
     live = live_values_at(plan, plan.train, memory_curve(plan, plan.train).peak_launch)
-    assert peak[-1].text == f"5 of {len([one for one in live if one.size_bytes])}: those with most bytes"
+    sizes = [one.size_bytes for one in live if one.size_bytes][5:]
+    assert peak[-1].text == f"{len(sizes)} more, {show_size(sum(sizes))} in all, are live at the peak"
 
 
 def test_an_operation_tells_its_line_with_its_file(data, plan):

@@ -37,12 +37,20 @@ def _peak(facts: Facts) -> Answer:
     kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
     left = plan.arena_budget_bytes
     holds = [live for live in live_values_at(plan, facts.program, peak, facts.held) if live.size_bytes]
+    launch = launch_title(facts.program, peak)
+    rest_bytes = sum(live.size_bytes for live in holds[_LISTED:])
     return Answer(
         "What sets the peak?",
-        f"{show_size(curve.peak_bytes)} are live in {launch_title(facts.program, peak)}: {_named(kinds)}. The budget of"
-        f" {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
+        f"{show_size(curve.peak_bytes)} are live{_moment(facts, peak)}, in {launch} of"
+        f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
         f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
-        cut(holds, _LISTED, "with most bytes", lambda live: _held(live, launch_title(facts.program, peak))),
+        cut(
+            holds,
+            _LISTED,
+            "with most bytes",
+            lambda live: _held(live, launch),
+            f"{len(holds) - _LISTED:,} more, {show_size(rest_bytes)} in all, are live at the peak",
+        ),
         "memory",
         "kind",
     )
@@ -55,8 +63,18 @@ def _held(live: LiveValue, launch: str) -> Line:
     return Line(size, (live.value,), f" ({live.kind}), live in launches {live.start} to {live.stop - 1}")
 
 
+def _moment(facts: Facts, launch: int) -> str:
+    """` at 3.2 ms, in the backward pass`, as far as that is known."""
+    at = f" at {show_time(facts.times.starts_us[launch])}" if facts.times.total_us else ""
+    if facts.loss_launch is None:
+        return at
+    return f"{at}, in the {'forward' if launch <= facts.loss_launch else 'backward'} pass"
+
+
 def _named(kinds: list[tuple[Kind, int]]) -> str:
-    shown = [f"{show_size(size)} of {kind}" for kind, size in kinds[:3]]
+    """All but what is less than a thousandth of them."""
+    total = sum(size for _, size in kinds)
+    shown = [f"{show_size(size)} of {kind}" for kind, size in kinds if 1000 * size >= total > 0]
     return ", ".join(shown) or "nothing"
 
 

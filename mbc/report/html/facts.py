@@ -45,6 +45,13 @@ class Facts:
         """The launch at the peak of live bytes."""
         return self.curve.peak_launch if self.program.launches else 0
 
+    @property
+    def loss_launch(self) -> int | None:
+        """The launch that computes the loss: the forward pass ends with it."""
+        plan = self.plan
+        found = (launches for buffer, launches in self.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
+        return next((launches[0] for launches in found), None)
+
 
 def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
     """Of the training or the inference program of a plan. `other`: facts of the other one, where these are known."""

@@ -21,8 +21,7 @@ Columns = dict[str, list[Any]]
 def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
     """Of one program. Where the plan is for no GPU operations have no limits. The rectangles (`pieces`) add up to the
     memory curve."""
-    plan, program, peak = facts.plan, facts.program, facts.peak
-    of_loss = (launches for buffer, launches in facts.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
+    program, peak = facts.program, facts.peak
     return {
         "operations": texts.table(_operations(facts)),
         "launches": texts.table(_launches(facts)),
@@ -40,7 +39,7 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
             ),
             "depth_first": texts.records(DepthFirst, facts.techniques.depth_first),
         },
-        "loss_launch": next((launches[0] for launches in of_loss), None),
+        "loss_launch": facts.loss_launch,
     }
 
 
