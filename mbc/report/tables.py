@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from mbc.ir.text import optimizer_summary
@@ -75,8 +75,13 @@ def cudnn_version(number: int) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def operations_table(summaries: Sequence[OperationSummary], width: int | None, limit: int | None = None) -> str:
-    """One row an operation, in program order."""
+def operations_table(
+    summaries: Sequence[OperationSummary],
+    width: int | None,
+    limit: int | None = None,
+    recomputing: Mapping[str, int] | None = None,
+) -> str:
+    """One row an operation, in program order. `recomputing`: how many launches of each do, by `Techniques`."""
     shown = list(summaries)
     if limit is not None and len(shown) > limit:
         slowest = sorted(shown, key=lambda s: (-s.time_us, s.first_launch))[:limit]
@@ -86,7 +91,7 @@ def operations_table(summaries: Sequence[OperationSummary], width: int | None, l
             s.name,
             s.kind,
             kernels_cell(s),
-            micro_batches(s.micro_batches),
+            micro_batches(s.micro_batches, (recomputing or {}).get(s.name, 0)),
             layouts(s.layouts),
             time_cell(s.time_us, s.estimated),
             show_size(s.workspace_bytes) if s.workspace_bytes else "-",
@@ -291,10 +296,11 @@ def within(low_us: float, high_us: float) -> str:
     return f"{show_range(low_us, high_us)}; " if low_us < high_us else ""
 
 
-def micro_batches(rows: Sequence[int]) -> str:
-    """`256`, `4 x 64` or `3 x 64 + 32`."""
+def micro_batches(rows: Sequence[int], recomputing: int = 0) -> str:
+    """`256`, `4 x 64` or `3 x 64 + 32`; `2 x 256 (1 recomputed)` where so many of the launches recompute."""
     parts = [(count, len(list(group))) for count, group in groupby(rows)]
-    return " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
+    told = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
+    return f"{told} ({recomputing} recomputed)" if recomputing else told
 
 
 def layouts(names: Sequence[str]) -> str:

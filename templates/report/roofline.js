@@ -81,7 +81,7 @@ function operationDetail(i) {
     rows.push(["limit", `${showTime(o.limit_us[i])}, ${(o.time_us[i] / o.limit_us[i]).toFixed(2)} times that taken; the nearest is ${o.bound[i]}: ${showSize(o.moved_bytes[i])} moved, ${showCount(o.flops[i])} flops`],
       ["lost", showTime(o.time_us[i] - o.limit_us[i])]);
   }
-  rows.push(["decision", o.decision[i]], ["micro-batches of", o.micro_batches[i]], ["layouts", o.layouts[i]],
+  rows.push(["decision", o.decision[i]], ["runs of rows", o.runs[i]], ["layouts", o.layouts[i]],
     ["writes", `${showSize(o.output_bytes[i])}, with ${showSize(o.workspace_bytes[i])} of workspace`],
     ["first launch", `${o.first_launch[i]}, on ${o.stream[i]}`]);
   if (o.source[i]) rows.push(["source, line", o.source[i]]);

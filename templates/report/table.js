@@ -7,7 +7,7 @@ function tableSection(place) {
     columns: [["name", "operation"], ["time_us", "time", sizes.time_us], ["kind", "kind"], ["limit_us", "limit", showTime], ["bound", "nearest limit"], ["lost_us", "lost", showTime],
       ...(DATA.measured ? [["measured_us", "measured", showTime], ["off_us", "more than predicted", showTime]] : []),
       ["output_bytes", "writes", showSize], ["workspace_bytes", "workspace", showSize], ["decision", "decision"],
-      ["micro_batches", "micro-batches of"], ["kernels", "kernel"], ["first_launch", "launch"]],
+      ["runs", "runs of rows"], ["kernels", "kernel"], ["first_launch", "launch"]],
     sort: "time_us",
     rows: () => View.program.operations,
     searched: ["name", "kind", "kernels", "decision", "bound"],

@@ -42,8 +42,8 @@ def _peak(facts: Facts) -> Answer:
     return Answer(
         "What sets the peak?",
         f"{show_size(curve.peak_bytes)} are live{_moment(facts, peak)}, in {launch} of"
-        f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
-        f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
+        f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves"
+        f" {show_size(left)} for the arena, after {show_size(plan.predictions.overhead_bytes)} of overhead.",
         cut(
             holds,
             _LISTED,
@@ -208,6 +208,7 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
         told = f"None can be told: each has a limit below the {launch} that a launch takes.{known}"
         return (Answer(question, told, (), "roofline"),)
     most, ratio = timed[0], max(timed, key=_ratio)
+    recomputing = facts.recomputing
     also = (
         " It is the furthest by ratio, too."
         if ratio is most
@@ -216,17 +217,26 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
     return (
         Answer(
             question,
-            f"{most.summary.name} loses most: {_taken(most)} where {most.bound} allows {show_time(most.limit_us)},"
-            f" {_ratio(most):.2f} times its limit.{also}{known}",
-            cut(timed, _LISTED, "that lose most time", _lost),
+            f"{most.summary.name} loses most: {_one_run(most, recomputing.get(most.summary.name, 0))}.{also}{known}",
+            cut(timed, _LISTED, "that lose most time", lambda one: _lost(one, recomputing.get(one.summary.name, 0))),
             "roofline",
         ),
     )
 
 
-def _lost(one: Limit) -> Line:
+def _one_run(one: Limit, recomputing: int) -> str:
+    """Of an operation that is run again to recompute, what each run takes, and what it loses in all."""
+    runs, guess = len(one.summary.micro_batches) if recomputing else 1, one.summary.estimated
+    taken, limit = time_cell(one.summary.time_us / runs, guess), show_time(one.limit_us / runs)
+    told = f"{taken}{' a run' if runs > 1 else ''} where {one.bound} allows {limit}, {_ratio(one):.2f} times its limit"
+    lost = f"; run {runs} times, {recomputing} of them to recompute, it loses {time_cell(one.lost_us, guess)} in all"
+    return f"{told}{lost}" if recomputing else told
+
+
+def _lost(one: Limit, recomputing: int) -> Line:
+    runs = f" in {len(one.summary.micro_batches)} runs, {recomputing} of them to recompute" if recomputing else ""
     return Line(
-        f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost ({_ratio(one):.2f} times its"
+        f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost{runs} ({_ratio(one):.2f} times its"
         f" limit, the nearest is {one.bound}), {' | '.join(one.summary.kernels)}"
     )
 

@@ -46,6 +46,11 @@ class Facts:
         return self.curve.peak_launch if self.program.launches else 0
 
     @property
+    def recomputing(self) -> Mapping[str, int]:
+        """How many launches of each of the groups recompute its values."""
+        return self.techniques.recomputing(self.groups)
+
+    @property
     def loss_launch(self) -> int | None:
         """The launch that computes the loss: the forward pass ends with it."""
         plan = self.plan

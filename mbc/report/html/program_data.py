@@ -54,11 +54,13 @@ def _operations(facts: Facts) -> Columns:
     lines = _lines((*plan.graph.train, *plan.graph.infer))
     members = [program.launches[one.first_launch].operations for one in found]
     unknown: list[None] = [None] * len(found)
+    recomputing = facts.recomputing
+    runs = [(one.micro_batches, recomputing.get(one.name, 0)) for one in found]
     return {
         "name": [one.name for one in found],
         "kind": [one.kind for one in found],
         "kernels": _each_once(" | ".join, [one.kernels for one in found]),
-        "micro_batches": _each_once(lambda rows: f"{micro_batches(rows)} rows", [one.micro_batches for one in found]),
+        "runs": _each_once(lambda run: micro_batches(*run), runs),
         "layouts": _each_once(layouts, [one.layouts for one in found]),
         "time_us": [one.time_us for one in found],
         "estimated": [one.estimated for one in found],
