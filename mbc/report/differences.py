@@ -51,8 +51,12 @@ def diff_text(
         parts.append(_operations(listed, before, after, width, limit))
     only_time = len(diff.operations) - len(listed)
     if only_time:
-        gain = sum(c.after.time_us - c.before.time_us for c in diff.operations if c.only_time)
-        parts.append(f"{only_time} operations differ in time only, by {_signed_time(gain)} together")
+        gains = {
+            what: sum(c.after.time_us - c.before.time_us for c in diff.operations if c.only_time and c.program == name)
+            for name, what in (("train", "the training step"), ("infer", "inference"))
+        }
+        told = " and ".join(f"{_signed_time(gain)} in {what}" for what, gain in gains.items() if gain)
+        parts.append(f"{only_time} operations differ in time only, by {told or _signed_time(0.0)} together")
     for title, only in ((before, diff.only_before), (after, diff.only_after)):
         if only:
             parts.append(_only(title, only, limit))

@@ -17,6 +17,7 @@ from mbc.report.columns import Column, render
 from mbc.report.devices import host_sharing_text
 from mbc.units import show_range, show_size, show_time
 
+OVERHEAD = "CUDA's context, libraries, modules and graphs"  # what it is of
 LARGEST = 6  # of what lies in the arena at the peak
 EMULATED = " *"  # behind kernels of emulated fp32
 NO_PROFILE = "none of this GPU, times are estimated"

@@ -21,9 +21,16 @@
       ["after_us", "time, second", marked(rows.after_estimated)]],
     sort: "delta",
     rows: () => rows,
-    searched: ["name", "kind", "what", "before", "after"],
+    searched: ["name", "program", "kind", "what", "before", "after"],
     order: (value) => (typeof value === "number" ? Math.abs(value) : value),
-    summary: (found) => `${found.length} of ${rows.count}, ${signed(found.reduce((sum, i) => sum + rows.delta[i], 0))} in all`,
+    last: (_, i) => rows.program[i] !== "train",
+    summary: (found) => {
+      const parts = [["training step", "train", false], ["copies beside it", "train", true], ["inference", "infer", false]].map(([title, program, copy]) => {
+        const sums = found.filter((i) => rows.program[i] === program && rows.copy[i] === copy).map((i) => rows.delta[i]);
+        return sums.length ? `; ${title} ${signed(sums.reduce((sum, us) => sum + us, 0))}` : "";
+      });
+      return `${found.length} of ${rows.count}${parts.join("")}`;
+    },
   });
   document.documentElement.dataset.ready = "yes";
 })();

@@ -145,6 +145,22 @@ def test_estimates_are_marked_in_the_table_of_operations():
         assert (row["before_estimated"], row["after_estimated"]) == (False, one.estimated)
 
 
+def test_what_differs_in_time_only_is_summed_by_program():
+    plan = PLANS["kept"]()
+    slower = [
+        replace(launch, work=replace(launch.work, time_us=launch.work.time_us + 2.0)) for launch in plan.train.launches
+    ]
+    infer = [
+        replace(launch, work=replace(launch.work, time_us=launch.work.time_us + 1.0)) for launch in plan.infer.launches
+    ]
+    other = replace(
+        plan, train=replace(plan.train, launches=tuple(slower)), infer=replace(plan.infer, launches=tuple(infer))
+    )
+    text = diff_text(diff_plans(plan, other), "a", "b")
+    gains = f"by +{show_time(2.0 * len(slower))} in the training step and +{show_time(1.0 * len(infer))} in inference"
+    assert f"operations differ in time only, {gains} together" in text
+
+
 def test_a_diff_sums_time_by_family_first():
     kept, offloaded = (facts_of(plan, plan.train) for plan in (PLANS["kept"](), PLANS["offloaded"]()))
     told = {one.question: one for one in diff_answers(diff_plans(kept.plan, offloaded.plan), kept, offloaded)}

@@ -16,7 +16,7 @@ from mbc.report.html.head import taken_bytes
 from mbc.report.html.larger_budget import absent_values, kept_with, time_saved
 from mbc.report.html.time_words import what_takes_the_time
 from mbc.report.measured import MeasuredStep
-from mbc.report.tables import launch_title, measured_percent, time_cell
+from mbc.report.tables import OVERHEAD, launch_title, measured_percent, time_cell
 from mbc.units import show_size, show_time
 
 MORE_BYTES = 10**9  # what a larger budget is asked about
@@ -43,7 +43,8 @@ def _peak(facts: Facts) -> Answer:
         "What sets the peak?",
         f"{show_size(curve.peak_bytes)} are live{_moment(facts, peak)}, in {launch} of"
         f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves"
-        f" {show_size(left)} for the arena, after {show_size(plan.predictions.overhead_bytes)} of overhead.",
+        f" {show_size(left)} for the arena, after {show_size(plan.predictions.overhead_bytes)} of overhead"
+        f" ({OVERHEAD}).",
         cut(
             holds,
             _LISTED,

@@ -8,7 +8,7 @@ from typing import Any
 from mbc.collection import uncollected
 from mbc.plan.diff import PlanDiff, diff_plans
 from mbc.plan.live import Kind
-from mbc.plan.model import Plan
+from mbc.plan.model import COPY_STREAMS, Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
 from mbc.report.differences import aspect_text, total_rows
@@ -31,6 +31,7 @@ CHANGES = (
     "after_us",
     "before_estimated",
     "after_estimated",
+    "copy",
 )
 
 
@@ -80,6 +81,7 @@ def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str
             "after_us": c.after.time_us,
             "before_estimated": c.before.estimated,
             "after_estimated": c.after.estimated,
+            "copy": c.after.stream in COPY_STREAMS,
         }
         for c in diff.operations
     ]
@@ -106,6 +108,7 @@ def _only(program: str, one: OperationSummary, what: str) -> dict[str, Any]:
         "after_us": 0.0 if first else one.time_us,
         "before_estimated": first and one.estimated,
         "after_estimated": not first and one.estimated,
+        "copy": one.stream in COPY_STREAMS,
     }
 
 
