@@ -171,5 +171,7 @@ def test_a_diff_sums_time_by_family_first():
     assert f"recomputing +{show_time(recompute_us)}, other kernels " in where.answer
     assert f"copies +{show_time(offloaded.costs.total_us)}" in where.answer
     assert not [line for line in where.details if line.text.startswith("copy")]
+    memory = told["Where did the memory go?"].answer
+    assert f"of live bytes at {show_time(kept.times.starts_us[kept.peak])}, in the backward pass, in launch" in memory
     moved = told["What is kept, recomputed or offloaded otherwise?"].details
     assert moved[-1].text.startswith("8 of ") and len(moved) == 9

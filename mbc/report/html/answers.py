@@ -41,7 +41,7 @@ def _peak(facts: Facts) -> Answer:
     rest_bytes = sum(live.size_bytes for live in holds[_LISTED:])
     return Answer(
         "What sets the peak?",
-        f"{show_size(curve.peak_bytes)} are live{_moment(facts, peak)}, in {launch} of"
+        f"{show_size(curve.peak_bytes)} are live{facts.peak_moment}, in {launch} of"
         f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves"
         f" {show_size(left)} for the arena, after {show_size(plan.predictions.overhead_bytes)} of overhead"
         f" ({OVERHEAD}).",
@@ -62,14 +62,6 @@ def _held(live: LiveValue, launch: str) -> Line:
     if live.value is None:
         return Line(f"{size}workspace of {launch}")
     return Line(size, (live.value,), f" ({live.kind}), live in launches {live.start} to {live.stop - 1}")
-
-
-def _moment(facts: Facts, launch: int) -> str:
-    """` at 3.2 ms, in the backward pass`, as far as that is known."""
-    at = f" at {show_time(facts.times.starts_us[launch])}" if facts.times.total_us else ""
-    if facts.loss_launch is None:
-        return at
-    return f"{at}, in the {'forward' if launch <= facts.loss_launch else 'backward'} pass"
 
 
 def _named(kinds: list[tuple[Kind, int]]) -> str:

@@ -104,8 +104,9 @@ def _memory(before: Facts, after: Facts) -> Answer:
     most = sorted(kinds.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return Answer(
         "Where did the memory go?",
-        f"At its peak the first plan has {show_size(before.curve.peak_bytes)} of live bytes, in launch {before.peak};"
-        f" the second {show_size(after.curve.peak_bytes)}, in launch {after.peak}. By kind:",
+        f"At its peak the first plan has {show_size(before.curve.peak_bytes)} of live bytes{before.peak_moment}, in"
+        f" launch {before.peak}; the second {show_size(after.curve.peak_bytes)}{after.peak_moment}, in launch"
+        f" {after.peak}. By kind:",
         tuple(Line(f"{kind}: {show_size(a)}, then {show_size(b)}") for kind, (a, b) in most if a != b),
         "memory",
     )

@@ -16,6 +16,7 @@ from mbc.plan.summary import OperationSummary, grouped, summarise
 from mbc.plan.techniques import Techniques, techniques
 from mbc.report.devices import device_of
 from mbc.report.timeline import CopyCosts, copy_costs, timeline_on
+from mbc.units import show_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,14 @@ class Facts:
         plan = self.plan
         found = (launches for buffer, launches in self.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
         return next((launches[0] for launches in found), None)
+
+    @property
+    def peak_moment(self) -> str:
+        """` at 3.20 ms, in the backward pass`, as far as that is known."""
+        at = f" at {show_time(self.times.starts_us[self.peak])}" if self.times.total_us else ""
+        if self.loss_launch is None:
+            return at
+        return f"{at}, in the {'forward' if self.peak <= self.loss_launch else 'backward'} pass"
 
 
 def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
