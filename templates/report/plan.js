@@ -1,7 +1,7 @@
 // One program of the plan as the other scripts use it, and what they show of launches, operations and values.
 const PLAN = DATA.plan;
 const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // what the budget leaves for the arena
-const COPY_STREAMS = ["to_host", "to_device", "to_peer", "from_peer"]; // what runs there runs beside kernels
+const COPY_STREAMS = ["to_host", "to_device", "to_peer", "from_peer"]; // what runs there overlaps kernels
 const isCopy = (o, i) => COPY_STREAMS.includes(o.stream[i]);
 const DECISIONS = ["kept", "recomputed", "offloaded", "depth-first", "divided"];
 

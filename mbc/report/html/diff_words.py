@@ -69,7 +69,7 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     changes += [(program, summary, -summary.time_us) for program, summary in diff.only_before]
     changes += [(program, summary, summary.time_us) for program, summary in diff.only_after]
     for program, summary, time_us in changes:
-        if program == "train" and summary.stream not in COPY_STREAMS:  # copies run beside kernels
+        if program == "train" and summary.stream not in COPY_STREAMS:  # copies overlap kernels
             groups[summary.kind] = groups.get(summary.kind, 0.0) + time_us
     most = [(kind, time) for kind, time in sorted(groups.items(), key=lambda item: -abs(item[1])) if time]
     families = [_families(facts) for facts in (before, after)]
