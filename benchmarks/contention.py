@@ -39,7 +39,7 @@ from mbc.hardware.target import find_device, local_gpus
 from mbc.plan.model import Plan
 from mbc.profile.locate import find_profile
 from mbc.profile.model import for_ranks
-from mbc.report.techniques import predicted_timeline, stalls
+from mbc.report.timeline import predicted_timeline, stalls
 
 NAME = "contention"
 LEAST_S = 30.0  # of a call's time, for a plan's run to be begun

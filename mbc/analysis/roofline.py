@@ -23,7 +23,7 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.ops import KINDS
 from mbc.plan.collectives import Bucket, Sharing, sharing_of
-from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
+from mbc.plan.model import COPY_STREAMS, Buffer, Launch, Mode, Plan, Program, Space
 from mbc.plan.summary import OperationSummary, grouped, summarise
 
 _VERY_LARGE = 1 << 30  # bytes of a collective whose latency is nothing
@@ -63,7 +63,8 @@ class Limit:
     """One operation, fused group, conversion or copy (`summary`) against its limit.
 
     `moved_bytes`: of the arena, each operand once. `memory_us`, `arithmetic_us`: those, and `flops`, at the ceilings.
-    `link_us`: of a collective, what its bytes take between GPUs as part of a very large one.
+    `link_us`: of a collective, what its bytes take between GPUs as part of a very large one; of a copy, what they take
+    at the rate of its link.
     """
 
     summary: OperationSummary
@@ -118,6 +119,7 @@ def limits(
     groups = grouped(plan, program) if groups is None else groups
     sharing = sharing_of(plan)
     link_us = {} if sharing is None else {b.launch: _link_us(plan, sharing, b) for b in sharing.buckets}
+    links = device_of(plan).links
     found: list[Limit] = []
     for summary in summarise(plan, program, groups) if summaries is None else summaries:
         group = groups[summary.name]
@@ -126,12 +128,11 @@ def limits(
         # An operation that is run again for some rows counts them again.
         launches = [program.launches[i] for i in group]
         flops = sum(flops_of(launch, member, plan.graph, plan.buffers) for launch in launches for member in members)
-        found.append(
-            Limit(
-                summary, moved_bytes, flops, moved_bytes / ceilings.bytes_per_us, flops / ceilings.flops_per_us,
-                link_us.get(group[0], 0.0) if program is plan.train else 0.0,
-            )
-        )  # fmt: skip
+        over_link_us = link_us.get(group[0], 0.0) if program is plan.train else 0.0
+        if summary.stream in COPY_STREAMS:
+            over_link_us = moved_bytes / (links.gb_s(summary.stream) * 1e3)
+        memory_us, arithmetic_us = moved_bytes / ceilings.bytes_per_us, flops / ceilings.flops_per_us
+        found.append(Limit(summary, moved_bytes, flops, memory_us, arithmetic_us, over_link_us))
     return tuple(found)
 
 

@@ -96,7 +96,7 @@ def summary(plan: Plan) -> list[str]:
         _launches(plan, concurrent),
         *collectives_lines(plan),
         *([f"  emulated   {emulated} of {products} convolutions and linear layers in fp32"] if emulated else []),
-        f"  profile    {profile_of(plan.target)}",
+        f"  profile    {profile_of(plan)}",
         arena,
         f"  least      {show_size(b.floor_bytes)} (lower bound of the arena, set by {b.floor_operation})",
         f"  overhead   {show_size(p.overhead_bytes)} ({overhead})",

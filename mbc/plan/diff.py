@@ -45,12 +45,13 @@ class OperationChange:
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
     """`totals`: figures of the whole plan that differ. `only_before`, `only_after`: operations (and conversions) that
-    one plan runs and the other does not, as (program, summary)."""
+    one plan runs and the other does not, as (program, summary). `plans`: what is compared."""
 
     totals: tuple[Change, ...]
     operations: tuple[OperationChange, ...]
     only_before: tuple[tuple[str, OperationSummary], ...]
     only_after: tuple[tuple[str, OperationSummary], ...]
+    plans: tuple[Plan, Plan]
 
     @property
     def same(self) -> bool:
@@ -78,7 +79,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
                     changes.append(OperationChange(title, name, old[name].kind, differs, old[name], now[name]))
     figures = zip(_figures(before), _figures(after), strict=True)
     totals = tuple(Change(name, a, b) for (name, a), (_, b) in figures if a != b)
-    return PlanDiff(totals, tuple(changes), tuple(gone), tuple(new))
+    return PlanDiff(totals, tuple(changes), tuple(gone), tuple(new), (before, after))
 
 
 def _differences(old: OperationSummary, now: OperationSummary) -> tuple[str, ...]:

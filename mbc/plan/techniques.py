@@ -3,7 +3,7 @@ and executes depth-first in micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.plan.group import title
@@ -69,6 +69,12 @@ class Techniques:
     offloaded: tuple[Offloaded, ...]
     divided: tuple[Divided, ...]
     depth_first: tuple[DepthFirst, ...] = ()
+
+    def recomputing(self, groups: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
+        """How many launches of each of these groups, as of `summary.grouped`, recompute its own values; groups without
+        any are left out."""
+        found = {one.operation: set(one.launches) & set(groups.get(one.operation, ())) for one in self.recomputed}
+        return {name: len(launches) for name, launches in found.items() if launches}
 
     def absent_bytes(self, launch: int) -> tuple[int, int]:
         """Bytes that are absent from the arena at a launch: of recomputed, and of offloaded values."""

@@ -6,11 +6,13 @@
 * `page`: `mbc show`
 * `documents`: JSON of `mbc show` and `mbc diff`
 * `memory`: memory of a program as a curve in text
+* `timeline`: the predicted timeline of a program, and what its copies cost
 * `techniques`: what a plan recomputes, offloads and divides
 * `collectives`: what a plan of several GPUs sums over ranks, hidden and exposed
 * `roofline`: `mbc show --roofline`
 * `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`
+* `step_times`: what is known of predicted steps, and of which of two is faster
 * `figure_names`: what figures are called that differ between two plans
 * `fit`: `mbc fit`
 * `tune`: `mbc tune`

@@ -6,13 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mbc.plan.diff import Change, Figure, OperationChange, PlanDiff
+from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.columns import DEFAULT_WIDTH, Column, render
 from mbc.report.figure_names import figure_name
-from mbc.report.tables import NO_PROFILE, cudnn_version, layouts, measured_percent, micro_batches, time_cell
-from mbc.units import show_size, show_time
+from mbc.report.step_times import compared_steps, unlike_estimates
+from mbc.report.tables import cudnn_version, layouts, measured_percent, micro_batches, profile_of, time_cell
+from mbc.units import show_range, show_size, show_time
 
-UNLIKE_SHARES = 0.3  # between the measured shares of two plans: what differs then are estimates
+_RANGES = {
+    "train_low_us": "train_range_us", "train_high_us": "train_range_us",
+    "infer_low_us": "infer_range_us", "infer_high_us": "infer_range_us",
+}  # fmt: skip
 
 
 def diff_text(
@@ -32,29 +37,26 @@ def diff_text(
     if diff.same:
         return f"{before} and {after} run the same: no figure and no operation differs"
     parts: list[str] = []
-    totals = [c for c in diff.totals if c.name != "profile"]
-    if totals:
-        rows = [
-            (figure_name(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
-            for c in totals
-        ]
+    profiles = ("profile", *map(profile_of, diff.plans))
+    rows = [row for row in total_rows(diff) if row[0] != profiles[0]]
+    if rows:
         columns = (Column("in all"), Column(before, right=True, shrinks=True), Column(after, right=True, shrinks=True))
         parts.append(render((*columns, Column("change", right=True)), rows, width))
-    if note := _estimates(diff, before, after):
-        parts.append(note)
-    # Too long for a column.
-    for change in diff.totals:
-        if change.name == "profile":
-            parts.append(
-                f"profile of {before}: {change.before or NO_PROFILE}\nprofile of {after}: {change.after or NO_PROFILE}"
-            )
+    if unlike_estimates(diff.plans):
+        parts.append(compared_steps(diff.plans, (before, after)))
+    if profiles[1] != profiles[2]:  # too long for a column
+        parts.append(f"profile of {before}: {profiles[1]}\nprofile of {after}: {profiles[2]}")
     listed = [c for c in diff.operations if with_times or not c.only_time]
     if listed:
         parts.append(_operations(listed, before, after, width, limit))
     only_time = len(diff.operations) - len(listed)
     if only_time:
-        gain = sum(c.after.time_us - c.before.time_us for c in diff.operations if c.only_time)
-        parts.append(f"{only_time} operations differ in time only, by {_signed_time(gain)} together")
+        gains = {
+            what: sum(c.after.time_us - c.before.time_us for c in diff.operations if c.only_time and c.program == name)
+            for name, what in (("train", "the training step"), ("infer", "inference"))
+        }
+        told = " and ".join(f"{_signed_time(gain)} in {what}" for what, gain in gains.items() if gain)
+        parts.append(f"{only_time} operations differ in time only, by {told or _signed_time(0.0)} together")
     for title, only in ((before, diff.only_before), (after, diff.only_after)):
         if only:
             parts.append(_only(title, only, limit))
@@ -119,16 +121,32 @@ def _only(title: str, only: Sequence[tuple[str, OperationSummary]], limit: int |
     return text if len(shown) == len(only) else f"{text}\n… and {len(only) - len(shown)} more"
 
 
-def _estimates(diff: PlanDiff, before: str, after: str) -> str:
-    """Where much more of one plan was measured than of the other; empty elsewhere."""
-    shares = next(((c.before, c.after) for c in diff.totals if c.name == "measured_share"), (0.0, 0.0))
-    if abs(float(shares[0]) - float(shares[1])) < UNLIKE_SHARES:
-        return ""
-    return (
-        f"note: {show_figure('measured_share', shares[0])} of the step of {before} is measured,"
-        f" {show_figure('measured_share', shares[1])} of that of {after}: their times differ in part by errors of"
-        " estimates"
-    )
+def total_rows(diff: PlanDiff) -> list[tuple[str, str, str, str]]:
+    """Figures that differ, with their units: name, before, after, and the change in percent. Both ends of a range are
+    one row."""
+    rows: dict[str, tuple[str, str, str, str]] = {}
+    for change in diff.totals:
+        name = _RANGES.get(change.name, change.name)
+        before, after = (figure_of(name, figure, plan) for figure, plan in zip(_both(change), diff.plans, strict=True))
+        rows[name] = (figure_name(name), before, after, relative_change(change) if name == change.name else "")
+    return list(rows.values())
+
+
+def figure_of(name: str, figure: Figure, plan: Plan) -> str:
+    """The same of one of the plans: `~` marks what contains estimates."""
+    p = plan.predictions
+    if name == "profile":
+        return profile_of(plan)
+    if name == "train_range_us":
+        return show_range(p.train_low_us, p.train_high_us)
+    if name == "infer_range_us":
+        return show_range(p.infer_low_us, p.infer_high_us)
+    guess = p.infer_low_us < p.infer_high_us if name == "infer_us" else p.measured_share < 1
+    return ("~" if guess and name.endswith("_us") and figure else "") + show_figure(name, figure)
+
+
+def _both(change: Change) -> tuple[Figure, Figure]:
+    return change.before, change.after
 
 
 def show_figure(name: str, figure: Figure) -> str:

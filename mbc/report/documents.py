@@ -13,7 +13,8 @@ from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.collectives import collectives_document
 from mbc.report.memory import curve_rows
-from mbc.report.techniques import predicted_timeline, techniques_document
+from mbc.report.techniques import techniques_document
+from mbc.report.timeline import predicted_timeline
 
 
 def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mbc.plan.model import Plan
-from mbc.plan.summary import summarise
+from mbc.plan.summary import grouped, summarise
+from mbc.plan.techniques import techniques
 from mbc.report.collectives import collectives_text
 from mbc.report.columns import DEFAULT_WIDTH
 from mbc.report.memory import curve_text
@@ -26,10 +27,12 @@ def plan_text(
     one row a kind of operation instead. `infer`: the inference program instead of the training step.
     """
     program = plan.infer if infer else plan.train
-    summaries = summarise(plan, program)
+    groups = grouped(plan, program)
+    summaries = summarise(plan, program, groups)
+    recomputing = techniques(plan, program).recomputing(groups)
     parts = [
         heading(plan, infer),
-        kinds_table(summaries, width) if by_kind else operations_table(summaries, width, limit),
+        kinds_table(summaries, width) if by_kind else operations_table(summaries, width, limit, recomputing),
         peak_table(plan, program, width),
         curve_text(plan, program, width),
         "" if infer else collectives_text(plan, width),

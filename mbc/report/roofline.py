@@ -10,7 +10,7 @@ from typing import Any
 from mbc.analysis.roofline import Bound, Ceilings, Limit, ceilings_of, limits
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, Floor
-from mbc.plan.model import Plan, Program
+from mbc.plan.model import COPY_STREAMS, Plan, Program
 from mbc.report.columns import Column, render
 from mbc.report.tables import heading, kernels_cell, time_cell
 from mbc.units import show_size, show_time
@@ -22,7 +22,7 @@ _OPERATIONS = (
     Column("bytes", right=True),
     Column("flops", right=True),
     Column("limit", right=True),
-    Column("bound by"),
+    Column("nearest limit"),
     Column("time", right=True),
     Column("time / limit", right=True),
     Column("lost", right=True),
@@ -33,7 +33,7 @@ _KINDS = (
     Column("bytes", right=True),
     Column("flops", right=True),
     Column("limit", right=True),
-    Column("bound by"),
+    Column("nearest limit"),
     Column("time", right=True),
     Column("time / limit", right=True),
     Column("lost", right=True),
@@ -146,8 +146,14 @@ def _kinds_table(found: Sequence[Limit], width: int) -> str:
         )
         for kind, group in _by_kind(found)
     ]
-    rows.append(("all", str(len(found)), *_figures(found), ""))
+    kernels = _kernels(found)
+    rows.append(("all" if len(kernels) == len(found) else "all kernels", str(len(kernels)), *_figures(kernels), ""))
     return render(_KINDS, rows, width)
+
+
+def _kernels(found: Sequence[Limit]) -> list[Limit]:
+    """All but copies, which run beside them."""
+    return [one for one in found if one.summary.stream not in COPY_STREAMS]
 
 
 def _figures(group: Sequence[Limit]) -> tuple[str, ...]:
@@ -177,12 +183,15 @@ def _bound(group: Sequence[Limit]) -> str:
 
 
 def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, floor: Floor | None) -> str:
-    time_us = sum(one.summary.time_us for one in found)
-    limit_us = sum(one.limit_us for one in found)
-    guess = any(one.summary.estimated for one in found)
-    launches = len(program.launches)
+    kernels = _kernels(found)
+    copies_us = sum(one.summary.time_us for one in found) - sum(one.summary.time_us for one in kernels)
+    time_us = sum(one.summary.time_us for one in kernels)
+    limit_us = sum(one.limit_us for one in kernels)
+    guess = any(one.summary.estimated for one in kernels)
+    launches = sum(launch.stream not in COPY_STREAMS for launch in program.launches)
+    beside = f"{len(program.launches) - launches} copies take {show_time(copies_us)} beside them" if copies_us else ""
     rows = [
-        ("all launches, serially", time_cell(time_us, guess), ""),
+        ("all kernels, serially", time_cell(time_us, guess), beside),
         (
             "speed of light of these operations",
             show_time(limit_us),

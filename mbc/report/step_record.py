@@ -11,7 +11,7 @@ from mbc.plan.group import launch_name
 from mbc.plan.model import Copy, Launch, Plan
 from mbc.record.step import RecordedStep
 from mbc.report.columns import Column, render
-from mbc.report.techniques import predicted_timeline
+from mbc.report.timeline import predicted_timeline
 from mbc.units import show_time
 
 SCHEMA = 1  # of the file; those of before have none

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from mbc.ir.text import optimizer_summary
@@ -10,16 +10,18 @@ from mbc.optimize.schedule.step_time import accumulate_us, samples_per_s, step_u
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
-from mbc.plan.model import Plan, Program, Stream, Target
+from mbc.plan.model import Plan, Program, Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
 from mbc.report.devices import host_sharing_text
 from mbc.units import show_range, show_size, show_time
 
+OVERHEAD = "CUDA's context, libraries, modules and graphs"  # what it is of
 LARGEST = 6  # of what lies in the arena at the peak
 EMULATED = " *"  # behind kernels of emulated fp32
 NO_PROFILE = "none of this GPU, times are estimated"
+NO_TIMES = "holds no time of the step's kernels, these are estimated"
 
 _OPERATIONS = (
     Column("operation", shrinks=True, least=18),
@@ -52,7 +54,7 @@ def heading(plan: Plan, infer: bool = False) -> str:
         f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
-        f"profile: {profile_of(target)}{asked}"
+        f"profile: {profile_of(plan)}{asked}"
     )
 
 
@@ -62,9 +64,11 @@ def batch_text(plan: Plan) -> str:
     return batch if ranks is None else f"{batch} shared by {ranks.size} GPUs ({micro_batches(ranks.rows)} rows)"
 
 
-def profile_of(target: Target) -> str:
+def profile_of(plan: Plan) -> str:
     """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`"""
-    return target.profile or NO_PROFILE
+    profile = plan.target.profile
+    unmeasured = profile and plan.predictions.train_us and not plan.predictions.measured_share
+    return f"{profile} ({NO_TIMES})" if unmeasured else profile or NO_PROFILE
 
 
 def cudnn_version(number: int) -> str:
@@ -72,8 +76,13 @@ def cudnn_version(number: int) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def operations_table(summaries: Sequence[OperationSummary], width: int | None, limit: int | None = None) -> str:
-    """One row an operation, in program order."""
+def operations_table(
+    summaries: Sequence[OperationSummary],
+    width: int | None,
+    limit: int | None = None,
+    recomputing: Mapping[str, int] | None = None,
+) -> str:
+    """One row an operation, in program order. `recomputing`: how many launches of each do, by `Techniques`."""
     shown = list(summaries)
     if limit is not None and len(shown) > limit:
         slowest = sorted(shown, key=lambda s: (-s.time_us, s.first_launch))[:limit]
@@ -83,7 +92,7 @@ def operations_table(summaries: Sequence[OperationSummary], width: int | None, l
             s.name,
             s.kind,
             kernels_cell(s),
-            micro_batches(s.micro_batches),
+            micro_batches(s.micro_batches, (recomputing or {}).get(s.name, 0)),
             layouts(s.layouts),
             time_cell(s.time_us, s.estimated),
             show_size(s.workspace_bytes) if s.workspace_bytes else "-",
@@ -288,10 +297,11 @@ def within(low_us: float, high_us: float) -> str:
     return f"{show_range(low_us, high_us)}; " if low_us < high_us else ""
 
 
-def micro_batches(rows: Sequence[int]) -> str:
-    """`256`, `4 x 64` or `3 x 64 + 32`."""
+def micro_batches(rows: Sequence[int], recomputing: int = 0) -> str:
+    """`256`, `4 x 64` or `3 x 64 + 32`; `2 x 256 (1 recomputed)` where so many of the launches recompute."""
     parts = [(count, len(list(group))) for count, group in groupby(rows)]
-    return " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
+    told = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
+    return f"{told} ({recomputing} recomputed)" if recomputing else told
 
 
 def layouts(names: Sequence[str]) -> str:

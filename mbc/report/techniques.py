@@ -4,19 +4,18 @@ the GPU waits for copies."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from mbc.hardware.spec import DeviceSpec
-from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.simulate import Timeline, timeline
+from mbc.optimize.schedule.simulate import Timeline
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Copy, Kernel, Plan, Program, Stream
+from mbc.plan.model import Kernel, Plan, Program, Stream
 from mbc.plan.techniques import Techniques, techniques
 from mbc.plan.traffic import traffic
 from mbc.report.columns import Column, render
 from mbc.report.devices import device_of
 from mbc.report.tables import launch_title, micro_batches, over, time_cell
+from mbc.report.timeline import CopyCosts, Stall, copy_costs, stalls, timeline_on
 from mbc.units import show_size, show_time
 
 LONGEST = 8  # rows of a table, the largest first
@@ -27,55 +26,21 @@ _DIRECTIONS = {
 WORTH_SAYING = 1e-4  # of the step: shorter stalls are left out of the table
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """The compute stream waits `time_us` before `launch` for the end of `cause`, a copy."""
-
-    launch: int
-    cause: int
-    time_us: float
-
-
-def predicted_timeline(plan: Plan, program: Program) -> Timeline:
-    """When each launch runs, with what copies cost the kernels that run concurrently where the GPU is a known one."""
-    return timeline_on(device_of(plan), plan, program)
-
-
-def timeline_on(device: DeviceSpec | None, plan: Plan, program: Program) -> Timeline:
-    """The same where `device_of` the plan is known already."""
-    return timeline(
-        program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
-    )
-
-
-def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
-    """Every stall of the compute stream, in order, for which a copy is to blame: it ends last of what is waited for.
-    Waiting for kernels of the concurrent stream is none, since these are work of the step."""
-    causes: dict[int, int] = {}
-    for earlier, later in program.waits:
-        if later not in causes or times.ends_us[earlier] > times.ends_us[causes[later]]:
-            causes[later] = earlier
-    return tuple(
-        Stall(i, causes[i], times.stalls_us[i])
-        for i, launch in enumerate(program.launches)
-        if launch.stream is Stream.COMPUTE and i in causes and times.stalls_us[i] > 0
-        if isinstance(program.launches[causes[i]].work, Copy)
-    )
-
-
 def techniques_text(plan: Plan, program: Program, width: int | None, limit: int = LONGEST) -> str:
     """Tables of what was done and of stalls; nothing for a plan that needs no technique."""
     found = techniques(plan, program)
     if not (found.recomputed or found.offloaded or found.divided or found.depth_first):
         return ""
-    waits = stalls(program, predicted_timeline(plan, program))
-    parts = [_overview(plan, program, found, waits)]
+    device = device_of(plan)
+    times = timeline_on(device, plan, program)
+    waits, costs = stalls(program, times), copy_costs(device, plan, program, times)
+    parts = [_overview(plan, program, found, costs)]
     if found.offloaded:
         parts.append(_links_table(plan, program, width))
     if found.recomputed:
         parts.append(_recomputed_table(found, width, limit))
     if found.offloaded:
-        parts.append(_offloaded_table(found, waits, width, limit))
+        parts.append(_offloaded_table(found, costs, width, limit))
     if found.divided:
         parts.append(_divided_table(found, width, limit))
     if found.depth_first:
@@ -85,20 +50,28 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
 
 def techniques_document(plan: Plan, program: Program, found: Techniques, times: Timeline) -> dict[str, Any]:
     """The same for a script, whole, from `techniques` and `predicted_timeline`."""
+    costs = copy_costs(device_of(plan), plan, program, times)
     return {
         "recomputed": [asdict(r) for r in found.recomputed],
-        "offloaded": [asdict(o) for o in found.offloaded],
+        "offloaded": [{**asdict(o), "cost_us": costs.of(o)} for o in found.offloaded],
         "links": [asdict(link) for link in traffic(plan, program)],
         "divided": [asdict(d) for d in found.divided],
         "depth_first": [asdict(h) for h in found.depth_first],
         "stalls": [asdict(s) for s in stalls(program, times)],
+        "copies": {
+            "count": costs.copies,
+            "cost_us": costs.total_us,
+            "stall_us": costs.stall_us,
+            "synchronised_kernels": costs.synchronised,
+            "synchronise_us": costs.synchronise_us,
+        },
     }
 
 
-def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[Stall]) -> str:
+def _overview(plan: Plan, program: Program, found: Techniques, costs: CopyCosts) -> str:
     recomputed_away, offloaded_away = found.absent_bytes(memory_curve(plan, program).peak_launch)
     recompute_us = sum(r.time_us for r in found.recomputed)
-    copies_us, stall_us = sum(o.time_us for o in found.offloaded), sum(s.time_us for s in waits)
+    copies_us = sum(o.time_us for o in found.offloaded)
     # A share of the kernels' time, which is what the step would take without them.
     kernels_us = sum(
         launch.work.time_us
@@ -111,14 +84,15 @@ def _overview(plan: Plan, program: Program, found: Techniques, waits: Sequence[S
         ("recomputed", _count(len(found.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, +{share}",
          show_size(recomputed_away)),
         ("offloaded", _count(len(found.offloaded), "stay"),
-         f"{show_time(copies_us)} of copies, {show_time(stall_us)} of it not hidden", show_size(offloaded_away)),
+         f"{show_time(copies_us)} of copies, +{over(kernels_us + costs.total_us, kernels_us)}",
+         show_size(offloaded_away)),
         ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
         ("depth-first", _count(len(found.depth_first), "value"),
          f"{show_size(sum(h.saved_bytes for h in found.depth_first))} never live as a whole", "-"),
     ]  # fmt: skip
     used = [row for row in rows if not row[1].startswith("0 ")]
     columns = (Column("technique"), Column(""), Column("cost"), Column("saved at the peak", right=True))
-    return render(columns, used)
+    return render(columns, used) + (f"\n{costs.text()}" if costs.copies else "")
 
 
 def _links_table(plan: Plan, program: Program, width: int | None) -> str:
@@ -147,11 +121,11 @@ def _recomputed_table(found: Techniques, width: int | None, limit: int) -> str:
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _offloaded_table(found: Techniques, waits: Sequence[Stall], width: int | None, limit: int) -> str:
+def _offloaded_table(found: Techniques, costs: CopyCosts, width: int | None, limit: int) -> str:
     ordered = sorted(found.offloaded, key=lambda o: (-o.saved_bytes, o.launches))
     rows: list[tuple[str, ...]] = []
     for o in ordered[:limit]:
-        stall_us = sum(s.time_us for s in waits if s.cause in o.launches)
+        cost_us = costs.of(o)
         rows.append(
             (
                 o.value,
@@ -159,12 +133,12 @@ def _offloaded_table(found: Techniques, waits: Sequence[Stall], width: int | Non
                 show_size(o.saved_bytes),
                 f"{o.absent[0]}..{o.absent[1]}",
                 show_time(o.time_us),
-                show_time(stall_us) if stall_us else "-",
+                show_time(cost_us) if cost_us else "-",
             )
         )
     columns = (
         Column("offloaded", shrinks=True, least=18), Column("to"), Column("saves", right=True),
-        Column("during", right=True), Column("copies", right=True), Column("stalls", right=True),
+        Column("during", right=True), Column("copies", right=True), Column("cost", right=True),
     )  # fmt: skip
     return render(columns, rows, width) + _others(len(ordered), limit)
 

@@ -16,7 +16,7 @@ from mbc.plan.model import Plan, Program, Stream
 from mbc.plan.summary import grouped, kernel_name
 from mbc.report.collectives import ranks_text
 from mbc.report.measured import MeasuredStep
-from mbc.report.techniques import predicted_timeline
+from mbc.report.timeline import predicted_timeline
 
 _STREAMS = tuple(Stream)
 

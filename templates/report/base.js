@@ -23,13 +23,20 @@ function rowsOf(table) {
   return Array.from({ length: table.count }, (_, i) => Object.fromEntries(columns.map(([name, column]) => [name, column[i]])));
 }
 
+// As Python rounds: half to even, where toFixed rounds up. Of a number with so few binary places a half is exact.
+function rounded(value, digits) {
+  const scaled = value * 10 ** digits;
+  const half = Number.isInteger(value * 2 ** (digits + 1)) && Math.abs(scaled % 1) === 0.5;
+  return (half ? (2 * Math.round(scaled / 2)) / 10 ** digits : value).toFixed(digits);
+}
+
 // As mbc/units.py writes them.
 function showSize(bytes) {
   if (bytes === null || bytes === undefined) return "-";
   let size = bytes;
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
     if (Math.abs(size) < 1024 || unit === "GiB") {
-      return unit === "B" ? `${size.toFixed(0)} B` : `${size.toFixed(Math.abs(size) < 10 ? 2 : 1)} ${unit}`;
+      return unit === "B" ? `${size.toFixed(0)} B` : `${rounded(size, Math.abs(size) < 10 ? 2 : 1)} ${unit}`;
     }
     size /= 1024;
   }
@@ -41,7 +48,7 @@ function showTime(us) {
   for (const [limit, unit, scale] of [[1e3, "us", 1], [1e6, "ms", 1e3], [Infinity, "s", 1e6]]) {
     if (us < limit) {
       const value = us / scale;
-      return `${value.toFixed(value < 10 ? 2 : 1)} ${unit}`;
+      return `${rounded(value, value < 10 ? 2 : 1)} ${unit}`;
     }
   }
 }

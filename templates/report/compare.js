@@ -13,15 +13,24 @@
 (function table() {
   const rows = columnsOf(DATA.changes);
   rows.delta = rows.after_us.map((us, i) => us - rows.before_us[i]);
+  const marked = (estimated) => (us, i) => (estimated[i] ? "~" : "") + showTime(us);
   const signed = (us) => (us > 0 ? `+${showTime(us)}` : showTime(us));
   sortedTable(byId("changes"), {
     columns: [["name", "operation"], ["delta", "change", signed], ["program", "program"], ["kind", "kind"], ["what", "differs"],
-      ["before", "first"], ["after", "second"], ["before_us", "time, first", showTime], ["after_us", "time, second", showTime]],
+      ["before", "first"], ["after", "second"], ["before_us", "time, first", marked(rows.before_estimated)],
+      ["after_us", "time, second", marked(rows.after_estimated)]],
     sort: "delta",
     rows: () => rows,
-    searched: ["name", "kind", "what", "before", "after"],
+    searched: ["name", "program", "kind", "what", "before", "after"],
     order: (value) => (typeof value === "number" ? Math.abs(value) : value),
-    summary: (found) => `${found.length} of ${rows.count}, ${signed(found.reduce((sum, i) => sum + rows.delta[i], 0))} in all`,
+    last: (_, i) => rows.program[i] !== "train",
+    summary: (found) => {
+      const parts = [["training step", "train", false], ["copies beside it", "train", true], ["inference", "infer", false]].map(([title, program, copy]) => {
+        const sums = found.filter((i) => rows.program[i] === program && rows.copy[i] === copy).map((i) => rows.delta[i]);
+        return sums.length ? `; ${title} ${signed(sums.reduce((sum, us) => sum + us, 0))}` : "";
+      });
+      return `${found.length} of ${rows.count}${parts.join("")}`;
+    },
   });
   document.documentElement.dataset.ready = "yes";
 })();

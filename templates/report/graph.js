@@ -100,12 +100,14 @@ function graphSection(place) {
   function colours() {
     const o = View.program.operations;
     const column = by === "time" ? o.time_us : o.output_bytes;
-    const top = column.reduce((most, v) => Math.max(most, v), 0) || 1;
+    const beside = (i) => by === "time" && isCopy(o, i); // longer than kernels, which hide most of it
+    const top = column.reduce((most, v, i) => (beside(i) ? most : Math.max(most, v)), 0) || 1;
     // On a square root: the largest is many times what most are.
     chart.items.colours = by === "decision" ? o.decision
-      : column.map((v) => { const s = Math.sqrt(v / top); return `hsl(${Math.round(215 - 205 * s)} ${Math.round(35 + 45 * s)}% ${Math.round(62 - 12 * s)}%)`; });
+      : column.map((v, i) => { if (beside(i)) return "offloaded"; const s = Math.sqrt(v / top); return `hsl(${Math.round(215 - 205 * s)} ${Math.round(35 + 45 * s)}% ${Math.round(62 - 12 * s)}%)`; });
     keys.replaceChildren(by === "decision" ? legend(DECISIONS.map((d) => [d, d]))
-      : element("p", { class: "note" }, `blue: nothing; red: ${by === "time" ? showTime(top) : showSize(top)}, the most of one operation`));
+      : element("p", { class: "note" }, by === "time" ? `blue: nothing; red: ${showTime(top)}, the most of one kernel; violet: copies beside them`
+        : `blue: nothing; red: ${showSize(top)}, the most of one operation`));
     chart.draw();
   }
   const fill = () => { placeNodes(); colours(); };

@@ -74,7 +74,8 @@ function lanesSection(place) {
       ["operation", element("button", { class: "link", type: "button", onclick: () => View.on.operation(op) }, operations.name[op])],
       ["kernel", operations.kernels[op]],
       ["runs", `${showTime(launches.start_us[launch])} to ${showTime(launches.end_us[launch])}; alone it takes ` +
-        `${showTime(launches.time_us[launch])}${launches.measured[launch] ? "" : " (estimated)"}`],
+        `${showTime(launches.time_us[launch])}${launches.measured[launch] ? "" : " (estimated)"}` +
+        (launches.synchronise_us[launch] ? `, with ${showTime(launches.synchronise_us[launch])} more for synchronising with another stream` : "")],
       ...(View.program.measured ? [["measured", measuredText(launch)]] : []),
       ["its stream was idle", `${showTime(launches.stall_us[launch])} before it`],
       ["waits for", ...(waited.length ? launchList(waited) : ["no other stream"])],
@@ -116,12 +117,12 @@ function lanesSection(place) {
       made.y1.push(row + (item.stall ? 0.35 : 0.88));
       made.colours.push(name);
     };
-    const busy = {};
-    const idle = {};
+    const sum = { alone: {}, synchronise: {}, slower: {}, idle: {} };
     for (let i = 0; i < launches.count; i++) {
       const stream = launches.stream[i];
-      busy[stream] = (busy[stream] || 0) + launches.end_us[i] - launches.start_us[i];
-      idle[stream] = (idle[stream] || 0) + launches.stall_us[i];
+      const us = { alone: launches.time_us[i], synchronise: launches.synchronise_us[i], idle: launches.stall_us[i] };
+      us.slower = launches.end_us[i] - launches.start_us[i] - us.alone - us.synchronise;
+      for (const what of Object.keys(sum)) sum[what][stream] = (sum[what][stream] || 0) + us[what];
       put({ launch: i }, stream, launches.start_us[i], launches.end_us[i], operations.decision[launches.operation[i]]);
       if (launches.stall_us[i] > 0 && stream === "compute")
         put({ launch: i, stall: true }, stream, launches.start_us[i] - launches.stall_us[i], launches.start_us[i], "stall");
@@ -144,7 +145,9 @@ function lanesSection(place) {
     chart.set({ count: items.length, ...made },
       { ...chart.options.x, high: end }, { ...chart.options.y, high: Math.max(1, lanes.length) });
     keys.replaceChildren(legend([...DECISIONS.map((d) => [d, d]), ["stall", "compute stream waits"]]), ...ranksShown());
-    sums.textContent = streams.map((s) => `${s}: busy ${showTime(busy[s])}${s === "compute" ? `, waits ${showTime(idle[s])}` : ""}`).join("; ");
+    const more = (what, us) => (us > 0.005 ? ` + ${showTime(us)} ${what}` : "");
+    sums.textContent = streams.map((s) => `${s}: ${showTime(sum.alone[s])} alone` + more("of synchronising with other streams", sum.synchronise[s]) +
+      more("slower beside them", sum.slower[s]) + (s === "compute" ? `, waits ${showTime(sum.idle[s])}` : "")).join("; ");
   }
   View.listeners.push(fill);
   fill();

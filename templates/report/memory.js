@@ -14,7 +14,7 @@ function memorySection(place) {
       select("across", [["time_us", "predicted time"], ["launch", "launches"]], (value) => { over = value; fill(); }),
       element("button", { type: "button", onclick: () => largestAtPeak() }, "largest value at the peak"),
     ),
-    keys, title, curve, element("h3", {}, "Map of the arena"), map, detail);
+    keys, title, curve, element("h3", {}, "Map of the arena"), element("div", { class: "beside" }, map, detail));
 
   const at = (i) => (over === "launch" ? i : View.program.clock[i]);
   const chart = new Chart(map, {
@@ -100,8 +100,11 @@ function memorySection(place) {
     for (let i = 0; i < p.count; i++) if (p.value[i] === name && (best < 0 || weight(i) > weight(best))) best = i;
     View.on.piece(best);
   };
-  for (const link of document.querySelectorAll("#answers [data-colour]"))
-    link.addEventListener("click", () => (link.dataset.value ? View.on.value(link.dataset.value, link.dataset.colour) : colourBy(link.dataset.colour)));
+  // A link that names no value shows the first one that its answer lists.
+  for (const link of document.querySelectorAll("#answers [data-colour]")) {
+    const value = link.dataset.value || link.closest("details").querySelector("[data-value]")?.dataset.value;
+    link.addEventListener("click", () => (value ? View.on.value(value, link.dataset.colour) : colourBy(link.dataset.colour)));
+  }
   View.listeners.push(() => { fill(); detail.replaceChildren("Choose a rectangle."); });
   let width = place.clientWidth;
   redraws.push(() => {
@@ -129,9 +132,13 @@ function pieceDetail(i) {
     rows.push(["letting it go",
       `would free ${showSize(p.size_bytes[i])} in launches ${p.gap_start[i]} to ${p.gap_stop[i] - 1}, ` +
       `${inside ? "the peak among them" : "not at the peak"}. It would cost ${showTime(p.recompute_us[i])} of recomputing${lacks}` +
-      (p.offload_us[i] === null ? "." : `, or ${showTime(p.offload_us[i])} of copies to the host and back.`)]);
+      (p.offload_us[i] === null ? "." : `, or ${showTime(p.offload_us[i])} of copies to the host and back, ` +
+        `with which at least two kernels synchronise, at ${showTime(PLAN.copy_wait_us)} each.`)]);
   } else if (p.kind[i] !== "workspace") {
-    rows.push(["letting it go", "there is no pause between its uses, or it lasts from step to step"]);
+    const { recomputed, offloaded } = View.program.techniques;
+    const gone = [...recomputed.filter((r) => r.outputs.includes(p.value[i])), ...offloaded.filter((o) => o.value === p.value[i])];
+    rows.push(["letting it go", gone.length ? `already let go in ${gone.map((one) => `launches ${one.absent[0]} to ${one.absent[1] - 1}`).join(", ")}`
+      : "there is no pause between its uses, or it lasts from step to step"]);
   }
   return pairs(rows);
 }

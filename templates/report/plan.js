@@ -1,6 +1,8 @@
 // One program of the plan as the other scripts use it, and what they show of launches, operations and values.
 const PLAN = DATA.plan;
 const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // what the budget leaves for the arena
+const COPY_STREAMS = ["to_host", "to_device", "to_peer", "from_peer"]; // what runs there overlaps kernels
+const isCopy = (o, i) => COPY_STREAMS.includes(o.stream[i]);
 const DECISIONS = ["kept", "recomputed", "offloaded", "depth-first", "divided"];
 
 function programOf(name) {
@@ -106,10 +108,9 @@ function whyDecision(value, decision) {
   }
   for (const one of found.offloaded.filter((o) => o.value === value)) {
     const { most, at } = mostLive(...one.absent);
-    const stalls = found.stalls.filter((s) => one.launches.includes(s.cause)).reduce((sum, s) => sum + s.time_us, 0);
     told.push(`Offloaded to the ${one.space} by launches ${one.launches.join(", ")}: ${showSize(one.saved_bytes)} are absent ` +
       `in launches ${one.absent[0]} to ${one.absent[1] - 1}, where up to ${showSize(most)} are live (launch ${at}) of ` +
-      `${showSize(LEFT_BYTES)}. The copies take ${showTime(one.time_us)}, of which kernels wait ${showTime(stalls)}.`);
+      `${showSize(LEFT_BYTES)}. The copies take ${showTime(one.time_us)} and cost the kernels about ${showTime(one.cost_us)}.`);
   }
   for (const one of found.depth_first.filter((d) => d.value === value)) {
     told.push(`Its operations run depth-first, ${one.rows} rows at a time: ${showSize(one.saved_bytes)} are never live.`);

@@ -1,5 +1,4 @@
-// Each operation's time against its limit: the diagonal is the roofline, and what lies above it is lost.
-const LINKS = ["to_host", "to_device", "to_peer", "from_peer"]; // copies over them have no roofline of the GPU
+// Each kernel's time against its limit: the diagonal is the roofline, and what lies above it is lost.
 const LEAST = -2; // decades of us: limits below are drawn here, since a launch alone takes a hundred times as much
 
 function rooflineSection(place) {
@@ -16,7 +15,7 @@ function rooflineSection(place) {
   const sums = element("p");
   const map = element("div");
   const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose an operation.");
-  place.append(legend([["c6", "bound by memory"], ["c0", "by arithmetic"], ["c3", "by a link"]]), sums, map, detail);
+  place.append(legend([["c6", "nearest limit: memory"], ["c0", "arithmetic"], ["c3", "link"]]), sums, map, detail);
   let shown = [];
   const decades = (low, high) => {
     const found = [];
@@ -50,7 +49,7 @@ function rooflineSection(place) {
   function fill() {
     const o = View.program.operations;
     shown = [];
-    for (let i = 0; i < o.count; i++) if (o.limit_us[i] > 0 && o.time_us[i] > 0 && !LINKS.includes(o.stream[i])) shown.push(i);
+    for (let i = 0; i < o.count; i++) if (o.limit_us[i] > 0 && o.time_us[i] > 0 && !isCopy(o, i)) shown.push(i);
     const xs = shown.map((i) => Math.max(LEAST, Math.log10(o.limit_us[i])));
     const ys = shown.map((i) => Math.log10(o.time_us[i]));
     const low = Math.floor(Math.min(0, ...bounds(ys)));
@@ -79,10 +78,10 @@ function operationDetail(i) {
     ["time", `${showTime(o.time_us[i])}${o.estimated[i] ? " (estimated)" : ""}, ${((100 * o.time_us[i]) / View.program.us).toFixed(2)} % of the program`],
   ];
   if (o.limit_us[i] !== null) {
-    rows.push(["limit", `${showTime(o.limit_us[i])} by ${o.bound[i]}: ${showSize(o.moved_bytes[i])} moved, ${showCount(o.flops[i])} flops`],
+    rows.push(["limit", `${showTime(o.limit_us[i])}, ${(o.time_us[i] / o.limit_us[i]).toFixed(2)} times that taken; the nearest is ${o.bound[i]}: ${showSize(o.moved_bytes[i])} moved, ${showCount(o.flops[i])} flops`],
       ["lost", showTime(o.time_us[i] - o.limit_us[i])]);
   }
-  rows.push(["decision", o.decision[i]], ["micro-batches of", o.micro_batches[i]], ["layouts", o.layouts[i]],
+  rows.push(["decision", o.decision[i]], ["runs of rows", o.runs[i]], ["layouts", o.layouts[i]],
     ["writes", `${showSize(o.output_bytes[i])}, with ${showSize(o.workspace_bytes[i])} of workspace`],
     ["first launch", `${o.first_launch[i]}, on ${o.stream[i]}`]);
   if (o.source[i]) rows.push(["source, line", o.source[i]]);

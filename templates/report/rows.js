@@ -1,5 +1,6 @@
 // Rows, sorted and searched; a part of them at a time, since elements are slow in thousands. options: columns as [field,
-// title, show], sort, rows() as columns, searched fields, summary(found), order(value), choose(i)
+// title, show], sort, rows() as columns, searched fields, summary(found), order(value), last(field, i), choose(i); whatever the
+// direction, what is last stands below the others
 const ROWS = 100;
 function sortedTable(place, options) {
   let [sort, down, most, wanted, chosen] = [options.sort, true, ROWS, "", -1];
@@ -22,7 +23,10 @@ function sortedTable(place, options) {
       if (words.every((word) => text.includes(word))) found.push(i);
     }
     const order = options.order || ((value) => value);
+    const last = options.last || (() => false);
     found.sort((a, b) => {
+      const below = last(sort, a) - last(sort, b);
+      if (below) return below;
       const [x, y] = [order(rows[sort][a]), order(rows[sort][b])];
       const less = typeof x === "string" ? (x < y ? -1 : x > y ? 1 : 0) : (x || 0) - (y || 0);
       return (down ? -less : less) || a - b;

@@ -4,17 +4,21 @@ function tableSection(place) {
   place.append(detail);
   const sizes = { time_us: (us, i) => showTime(us) + (View.program.operations.estimated[i] ? " ~" : "") };
   const table = sortedTable(place, {
-    columns: [["name", "operation"], ["time_us", "time", sizes.time_us], ["kind", "kind"], ["limit_us", "limit", showTime], ["lost_us", "lost", showTime],
+    columns: [["name", "operation"], ["time_us", "time", sizes.time_us], ["kind", "kind"], ["limit_us", "limit", showTime], ["bound", "nearest limit"], ["lost_us", "lost", showTime],
       ...(DATA.measured ? [["measured_us", "measured", showTime], ["off_us", "more than predicted", showTime]] : []),
       ["output_bytes", "writes", showSize], ["workspace_bytes", "workspace", showSize], ["decision", "decision"],
-      ["micro_batches", "micro-batches of"], ["kernels", "kernel"], ["first_launch", "launch"]],
+      ["runs", "runs of rows"], ["kernels", "kernel"], ["first_launch", "launch"]],
     sort: "time_us",
     rows: () => View.program.operations,
-    searched: ["name", "kind", "kernels", "decision"],
+    searched: ["name", "kind", "kernels", "decision", "bound"],
     summary: (found) => {
       const o = View.program.operations;
-      return `${found.length} of ${o.count} operations, ${showTime(found.reduce((sum, i) => sum + o.time_us[i], 0))}`;
+      const copies = found.filter((i) => isCopy(o, i));
+      const us = (rows) => showTime(rows.reduce((sum, i) => sum + o.time_us[i], 0));
+      const beside = copies.length ? `; ${copies.length} copies, ${us(copies)} beside them` : "";
+      return `${found.length} of ${o.count}: ${found.length - copies.length} kernels, ${us(found.filter((i) => !isCopy(o, i)))}${beside}`;
     },
+    last: (name, i) => ["time_us", "limit_us", "lost_us"].includes(name) && isCopy(View.program.operations, i),
     choose: pick,
   });
   function pick(i) {

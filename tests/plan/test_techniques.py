@@ -15,7 +15,8 @@ from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text
 from mbc.report.page import plan_text
-from mbc.report.techniques import stalls, techniques_text
+from mbc.report.techniques import techniques_text
+from mbc.report.timeline import stalls
 from tests.optimize.schedule.test_depth_first_micro_batches import drafts_of
 from tests.optimize.schedule.test_depth_first_micro_batches import plan as plan_of_draft
 from tests.plan.chains import random_plan

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from mbc.analysis.roofline import Bound
+from mbc.plan.diff import diff_plans
 from mbc.plan.memory import memory_curve
+from mbc.plan.model import COPY_STREAMS
 from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.html.diff_page import diff_page
+from mbc.report.html.facts import facts_of
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import training
 from mbc.report.measured import MeasuredStep
-from mbc.units import show_time
+from mbc.resources import folder
+from mbc.units import show_size, show_time
 from tests.report.browser import Browser, find_browser
 from tests.report.plans import PLANS, plans_of_unlike_gpus
 
@@ -71,6 +76,20 @@ def test_a_plan(browser, page):
     assert 0 < found < count
     assert f"{found} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
     browser.run(f"{{ {search.format(json.dumps(''))} }}")
+    browser.run(f"{{ {search.format(json.dumps('arithmetic'))} }}")
+    by_arithmetic = sum(one.bound is Bound.ARITHMETIC for one in facts_of(plan, plan.train).limits)
+    assert 0 < browser.run(rows) == by_arithmetic < count
+    browser.run(f"{{ {search.format(json.dumps(''))} }}")
+    # Copies are summed apart and stand below all kernels, which they take longer than.
+    copies = [one for one in summarise(plan, plan.train) if one.stream in COPY_STREAMS]
+    kernels_us = sum(one.time_us for one in summarise(plan, plan.train) if one.stream not in COPY_STREAMS)
+    apart = f"{count} of {count}: {count - len(copies)} kernels, {show_time(kernels_us)}; {len(copies)} copies, "
+    assert browser.run("document.querySelector('#operations [role=status]').textContent").startswith(apart)
+    column = "[...document.querySelectorAll('#operations tbody td:first-child')].map(e => e.textContent)"
+    assert set(browser.run(column)[-len(copies) :]) == {one.name for one in copies}
+    costs = facts_of(plan, plan.train).costs
+    lanes = browser.run("document.querySelector('#lanes-view > .note').textContent")
+    assert lanes.startswith(f"compute: {show_time(kernels_us)} alone + {show_time(costs.synchronise_us)} of synchron")
     first = "document.querySelector('#operations tbody td').textContent"
     browser.run("document.querySelector('#operations thead button').click()")
     assert browser.run(first) == min(s.name for s in summarise(plan, plan.train))
@@ -103,6 +122,9 @@ def test_sentences_lead_to_the_map(browser, page):
     titles = "[...document.querySelectorAll('#answers summary')]"
     browser.run(f"{titles}.find(e => e.textContent.startsWith('Why is')).parentElement.querySelector('a').click()")
     assert browser.run(colours) == "decision"
+    # It shows the first value of the answer, which is recomputed, beside the map and in sight.
+    assert "Recomputed by launch" in browser.run(DETAIL) and "already let go in launches" in browser.run(DETAIL)
+    assert browser.run("document.querySelector('#memory .detail').getBoundingClientRect().top") < 700
     most = max(techniques(plan, plan.train).recomputed, key=lambda one: one.saved_bytes).outputs[0]
     link = f"[...document.querySelectorAll('#answers [data-value]')].find(e => e.dataset.value === {json.dumps(most)})"
     browser.run("document.querySelector('#program select').value = 'infer'")
@@ -245,8 +267,33 @@ def test_two_plans(browser, tmp_path):
     _shown(browser, path)
     assert browser.run("document.querySelectorAll('b').length") == 2, "titles are texts"
     assert browser.run("document.querySelectorAll('#curves svg').length") == 2
-    assert browser.run("document.querySelectorAll('#changes tbody tr').length") > 0
+    rows = "[...document.querySelectorAll('#changes tbody tr')].map(e => e.cells[2].textContent)"
+    programs = browser.run(rows)
+    count = programs.count("train")
+    assert count > 0 and "infer" not in programs[:count], "the training step first"
+    diff = diff_plans(PLANS["kept"](), PLANS["recomputed"]())
+    changes = [one.after.time_us - one.before.time_us for one in diff.operations if one.program == "train"]
+    changes += [-one.time_us for program, one in diff.only_before if program == "train"]
+    changes += [one.time_us for program, one in diff.only_after if program == "train"]
+    told = f"training step +{show_time(sum(changes))}"
+    assert sum(changes) > 0 and told in browser.run("document.querySelector('#changes [role=status]').textContent")
+    browser.run("{ const s = document.querySelector('#changes input'); s.value = 'train';"
+                " s.dispatchEvent(new Event('input')); 0 }")  # fmt: skip
+    assert len(browser.run(rows)) == count == len(changes)
     assert browser.errors == [] and browser.requests == [path.as_uri()]
+
+
+def test_sizes_and_times_are_rounded_as_in_the_terminal(browser, page):
+    _shown(browser, page)
+    code = (folder("templates") / "report" / "base.js").read_text()
+    used = code[code.index("function rounded") : code.index("function showCount")]
+    quarters = [size << 18 for size in range(2, 400)]  # of MiB: 12.25 MiB lies between two
+    sizes = [*quarters, *(size << 17 for size in range(9, 90)), 1023, 1024, 12 << 30, *range(10**6, 10**9, 49_999_999)]
+    shown = browser.run(f"(() => {{ {used} return {json.dumps(sizes)}.map((n) => showSize(n)); }})()")
+    assert shown == [show_size(size) for size in sizes]
+    times = [0.0, 0.125, 6.125, 12.25, 12.75, 8.345, 1250.0, 4125.0, *(eighths / 8 for eighths in range(1, 900, 7))]
+    shown = browser.run(f"(() => {{ {used} return {json.dumps(times)}.map((n) => showTime(n)); }})()")
+    assert shown == [show_time(time_us) for time_us in times]
 
 
 def test_measured_beside_predicted(browser, tmp_path):

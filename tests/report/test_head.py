@@ -15,7 +15,7 @@ from mbc.report.html.diff_page import diff_page
 from mbc.report.html.head import figures, plan_title, slowest
 from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
-from mbc.report.tables import measured_percent, totals_text
+from mbc.report.tables import OVERHEAD, measured_percent, totals_text
 from mbc.source import Source
 from mbc.units import show_size, show_time
 from tests.report.pages import data_of
@@ -52,7 +52,8 @@ def test_a_diff_compares_whole_steps(accumulated):
     kept = PLANS["kept"]()
     page = diff_page(kept, accumulated, "a", "b")
     whole_us = step_us(accumulated)
-    assert f"{show_time(kept.predictions.train_us)} by the first plan and {show_time(whole_us)} by the second" in page
+    assert f"The step takes ~{show_time(kept.predictions.train_us)} (" in page and ") by the first plan and" in page
+    assert f" by the first plan and ~{show_time(whole_us)} (" in page and ") by the second" in page
     assert f"Its last mini-batch takes {show_time(kept.predictions.train_us)}, then " in page
     assert "Its last mini-batch" not in diff_page(kept, PLANS["recomputed"](), "a", "b")
     assert "of the last mini-batch of a step." in plan_page(accumulated)
@@ -106,3 +107,13 @@ def test_equal_ranks_are_counted():
 )
 def test_what_is_measured_in_part_is_not_all_measured(share, told):
     assert measured_percent(share) == told
+
+
+def test_bounds_say_what_they_are_of():
+    plan = PLANS["kept"]()
+    told = {one.name: one for one in figures(plan)}
+    serial, least = told["best serial schedule"], told["least arena of any plan"]
+    assert serial.note == "at least so much on one stream, whatever memory"
+    assert least.value == show_size(plan.bounds.floor_bytes)
+    assert least.note.startswith(f"while {plan.bounds.floor_operation} runs")
+    assert f" overhead ({OVERHEAD})" in told["device memory"].note

@@ -33,7 +33,8 @@ from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import packed, write_text
 from mbc.report.measured import MeasuredStep, measured_step
 from mbc.report.tables import measured_percent
-from mbc.report.techniques import predicted_timeline, techniques_document
+from mbc.report.techniques import techniques_document
+from mbc.report.timeline import predicted_timeline
 from mbc.report.trace import trace_document
 from mbc.resources import folder
 from mbc.units import show_size, show_time
@@ -109,7 +110,7 @@ def test_the_map_adds_up_to_the_memory_curve(plan, data):
         document = techniques_document(plan, program, techniques(plan, program), times)
         tables = {name: rows_of(table, data["texts"]) for name, table in shown["techniques"].items()}
         _near(tables, {name: document[name] for name in tables})
-        assert len(tables) == 4
+        assert len(tables) == 3
 
 
 def test_pieces_are_where_the_plan_places_them(plan, data):
@@ -138,7 +139,13 @@ def test_what_is_recomputed_is_said_with_its_reason():
     most = max(facts.techniques.recomputed, key=lambda r: r.saved_bytes)
     assert why.details[0].values == most.outputs and why.details[0].text.startswith(", ".join(most.outputs))
     peak = told["What sets the peak?"]
-    assert f"launch {facts.peak} " in peak.answer
+    assert f"in launch {facts.peak} (" in peak.answer and f") of {len(facts.program.launches)}: " in peak.answer
+    at = show_time(facts.times.starts_us[facts.peak])
+    assert facts.loss_launch is not None and facts.peak > facts.loss_launch
+    assert f" are live at {at}, in the backward pass, in" in peak.answer
+    kinds = {str(kind): size for kind, size in facts.curve.at(facts.peak).items()}
+    named = sum(size for kind, size in kinds.items() if f"{show_size(size)} of {kind}" in peak.answer)
+    assert named > 0.99 * facts.curve.peak_bytes, "the kinds that are named add up to the peak"
     rows = rows_of(data_of(plan_page(plan))["programs"]["train"]["operations"], data_of(plan_page(plan))["texts"])
     assert any(row["decision"] == "recomputed" for row in rows)
     furthest = told["Which kernel is furthest from its roofline?"]
@@ -153,7 +160,9 @@ def test_what_is_offloaded_is_said_with_its_reason():
     (line,) = [one.text for one in why.details if one.values == (most.value,) and "memory of the host" in one.text][:1]
     live = max(facts.curve.total_bytes[most.absent[0] : most.absent[1]])
     assert f"where up to {show_size(live)} are live; kept, they would" in line
-    assert line.endswith(f"The copies take {show_time(most.time_us)} beside the kernels.")
+    cost = f"and cost the kernels about {show_time(facts.costs.of(most))}."
+    assert line.endswith(f"The copies take {show_time(most.time_us)} {cost}") and facts.costs.of(most) > 0
+    assert facts.costs.text(f"{100 * facts.costs.total_us / facts.times.total_us:.2f} % of the step")[1:] in why.answer
 
 
 @pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])
@@ -209,7 +218,8 @@ def test_a_list_that_is_cut_says_so():
     plan = PLANS["offloaded"]()
     peak = _asked(plan, "sets the peak").details
     live = live_values_at(plan, plan.train, memory_curve(plan, plan.train).peak_launch)
-    assert peak[-1].text == f"5 of {len([one for one in live if one.size_bytes])}: those with most bytes"
+    sizes = [one.size_bytes for one in live if one.size_bytes][5:]
+    assert peak[-1].text == f"{len(sizes)} more, {show_size(sum(sizes))} in all, are live at the peak"
 
 
 def test_an_operation_tells_its_line_with_its_file(data, plan):

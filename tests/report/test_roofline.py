@@ -4,9 +4,12 @@ import json
 
 import pytest
 
-from mbc.analysis.roofline import ceilings_of, limits
+from mbc.analysis.roofline import Bound, ceilings_of, device_of, limits
 from mbc.optimize.bounds.measured_floor import Floor
+from mbc.plan.model import COPY_STREAMS
 from mbc.report.roofline import roofline_document, roofline_text
+from mbc.units import show_time
+from tests.report.plans import PLANS
 from tests.runtime.nets import small_plan
 
 FLOOR = Floor(1500.0, 3, 500.0, 1, 4 << 20, 1000.0)
@@ -45,3 +48,21 @@ def test_for_a_script():
     assert [row["name"] for row in document["operations"]] == [one.summary.name for one in found]
     assert {row["bound"] for row in document["operations"]} <= {"memory", "arithmetic"}
     assert roofline_document(plan, None, infer=True)["floor"] is None
+
+
+def test_copies_are_limited_by_their_link_and_beside_the_kernels():
+    plan = PLANS["offloaded"]()
+    found = limits(plan, plan.train, ceilings_of(plan))
+    copies = [one for one in found if one.summary.stream in COPY_STREAMS]
+    links = device_of(plan).links
+    for one in copies:
+        assert one.bound is Bound.LINK and one.limit_us < one.summary.time_us, "but for the latency"
+        assert one.limit_us == one.moved_bytes / (1e3 * links.gb_s(one.summary.stream))
+    assert max(one.limit_us / one.summary.time_us for one in copies) > 0.9
+    kernels_us = sum(one.summary.time_us for one in found if one not in copies)
+    text = roofline_text(plan, None, width=160)
+    (row,) = (line for line in text.splitlines() if line.startswith("all kernels, serially"))
+    assert show_time(kernels_us) in row
+    assert row.endswith(f"copies take {show_time(sum(one.summary.time_us for one in copies))} beside them")
+    (row,) = (line for line in text.splitlines() if line.startswith("all kernels  "))
+    assert show_time(kernels_us) in row

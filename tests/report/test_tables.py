@@ -13,11 +13,16 @@ from mbc.plan.summary import summarise
 from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text
 from mbc.report.documents import diff_document, plan_document
+from mbc.report.html.answers import answers
+from mbc.report.html.columns import Texts, rows_of
+from mbc.report.html.facts import facts_of
+from mbc.report.html.program_data import program_data
 from mbc.report.memory import sparkline
 from mbc.report.page import plan_text
 from mbc.report.tables import micro_batches, operations_table
-from mbc.units import show_range
+from mbc.units import show_range, show_time
 from tests.plan.chains import random_plan
+from tests.report.plans import PLANS
 
 PLAN = random_plan(3, (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE))
 
@@ -47,6 +52,31 @@ def test_micro_batches():
     assert micro_batches((256,)) == "256"
     assert micro_batches((64, 64, 64, 64)) == "4 x 64"
     assert micro_batches((64, 64, 64, 32)) == "3 x 64 + 32"
+    assert micro_batches((64, 64), 1) == "2 x 64 (1 recomputed)"
+
+
+def test_runs_that_recompute_are_told_apart_from_micro_batches():
+    plan = PLANS["offloaded"]()
+    facts = facts_of(plan, plan.train)
+    again = facts.recomputing
+    named = {one.name: one for one in facts.summaries}
+    assert again and all(0 < count < len(named[name].micro_batches) for name, count in again.items())
+    rows = rows_of(program_data(facts, texts := Texts())["operations"], texts.all)
+    text = plan_text(plan, width=400)
+    for row in rows:
+        one = named[row["name"]]
+        assert row["runs"] == micro_batches(one.micro_batches, again.get(one.name, 0))
+        assert ("recomputed)" in row["runs"]) == (one.name in again)
+    shown = {line.split("  ")[0]: line for line in operations_table(facts.summaries, 400, None, again).splitlines()}
+    assert all(f"({count} recomputed)" in shown[name] and shown[name] in text for name, count in again.items())
+    # A sentence gives the time of one run, and says what all runs lose.
+    limit = max((one for one in facts.limits if one.summary.name in again), key=lambda one: one.limit_us)
+    name = limit.summary.name
+    told = next(one for one in answers(replace(facts, limits=(limit,))) if "roofline" in one.question)
+    runs, lost = len(limit.summary.micro_batches), show_time(limit.lost_us)
+    assert f"{show_time(limit.summary.time_us / runs)} a run where " in told.answer
+    assert f"; run {runs} times, {again[name]} of them to recompute, it loses ~{lost} in all." in told.answer
+    assert f" lost in {runs} runs, {again[name]} of them to recompute (" in told.details[0].text
 
 
 def test_the_page_says_everything():

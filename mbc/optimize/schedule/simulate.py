@@ -46,11 +46,13 @@ class Timeline:
     """When each launch starts and ends, in microseconds from the start of the program.
 
     `stalls_us`: for how long each launch found its stream idle, that is, waited for launches of other streams.
+    `synchronise_us`: how much longer it takes because it is at an end of a wait between two streams.
     """
 
     starts_us: tuple[float, ...]
     ends_us: tuple[float, ...]
     stalls_us: tuple[float, ...]
+    synchronise_us: tuple[float, ...]
 
     @property
     def total_us(self) -> float:
@@ -96,7 +98,7 @@ def _undisturbed(program: Program, alone_us: Sequence[float], waits: dict[int, l
         stalls.append(starts[-1] - ready)
         ends.append(starts[-1] + alone_us[i])
         free[launch.stream] = ends[-1]
-    return Timeline(tuple(starts), tuple(ends), tuple(stalls))
+    return Timeline(tuple(starts), tuple(ends), tuple(stalls), (0.0,) * len(starts))
 
 
 def _disturbed(
@@ -105,7 +107,8 @@ def _disturbed(
     """From one end of a launch to the next, every running launch progresses at the rate that contention with the others
     allows."""
     count = len(program.launches)
-    alone_us = [time + wait for time, wait in zip(alone_us, _waiting_us(program, contention), strict=True)]
+    waiting_us = _waiting_us(program, contention)
+    alone_us = [time + wait for time, wait in zip(alone_us, waiting_us, strict=True)]
     queues = {stream: deque[int]() for stream in Stream}
     for i, launch in enumerate(program.launches):
         queues[launch.stream].append(i)
@@ -131,7 +134,8 @@ def _disturbed(
             left_us[stream] -= passed / slower[stream]
             if left_us[stream] <= _IDLE_US:
                 ends[running.pop(stream)] = free[stream] = now
-    return Timeline(tuple(starts), tuple(end for end in ends if end is not None), tuple(stalls))
+    done = tuple(end for end in ends if end is not None)
+    return Timeline(tuple(starts), done, tuple(stalls), tuple(waiting_us))
 
 
 def _waiting_us(program: Program, contention: Contention) -> list[float]:

@@ -35,8 +35,8 @@ class Answer:
 T = TypeVar("T")
 
 
-def cut(found: Sequence[T], count: int, most: str, line: Callable[[T], Line]) -> tuple[Line, ...]:
+def cut(found: Sequence[T], count: int, most: str, line: Callable[[T], Line], rest: str = "") -> tuple[Line, ...]:
     """The lines of the first `count` of what was found; where there are more, a line says so. `most`: what those have
-    that are listed."""
+    that are listed; `rest`: what the line says instead."""
     lines = tuple(map(line, found[:count]))
-    return lines if len(found) <= count else (*lines, Line(f"{count} of {len(found):,}: those {most}"))
+    return lines if len(found) <= count else (*lines, Line(rest or f"{count} of {len(found):,}: those {most}"))

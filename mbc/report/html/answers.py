@@ -13,9 +13,10 @@ from mbc.plan.techniques import Offloaded, Recomputed
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
 from mbc.report.html.head import taken_bytes
+from mbc.report.html.larger_budget import absent_values, kept_with, time_saved
+from mbc.report.html.time_words import what_takes_the_time
 from mbc.report.measured import MeasuredStep
-from mbc.report.tables import launch_title, measured_percent, time_cell
-from mbc.report.techniques import stalls
+from mbc.report.tables import OVERHEAD, launch_title, measured_percent, time_cell
 from mbc.units import show_size, show_time
 
 MORE_BYTES = 10**9  # what a larger budget is asked about
@@ -25,10 +26,10 @@ CONCURRENT = " With memory for a concurrent stream a step may be faster still."
 
 
 def answers(facts: Facts, measured: MeasuredStep | None = None) -> tuple[Answer, ...]:
-    """What sets the peak, why values are recomputed or offloaded, what a larger budget would buy, what is furthest from
-    its roofline, and where the prediction was off; `facts` of the training step."""
+    """What takes the time, what sets the peak, why values are recomputed or offloaded, what a larger budget would buy,
+    what is furthest from its roofline, and where the prediction was off; `facts` of the training step."""
     off = () if measured is None else (_off(facts, measured),)
-    return (_peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
+    return (*what_takes_the_time(facts), _peak(facts), _why_not_kept(facts), _more(facts), *_furthest(facts), *off)
 
 
 def _peak(facts: Facts) -> Answer:
@@ -36,12 +37,21 @@ def _peak(facts: Facts) -> Answer:
     kinds = sorted(curve.at(peak).items(), key=lambda item: -item[1])
     left = plan.arena_budget_bytes
     holds = [live for live in live_values_at(plan, facts.program, peak, facts.held) if live.size_bytes]
+    launch = launch_title(facts.program, peak)
+    rest_bytes = sum(live.size_bytes for live in holds[_LISTED:])
     return Answer(
         "What sets the peak?",
-        f"{show_size(curve.peak_bytes)} are live in {launch_title(facts.program, peak)}: {_named(kinds)}. The budget of"
-        f" {show_size(plan.budget_bytes)} leaves {show_size(left)} for the arena,"
-        f" after {show_size(plan.predictions.overhead_bytes)} of overhead.",
-        cut(holds, _LISTED, "with most bytes", lambda live: _held(live, launch_title(facts.program, peak))),
+        f"{show_size(curve.peak_bytes)} are live{facts.peak_moment}, in {launch} of"
+        f" {len(facts.program.launches)}: {_named(kinds)}. The budget of {show_size(plan.budget_bytes)} leaves"
+        f" {show_size(left)} for the arena, after {show_size(plan.predictions.overhead_bytes)} of overhead"
+        f" ({OVERHEAD}).",
+        cut(
+            holds,
+            _LISTED,
+            "with most bytes",
+            lambda live: _held(live, launch),
+            f"{len(holds) - _LISTED:,} more, {show_size(rest_bytes)} in all, are live at the peak",
+        ),
         "memory",
         "kind",
     )
@@ -55,7 +65,9 @@ def _held(live: LiveValue, launch: str) -> Line:
 
 
 def _named(kinds: list[tuple[Kind, int]]) -> str:
-    shown = [f"{show_size(size)} of {kind}" for kind, size in kinds[:3]]
+    """All but what is less than a thousandth of them."""
+    total = sum(size for _, size in kinds)
+    shown = [f"{show_size(size)} of {kind}" for kind, size in kinds if 1000 * size >= total > 0]
     return ", ".join(shown) or "nothing"
 
 
@@ -89,17 +101,20 @@ def _why_not_kept(facts: Facts) -> Answer:
             "",
             (one.value,),
             f": {show_size(one.saved_bytes)} are in memory of the {one.space} {reason(one)} The copies take"
-            f" {show_time(one.time_us)} beside the kernels.",
+            f" {show_time(one.time_us)} and cost the kernels about {show_time(facts.costs.of(one))}.",
         )
 
     recompute_us = sum(r.time_us for r in found.recomputed)
+    prices = [f"recomputing costs {show_time(recompute_us)} ({_of_step(recompute_us, plan)})"] if recompute_us else []
+    prices += [facts.costs.text(_of_step(facts.costs.total_us, plan))] if found.offloaded else []
+    told = "; ".join(prices)
     return Answer(
         question,
         f"Kept, they would not fit: at the peak {show_size(recomputed)} of recomputed and {show_size(offloaded)} of"
         f" offloaded values are absent, beside {show_size(max(total))} that are live, and the budget leaves"
-        f" {show_size(left)}. {len(found.recomputed)} are recomputed, in {show_time(recompute_us)} of kernels, and"
-        f" {len(found.offloaded)} offloaded: those that free most bytes for their time. Choose a value in the map of"
-        " the arena for its own reason.",
+        f" {show_size(left)}. {len(found.recomputed)} are recomputed and {len(found.offloaded)} offloaded: those that"
+        f" free most bytes for their time. {told[:1].upper()}{told[1:]}. Choose a value in the map of the arena for its"
+        " own reason.",
         (
             *cut(_largest(found.recomputed), _LISTED, "recomputed values with most bytes", recomputed_line),
             *cut(_largest(found.offloaded), _LISTED, "offloaded values with most bytes", offloaded_line),
@@ -118,34 +133,15 @@ def _largest(found: Sequence[Saving]) -> Sequence[Saving]:
 
 
 def _more(facts: Facts) -> Answer:
-    plan, found, peak = facts.plan, facts.techniques, facts.peak
+    plan = facts.plan
     question = f"What would {MORE_BYTES // 10**9} GB more buy?"
     least_us = plan.bounds.least_us if plan.bounds.critical_path_us else plan.bounds.fastest_us
     at_most_us = max(0.0, plan.predictions.train_us - least_us)
-    # What is absent at the peak and costs most time a byte would be kept first.
-    waits: dict[int, float] = {}
-    for stall in stalls(facts.program, facts.times):
-        waits[stall.cause] = waits.get(stall.cause, 0.0) + stall.time_us
-    costs = [
-        (one.time_us, one.saved_bytes, one.outputs) for one in found.recomputed if one.absent[0] <= peak < one.absent[1]
-    ]
-    costs += [
-        (sum(waits.get(launch, 0.0) for launch in one.launches), one.saved_bytes, (one.value,))
-        for one in found.offloaded
-        if one.absent[0] <= peak < one.absent[1]
-    ]
-    costs.sort(key=lambda cost: -cost[0] / max(1, cost[1]))
-    kept: list[tuple[float, int, tuple[str, ...]]] = []
-    room = MORE_BYTES
-    for cost in costs:
-        if cost[0] > 0 and cost[1] <= room:
-            kept.append(cost)
-            room -= cost[1]
     schedule = "plan" if plan.bounds.critical_path_us else "serial schedule"
     bound = (
         f"No {schedule}, however large the budget, is faster than {show_time(least_us)} with these kernels: "
-        f"{show_time(at_most_us)} less than now, {100 * at_most_us / plan.predictions.train_us:.2f} % of the"
-        f" {_part(plan)}.{'' if plan.bounds.critical_path_us else CONCURRENT}"
+        f"{show_time(at_most_us)} less than now, {_of_step(at_most_us, plan)}."
+        f"{'' if plan.bounds.critical_path_us else CONCURRENT}"
         if plan.predictions.train_us
         else ""
     )
@@ -153,24 +149,35 @@ def _more(facts: Facts) -> Answer:
     if unused_bytes >= min(MORE_BYTES, UNUSED_SHARE * plan.budget_bytes):
         nothing = f"Nothing: {show_size(unused_bytes)} of the budget are unused, memory is not what holds it back."
         return Answer(question, f"{nothing} {bound}".strip(), (), "memory", "decision")
-    if not kept:
-        nothing = "Nothing that costs time is absent at the peak."
+    absent = absent_values(facts)
+    kept = kept_with(facts, absent, MORE_BYTES)
+    gain_us = min(time_saved(facts, kept), at_most_us)
+    if gain_us <= 0:
+        nothing = "Nothing that costs time is absent."
         return Answer(question, f"{nothing} {bound}".strip(), (), "memory", "decision")
-    saved_us, saved_bytes = sum(c[0] for c in kept), sum(c[1] for c in kept)
+    saved_bytes = sum(one.saved_bytes for one in kept)
+    recompute_us = sum(one.cost_us for one in kept if isinstance(one.of, Recomputed))
+    fit = f"all {len(kept)}" if len(kept) == len(absent) else f"{len(kept)} of {len(absent)}"
     return Answer(
         question,
-        f"About {show_time(min(saved_us, at_most_us))} a step: so much less of recomputing and stalls if the"
-        f" {len(kept)} values that cost most time a byte, {show_size(saved_bytes)} at the peak, were kept (an estimate"
-        f" from this plan alone; `mbc fit --curve` plans each budget). {bound}",
+        f"About {show_time(gain_us)}, {_of_step(gain_us, plan)}: {fit} absent values, {show_size(saved_bytes)}, would"
+        f" fit, without {show_time(recompute_us)} of recomputing and {show_time(max(0.0, gain_us - recompute_us))} that"
+        " copies cost. That is an estimate from this plan alone: `mbc fit --curve` plans each budget, and `mbc fit` the"
+        f" largest batch. {bound}",
         cut(
-            kept,
+            [one for one in kept if one.cost_us],
             _LISTED,
             "that cost most time a byte",
-            lambda cost: Line("", cost[2], f": {show_size(cost[1])} for {show_time(cost[0])}"),
+            lambda one: Line("", one.values, f": {show_size(one.saved_bytes)} for {show_time(one.cost_us)}"),
         ),
         "memory",
         "decision",
     )
+
+
+def _of_step(time_us: float, plan: Plan) -> str:
+    """Its share of what the training program takes."""
+    return f"{100 * time_us / (plan.predictions.train_us or 1.0):.2f} % of the {_part(plan)}"
 
 
 def _part(plan: Plan) -> str:
@@ -194,6 +201,7 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
         told = f"None can be told: each has a limit below the {launch} that a launch takes.{known}"
         return (Answer(question, told, (), "roofline"),)
     most, ratio = timed[0], max(timed, key=_ratio)
+    recomputing = facts.recomputing
     also = (
         " It is the furthest by ratio, too."
         if ratio is most
@@ -202,18 +210,27 @@ def _furthest(facts: Facts) -> tuple[Answer, ...]:
     return (
         Answer(
             question,
-            f"{most.summary.name} loses most: {_taken(most)} where {most.bound} allows {show_time(most.limit_us)},"
-            f" {_ratio(most):.2f} times its limit.{also}{known}",
-            cut(timed, _LISTED, "that lose most time", _lost),
+            f"{most.summary.name} loses most: {_one_run(most, recomputing.get(most.summary.name, 0))}.{also}{known}",
+            cut(timed, _LISTED, "that lose most time", lambda one: _lost(one, recomputing.get(one.summary.name, 0))),
             "roofline",
         ),
     )
 
 
-def _lost(one: Limit) -> Line:
+def _one_run(one: Limit, recomputing: int) -> str:
+    """Of an operation that is run again to recompute, what each run takes, and what it loses in all."""
+    runs, guess = len(one.summary.micro_batches) if recomputing else 1, one.summary.estimated
+    taken, limit = time_cell(one.summary.time_us / runs, guess), show_time(one.limit_us / runs)
+    told = f"{taken}{' a run' if runs > 1 else ''} where {one.bound} allows {limit}, {_ratio(one):.2f} times its limit"
+    lost = f"; run {runs} times, {recomputing} of them to recompute, it loses {time_cell(one.lost_us, guess)} in all"
+    return f"{told}{lost}" if recomputing else told
+
+
+def _lost(one: Limit, recomputing: int) -> Line:
+    runs = f" in {len(one.summary.micro_batches)} runs, {recomputing} of them to recompute" if recomputing else ""
     return Line(
-        f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost ({_ratio(one):.2f} times its"
-        f" limit, bound by {one.bound}), {' | '.join(one.summary.kernels)}"
+        f"{one.summary.name}: {time_cell(one.lost_us, one.summary.estimated)} lost{runs} ({_ratio(one):.2f} times its"
+        f" limit, the nearest is {one.bound}), {' | '.join(one.summary.kernels)}"
     )
 
 

@@ -31,9 +31,9 @@ class Texts:
             found[name] = [self._indices(cell) if cell else cell for cell in columns[name]]
         return {"count": len(next(iter(columns.values()))), "texts": texts, "lists": lists, "columns": found}
 
-    def records(self, kind: type[Any], rows: Sequence[Any]) -> dict[str, Any]:
-        """The table of instances of a dataclass: one column a field."""
-        return self.table({field.name: list(map(attrgetter(field.name), rows)) for field in fields(kind)})
+    def records(self, kind: type[Any], rows: Sequence[Any], **more: Sequence[Any]) -> dict[str, Any]:
+        """The table of instances of a dataclass: one column a field, then those in `more`."""
+        return self.table({field.name: list(map(attrgetter(field.name), rows)) for field in fields(kind)} | more)
 
     def _indices(self, cells: Sequence[str]) -> list[int]:
         index = self._index

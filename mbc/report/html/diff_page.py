@@ -8,19 +8,31 @@ from typing import Any
 from mbc.collection import uncollected
 from mbc.plan.diff import PlanDiff, diff_plans
 from mbc.plan.live import Kind
-from mbc.plan.model import Plan
+from mbc.plan.model import COPY_STREAMS, Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
-from mbc.report.differences import aspect_text, relative_change, show_figure
-from mbc.report.figure_names import figure_name
+from mbc.report.differences import aspect_text, total_rows
 from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
 from mbc.report.html.head import plan_title
 from mbc.report.html.render import render_page
+from mbc.report.step_times import step_text
 
 SCRIPTS = ("curve.js", "compare.js")
-CHANGES = ("program", "name", "kind", "what", "before", "after", "before_us", "after_us")
+CHANGES = (
+    "program",
+    "name",
+    "kind",
+    "what",
+    "before",
+    "after",
+    "before_us",
+    "after_us",
+    "before_estimated",
+    "after_estimated",
+    "copy",
+)
 
 
 @uncollected()
@@ -44,10 +56,8 @@ def diff_page(
         answers=diff_answers(diff, *facts),
         titles=(before_title, after_title),
         plans=(_described(before, before_others), _described(after, after_others)),
-        totals=[
-            (figure_name(c.name), show_figure(c.name, c.before), show_figure(c.name, c.after), relative_change(c))
-            for c in diff.totals
-        ],
+        steps=(step_text(before), step_text(after)),
+        totals=total_rows(diff),
     )
 
 
@@ -69,6 +79,9 @@ def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str
             "after": "; ".join(aspect_text(aspect, c.after) for aspect in c.differs),
             "before_us": c.before.time_us,
             "after_us": c.after.time_us,
+            "before_estimated": c.before.estimated,
+            "after_estimated": c.after.estimated,
+            "copy": c.after.stream in COPY_STREAMS,
         }
         for c in diff.operations
     ]
@@ -93,6 +106,9 @@ def _only(program: str, one: OperationSummary, what: str) -> dict[str, Any]:
         "after": "" if first else kernels,
         "before_us": one.time_us if first else 0.0,
         "after_us": 0.0 if first else one.time_us,
+        "before_estimated": first and one.estimated,
+        "after_estimated": not first and one.estimated,
+        "copy": one.stream in COPY_STREAMS,
     }
 
 

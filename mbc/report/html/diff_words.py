@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from mbc.optimize.schedule.step_time import step_us
-from mbc.plan.diff import Figure, OperationChange, PlanDiff
+from mbc.plan.diff import Figure, PlanDiff
 from mbc.plan.model import COPY_STREAMS, Stream
-from mbc.report.differences import show_figure
+from mbc.report.differences import figure_of
 from mbc.report.figure_names import figure_name
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
+from mbc.report.step_times import compared_steps
 from mbc.units import show_size, show_time
 
 # What was asked for, and what of the machine a plan rests on: where these differ, the rest follows from them.
@@ -32,7 +33,8 @@ def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     changed = {change.name: change for change in diff.totals}
     causes = [changed[name] for name in CAUSES if name in changed]
     told = tuple(
-        Line(f"{figure_name(c.name)}: {_shown(c.name, c.before)}, then {_shown(c.name, c.after)}") for c in causes
+        Line(f"{figure_name(c.name)}: {_shown(c.name, c.before, before)}, then {_shown(c.name, c.after, after)}")
+        for c in causes
     )
     # What was set is said in full below; here it stands for what no other figure says.
     named = [c for c in causes if c.name != "settings"] or causes
@@ -54,23 +56,21 @@ def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     )
 
 
-def _shown(name: str, figure: Figure) -> str:
-    return show_figure(name, figure) or "none"
+def _shown(name: str, figure: Figure, facts: Facts) -> str:
+    return figure_of(name, figure, facts.plan) or "none"
 
 
 def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
-    old, new = (step_us(facts.plan) for facts in (before, after))
     last = [facts.plan.predictions.train_us for facts in (before, after)]
-    of_last = (
-        "" if last == [old, new] else f" Its last mini-batch takes {show_time(last[0])}, then {show_time(last[1])}."
-    )
+    whole = [step_us(plan) for plan in diff.plans]
+    of_last = "" if last == whole else f" Its last mini-batch takes {show_time(last[0])}, then {show_time(last[1])}."
     groups: dict[str, float] = {}
-    for change in _of_training(diff.operations):
-        groups[change.kind] = groups.get(change.kind, 0.0) + change.after.time_us - change.before.time_us
-    for sign, only in ((-1, diff.only_before), (1, diff.only_after)):
-        for program, summary in only:
-            if program == "train":
-                groups[summary.kind] = groups.get(summary.kind, 0.0) + sign * summary.time_us
+    changes = [(c.program, c.before, c.after.time_us - c.before.time_us) for c in diff.operations]
+    changes += [(program, summary, -summary.time_us) for program, summary in diff.only_before]
+    changes += [(program, summary, summary.time_us) for program, summary in diff.only_after]
+    for program, summary, time_us in changes:
+        if program == "train" and summary.stream not in COPY_STREAMS:  # copies overlap kernels
+            groups[summary.kind] = groups.get(summary.kind, 0.0) + time_us
     most = [(kind, time) for kind, time in sorted(groups.items(), key=lambda item: -abs(item[1])) if time]
     families = [_families(facts) for facts in (before, after)]
     sums = [
@@ -78,28 +78,24 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
         for name in families[0]
         if families[0][name] or families[1][name]
     ]
-    share = f" ({100 * (new / old - 1):+.2f} %)" if old else ""
     return Answer(
         "Where did the time go?",
-        f"The step takes {show_time(old)} by the first plan and {show_time(new)} by the second{share}.{of_last}"
-        f" Launches alone, of which streams run some concurrently: {', '.join(sums)}. By kind of operation:",
+        f"{compared_steps(diff.plans, ('the first plan', 'the second'))}{of_last}"
+        f" Kernels alone, of which streams run some concurrently, and what copies cost: {', '.join(sums)}. By kind of"
+        " operation:",
         cut(most, _LISTED, "that changed most", lambda one: Line(f"{one[0]}: {_signed(one[1])}")),
         "operations",
     )
 
 
 def _families(facts: Facts) -> Mapping[str, float]:
-    """Microseconds of the launches of the training program, each in one family."""
-    times = {"recomputing": _recompute_us(facts), "other kernels": 0.0, "copies": 0.0, "collectives": 0.0}
+    """Microseconds of the launches of the training program, each in one family; of copies what they cost."""
+    times = {"recomputing": _recompute_us(facts), "other kernels": 0.0, "collectives": 0.0}
     for launch in facts.program.launches:
-        copies, collective = launch.stream in COPY_STREAMS, launch.stream is Stream.COLLECTIVE
-        times["copies" if copies else "collectives" if collective else "other kernels"] += launch.work.time_us
+        if launch.stream not in COPY_STREAMS:
+            times["collectives" if launch.stream is Stream.COLLECTIVE else "other kernels"] += launch.work.time_us
     times["other kernels"] -= times["recomputing"]
-    return times
-
-
-def _of_training(changes: Iterable[OperationChange]) -> Iterable[OperationChange]:
-    return (change for change in changes if change.program == "train")
+    return {**times, "copies": facts.costs.total_us}
 
 
 def _memory(before: Facts, after: Facts) -> Answer:
@@ -108,8 +104,9 @@ def _memory(before: Facts, after: Facts) -> Answer:
     most = sorted(kinds.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return Answer(
         "Where did the memory go?",
-        f"At its peak the first plan has {show_size(before.curve.peak_bytes)} of live bytes, in launch {before.peak};"
-        f" the second {show_size(after.curve.peak_bytes)}, in launch {after.peak}. By kind:",
+        f"At its peak the first plan has {show_size(before.curve.peak_bytes)} of live bytes{before.peak_moment}, in"
+        f" launch {before.peak}; the second {show_size(after.curve.peak_bytes)}{after.peak_moment}, in launch"
+        f" {after.peak}. By kind:",
         tuple(Line(f"{kind}: {show_size(a)}, then {show_size(b)}") for kind, (a, b) in most if a != b),
         "memory",
     )

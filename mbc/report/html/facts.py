@@ -15,7 +15,8 @@ from mbc.plan.model import Mode, Plan, Program
 from mbc.plan.summary import OperationSummary, grouped, summarise
 from mbc.plan.techniques import Techniques, techniques
 from mbc.report.devices import device_of
-from mbc.report.techniques import timeline_on
+from mbc.report.timeline import CopyCosts, copy_costs, timeline_on
+from mbc.units import show_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,32 @@ class Facts:
     limits: tuple[Limit, ...]
     writers: Mapping[int, Sequence[int]]
     readers: Mapping[int, Sequence[int]]
+    costs: CopyCosts
 
     @property
     def peak(self) -> int:
         """The launch at the peak of live bytes."""
         return self.curve.peak_launch if self.program.launches else 0
+
+    @property
+    def recomputing(self) -> Mapping[str, int]:
+        """How many launches of each of the groups recompute its values."""
+        return self.techniques.recomputing(self.groups)
+
+    @property
+    def loss_launch(self) -> int | None:
+        """The launch that computes the loss: the forward pass ends with it."""
+        plan = self.plan
+        found = (launches for buffer, launches in self.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
+        return next((launches[0] for launches in found), None)
+
+    @property
+    def peak_moment(self) -> str:
+        """` at 3.20 ms, in the backward pass`, as far as that is known."""
+        at = f" at {show_time(self.times.starts_us[self.peak])}" if self.times.total_us else ""
+        if self.loss_launch is None:
+            return at
+        return f"{at}, in the {'forward' if self.peak <= self.loss_launch else 'backward'} pass"
 
 
 def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
@@ -52,6 +74,7 @@ def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
     held = held_in(plan, program, None if other is None else other.held.kinds)
     groups = grouped(plan, program)
     summaries = summarise(plan, program, groups, held.lives)
+    times = timeline_on(device, plan, program)
     return Facts(
         plan,
         program,
@@ -62,9 +85,10 @@ def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
         groups,
         summaries,
         techniques(plan, program),
-        timeline_on(device, plan, program),
+        times,
         () if ceilings is None else limits(plan, program, ceilings, groups, summaries),
         *_touches(program),
+        copy_costs(device, plan, program, times),
     )
 
 

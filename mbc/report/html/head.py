@@ -10,8 +10,10 @@ from mbc.optimize.schedule.step_time import accumulate_us, samples_per_s, step_u
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.report.collectives import ranks_text
-from mbc.report.tables import NO_PROFILE, measured_percent, time_cell
-from mbc.units import show_range, show_size
+from mbc.report.figure_names import figure_name
+from mbc.report.step_times import range_text
+from mbc.report.tables import OVERHEAD, profile_of, time_cell
+from mbc.units import show_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,16 @@ def figures(plan: Plan, others: Sequence[Plan] = ()) -> tuple[Figure, ...]:
         *_step_figures(slowest(plan, others), bool(others)),
         Figure(f"inference, predicted{whose}", infer),
         *(_memory_figures(plan) if not others else [_rank_figure(one) for one in (plan, *others)]),
-        Figure(f"best serial schedule, whatever memory{whose}", time_cell(bounds.fastest_us, guess)),
-        Figure(f"lower bound of all plans{whose}", show_size(bounds.floor_bytes), f"by {bounds.floor_operation}"),
+        Figure(
+            f"{figure_name('fastest_us')}{whose}",
+            time_cell(bounds.fastest_us, guess),
+            "at least so much on one stream, whatever memory",
+        ),
+        Figure(
+            f"{figure_name('floor_bytes')}{whose}",
+            show_size(bounds.floor_bytes),
+            f"while {bounds.floor_operation} runs, whatever is recomputed or offloaded",
+        ),
         _gpu_figure(plan, others),
         *([Figure("set in place of what the source says", plan.settings_text)] if plan.settings else []),
     )
@@ -66,8 +76,7 @@ def _step_figures(plan: Plan, waited_for: bool) -> tuple[Figure, ...]:
     """Of a step and, where it takes several mini-batches, of the last one, which the training program runs."""
     p, graph, count = plan.predictions, plan.graph, plan.graph.optimizer.accumulate
     guess = p.measured_share < 1
-    measured = f"{measured_percent(p.measured_share)} of it measured"
-    last = f"{show_range(p.train_low_us, p.train_high_us)}; {measured}"
+    last = range_text(p.train_low_us, p.train_high_us, p.measured_share)
     whose = f"of {ranks_text(_members(plan))}, the slowest, which all wait for; " if waited_for else ""
     images = f"{samples_per_s(plan):,.0f} images/s" if p.train_us else ""
     rows = count * graph.global_batch
@@ -110,7 +119,7 @@ def _memory_note(plan: Plan) -> str:
     p, ahead_bytes = plan.predictions, prefetch_bytes(plan)
     ahead = f" + {show_size(ahead_bytes)} prefetch" if ahead_bytes else ""
     return (
-        f"{show_size(p.arena_bytes)} arena + {show_size(p.overhead_bytes)} overhead{ahead}; budget"
+        f"{show_size(p.arena_bytes)} arena + {show_size(p.overhead_bytes)} overhead ({OVERHEAD}){ahead}; budget"
         f" {show_size(plan.budget_bytes)}"
     )
 
@@ -118,8 +127,8 @@ def _memory_note(plan: Plan) -> str:
 def _gpu_figure(plan: Plan, others: Sequence[Plan]) -> Figure:
     ranks = plan.graph.ranks
     if ranks is None:
-        return Figure("GPU", plan.target.gpu, plan.target.profile or NO_PROFILE)
-    profiles = dict.fromkeys(one.target.profile or NO_PROFILE for one in (plan, *others))
+        return Figure("GPU", plan.target.gpu, profile_of(plan))
+    profiles = dict.fromkeys(profile_of(one) for one in (plan, *others))
     return Figure("GPUs", f"{ranks.size}", f"{gpus_text(plan, others)}. Profile: {'; '.join(profiles)}")
 
 

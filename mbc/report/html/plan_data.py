@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mbc.optimize.bounds.measured_floor import Floor
+from mbc.optimize.schedule.contention import COPY_WAIT_US
 from mbc.optimize.schedule.step_time import samples_per_s
 from mbc.plan.live import Kind
 from mbc.plan.model import Plan
@@ -37,6 +38,7 @@ def plan_data(
             "budget_bytes": plan.budget_bytes,
             "host_limit_bytes": plan.host_limit_bytes,
             "prefetch_bytes": prefetch_bytes(plan),
+            "copy_wait_us": COPY_WAIT_US,
             "samples_per_s": samples_per_s(slowest(plan, [other.plan for other in others])),
             "ranks": _ranks(plan),
         },

@@ -12,7 +12,6 @@ from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
 from mbc.report.html.letting_go import Gaps
 from mbc.report.tables import layouts, micro_batches
-from mbc.report.techniques import Stall, stalls
 
 KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offloaded", "depth-first", "divided"
 
@@ -22,8 +21,7 @@ Columns = dict[str, list[Any]]
 def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
     """Of one program. Where the plan is for no GPU operations have no limits. The rectangles (`pieces`) add up to the
     memory curve."""
-    plan, program, peak = facts.plan, facts.program, facts.peak
-    of_loss = (launches for buffer, launches in facts.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
+    program, peak = facts.program, facts.peak
     return {
         "operations": texts.table(_operations(facts)),
         "launches": texts.table(_launches(facts)),
@@ -36,11 +34,12 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
         },
         "techniques": {
             "recomputed": texts.records(Recomputed, facts.techniques.recomputed),
-            "offloaded": texts.records(Offloaded, facts.techniques.offloaded),
+            "offloaded": texts.records(
+                Offloaded, facts.techniques.offloaded, cost_us=[facts.costs.of(o) for o in facts.techniques.offloaded]
+            ),
             "depth_first": texts.records(DepthFirst, facts.techniques.depth_first),
-            "stalls": texts.records(Stall, stalls(program, facts.times)),
         },
-        "loss_launch": next((launches[0] for launches in of_loss), None),
+        "loss_launch": facts.loss_launch,
     }
 
 
@@ -55,11 +54,13 @@ def _operations(facts: Facts) -> Columns:
     lines = _lines((*plan.graph.train, *plan.graph.infer))
     members = [program.launches[one.first_launch].operations for one in found]
     unknown: list[None] = [None] * len(found)
+    recomputing = facts.recomputing
+    runs = [(one.micro_batches, recomputing.get(one.name, 0)) for one in found]
     return {
         "name": [one.name for one in found],
         "kind": [one.kind for one in found],
         "kernels": _each_once(" | ".join, [one.kernels for one in found]),
-        "micro_batches": _each_once(lambda rows: f"{micro_batches(rows)} rows", [one.micro_batches for one in found]),
+        "runs": _each_once(lambda run: micro_batches(*run), runs),
         "layouts": _each_once(layouts, [one.layouts for one in found]),
         "time_us": [one.time_us for one in found],
         "estimated": [one.estimated for one in found],
@@ -130,6 +131,7 @@ def _launches(facts: Facts) -> Columns:
         "start_us": list(times.starts_us),
         "end_us": list(times.ends_us),
         "stall_us": list(times.stalls_us),
+        "synchronise_us": list(times.synchronise_us),
         "time_us": [launch.work.time_us for launch in program.launches],
         "measured": [launch.work.measured for launch in program.launches],
     }

@@ -19,7 +19,7 @@ from mbc.plan.model import Copy, Plan, Space
 from mbc.profile.locate import find_profile
 from mbc.profile.model import calibrated, for_ranks
 from mbc.report.devices import device_of, host_sharing_text
-from mbc.report.techniques import predicted_timeline
+from mbc.report.timeline import predicted_timeline
 from mbc.source import Source
 from tests.optimize.planned import H200
 
