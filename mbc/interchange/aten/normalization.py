@@ -46,7 +46,7 @@ def _standardized(call: Call, weight: Weight) -> Standardized:
         gain = Scaled(gain, 1.0)
     filters = weight.held.meta.sizes[0] if weight.held.meta.sizes else 0
     by_filter = call.flag("training", True) and weight.shape[:2] == (1, filters)
-    tracked = call.optional("running_mean") is not None  # what evaluation would take in the place of the filter's own
+    tracked = call.optional("running_mean") is not None  # which evaluation takes, not the filter's own
     if not by_filter or tracked or call.optional("bias") is not None or not (gain is None or isinstance(gain, Scaled)):
         raise Refused(
             f"it normalises the parameter '{weight.held.key}', and not each filter by itself, times a gain",
