@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +105,14 @@ class Case:
         return (*self.job.settings, ("batch", str(batch)))
 
 
-def measured_rows(case: Case) -> Iterator[tuple[bool, int]]:
-    """Of which kind, whether a part, and for how many rows kernels are measured: first those of the last shared plan,
-    or about those that one will give, then what is alone."""
+def measured_rows(case: Case) -> Iterator[tuple[tuple[bool, int], ...]]:
+    """For how many rows kernels are measured, of a whole GPU (False) and of a part (True): first those of the last
+    shared plan, or about those that one will give, then what is alone."""
     last = results("unlike_gpus_planned").rows.get(case.name, {})
     known = last if (last.get("gpu"), last.get("multiprocessors")) == (case.gpu, case.multiprocessors) else {}
     rows = known.get(case.shared.name, {}).get("rows") or estimated_rows(case)
     for batches in ((rows[0], rows[-1]), (BATCH, BATCH), (EACH, EACH)):
-        yield from zip((False, True), batches, strict=True)
+        yield tuple(zip((False, True), batches, strict=True))
 
 
 def estimated_rows(case: Case) -> tuple[int, int]:
@@ -138,13 +137,13 @@ def measure(case: Case, of_part: bool, batch: int, number: int, limit: str) -> N
 def measure_all(cases: list[Case], limit: str, for_s: float) -> None:
     """On all GPUs of the machine at once, the shared rows of every network first. Nothing is begun after `for_s`."""
     began, numbers = time.monotonic(), range(len(local_gpus()))
-    rows = [[(case, *of) for of in measured_rows(case)] for case in cases]
-    wanted = iter(sorted(chain.from_iterable(map(enumerate, rows)), key=lambda one: one[0] // 2))
+    rounds = zip(*map(measured_rows, cases), strict=True)
+    wanted = iter([(case, *of) for pairs in rounds for case, pair in zip(cases, pairs, strict=True) for of in pair])
 
     with ThreadPoolExecutor(len(numbers)) as pool:
 
         def work(number: int) -> None:
-            for _, (case, of_part, batch) in wanted:
+            for case, of_part, batch in wanted:
                 if time.monotonic() - began > for_s:
                     return
                 measure(case, of_part, batch, number, limit)

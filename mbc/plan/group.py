@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import SEPARATOR, join
-from mbc.plan.model import Buffer, Launch, Mode
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Space
 
 MOST_NAMED = 6  # members of a group that a message names
 
@@ -17,6 +17,21 @@ def title(operations: Sequence[str]) -> str:
     if len(operations) <= MOST_NAMED:
         return SEPARATOR.join(operations)
     return f"{operations[0]}{SEPARATOR}{len(operations) - 2} more{SEPARATOR}{operations[-1]}"
+
+
+def rows_of(plan: Plan, launch: Launch) -> int:
+    """Rows of the mini-batch that a launch works on; all of them where it has no per-sample operand."""
+    for access in launch.accesses:
+        value = plan.buffers[access.buffer].value
+        if value is not None and plan.graph.values[value].per_sample:
+            return access.rows.count
+    return plan.graph.batch
+
+
+def workspace_bytes(plan: Plan, launch: Launch) -> int:
+    """What a launch takes in the arena beside its operands."""
+    buffers = (plan.buffers[access.buffer] for access in launch.accesses)
+    return sum(b.size_bytes for b in buffers if b.value is None and b.space is Space.ARENA)
 
 
 def launch_name(number: int, launch: Launch) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from mbc.kernels.cuda import emulates_fp32
 from mbc.ops import KINDS
 from mbc.ops.fused import joined_kind
-from mbc.plan.group import title
+from mbc.plan.group import rows_of, title, workspace_bytes
 from mbc.plan.live import lifetimes
-from mbc.plan.model import Copy, Kernel, Launch, Mode, Plan, Program, Space, Stream
+from mbc.plan.model import Copy, Kernel, Launch, Mode, Plan, Program, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,40 +87,25 @@ def _summary(
     lives: Mapping[int, tuple[int, int]],
 ) -> OperationSummary:
     launches = [program.launches[i] for i in group]
-    first, buffers, values = launches[0], plan.buffers, plan.graph.values
+    first, buffers = launches[0], plan.buffers
     operands = [buffer for access in first.accesses if (buffer := buffers[access.buffer]).value is not None]
-    kernels: dict[str, None] = {}
-    micro_batches: list[int] = []
-    written: set[int] = set()
-    emulated, estimated, time_us, workspace_bytes = False, False, 0.0, 0
-    for launch in launches:  # one pass: a deep network has 10^5 launches
-        rows, taken_bytes = None, 0
-        for access in launch.accesses:
-            buffer = buffers[access.buffer]
-            if buffer.value is None:
-                taken_bytes += buffer.size_bytes if buffer.space is Space.ARENA else 0
-                continue
-            if access.mode is not Mode.READ:
-                written.add(access.buffer)
-            if rows is None and values[buffer.value].per_sample:
-                rows = access.rows.count
-        kernels[kernel_name(launch)] = None
-        micro_batches.append(plan.graph.batch if rows is None else rows)  # all where it has no per-sample operand
-        emulated = emulated or _emulates(plan, launch)
-        estimated = estimated or not launch.work.measured
-        time_us += launch.work.time_us
-        workspace_bytes = max(workspace_bytes, taken_bytes)
+    written = {
+        access.buffer
+        for launch in launches
+        for access in launch.accesses
+        if access.mode is not Mode.READ and buffers[access.buffer].value is not None
+    }
     return OperationSummary(
         name=name,
         kind=joined_kind([kinds[op] for op in first.operations])
         or ("copy" if isinstance(first.work, Copy) else "convert"),
-        kernels=tuple(kernels),
-        emulated_fp32=emulated,
-        micro_batches=tuple(micro_batches),
+        kernels=tuple(dict.fromkeys(map(kernel_name, launches))),
+        emulated_fp32=any(_emulates(plan, launch) for launch in launches),
+        micro_batches=tuple([rows_of(plan, launch) for launch in launches]),
         layouts=tuple([str(buffer.layout) for buffer in operands]),
-        time_us=time_us,
-        estimated=estimated,
-        workspace_bytes=workspace_bytes,
+        time_us=sum(launch.work.time_us for launch in launches),
+        estimated=not all(launch.work.measured for launch in launches),
+        workspace_bytes=max(workspace_bytes(plan, launch) for launch in launches),
         output_bytes=sum([buffers[b].size_bytes for b in written]),
         first_launch=group[0],
         lifetime=(

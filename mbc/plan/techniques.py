@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mbc.plan.group import title
+from mbc.plan.group import rows_of, title, workspace_bytes
 from mbc.plan.live import rounded
 from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
 
@@ -227,26 +227,14 @@ def _divided(plan: Plan, program: Program, again: set[int]) -> tuple[Divided, ..
     for operations, launches in groups.items():
         if len(launches) == 1:
             continue
-        rows = tuple(_rows(plan, launch) for launch in launches)
+        rows = tuple(rows_of(plan, launch) for launch in launches)
         if sum(rows) <= plan.graph.batch:
             found.append(
                 Divided(
                     "+".join(operations),
                     rows,
                     sum(launch.work.time_us for launch in launches),
-                    max(_workspace_bytes(plan, launch) for launch in launches),
+                    max(workspace_bytes(plan, launch) for launch in launches),
                 )
             )
     return tuple(found)
-
-
-def _rows(plan: Plan, launch: Launch) -> int:
-    for access in launch.accesses:
-        value = plan.buffers[access.buffer].value
-        if value is not None and plan.graph.values[value].per_sample:
-            return access.rows.count
-    return plan.graph.batch
-
-
-def _workspace_bytes(plan: Plan, launch: Launch) -> int:
-    return sum(plan.buffers[a.buffer].size_bytes for a in launch.accesses if plan.buffers[a.buffer].value is None)

@@ -121,7 +121,7 @@ def time_with(device: DeviceSpec | None, plan: Plan, program: Program, times_us:
     gone = {i for i, time_us in times_us.items() if not time_us and program.launches[i].stream in COPY_STREAMS}
     changed = replace(program, waits=tuple(pair for pair in program.waits if gone.isdisjoint(pair)))
     alone_us = [times_us.get(i, launch.work.time_us) for i, launch in enumerate(program.launches)]
-    alone = all(launch.stream is Stream.COMPUTE or i in gone for i, launch in enumerate(program.launches))
+    serial = all(launch.stream is Stream.COMPUTE or i in gone for i, launch in enumerate(program.launches))
     # Kernels of one stream without copies are a sum: of a deep network that is found faster.
-    found = None if device is None or alone else contention(changed, plan.graph, plan.buffers, device)
+    found = None if device is None or serial else contention(changed, plan.graph, plan.buffers, device)
     return simulate(changed, alone_us, found)

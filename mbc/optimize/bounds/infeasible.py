@@ -74,13 +74,18 @@ def cannot_start(table: CandidateTable, start_bytes: int, overhead_bytes: int, b
     )
 
 
+def is_hopeless(arena_bytes: int, available_bytes: int) -> bool:
+    """Whether the smallest step found of one kind is so large that one of another kind would not fit either."""
+    return arena_bytes > effort.HOPELESS_ARENA * available_bytes
+
+
 def not_found(
     table: CandidateTable, floor: int, arena_bytes: int, overhead_bytes: int, budget_bytes: int
 ) -> BudgetError:
     """MBC204, for the best plan that was found. `floor`: the lower bound of all plans, with the overhead."""
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
-    hopeless = arena_bytes > effort.HOPELESS_ARENA * (budget_bytes - overhead_bytes)
+    hopeless = is_hopeless(arena_bytes, budget_bytes - overhead_bytes)
     less = ", or less: so far below it few kinds of plans are tried" if hopeless else ""
     return BudgetError(
         "MBC204",

@@ -13,7 +13,7 @@ from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import floor_bytes, start_bytes
 from mbc.optimize.bounds.budget_lp import budget_bound_us
 from mbc.optimize.bounds.critical_path import critical_path_us
-from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, not_found
+from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, is_hopeless, not_found
 from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
@@ -161,7 +161,7 @@ def _with_or_without_masks(
         Problem(unmasked.table, {}, available_bytes),
     )
     fits, least_us = problem.fits(found), unmasked.unlimited.train_us
-    if _is_hopeless(found, available_bytes):
+    if is_hopeless(found.placed.arena_bytes, available_bytes):
         return found
     for masked in others:
         if (
@@ -190,16 +190,8 @@ def _solve(
     if (chosen.train, chosen.infer) == (graph.train, graph.infer):
         return fit(unfused, techniques, known_us)
     found = fit(fused, techniques, known_us)
-    return (
-        found
-        if fused.fits(found) or _is_hopeless(found, available_bytes)
-        else unfused.best((found, fit(unfused, techniques, known_us)))
-    )
-
-
-def _is_hopeless(found: Solution, available_bytes: int) -> bool:
-    """Whether the smallest step that was found is so large that one of another kind would not fit either."""
-    return found.placed.arena_bytes > effort.HOPELESS_ARENA * available_bytes
+    enough = fused.fits(found) or is_hopeless(found.placed.arena_bytes, available_bytes)
+    return found if enough else unfused.best((found, fit(unfused, techniques, known_us)))
 
 
 def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
