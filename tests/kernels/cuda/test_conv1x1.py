@@ -32,10 +32,7 @@ from tests.kernels.cuda.launching import (
 from tests.kernels.cuda.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
-pytestmark = [
-    pytest.mark.skipif(GXX is None, reason="no g++ on this machine"),
-    pytest.mark.xdist_group("conv1x1"),  # whose library takes a minute to build
-]
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 PRODUCTS = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
 FILES = (*PRODUCTS, "batch_norm_relu.cu", "batch_norm.cu", "bn_backward_remat.cu")
 FORWARD = CONVOLUTION_FUSED_REMAT[0]

@@ -62,10 +62,7 @@ GEMMS = "convolution", "linear"
 MANY_ELEMENTS = 9_000  # of the operands of a case that is exhaustive
 # Relative error of GEMMs of fp32 words on tensor cores: at least, and at most.
 RELATIVE_ERROR = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
-pytestmark = [
-    pytest.mark.skipif(GXX is None, reason="no g++ on this machine"),
-    pytest.mark.xdist_group("emulated kernels"),  # whose library takes a minute to build
-]
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,7 @@ from tests.kernels.cuda.groups import SAME, group
 from tests.kernels.cuda.launching import Library, from_bytes, launched, request_of, to_bytes
 from tests.kernels.cuda.test_emulated import GXX, build
 
-pytestmark = [
-    pytest.mark.skipif(GXX is None, reason="no g++ on this machine"),
-    pytest.mark.xdist_group("fused remat"),  # whose library takes a minute to build
-]
+pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 FILES = ("batch_norm_relu.cu", "bn_backward_remat.cu")
 # Whole vectors; odd numbers of everything; sums in several parts in either layout.
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (3, 8, 44, 44), (3, 2, 110, 112))
