@@ -2,7 +2,8 @@
 
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
-own with a limit of time. PyTorch's three compile side by side, and are timed in turn.
+own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--compile-first N`: what
+PyTorch compiles for all rows is compiled before the first of them, N processes at a time, into PyTorch's caches.
 
 `ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
 and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
@@ -11,6 +12,7 @@ speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same 
 `torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
+                                    [--compile-first PROCESSES]
     python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
     python benchmarks/from_torch.py --draw
     python benchmarks/from_torch.py --steps50 [--device cpu]
@@ -115,6 +117,13 @@ class Run:
                 waiting[name].result()
             return {name: one.result() for name, one in waiting.items()}
 
+    def compile_first(self, networks: Sequence[Asked], processes: int) -> None:
+        """Fills the caches of PyTorch's compiler. Nothing of it is timed, and a failure shows again in its row."""
+        compiled = [name for name in MODES if MODES[name]]
+        untimed = [replace(asked, contender=name, blocks=2, block_s=0.0) for asked in networks for name in compiled]
+        with ThreadPoolExecutor(processes) as pool:
+            list(pool.map(lambda asked: self.contender(asked, ""), untimed))
+
     def row(self, asked: Asked) -> dict[str, Any]:
         """All contenders of one network, and what follows from them."""
         with tempfile.TemporaryDirectory() as profiles:
@@ -198,6 +207,7 @@ def main() -> None:
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="begin no row later")
     parser.add_argument("--measure-for", help="passed on to from_torch, such as 90s (default: until all is measured)")
     parser.add_argument("--fresh-profile", action="store_true", help="each network on a GPU that mbc has never seen")
+    parser.add_argument("--compile-first", type=int, default=0, metavar="PROCESSES", help="fill PyTorch's caches first")
     parser.add_argument("--limit", type=float, default=400, help="seconds that one contender may take (default 400)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, help="of all (default: as drawn)")
@@ -223,18 +233,20 @@ def main() -> None:
     kind = "planned" if arguments.plan_only else arguments.device
     kept = results(f"from_torch_{kind}", again=arguments.again, size=arguments.size)
     run = Run(arguments.limit, arguments.fresh_profile)
-    for name in names:
-        if kept.done(name):
-            continue
+    networks = {
+        name: Asked(
+            "", name, arguments.batch or batches.get(name, 64), arguments.size, arguments.device,
+            7 if on_gpu else 2, 0.3 if on_gpu else 0.0, arguments.measure_for,
+        )
+        for name in names if not kept.done(name)
+    }  # fmt: skip
+    if arguments.compile_first and not arguments.plan_only:
+        run.compile_first(list(networks.values()), arguments.compile_first)
+    for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:
             break
-        batch = arguments.batch or batches.get(name, 64)
-        asked = Asked(
-            "", name, batch, arguments.size, arguments.device, 7 if on_gpu else 2, 0.3 if on_gpu else 0.0,
-            arguments.measure_for,
-        )  # fmt: skip
         work = (lambda a=asked: planned(a)) if arguments.plan_only else (lambda a=asked: run.row(a))
-        row = attempt(work, name) | {"batch": batch}
+        row = attempt(work, name) | {"batch": asked.batch}
         if name in NAMED and "speedup" in row:
             row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
         kept.put(row)
