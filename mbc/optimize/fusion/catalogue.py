@@ -48,6 +48,31 @@ PATTERNS: tuple[Pattern, ...] = (
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
     ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
+    # Other activations. A gradient that reads the activation's input recomputes it from the input of the normalisation.
+    *(
+        Pattern.of(f"z = {NORMALIZE}", f"y = {activation}(z)", late=True)
+        for activation in ("silu", "hardswish", "relu6")
+    ),
+    *(
+        Pattern.of(
+            f"z = {NORMALIZE}",
+            f"d = {activation}_backward(z, dy)",
+            REDUCTIONS,
+            BACKWARD,
+            launches=(LaunchPattern((0, 1, 2), ("dgamma", "dbeta")), LaunchPattern((0, 1, 3), ("dx",))),
+            replaces=(1, 2, 3),
+        )
+        for activation in ("silu", "hardswish")
+    ),
+    Pattern.of(
+        f"z = {NORMALIZE}",
+        "y = relu6(z)",
+        "d = relu6_backward(y, dy)",
+        REDUCTIONS,
+        BACKWARD,
+        launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
+        replaces=(2, 3, 4),
+    ),
     Pattern.of(
         "c = concat(left, right)",
         f"z = {NORMALIZE.replace('(x', '(c')}",

@@ -9,16 +9,6 @@ namespace mbc {
 
 __device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-// Comparisons are written so that a NaN comes through.
-struct Relu6 {
-  __device__ float operator()(float x) const { return x < 0.0f ? 0.0f : x > 6.0f ? 6.0f : x; }
-};
-struct HardSigmoid {
-  __device__ float operator()(float x) const { return Relu6{}(x + 3.0f) / 6.0f; }
-};
-struct HardSwish {
-  __device__ float operator()(float x) const { return x * HardSigmoid{}(x); }
-};
 struct Elu {
   float alpha;
   __device__ float operator()(float x) const { return x > 0.0f ? x : alpha * expm1f(x); }
@@ -30,17 +20,9 @@ struct Softplus {
   __device__ float operator()(float x) const { return softplus(x); }
 };
 
-// The first operand is y for relu6, elu and softplus, x for the others; the second is dy.
-struct Relu6Backward {
-  __device__ float operator()(float y, float dy) const { return y > 0.0f && y < 6.0f ? dy : 0.0f; }
-};
+// The first operand is y for elu and softplus, x for the others; the second is dy.
 struct HardSigmoidBackward {
   __device__ float operator()(float x, float dy) const { return x > -3.0f && x < 3.0f ? dy / 6.0f : 0.0f; }
-};
-struct HardSwishBackward {
-  __device__ float operator()(float x, float dy) const {
-    return dy * (x <= -3.0f ? 0.0f : x < 3.0f ? x / 3.0f + 0.5f : 1.0f);
-  }
 };
 struct EluBackward {
   float alpha;

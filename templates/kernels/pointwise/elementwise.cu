@@ -22,20 +22,12 @@ struct Sigmoid {
 struct Tanh {
   __device__ float operator()(float x) const { return tanhf(x); }
 };
-struct Silu {
-  __device__ float operator()(float x) const { return x * logistic(x); }
-};
-constexpr float INVERSE_SQRT_2 = 0.70710678118654752f, INVERSE_SQRT_2PI = 0.39894228040143268f;
-// erfc rather than 1 + erf: the left tail keeps its digits.
-struct Gelu {
-  __device__ float operator()(float x) const { return 0.5f * x * erfcf(-x * INVERSE_SQRT_2); }
-};
 struct Scale {
   float factor, offset;
   __device__ float operator()(float x) const { return fmaf(factor, x, offset); }
 };
 
-// The first operand is y for relu, leaky_relu, sigmoid and tanh, x for silu and gelu; the second is dy.
+// The first operand is y, the second is dy.
 struct ReluBackward {
   __device__ float operator()(float y, float dy) const { return y > 0.0f ? dy : 0.0f; }
 };
@@ -48,17 +40,6 @@ struct SigmoidBackward {
 };
 struct TanhBackward {
   __device__ float operator()(float y, float dy) const { return dy * (1.0f - y * y); }
-};
-struct SiluBackward {
-  __device__ float operator()(float x, float dy) const {
-    const float s = logistic(x);
-    return dy * s * (1.0f + x * (1.0f - s));
-  }
-};
-struct GeluBackward {
-  __device__ float operator()(float x, float dy) const {
-    return dy * (0.5f * erfcf(-x * INVERSE_SQRT_2) + x * INVERSE_SQRT_2PI * expf(-0.5f * x * x));
-  }
 };
 struct Add {
   __device__ float operator()(float a, float b) const { return a + b; }

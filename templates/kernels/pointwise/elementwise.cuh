@@ -2,7 +2,7 @@
 // input and output may be the same bytes: each thread reads its elements before it writes them.
 #pragma once
 
-#include "device.cuh"
+#include "activations.cuh"
 
 struct MapArguments {
   int64_t type;
@@ -76,7 +76,5 @@ const char* run_two(const MbcCall& call, F f) {
   });
   return launched();
 }
-
-__device__ inline float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 }  // namespace mbc

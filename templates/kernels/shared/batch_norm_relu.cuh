@@ -26,9 +26,27 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
-// dx from x and the gradient of ReLU's output, which is recomputed.
+// The gradient through an activation, by its recomputed input z, as it is by what is stored: ReLU,
 template <typename T>
-struct NormalizeReluBackward {
+struct ThroughRelu {
+  __device__ static float gradient(float z, float dy) { return z > ROUNDS_TO_ZERO<T> ? dy : 0.0f; }
+};
+// one whose gradient needs its input,
+template <typename Backward>
+struct ThroughInput {
+  __device__ static float gradient(float z, float dy) { return Backward{}(z, dy); }
+};
+// and one whose gradient needs its output.
+template <typename T, typename Forward, typename Backward>
+struct ThroughOutput {
+  __device__ static float gradient(float z, float dy) {
+    return Backward{}(to_float(from_float<T>(Forward{}(z))), dy);
+  }
+};
+
+// dx from x and the gradient of the activation's output, which is recomputed.
+template <typename Through>
+struct NormalizeActivationBackward {
   Normalize forward;
   NormalizeBackward backward;
   struct Channel {
@@ -51,27 +69,32 @@ struct NormalizeReluBackward {
     return {b.mean, b.scale, beta, b.slope, b.shift};
   }
   __device__ float operator()(const Channel& c, float x, float dy) const {
-    const float y = forward({c.mean, c.scale, c.shift}, x, 0.0f);
-    return backward({c.mean, c.scale, c.slope, c.lift}, x, y > ROUNDS_TO_ZERO<T> ? dy : 0.0f);
+    const float z = forward({c.mean, c.scale, c.shift}, x, 0.0f);
+    return backward({c.mean, c.scale, c.slope, c.lift}, x, Through::gradient(z, dy));
   }
 };
-
-// The reductions over x and the gradient of ReLU's output, which is recomputed.
 template <typename T>
-struct BnReluBackwardReduction : BnBackwardReduction {
+using NormalizeReluBackward = NormalizeActivationBackward<ThroughRelu<T>>;
+
+// The reductions over x and the gradient of the activation's output, which is recomputed.
+template <typename Through>
+struct BnActivationBackwardReduction : BnBackwardReduction {
   Normalize forward;
   using Channel = Normalize::Channel;
 
-  BnReluBackwardReduction(const BnBackwardReduction& sums, const Normalize& normalize) : BnBackwardReduction(sums), forward(normalize) {}
+  BnActivationBackwardReduction(const BnBackwardReduction& sums, const Normalize& normalize)
+      : BnBackwardReduction(sums), forward(normalize) {}
   __device__ Channel load(int64_t c) const { return forward.load(c); }
   template <int K>
   __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
     float d[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) d[k] = forward(channel, x[k], 0.0f) > ROUNDS_TO_ZERO<T> ? dy[k] : 0.0f;
+    for (int k = 0; k < K; ++k) d[k] = Through::gradient(forward(channel, x[k], 0.0f), dy[k]);
     BnBackwardReduction::push<K>(state, channel.mean, x, d);
   }
 };
+template <typename T>
+using BnReluBackwardReduction = BnActivationBackwardReduction<ThroughRelu<T>>;
 
 __device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
 __device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }

@@ -1,0 +1,112 @@
+// Batch normalisation with the activation behind it (silu, hardswish, relu6), forward and backward, in one pass over
+// memory each. The backward pass recomputes the activation's input from the convolution's output, which it reads anyway:
+// what is between the two is never stored.
+//
+// Bytes      every operand in once, every result out once.
+// Kernels    as in batch_norm_relu.cu, whose shapes of threads, shared memory and registers they have.
+// Limit      memory bandwidth; the exponential and the division of silu cost about as much.
+#include "activations.cuh"
+#include "batch_norm_relu.cuh"
+
+struct BnActivationArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t count;
+};
+
+struct BnActivationReduceArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t affine;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+template <typename F>
+struct NormalizeActivation {
+  Normalize normalize;
+  using Channel = Normalize::Channel;
+  __device__ Channel load(int64_t c) const { return normalize.load(c); }
+  __device__ float operator()(const Channel& channel, float x, float) const {
+    return F{}(normalize(channel, x, 0.0f));
+  }
+};
+
+// Operands: x, mean and variance, scale and shift if there are any; the result.
+template <typename F>
+const char* normalize_activation(const MbcCall& call) {
+  const auto& a = arguments<BnActivationArguments>(call);
+  const NormalizeActivation<F> f{normalize(call, 1, a.affine, eps(call, 0))};
+  MBC_FOR_TYPE(a.type, T, {
+    const Operands<T> x{in<T>(call, 0), nullptr};
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, a.affine ? 5 : 3), f);
+  });
+  return launched();
+}
+
+// Operands: those of the forward pass, the gradient of the activation's output, dgamma and dbeta; dx. `Through` by the
+// type of elements.
+template <template <typename> typename Through>
+const char* normalize_activation_backward(const MbcCall& call) {
+  const auto& a = arguments<BnActivationArguments>(call);
+  const int dy = a.affine ? 5 : 3;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
+                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
+  MBC_FOR_TYPE(a.type, T, {
+    const Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
+    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, dy + 3),
+                    NormalizeActivationBackward<Through<T>>{forward, backward});
+  });
+  return launched();
+}
+
+// Operands: those of the forward pass, and the gradient of the activation's output; dgamma, dbeta, workspace.
+template <template <typename> typename Through>
+const char* normalize_activation_reduce(const MbcCall& call) {
+  const auto& a = arguments<BnActivationReduceArguments>(call);
+  const int dy = a.affine ? 5 : 3;
+  void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
+  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
+  const BnBackwardReduction sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2),
+                                 eps(call, 1), a.accumulate};
+  MBC_FOR_TYPE(a.type, T, {
+    const Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
+    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, workspace,
+                          BnActivationBackwardReduction<Through<T>>(sums, forward));
+  });
+  return launched();
+}
+
+template <typename>
+using ThroughSilu = ThroughInput<SiluBackward>;
+template <typename>
+using ThroughHardSwish = ThroughInput<HardSwishBackward>;
+template <typename T>
+using ThroughRelu6 = ThroughOutput<T, Relu6, Relu6Backward>;
+
+}  // namespace mbc
+
+#define MBC_BATCH_NORM_ACTIVATION(name, Forward, Through)                                                             \
+  extern "C" const char* mbc_batch_normalize_##name(const MbcCall& call) {                                            \
+    return mbc::normalize_activation<mbc::Forward>(call);                                                             \
+  }                                                                                                                   \
+  extern "C" const char* mbc_batch_normalize_##name##_backward(const MbcCall& call) {                                 \
+    return mbc::normalize_activation_backward<mbc::Through>(call);                                                    \
+  }                                                                                                                   \
+  extern "C" const char* mbc_batch_normalize_##name##_bn_reduce(const MbcCall& call) {                                \
+    return mbc::normalize_activation_reduce<mbc::Through>(call);                                                      \
+  }
+
+MBC_BATCH_NORM_ACTIVATION(silu, Silu, ThroughSilu)
+MBC_BATCH_NORM_ACTIVATION(hardswish, HardSwish, ThroughHardSwish)
+MBC_BATCH_NORM_ACTIVATION(relu6, Relu6, ThroughRelu6)
