@@ -153,7 +153,7 @@ class OpKind:
                they are fp64), results are rounded to their storage type by the caller. Works on any slice of rows
                when `divisible`
     gradient   gradients of the inputs from those of the outputs (None: not needed, or zero)
-    expand     for kinds that exist in a Network only: how they are written for training and for inference
+    expand     how the kind is written for training and for inference, where that is not as it is in a Network
     divisible  rows of the outputs depend on the same rows of the inputs only, or the outputs that are not per sample
                are sums over rows (`accumulates`)
     in_place   (output, input) pairs that may share bytes when the input is not needed afterwards

@@ -14,10 +14,11 @@ from typing import Any
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.bias import add_bias
 from mbc.ops.im2col import correlate, correlate_filter, spread
 from mbc.ops.initial import INITIALIZERS, initializer
+from mbc.ops.rearrange import Rearrange
 from mbc.ops.rounding import operand
 from mbc.ops.standardize import standardized
 from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, spans, window_counts
@@ -122,6 +123,34 @@ def _transposed_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...
     return dx, dw
 
 
+# Positions of a window from which on windows side by side are multiplied as one matrix: what kernels of convolutions
+# take for such large strides is many times that of the product.
+_PATCH_POSITIONS = 16
+
+
+def _cuts_patches(a: Convolution) -> bool:
+    """Whether the windows are large and lie side by side, and cover the image."""
+    whole = all(size % k == 0 for size, k in zip(a.size, a.kernel, strict=True))
+    beside = a.kernel == a.stride and a.dilation == (1, 1) and not any(a.pad)
+    return whole and beside and a.groups == 1 and math.prod(a.kernel) >= _PATCH_POSITIONS
+
+
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    """A convolution of patches is a pointwise one of an image that has a pixel for every patch, and its pixels as
+    channels. These come in the order in which pixels lie where channels lie last, so that lines are moved whole."""
+    a = op.attributes
+    assert isinstance(a, Convolution)
+    x, w = op.inputs
+    if not _cuts_patches(a):
+        return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
+    channels, (high, wide), (height, width) = e.type(x).shape[1], a.kernel, a.output_size
+    cut = Rearrange(((channels,), (height, high), (width, wide)), (2, 4, 0, 1, 3), (3, 1, 1))
+    flat = Rearrange(((channels,), (high,), (wide,)), (1, 2, 0), (3, 0, 0))
+    patches = e.emit("rearrange", cut, (x,), (f"{op.name}.patches",), f"{op.name}.patches")
+    filters = e.emit("rearrange", flat, (w,), (f"{op.name}.filters",), f"{op.name}.filters")
+    return e.emit(op.kind, Convolution(a.output_size, (1, 1)), (*patches, *filters), op.outputs, op.name)
+
+
 def read_share(a: Convolution) -> float:
     """Of the image: a stride above the kernel's size leaves pixels out."""
     return math.prod(min(1.0, k / s) for k, s in zip(a.kernel, a.stride, strict=True))
@@ -139,6 +168,7 @@ OPS = (
         _forward_shape,
         _forward,
         _forward_gradient,
+        _expand,
         divisible=True,
         working_inputs=(1,),
         flops=lambda a, inputs, outputs: _flops(inputs[1], outputs[0]),

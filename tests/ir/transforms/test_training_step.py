@@ -51,6 +51,18 @@ def inception() -> Network:
     return w.finish((logits,), ((w("softmax_cross_entropy", logits, target), 1.0),))
 
 
+def patches() -> Network:
+    """Windows side by side, which become products: of the input, of a value with a gradient, of filters used twice."""
+    w = Writer(3)
+    image, target = w.input("image", 3, 16, 24), w.input("target", classes=True)
+    x = w("gelu", w("conv", image, channels=5, kernel=4, stride=4, bias=True))
+    y = w("conv", w("conv", image, channels=2, kernel=1), channels=5, kernel=(2, 8), stride=(2, 8), path="wide")
+    z = w("conv", w("conv", image, channels=2, kernel=3, pad=1), channels=5, kernel=(2, 8), stride=(2, 8), path="wide")
+    x = w("concat", w("flatten", x), w("flatten", w("add", y, z)))
+    logits = w("linear", x, features=3)
+    return w.finish((logits,), ((w("softmax_cross_entropy", logits, target), 1.0),))
+
+
 def shared_layers() -> Network:
     w = Writer(4)
     a, b = w.input("left", 2, 5, 5), w.input("right", 2, 5, 5)
@@ -95,7 +107,7 @@ def deep() -> Network:
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {
-    f.__name__: f for f in (small, residual_two_losses, inception, shared_layers, unet, mobile, deep)
+    f.__name__: f for f in (small, residual_two_losses, inception, patches, shared_layers, unet, mobile, deep)
 }
 
 
