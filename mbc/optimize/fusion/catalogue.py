@@ -73,6 +73,25 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
     ),
+    # Blocks of transformers. What has the bias added is recomputed by the gradients through gelu and of a scale.
+    Pattern.of("z = bias_add(x, bias)", "y = gelu(z)", late=True),
+    Pattern.of(
+        "z = bias_add(x, bias)",
+        "d = gelu_backward(z, dy)",
+        "db = channel_sum(d)",
+        launches=(LaunchPattern((0, 1, 2), ("d", "db")),),
+        replaces=(1, 2),
+    ),
+    Pattern.of("z = bias_add(x, bias)", "s = add(z, r)"),
+    Pattern.of("z = bias_add(x, bias)", "m = broadcast(z, scale)", "s = add(m, r)", late=True),
+    Pattern.of(
+        "z = bias_add(x, bias)",
+        "d = broadcast(dy, scale)",
+        "db = channel_sum(d)",
+        "dscale = row_reduce_dot(dy, z)",
+        launches=(LaunchPattern((0, 1, 2, 3), ("d", "db", "dscale")),),
+        replaces=(1, 2, 3),
+    ),
     Pattern.of(
         "c = concat(left, right)",
         f"z = {NORMALIZE.replace('(x', '(c')}",

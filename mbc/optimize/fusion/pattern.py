@@ -8,8 +8,9 @@ and has less to read. An input with a question mark is optional.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mbc.ir.graph import Operation
 
@@ -52,9 +53,9 @@ class LaunchPattern:
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """`replaces`: numbers of the statements that need no launch of their own any more. Matching starts at the last
-    statement: all others have to be reached from it, from readers to producers. `late`: values that it does not store
-    may have readers in other groups that do not read them; it is selected only where these groups are. `measured`: no
-    estimate predicts its time, so it is used only where it was measured."""
+    statement: all others have to be reached from it, from readers to producers, or as readers of what is bound. `late`:
+    values that it does not store may have readers in other groups that do not read them; it is selected only where
+    these groups are. `measured`: no estimate predicts its time, so it is used only where it was measured."""
 
     statements: tuple[Statement, ...]
     launches: tuple[LaunchPattern, ...]
@@ -85,15 +86,21 @@ class Binding:
     values: Mapping[str, str]
 
 
-def find(pattern: Pattern, last: Operation, producers: Mapping[str, Operation]) -> Iterator[Binding]:
+def find(
+    pattern: Pattern,
+    last: Operation,
+    producers: Mapping[str, Operation],
+    readers: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
+) -> Iterator[Binding]:
     """Matches of the pattern with `last` as its last statement, one for each set of operations. `producers`: operations
-    by their outputs."""
+    by their outputs; `readers`: by their inputs."""
     known: set[frozenset[str]] = set()
-    for binding in _bind(pattern, len(pattern.statements) - 1, last, producers, Binding({}, {})):
-        names = frozenset(operation.name for operation in binding.operations.values())
-        if names not in known:
-            known.add(names)
-            yield binding
+    for made in _bind(pattern, len(pattern.statements) - 1, last, producers, Binding({}, {})):
+        for binding in _bind_readers(pattern, producers, readers, made):
+            names = frozenset(operation.name for operation in binding.operations.values())
+            if names not in known:
+                known.add(names)
+                yield binding
 
 
 def _bind(
@@ -133,6 +140,21 @@ def _bind_makers(
                     yield from _bind_makers(pattern, number, producers, found)
             return
     yield so_far
+
+
+def _bind_readers(
+    pattern: Pattern, producers: Mapping[str, Operation], readers: Mapping[str, Sequence[Operation]], so_far: Binding
+) -> Iterator[Binding]:
+    """Binds the statements left, each as a reader of a value that is bound."""
+    for number, statement in enumerate(pattern.statements):
+        read = next((so_far.values[name] for name in statement.inputs if name in so_far.values), None)
+        if number not in so_far.operations and read is not None:
+            for reader in readers.get(read, ()):
+                for found in _bind(pattern, number, reader, producers, so_far):
+                    yield from _bind_readers(pattern, producers, readers, found)
+            return
+    if len(so_far.operations) == len(pattern.statements):
+        yield so_far
 
 
 def _agree(known: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:

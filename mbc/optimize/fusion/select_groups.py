@@ -113,10 +113,11 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
     """All matches of patterns in one program."""
     producers = {output: operation for operation in program for output in operation.outputs}
     positions = {operation.name: position for position, operation in enumerate(program)}
-    readers: dict[str, list[str]] = {}
+    reading: dict[str, list[Operation]] = {}
     for operation in program:
         for name in operation.inputs:
-            readers.setdefault(name, []).append(operation.name)
+            reading.setdefault(name, []).append(operation)
+    readers = {value: [operation.name for operation in found] for value, found in reading.items()}
     at = _Positions(program, positions, readers, frozenset(results))
     found: list[Group] = []
     unfit: list[tuple[Pattern, Binding]] = []
@@ -125,7 +126,7 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
         last_kinds.setdefault(pattern.statements[-1].kind, []).append(pattern)
     for operation in program:
         for pattern in last_kinds.get(operation.kind, ()):
-            for binding in find(pattern, operation, producers):
+            for binding in find(pattern, operation, producers, reading):
                 group = at.group(pattern, binding)
                 if group is not None:
                     found.append(group)

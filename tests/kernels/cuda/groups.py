@@ -11,6 +11,7 @@ from dataclasses import replace
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
+from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
@@ -18,6 +19,7 @@ from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.pooling import MaxPool
+from mbc.ops.reduce import Reduce
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Ema, Sgd
 from mbc.optimize.fusion.catalogue import PATTERNS, RELU_FUSED_REMAT
@@ -65,6 +67,10 @@ def _attributes(statement: Statement, shape: Shape, window: Window) -> Attribute
         for size in (shape[0], *shape[2:]):
             count *= size
         return BatchNormalizeBackward(EPS, count)
+    if statement.kind == "broadcast":
+        return Broadcast("mul", 1)
+    if statement.kind == "row_reduce_dot":
+        return Reduce(tuple(range(2, len(shape))), shape[1:2])
     if statement.kind.startswith("max_pool"):
         return _pool(shape, window, index=len(statement.outputs) == 2 or statement.kind != "max_pool")
     if statement.kind == "channel_slice":
@@ -103,6 +109,8 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
         return w(shape[0], channels, *shape[2:]) if normalised[1] == "x" else m(channels, make=positive)
     if name == "mask":
         return Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
+    if name == "scale":
+        return w(shape[1])
     if name in PARTS:
         left = _left(shape)
         return w(shape[0], left if name == "left" else shape[1] - left, *shape[2:])

@@ -29,6 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     fused = (
         "batch_norm_activation.cu",
         "batch_norm_relu.cu",
+        "bias_activation.cu",
         "batch_norm_single_launch.cu",
         "bn_backward_remat.cu",
         "concat.cu",

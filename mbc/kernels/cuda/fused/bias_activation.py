@@ -1,0 +1,110 @@
+"""Fusion groups of a transformer's blocks: a bias with gelu, a scale for each channel or a residual sum behind it, and
+the gradients through these with the sums over them.
+
+What has the bias added is recomputed by the backward pass, from the operand that the bias was added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.fused.wiring import Wiring, members, taking
+from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
+from mbc.ops.arithmetic import Broadcast
+
+FILE = "fused/bias_activation.cu"
+
+
+@dataclass(frozen=True, slots=True)
+class BiasMapArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class BiasReduceArguments(Struct):
+    type: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int
+    accumulate: int
+
+
+def _map(at: Slice) -> BiasMapArguments:
+    return BiasMapArguments(*image_of(at))
+
+
+def _reduce(at: Slice) -> BiasReduceArguments:
+    return BiasReduceArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+
+
+def _scaled(*wirings: Wiring) -> Callable[[Request], bool]:
+    """Groups of one of these wirings that multiply each channel by a number of its own, and whose sums, if any, are of
+    whole channels."""
+    wired = taking(*wirings)
+
+    def takes(request: Request) -> bool:
+        channels = request.inputs[0].shape[1:2]
+        scales = [m.attributes for m in members(request).members if isinstance(m.attributes, Broadcast)]
+        vectors = [t.shape for t in (*request.inputs, *request.outputs) if len(t.shape) < len(request.inputs[0].shape)]
+        return wired(request) and scales == [Broadcast("mul", 1)] and set(vectors) == {channels}
+
+    return takes
+
+
+KERNELS = (
+    OwnKernel(
+        "bias_add+gelu",
+        FILE,
+        BiasMapArguments,
+        _map,
+        launcher="bias_add_gelu",
+        takes=taking((((0, 1), (2,)), (3,))),
+    ),
+    OwnKernel(
+        "bias_add+gelu_backward+channel_sum",
+        FILE,
+        BiasReduceArguments,
+        _reduce,
+        workspace=sum_workspace,
+        launches=2,
+        accumulates=True,
+        launcher="bias_add_gelu_backward_channel_sum",
+        takes=taking((((0, 1), (3, 2), (4,)), (4, 5))),
+    ),
+    OwnKernel(
+        "bias_add+add",
+        FILE,
+        BiasMapArguments,
+        _map,
+        launcher="bias_add_add",
+        takes=taking(*((((0, 1), summands), (4,)) for summands in ((3, 2), (2, 3)))),
+    ),
+    OwnKernel(
+        "bias_add+broadcast+add",
+        FILE,
+        BiasMapArguments,
+        _map,
+        launcher="bias_add_scale_add",
+        takes=_scaled(*((((0, 1), (4, 2), summands), (6,)) for summands in ((5, 3), (3, 5)))),
+    ),
+    OwnKernel(
+        "bias_add+broadcast+channel_sum+row_reduce_dot",
+        FILE,
+        BiasReduceArguments,
+        _reduce,
+        workspace=sums_workspace,
+        launches=2,
+        accumulates=True,
+        launcher="scale_backward_bias_sums",
+        takes=_scaled((((0, 1), (2, 3), (5,), (2, 4)), (5, 6, 7))),
+    ),
+)

@@ -1,0 +1,247 @@
+// A bias with what follows it in a block of a transformer: gelu, a scale for each channel (LayerScale), a residual sum;
+// and the gradients through these with the sums over them, in one pass over memory each. What has the bias added is
+// recomputed by the backward pass, and never stored.
+//
+// Bytes      every operand in once, every result out once.
+// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh).
+// Threads    as in batch_norm_relu.cu, and so shared memory and registers.
+// Limit      memory bandwidth; gelu's error function costs about as much.
+#include "activations.cuh"
+#include "channel_sum.cuh"
+
+struct BiasMapArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+};
+
+struct BiasReduceArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t accumulate;
+};
+
+namespace mbc {
+
+struct Biased {
+  const float* bias;
+  using Channel = float;
+  __device__ float load(int64_t c) const { return bias[c]; }
+};
+struct BiasGelu : Biased {
+  __device__ float operator()(float b, float x, float) const { return Gelu{}(x + b); }
+};
+struct BiasGeluBackward : Biased {
+  __device__ float operator()(float b, float x, float dy) const { return GeluBackward{}(x + b, dy); }
+};
+struct BiasAdd : Biased {
+  __device__ float operator()(float b, float x, float r) const { return x + b + r; }
+};
+
+// A bias and a scale.
+template <typename T>
+struct BiasedScaled {
+  const float* bias;
+  const T* gamma;
+  struct Channel {
+    float bias, gamma;
+  };
+  __device__ Channel load(int64_t c) const { return {bias[c], to_float(gamma[c])}; }
+};
+template <typename T>
+struct BiasScaleAdd : BiasedScaled<T> {
+  using Channel = typename BiasedScaled<T>::Channel;
+  __device__ float operator()(const Channel& c, float x, float r) const { return fmaf(x + c.bias, c.gamma, r); }
+};
+template <typename T>
+struct Scale : BiasedScaled<T> {
+  using Channel = typename BiasedScaled<T>::Channel;
+  __device__ float operator()(const Channel& c, float, float dy) const { return dy * c.gamma; }
+};
+
+// A source: x, dy, and f of both, which is stored.
+template <typename T, typename F>
+struct MappedSource {
+  static constexpr int OPERANDS = 2;
+  const T *x, *dy;
+  T* d;
+  F f;
+
+  template <int N>
+  struct Fetched {
+    Held<T, N> x, dy;
+    float d[N];
+  };
+  bool vectorizable() const { return aligned(x, 16) && aligned(dy, 16) && aligned(d, 16); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> fetched;
+    fetched.x = hold<N>(x + at);
+    fetched.dy = hold<N>(dy + at);
+    return fetched;
+  }
+  template <int N, typename Of>
+  __device__ void finish(Fetched<N>& fetched, const Of& of, int64_t at) const {
+#pragma unroll
+    for (int j = 0; j < N; ++j) fetched.d[j] = f(of(j), to_float(fetched.x[j]), to_float(fetched.dy[j]));
+    store_floats(d + at, fetched.d);
+  }
+};
+
+// What is stored, for its sum,
+template <typename T, typename F>
+struct ResultSource : MappedSource<T, F> {
+  template <int N>
+  using Fetched = typename MappedSource<T, F>::template Fetched<N>;
+  template <int N>
+  __device__ float first(const Fetched<N>& fetched, int j) const { return fetched.d[j]; }
+  template <int N>
+  __device__ float second(const Fetched<N>&, int) const { return 0.0f; }
+};
+// or the operands, for sums over them.
+template <typename T, typename F>
+struct OperandSource : MappedSource<T, F> {
+  template <int N>
+  using Fetched = typename MappedSource<T, F>::template Fetched<N>;
+  template <int N>
+  __device__ float first(const Fetched<N>& fetched, int j) const { return to_float(fetched.x[j]); }
+  template <int N>
+  __device__ float second(const Fetched<N>& fetched, int j) const { return to_float(fetched.dy[j]); }
+};
+
+// ChannelSum, with the channel constants of the map beside it.
+template <typename F>
+struct SumOfMapped : ChannelSum {
+  F f;
+  using Channel = typename F::Channel;
+  SumOfMapped(const ChannelSum& sum, const F& f_) : ChannelSum(sum), f(f_) {}
+  __device__ Channel load(int64_t c) const { return f.load(c); }
+  template <int K>
+  __device__ void push(float& running, const Channel&, const float (&a)[K], const float (&b)[K]) const {
+    ChannelSum::push<K>(running, {}, a, b);
+  }
+  __device__ float thread_state(const Channel&, float running, int64_t) const { return running; }
+};
+
+// Of a bias and a scale behind it: dbias = gamma * sum of dy, dgamma = sum of dy * (x + bias).
+template <typename T>
+struct LayerScaleReduction {
+  BiasedScaled<T> of;
+  float *dbias, *dgamma;
+  int64_t accumulate;
+
+  struct State {
+    float dot, sum;
+  };
+  struct Total {
+    double dot, sum;
+  };
+  using Running = State;
+  using Channel = typename BiasedScaled<T>::Channel;
+
+  __device__ Channel load(int64_t c) const { return of.load(c); }
+  __device__ Running begin(float) const { return {}; }
+  template <int K>
+  __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
+    float dot = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      dot = fmaf(dy[k], x[k] + channel.bias, dot);
+      sum += dy[k];
+    }
+    state.dot += dot;
+    state.sum += sum;
+  }
+  __device__ State thread_state(const Channel&, const State& state, int64_t) const { return state; }
+  template <typename Each>
+  __device__ State combine(unsigned many, Each each) const {
+    State all{};
+    for (unsigned i = 0; i < many; ++i) {
+      const State one = each(i);
+      all.dot += one.dot;
+      all.sum += one.sum;
+    }
+    return all;
+  }
+  __device__ Total total(const State& state) const { return {state.dot, state.sum}; }
+  __device__ void add(Total& into, const Total& from) const {
+    into.dot += from.dot;
+    into.sum += from.sum;
+  }
+  struct Known {
+    float gamma, dbias, dgamma;
+  };
+  __device__ Known known(int64_t c) const {
+    return {of.load(c).gamma, accumulate ? dbias[c] : 0.0f, accumulate ? dgamma[c] : 0.0f};
+  }
+  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
+    dbias[c] = static_cast<float>(static_cast<double>(known.dbias) + known.gamma * total.sum);
+    dgamma[c] = static_cast<float>(static_cast<double>(known.dgamma) + total.dot);
+  }
+};
+
+// Operands: x, bias, and `MORE` others of x's shape; the result.
+template <int MORE, typename F>
+const char* map_biased(const MbcCall& call, const F& f) {
+  const auto& a = arguments<BiasMapArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Operands<T> x{in<T>(call, 0), MORE ? in<T>(call, 2) : nullptr};
+    map_channels<MORE>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, 2 + MORE), f);
+  });
+  return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_bias_add_gelu(const MbcCall& call) {
+  return mbc::map_biased<0>(call, mbc::BiasGelu{mbc::in<float>(call, 1)});
+}
+extern "C" const char* mbc_bias_add_add(const MbcCall& call) {
+  return mbc::map_biased<1>(call, mbc::BiasAdd{mbc::in<float>(call, 1)});
+}
+
+// Operands: x, bias, gamma, the other summand; the sum.
+extern "C" const char* mbc_bias_add_scale_add(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BiasMapArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const Operands<T> x{in<T>(call, 0), in<T>(call, 3)};
+    const BiasScaleAdd<T> f{{in<float>(call, 1), in<T>(call, 2)}};
+    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, 4), f);
+  });
+  return launched();
+}
+
+// Operands: x, bias, dy; the gradient of what has the bias added, that of the bias, workspace.
+extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BiasReduceArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
+  const BiasGeluBackward f{in<float>(call, 1)};
+  const SumOfMapped<BiasGeluBackward> sum({out<float>(call, 4), a.accumulate}, f);
+  MBC_FOR_TYPE(a.type, T, {
+    const ResultSource<T, BiasGeluBackward> source{{in<T>(call, 0), in<T>(call, 2), out<T>(call, 3), f}};
+    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sum);
+  });
+  return launched();
+}
+
+// Operands: x, bias, dy, gamma; the gradient of what has the bias added, those of bias and gamma, workspace.
+extern "C" const char* mbc_scale_backward_bias_sums(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BiasReduceArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[7] : nullptr;
+  MBC_FOR_TYPE(a.type, T, {
+    const BiasedScaled<T> of{in<float>(call, 1), in<T>(call, 3)};
+    const OperandSource<T, Scale<T>> source{{in<T>(call, 0), in<T>(call, 2), out<T>(call, 4), {of}}};
+    const LayerScaleReduction<T> sums{of, out<float>(call, 5), out<float>(call, 6), a.accumulate};
+    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
+  });
+  return launched();
+}
