@@ -2,7 +2,7 @@
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window: its rows one after another, each a run of
 //            kernel_width * channels elements, padded to whole words only (stem_conv.cuh).
-// Tile       a block works on a band of output rows, 64 columns wide, of 64 or 32 filters. A warp computes 2 rows x 16
+// Tile       a block works on a band of output rows, 64 columns wide, of 64, 32 or 16 filters. A warp computes 2 rows x 16
 //            columns at a time, K = 16 a step.
 // Warps      4, all alike: copy the band of the image, then mma.sync m16n8k16.
 // Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(STEM_THREADS, 4)
   uint32_t* words = reinterpret_cast<uint32_t*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 64; i += STEM_THREADS) {
     const int half = i % 2, n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), step = i / 128 / (TILES / 2);
-    const int filter = first + filter_of<T>(2 * pair + i / 2 % 2, n);
+    const int filter = first + filter_of<T, TILES>(2 * pair + i / 2 % 2, n);
     words[i] = weight_word(weight + static_cast<int64_t>(filter) * f.kernel_height * f.run, f,
                            step * 16 + half * 8 + i / 4 % 4 * 2);
   }
@@ -117,8 +117,10 @@ extern "C" const char* mbc_stem_conv(const MbcCall& call) {
     const StemConv f(a, true, aligned(out<T>(call, 2), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)
       run_stem_conv<T, 8>(call, f);
-    else
+    else if (f.filters % 32 == 0)
       run_stem_conv<T, 4>(call, f);
+    else
+      run_stem_conv<T, 2>(call, f);
     return launched();
   });
 }

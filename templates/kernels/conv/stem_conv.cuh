@@ -102,10 +102,14 @@ struct KElement {
   __device__ int32_t in_filter(const StemConv& f) const { return (row * f.run + at) * f.planes + plane; }
 };
 
+// Filters that a thread stores as a vector: 16 bytes, or all that it has of two tiles.
+template <typename T, int TILES>
+constexpr int FILTERS_OF_VECTOR = WIDTH<T> < 2 * TILES ? WIDTH<T> : 2 * TILES;
+
 // The filter of a column of a tile of 8: permuted, so that the four threads of a pixel store adjacent vectors.
-template <typename T>
+template <typename T, int TILES>
 __device__ inline int32_t filter_of(int32_t tile, int32_t column) {
-  constexpr int W = WIDTH<T>, TILES_OF_VECTOR = W / 2;
+  constexpr int W = FILTERS_OF_VECTOR<T, TILES>, TILES_OF_VECTOR = W / 2;
   return (tile / TILES_OF_VECTOR * 4 + column / 2) * W + tile % TILES_OF_VECTOR * 2 + column % 2;
 }
 
@@ -192,7 +196,7 @@ template <typename T, int TILES>
 __device__ inline void write_pixels(
     const float (&sums)[2][TILES][4], T* y, const StemConv& f, const StemTile& tile, int32_t row, int32_t column,
     int32_t first) {
-  constexpr int W = WIDTH<T>;
+  constexpr int W = FILTERS_OF_VECTOR<T, TILES>;
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll

@@ -3,7 +3,7 @@
 //
 // GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks
 //            (split-K) that `add_parts` adds in order.
-// Tile       a warp computes 32 elements of the window x 64 or 32 filters; where there are few elements, 2 or 4 warps
+// Tile       a warp computes 32 elements of the window x 64, 32 or 16 filters; where there are few elements, 2 or 4 warps
 //            divide the pixels of a row. K = 16 pixels a step.
 // Warps      all alike, up to 12: copy ahead with cp.async, then mma.sync m16n8k16; gradients through ldmatrix.trans.
 // Shared     gradients of output rows in a pipeline of 3 stages of 64 pixels, two rows ahead, also across tiles; the
@@ -143,8 +143,10 @@ extern "C" const char* mbc_stem_conv_backward_filter(const MbcCall& call) {
     const StemConv f(a, false, aligned(in<T>(call, 1), 16), aligned(in<T>(call, 0), 16));
     if (f.filters % 64 == 0)
       run_stem_conv_filter<T, 8>(call, f, a.parts, a.accumulate != 0);
-    else
+    else if (f.filters % 32 == 0)
       run_stem_conv_filter<T, 4>(call, f, a.parts, a.accumulate != 0);
+    else
+      run_stem_conv_filter<T, 2>(call, f, a.parts, a.accumulate != 0);
     return launched();
   });
 }

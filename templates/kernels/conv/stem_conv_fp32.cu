@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
   float* words = reinterpret_cast<float*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 128; i += STEM_THREADS_FP32) {
     const int n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), eight = i / 128 / (TILES / 2);
-    const int filter = first + filter_of<float>(2 * pair + i / 2 % 2, n);
+    const int filter = first + filter_of<float, TILES>(2 * pair + i / 2 % 2, n);
     const KElement element(f, eight * 8 + i % 2 * 4 + i / 4 % 4);
     const float word = element.there ? weight[static_cast<int64_t>(filter) * length + element.in_filter(f)] : 0.0f;
     words[i] = SPLIT ? word : to_tf32(word);

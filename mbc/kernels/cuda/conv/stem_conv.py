@@ -21,7 +21,7 @@ FILTER_ELEMENTS_TF32 = 5376
 # As in the source.
 COLUMNS = 64  # of the output, in a tile
 STEPS = 24  # of K = 16: what a block has threads and shared memory for
-FILTERS = 32  # of a warp, at least
+FILTERS, FILTERS_FP32 = 16, 32  # of a warp, at least
 BANDS = (8, 4, 2)  # output rows of a block
 STAGES = 3  # rows of gradients in shared memory, of the filter pass
 PADDING = 8  # words behind the gradients of a pixel there
@@ -101,7 +101,7 @@ def _fits(request: Request) -> bool:
     return (
         len(conv.image.shape) == 4
         and conv.image.shape[1] <= MOST_CHANNELS
-        and conv.features.shape[1] % FILTERS == 0
+        and conv.features.shape[1] % (FILTERS_FP32 if _is_fp32(request) else FILTERS) == 0
         and a.groups == 1
         and a.dilation == (1, 1)
         and _steps(request) <= STEPS
