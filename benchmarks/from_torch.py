@@ -135,12 +135,18 @@ class Run:
             peers = [found[name] for name in MODES if "failed" not in found[name]]
             if "failed" not in mine and peers and asked.device == "cuda":
                 best = min(peers, key=lambda peer: peer["ms"])
+                if mine["ms"] > best["ms"]:  # with all memory; with less it is no faster
+                    return judged(without_sources(found))
                 at_speed = replace(
                     asked, contender="mbc_at_speed", source=mine["source"], memory_bytes=best["reserved_bytes"],
                     step_ms=best["ms"], took_ms=mine["ms"], predicted_ms=mine["predicted_ms"],
                 )  # fmt: skip
                 found["mbc_at_speed"] = self.contender(at_speed, profiles)
-        return judged({name: {k: v for k, v in one.items() if k != "source"} for name, one in found.items()})
+        return judged(without_sources(found))
+
+
+def without_sources(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {k: v for k, v in one.items() if k != "source"} for name, one in found.items()}
 
 
 def judged(found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 SHARES = tuple(share / 100 for share in range(20, 105, 5))
 MARGIN = 0.98
 UPDATES_TIMED = 20
+SEARCH_PROCESSES = 8
 POLL_S = 0.05
 
 
@@ -180,9 +183,10 @@ def run_mbc(asked: Asked, memory: str = "auto") -> dict[str, Any]:
 def run_mbc_at_speed(asked: Asked) -> dict[str, Any]:
     """mbc with the least of PyTorch's memory at which its step is no slower: looked for by predictions, then timed,
     with a step more of memory where it is slower after all."""
-    slower = asked.took_ms / asked.predicted_ms  # than predicted, the plan that takes all memory it can use
     began = time.perf_counter()
-    place = first_kept(SHARES, lambda share: predicted_ms(asked, share) * slower <= asked.step_ms * MARGIN)
+    with ProcessPoolExecutor(SEARCH_PROCESSES, mp_context=get_context("spawn")) as pool:
+        predicted = list(pool.map(predicted_ms, [asked] * len(SHARES), SHARES))
+    place = first_fast(asked, predicted)
     search_s = time.perf_counter() - began
     for share in SHARES[place:]:
         found = run_mbc(replace(asked, measure_for=None), f"{round(asked.memory_bytes * share)}B")
@@ -191,13 +195,11 @@ def run_mbc_at_speed(asked: Asked) -> dict[str, Any]:
     raise RuntimeError("mbc is as fast as PyTorch in none of its shares of memory")
 
 
-def first_kept(shares: Sequence[float], keeps: Callable[[float], bool]) -> int:
-    """The place of the first share that keeps, by bisection; the number of shares where none does."""
-    low, high = 0, len(shares)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if keeps(shares[middle]) else (middle + 1, high)
-    return low
+def first_fast(asked: Asked, predicted: Sequence[float]) -> int:
+    """The place of the first plan that is as fast as PyTorch where all take as much longer than predicted, in ms, as
+    the one with all memory did; their number where none is."""
+    slower = asked.took_ms / asked.predicted_ms
+    return next((i for i, ms in enumerate(predicted) if ms * slower <= asked.step_ms * MARGIN), len(predicted))
 
 
 def predicted_ms(asked: Asked, share: float) -> float:

@@ -58,16 +58,11 @@ def test_figures_are_of_all_drawn_networks_or_not_given() -> None:
     assert from_torch.together([*rows, {"failed": "no"}]) == {}
 
 
-def test_the_least_share_is_found_by_bisection() -> None:
-    shares = (0.2, 0.4, 0.6, 0.8, 1.0)
-    tried: list[float] = []
-
-    def keeps(share: float) -> bool:
-        tried.append(share)
-        return share >= 0.6
-
-    assert contenders.first_kept(shares, keeps) == 2 and len(tried) <= 3
-    assert contenders.first_kept(shares, lambda _: False) == 5 and contenders.first_kept(shares, lambda _: True) == 0
+def test_the_least_share_that_is_predicted_to_be_fast_enough_is_taken() -> None:
+    asked = contenders.Asked("", "", 2, 32, "cpu", 2, 0.0, None, step_ms=10.0, took_ms=6.0, predicted_ms=5.0)
+    infinite = float("inf")
+    assert contenders.first_fast(asked, [infinite, 9.0, 8.1, 7.0, 5.0]) == 2  # 1.2 times as long as predicted
+    assert contenders.first_fast(asked, [infinite, 9.0]) == 2
 
 
 def test_one_contender_that_crashes_or_hangs_is_said_to() -> None:
