@@ -152,6 +152,12 @@ class CandidateTable:
             known = self._named[key] = bool(self._admitted(found, self._remat_kernels(operation)))
         return known
 
+    def estimated_us(self, operation: Operation) -> float:
+        """The least estimate of its time for the whole mini-batch, whatever was measured; infinite where no kernel is
+        admitted."""
+        found = self._admitted(self._estimated(self.request(operation, self.whole)), self._remat_kernels(operation))
+        return min((candidate.time_us for candidate in found), default=math.inf)
+
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
         if 0 < self.rules.micro_batch < self.graph.batch and _holds_convolution(operation):
             return ()  # a fusion group runs undivided

@@ -2,6 +2,7 @@
 
 * `pattern`: a group as a small program to be found in a graph
 * `catalogue`: the patterns of fused operations, and of fused rematerialization
+* `catalogue_activations`: patterns of other activations, and of the blocks of transformers
 * `catalogue_conv1x1`: patterns around pointwise (1x1) convolutions
 * `select_groups`: selection of the fusion groups that save time
 * `horizontal`: independent operations of one kind in one launch

@@ -3,6 +3,7 @@ within a budget (fused rematerialization)."""
 
 from __future__ import annotations
 
+from mbc.optimize.fusion.catalogue_activations import ACTIVATIONS, TRANSFORMER_BLOCKS
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     BACKWARD,
     BY_MASK,
@@ -48,50 +49,8 @@ PATTERNS: tuple[Pattern, ...] = (
         for others in (("s = add(z, r)",), (_TWICE, "s = add(z, z2)"))
     ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
-    # Other activations. A gradient that reads the activation's input recomputes it from the input of the normalisation.
-    *(
-        Pattern.of(f"z = {NORMALIZE}", f"y = {activation}(z)", late=True)
-        for activation in ("silu", "hardswish", "relu6")
-    ),
-    *(
-        Pattern.of(
-            f"z = {NORMALIZE}",
-            f"d = {activation}_backward(z, dy)",
-            REDUCTIONS,
-            BACKWARD,
-            launches=(LaunchPattern((0, 1, 2), ("dgamma", "dbeta")), LaunchPattern((0, 1, 3), ("dx",))),
-            replaces=(1, 2, 3),
-        )
-        for activation in ("silu", "hardswish")
-    ),
-    Pattern.of(
-        f"z = {NORMALIZE}",
-        "y = relu6(z)",
-        "d = relu6_backward(y, dy)",
-        REDUCTIONS,
-        BACKWARD,
-        launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
-        replaces=(2, 3, 4),
-    ),
-    # Blocks of transformers. What has the bias added is recomputed by the gradients through gelu and of a scale.
-    Pattern.of("z = bias_add(x, bias)", "y = gelu(z)", late=True),
-    Pattern.of(
-        "z = bias_add(x, bias)",
-        "d = gelu_backward(z, dy)",
-        "db = channel_sum(d)",
-        launches=(LaunchPattern((0, 1, 2), ("d", "db")),),
-        replaces=(1, 2),
-    ),
-    Pattern.of("z = bias_add(x, bias)", "s = add(z, r)"),
-    Pattern.of("z = bias_add(x, bias)", "m = broadcast(z, scale)", "s = add(m, r)", late=True),
-    Pattern.of(
-        "z = bias_add(x, bias)",
-        "d = broadcast(dy, scale)",
-        "db = channel_sum(d)",
-        "dscale = row_reduce_dot(dy, z)",
-        launches=(LaunchPattern((0, 1, 2, 3), ("d", "db", "dscale")),),
-        replaces=(1, 2, 3),
-    ),
+    *ACTIVATIONS,
+    *TRANSFORMER_BLOCKS,
     Pattern.of(
         "c = concat(left, right)",
         f"z = {NORMALIZE.replace('(x', '(c')}",

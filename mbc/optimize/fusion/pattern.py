@@ -55,13 +55,15 @@ class Pattern:
     """`replaces`: numbers of the statements that need no launch of their own any more. Matching starts at the last
     statement: all others have to be reached from it, from readers to producers, or as readers of what is bound. `late`:
     values that it does not store may have readers in other groups that do not read them; it is selected only where
-    these groups are. `measured`: no estimate predicts its time, so it is used only where it was measured."""
+    these groups are. `measured`: no estimate predicts its time, so it is used only where it was measured;
+    `estimated`: estimates predict it well enough to decide where only some of its operations were measured."""
 
     statements: tuple[Statement, ...]
     launches: tuple[LaunchPattern, ...]
     replaces: tuple[int, ...]
     late: bool = False
     measured: bool = False
+    estimated: bool = False
 
     @staticmethod
     def of(
@@ -70,12 +72,13 @@ class Pattern:
         replaces: tuple[int, ...] = (),
         late: bool = False,
         measured: bool = False,
+        estimated: bool = False,
     ) -> Pattern:
         """By default one launch of all statements, which writes the outputs of the last."""
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
         launches = launches or (LaunchPattern(everything, statements[-1].outputs),)
-        return Pattern(statements, launches, replaces or everything, late, measured)
+        return Pattern(statements, launches, replaces or everything, late, measured, estimated)
 
 
 @dataclass(frozen=True, slots=True)

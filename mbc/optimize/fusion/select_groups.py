@@ -22,7 +22,7 @@ class Group:
     """A match of a pattern in a program. `launches`, and the `positions` of the operations that they stand at;
     `replaces`: operations by name; `unstored`: values that are then never stored. `late`: other operations may read
     these, so it may be selected only where other groups run those operations without reading them. `measured`: no
-    estimate predicts its time."""
+    estimate predicts its time; `estimated`: estimates predict it well."""
 
     launches: tuple[Operation, ...]
     positions: tuple[int, ...]
@@ -30,6 +30,7 @@ class Group:
     unstored: frozenset[str]
     late: bool = False
     measured: bool = False
+    estimated: bool = False
 
     @property
     def reads(self) -> frozenset[str]:
@@ -189,7 +190,14 @@ class _Positions:
         wanted = {value for launch in launches for value in launch.inputs}
         if not all(value in wanted or self._wanted(value, replaced) for value in given):
             return None
-        return Group(tuple(launches), tuple(positions), replaced, frozenset(unstored), measured=pattern.measured)
+        return Group(
+            tuple(launches),
+            tuple(positions),
+            replaced,
+            frozenset(unstored),
+            measured=pattern.measured,
+            estimated=pattern.estimated,
+        )
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
         """Whether any other operation reads it."""
@@ -249,7 +257,8 @@ def _with_late(
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
     """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
-    group cannot run, or a profile has times of only one of the two: measurements are not compared with estimates."""
+    group cannot run. Measurements are not compared with estimates: where a profile has times of only some of these, the
+    estimates of all are compared if the pattern's may be trusted, otherwise the group does not run."""
     # In one order: a sum of the same times in another one may differ in its last bit, and decide between equal groups.
     return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, limit_bytes)
 
@@ -263,8 +272,11 @@ def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Gr
     if not all(fused):
         return -1.0
     singles = [table.candidates(operation, table.whole) for operation in one_by_one]
-    if len({table.timed(operation) for operation in (*one_by_one, *group.launches)}) > 1:
-        return -1.0
+    everything = (*one_by_one, *group.launches)
+    if len({table.timed(operation) for operation in everything}) > 1:
+        if not group.estimated:
+            return -1.0
+        return sum(map(table.estimated_us, one_by_one)) - sum(map(table.estimated_us, group.launches))
     return sum(min(c.time_us for c in found) for found in singles) - sum(
         min(c.time_us for c in found) for found in fused
     )

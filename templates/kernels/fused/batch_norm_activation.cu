@@ -96,17 +96,32 @@ using ThroughRelu6 = ThroughOutput<T, Relu6, Relu6Backward>;
 
 }  // namespace mbc
 
-#define MBC_BATCH_NORM_ACTIVATION(name, Forward, Through)                                                             \
-  extern "C" const char* mbc_batch_normalize_##name(const MbcCall& call) {                                            \
-    return mbc::normalize_activation<mbc::Forward>(call);                                                             \
-  }                                                                                                                   \
-  extern "C" const char* mbc_batch_normalize_##name##_backward(const MbcCall& call) {                                 \
-    return mbc::normalize_activation_backward<mbc::Through>(call);                                                    \
-  }                                                                                                                   \
-  extern "C" const char* mbc_batch_normalize_##name##_bn_reduce(const MbcCall& call) {                                \
-    return mbc::normalize_activation_reduce<mbc::Through>(call);                                                      \
-  }
+extern "C" const char* mbc_batch_normalize_silu(const MbcCall& call) {
+  return mbc::normalize_activation<mbc::Silu>(call);
+}
+extern "C" const char* mbc_batch_normalize_silu_backward(const MbcCall& call) {
+  return mbc::normalize_activation_backward<mbc::ThroughSilu>(call);
+}
+extern "C" const char* mbc_batch_normalize_silu_bn_reduce(const MbcCall& call) {
+  return mbc::normalize_activation_reduce<mbc::ThroughSilu>(call);
+}
 
-MBC_BATCH_NORM_ACTIVATION(silu, Silu, ThroughSilu)
-MBC_BATCH_NORM_ACTIVATION(hardswish, HardSwish, ThroughHardSwish)
-MBC_BATCH_NORM_ACTIVATION(relu6, Relu6, ThroughRelu6)
+extern "C" const char* mbc_batch_normalize_hardswish(const MbcCall& call) {
+  return mbc::normalize_activation<mbc::HardSwish>(call);
+}
+extern "C" const char* mbc_batch_normalize_hardswish_backward(const MbcCall& call) {
+  return mbc::normalize_activation_backward<mbc::ThroughHardSwish>(call);
+}
+extern "C" const char* mbc_batch_normalize_hardswish_bn_reduce(const MbcCall& call) {
+  return mbc::normalize_activation_reduce<mbc::ThroughHardSwish>(call);
+}
+
+extern "C" const char* mbc_batch_normalize_relu6(const MbcCall& call) {
+  return mbc::normalize_activation<mbc::Relu6>(call);
+}
+extern "C" const char* mbc_batch_normalize_relu6_backward(const MbcCall& call) {
+  return mbc::normalize_activation_backward<mbc::ThroughRelu6>(call);
+}
+extern "C" const char* mbc_batch_normalize_relu6_bn_reduce(const MbcCall& call) {
+  return mbc::normalize_activation_reduce<mbc::ThroughRelu6>(call);
+}

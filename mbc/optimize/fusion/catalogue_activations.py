@@ -1,0 +1,61 @@
+"""Fusion patterns of activations other than ReLU behind batch normalisation, and of the blocks of transformers. All are
+bound by memory, so that estimates predict them well."""
+
+from __future__ import annotations
+
+from mbc.optimize.fusion.catalogue_conv1x1 import BACKWARD, NORMALIZE, REDUCTIONS
+from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
+
+# A gradient that reads the activation's input recomputes it from the input of the normalisation.
+ACTIVATIONS: tuple[Pattern, ...] = (
+    *(
+        Pattern.of(f"z = {NORMALIZE}", f"y = {activation}(z)", late=True, estimated=True)
+        for activation in ("silu", "hardswish", "relu6")
+    ),
+    *(
+        Pattern.of(
+            f"z = {NORMALIZE}",
+            f"d = {activation}_backward(z, dy)",
+            REDUCTIONS,
+            BACKWARD,
+            launches=(LaunchPattern((0, 1, 2), ("dgamma", "dbeta")), LaunchPattern((0, 1, 3), ("dx",))),
+            replaces=(1, 2, 3),
+            estimated=True,
+        )
+        for activation in ("silu", "hardswish")
+    ),
+    Pattern.of(
+        f"z = {NORMALIZE}",
+        "y = relu6(z)",
+        "d = relu6_backward(y, dy)",
+        REDUCTIONS,
+        BACKWARD,
+        launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
+        replaces=(2, 3, 4),
+        estimated=True,
+    ),
+)
+
+# What has the bias added is recomputed by the gradients through gelu and of a scale.
+TRANSFORMER_BLOCKS: tuple[Pattern, ...] = (
+    Pattern.of("z = bias_add(x, bias)", "y = gelu(z)", late=True, estimated=True),
+    Pattern.of(
+        "z = bias_add(x, bias)",
+        "d = gelu_backward(z, dy)",
+        "db = channel_sum(d)",
+        launches=(LaunchPattern((0, 1, 2), ("d", "db")),),
+        replaces=(1, 2),
+        estimated=True,
+    ),
+    Pattern.of("z = bias_add(x, bias)", "s = add(z, r)", estimated=True),
+    Pattern.of("z = bias_add(x, bias)", "m = broadcast(z, scale)", "s = add(m, r)", late=True, estimated=True),
+    Pattern.of(
+        "z = bias_add(x, bias)",
+        "d = broadcast(dy, scale)",
+        "db = channel_sum(d)",
+        "dscale = row_reduce_dot(dy, z)",
+        launches=(LaunchPattern((0, 1, 2, 3), ("d", "db", "dscale")),),
+        replaces=(1, 2, 3),
+        estimated=True,
+    ),
+)
