@@ -3,7 +3,7 @@ within a budget (fused rematerialization)."""
 
 from __future__ import annotations
 
-from mbc.optimize.fusion.catalogue_activations import ACTIVATIONS, TRANSFORMER_BLOCKS
+from mbc.optimize.fusion.catalogue_activations import ACTIVATIONS, GATES, TRANSFORMER_BLOCKS
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     BACKWARD,
     BY_MASK,
@@ -50,6 +50,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern.of("z = bias_add(x, bias)", "y = relu(z)"),
     *ACTIVATIONS,
+    *GATES,
     *TRANSFORMER_BLOCKS,
     Pattern.of(
         "c = concat(left, right)",

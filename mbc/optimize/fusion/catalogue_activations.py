@@ -1,5 +1,5 @@
-"""Fusion patterns of activations other than ReLU behind batch normalisation, and of the blocks of transformers. All are
-bound by memory, so that estimates predict them well."""
+"""Fusion patterns of activations other than ReLU behind batch normalisation, of gates, and of the blocks of
+transformers. All are bound by memory, so that estimates predict them well."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ ACTIVATIONS: tuple[Pattern, ...] = (
         replaces=(2, 3, 4),
         estimated=True,
     ),
+)
+
+# Squeeze-excitation: the gradients of the image that is multiplied by a gate, and of its means, which made the gate.
+GATES: tuple[Pattern, ...] = (
+    Pattern.of("a = broadcast_mul(do, gate)", "b = avg_pool_backward(ds)", "dy = add(a, b)", estimated=True),
 )
 
 # What has the bias added is recomputed by the gradients through gelu and of a scale.

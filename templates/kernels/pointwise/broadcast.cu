@@ -1,5 +1,6 @@
 // An image and a gate, one number for each channel of each sample: products and sums, in place or not, and the sums
-// over pixels that are the gradients of the gate. Squeeze-excitation multiplies by a gate.
+// over pixels that are the gradients of the gate. Squeeze-excitation multiplies by a gate that it makes of the means of
+// the image; the gradients on both ways are added in one pass.
 //
 // Bytes      images in and out once; gates are read from the cache.
 // Threads    maps: 256 in a grid-stride loop, 16 bytes at a time where operands are aligned. Sums: channels first a
@@ -19,11 +20,19 @@ struct BroadcastArguments {
 
 namespace mbc {
 
+// Of an element, the gate, and a second gate where there is one.
 struct TimesGate {
-  __device__ float operator()(float x, float gate) const { return x * gate; }
+  static constexpr bool TWO = false;
+  __device__ float operator()(float x, float gate, float = 0.0f) const { return x * gate; }
 };
 struct PlusGate {
-  __device__ float operator()(float x, float gate) const { return x + gate; }
+  static constexpr bool TWO = false;
+  __device__ float operator()(float x, float gate, float) const { return x + gate; }
+};
+struct TimesGatePlusMean {
+  static constexpr bool TWO = true;
+  float share;  // of a pixel in a mean
+  __device__ float operator()(float x, float gate, float of_mean) const { return fmaf(of_mean, share, x * gate); }
 };
 struct FirstOf {
   __device__ float operator()(float x, float) const { return x; }
@@ -32,17 +41,21 @@ struct FirstOf {
 // Channels first: a plane is a channel of one sample.
 template <typename T, typename F>
 struct GatePlanes {
-  using Channel = float;
-  const T* gate;
+  struct Channel {
+    float gate, second;
+  };
+  const T *gate, *second;
   F f;
-  __device__ float load(int64_t plane) const { return to_float(gate[plane]); }
-  __device__ float operator()(float g, float x, float) const { return f(x, g); }
+  __device__ Channel load(int64_t plane) const {
+    return {to_float(gate[plane]), F::TWO ? to_float(second[plane]) : 0.0f};
+  }
+  __device__ float operator()(const Channel& c, float x, float) const { return f(x, c.gate, c.second); }
 };
 
 // Channels last.
 template <typename T, typename F>
 struct GatePixels {
-  const T *x, *gate;
+  const T *x, *gate, *second;
   T* y;
   int64_t channels;
   F f;
@@ -51,8 +64,10 @@ struct GatePixels {
   __device__ void make(const Pixel& p, int64_t at) const {
     Vec<T, N> v = load<N>(x + at);
     const Vec<T, N> g = load<N>(gate + p.n * channels + p.c);
+    Vec<T, N> s = g;
+    if constexpr (F::TWO) s = load<N>(second + p.n * channels + p.c);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(f(to_float(v.v[j]), to_float(g.v[j])));
+    for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(f(to_float(v.v[j]), to_float(g.v[j]), to_float(s.v[j])));
     store(y + at, v);
   }
 };
@@ -61,15 +76,16 @@ template <typename F>
 const char* run_gate(const MbcCall& call, F f) {
   const auto& a = arguments<BroadcastArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const T *x = in<T>(call, 0), *gate = in<T>(call, 1);
-    T* y = out<T>(call, 2);
+    const T *x = in<T>(call, 0), *gate = in<T>(call, 1), *second = F::TWO ? in<T>(call, 2) : gate;
+    T* y = out<T>(call, F::TWO ? 3 : 2);
     const bool wide = aligned(x, 16) && aligned(y, 16);
     constexpr int N = WIDTH<T>;
     if (a.layout == MBC_CHANNELS_LAST) {
       for_each_pixel<N>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, 1, a.inner),
-                        wide && aligned(gate, 16), GatePixels<T, F>{x, gate, y, a.channels, f});
+                        wide && aligned(gate, 16) && aligned(second, 16),
+                        GatePixels<T, F>{x, gate, second, y, a.channels, f});
     } else {
-      const GatePlanes<T, F> planes{gate, f};
+      const GatePlanes<T, F> planes{gate, second, f};
       if (a.inner % N == 0 && wide)
         run_map_channels_first<T, N, 0, false>(call.stream, 1, a.rows * a.channels, a.inner, Operands<T>{x, nullptr}, y,
                                                planes);
@@ -161,5 +177,9 @@ const char* pixel_sums(const MbcCall& call, int second, F f) {
 
 extern "C" const char* mbc_broadcast_mul(const MbcCall& call) { return mbc::run_gate(call, mbc::TimesGate{}); }
 extern "C" const char* mbc_broadcast_add(const MbcCall& call) { return mbc::run_gate(call, mbc::PlusGate{}); }
+extern "C" const char* mbc_broadcast_mul_add_mean_gradient(const MbcCall& call) {
+  const float pixels = static_cast<float>(mbc::arguments<BroadcastArguments>(call).inner);
+  return mbc::run_gate(call, mbc::TimesGatePlusMean{1.0f / pixels});
+}
 extern "C" const char* mbc_pixel_sum(const MbcCall& call) { return mbc::pixel_sums(call, 0, mbc::FirstOf{}); }
 extern "C" const char* mbc_pixel_dot(const MbcCall& call) { return mbc::pixel_sums(call, 1, mbc::TimesGate{}); }

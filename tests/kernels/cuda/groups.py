@@ -18,7 +18,7 @@ from mbc.ops.fused import join
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
-from mbc.ops.pooling import MaxPool
+from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.reduce import Reduce
 from mbc.ops.shape import ChannelSlice
 from mbc.ops.update import AdamW, Ema, Sgd
@@ -37,7 +37,7 @@ from mbc.optimize.fusion.pattern import LaunchPattern, Pattern, Statement
 from tests.kernels.cuda.cases import LONG, SHAPES, Case, Operand, Shape, bytes_below, control, m, positive, w
 
 EPS = 1e-3
-SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "dx", "a", "b"})  # of the shape of the image
+SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "do", "dx", "a", "b"})  # of the shape of the image
 POOLED = frozenset({"p", "dp"})
 PARTS = frozenset({"left", "right"})  # of one with the channels of the image
 _START, _BEHIND = 8, 16  # channels before and behind a slice: vectors stay whole where the slice has whole ones
@@ -67,6 +67,8 @@ def _attributes(statement: Statement, shape: Shape, window: Window) -> Attribute
         for size in (shape[0], *shape[2:]):
             count *= size
         return BatchNormalizeBackward(EPS, count)
+    if statement.kind == "avg_pool_backward":
+        return AveragePool((shape[2], shape[3]), (shape[2], shape[3]), (1, 1))
     if statement.kind == "broadcast":
         return Broadcast("mul", 1)
     if statement.kind == "row_reduce_dot":
@@ -109,6 +111,8 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
         return w(shape[0], channels, *shape[2:]) if normalised[1] == "x" else m(channels, make=positive)
     if name == "mask":
         return Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
+    if name in ("gate", "ds"):
+        return w(*shape[:2], *(1,) * (len(shape) - 2))
     if name == "scale":
         return w(shape[1])
     if name in PARTS:
@@ -139,7 +143,7 @@ def _cases() -> Iterable[Case]:
             shapes = [shape for shape in shapes if shape[1] > 1]
         if any("mask" in {*statement.inputs, *statement.outputs} for statement in pattern.statements):
             shapes = [shape for shape in (*shapes, *SIGNED) if shape[1] % 8 == 0]
-        if pools:
+        if pools or any(statement.kind == "avg_pool_backward" for statement in pattern.statements):
             shapes = [shape for shape in shapes if len(shape) == 4]
         optional = any(statement.optional for statement in pattern.statements)
         for part in pattern.launches:

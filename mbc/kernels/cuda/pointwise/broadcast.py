@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.fused.wiring import members, taking
+from mbc.ops.pooling import AveragePool
 
 FILE = "pointwise/broadcast.cu"
 
@@ -22,7 +25,26 @@ def _arguments(at: Slice) -> BroadcastArguments:
     return BroadcastArguments(*image_of(at))
 
 
-KERNELS = tuple(
-    OwnKernel(kind, FILE, BroadcastArguments, _arguments)
-    for kind in ("broadcast_mul", "broadcast_add", "pixel_sum", "pixel_dot")
+def _of_means(request: Request) -> bool:
+    """The gradient of an image that is multiplied by a gate, and whose mean over all pixels is taken."""
+    pools = [m.attributes for m in members(request).members if isinstance(m.attributes, AveragePool)]
+    return _wired(request) and all(a.kernel == a.size and not any(a.pad) for a in pools)
+
+
+# A product, the gradient of a mean, and their sum, in either order.
+_wired = taking(*((((0, 1), (2,), summands), (5,)) for summands in ((3, 4), (4, 3))))
+
+KERNELS = (
+    *(
+        OwnKernel(kind, FILE, BroadcastArguments, _arguments)
+        for kind in ("broadcast_mul", "broadcast_add", "pixel_sum", "pixel_dot")
+    ),
+    OwnKernel(
+        "broadcast_mul+avg_pool_backward+add",
+        FILE,
+        BroadcastArguments,
+        _arguments,
+        launcher="broadcast_mul_add_mean_gradient",
+        takes=_of_means,
+    ),
 )
