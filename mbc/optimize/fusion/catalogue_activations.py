@@ -36,7 +36,7 @@ ACTIVATIONS: tuple[Pattern, ...] = (
     ),
 )
 
-# Squeeze-excitation: the gradients of the image that is multiplied by a gate, and of its means, which made the gate.
+# Squeeze-excitation: an image is multiplied by a gate that was made of its means: both give it a gradient.
 GATES: tuple[Pattern, ...] = (
     Pattern.of("a = broadcast_mul(do, gate)", "b = avg_pool_backward(ds)", "dy = add(a, b)", estimated=True),
 )
