@@ -2,8 +2,8 @@
 
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
-own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--compile-first N`: what
-PyTorch compiles for all rows is compiled before the first of them, N processes at a time, into PyTorch's caches.
+own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--build-first`: mbc's kernels
+are compiled before the first row, as after any earlier use of mbc on that machine.
 
 `ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
 and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
@@ -12,7 +12,7 @@ speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same 
 `torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
-                                    [--compile-first PROCESSES]
+                                    [--build-first]
     python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
     python benchmarks/from_torch.py --draw
     python benchmarks/from_torch.py --steps50 [--device cpu]
@@ -45,7 +45,11 @@ from from_torch_draw import draw, drawn
 from from_torch_steps import run as fifty_steps
 from record import Results, attempt, need_gpu, results, show, start
 
+from mbc.codegen.build import build_kernel_library
+from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plan
+from mbc.hardware.target import find_device
+from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.pytorch.trainer import import_training
 from mbc.source import Source
@@ -116,13 +120,6 @@ class Run:
                 Path(folder, f"{name}.turn").touch()
                 waiting[name].result()
             return {name: one.result() for name, one in waiting.items()}
-
-    def compile_first(self, networks: Sequence[Asked], processes: int) -> None:
-        """Fills the caches of PyTorch's compiler. Nothing of it is timed, and a failure shows again in its row."""
-        compiled = [name for name in MODES if MODES[name]]
-        untimed = [replace(asked, contender=name, blocks=2, block_s=0.0) for asked in networks for name in compiled]
-        with ThreadPoolExecutor(processes) as pool:
-            list(pool.map(lambda asked: self.contender(asked, ""), untimed))
 
     def row(self, asked: Asked) -> dict[str, Any]:
         """All contenders of one network, and what follows from them."""
@@ -207,13 +204,20 @@ def planned(asked: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def build_kernels() -> None:
+    """Compiles every kernel of mbc for this GPU into mbc's cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        architecture = find_device("auto").architecture
+        build_kernel_library(architecture, Precision.BF16, Path(folder) / "kernels.so", find_toolchain())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnest26d")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="begin no row later")
     parser.add_argument("--measure-for", help="passed on to from_torch, such as 90s (default: until all is measured)")
     parser.add_argument("--fresh-profile", action="store_true", help="each network on a GPU that mbc has never seen")
-    parser.add_argument("--compile-first", type=int, default=0, metavar="PROCESSES", help="fill PyTorch's caches first")
+    parser.add_argument("--build-first", action="store_true", help="compile mbc's kernels before the first row")
     parser.add_argument("--limit", type=float, default=400, help="seconds that one contender may take (default 400)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, help="of all (default: as drawn)")
@@ -246,8 +250,8 @@ def main() -> None:
         )
         for name in names if not kept.done(name)
     }  # fmt: skip
-    if arguments.compile_first and not arguments.plan_only:
-        run.compile_first(list(networks.values()), arguments.compile_first)
+    if arguments.build_first:
+        build_kernels()
     for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:
             break
