@@ -38,23 +38,28 @@ class DepthwiseArguments(Struct):
     accumulate: int
 
 
-def _takes(request: Request) -> bool:
+def is_depthwise(request: Request) -> bool:
+    """A group a channel, at a stride that kernels are compiled for, without dilation, in samples that 32 bits index."""
     a = attributes(request)
     conv = ConvOperands.of(request)
     channels = conv.image.shape[1]
     alone = a.groups == channels and channels > 1
     small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (conv.image, conv.features))
-    return alone and small and a.kernel == (3, 3) and a.dilation == (1, 1) and a.stride in STRIDES
+    return alone and small and a.dilation == (1, 1) and a.stride in STRIDES
 
 
-def _parts(request: Request, layout: Layout) -> int:
-    """Split-K of the filter pass, whose K is output pixels: as many parts as fill a GPU with blocks that are each worth
-    starting."""
+def _takes(request: Request) -> bool:
+    return attributes(request).kernel == (3, 3) and is_depthwise(request)
+
+
+def split_k(request: Request, layout: Layout, vector: int = VECTOR) -> int:
+    """Parts of the filter pass, whose K is output pixels: as many as fill a GPU with blocks that are each worth
+    starting. `vector`: channels a thread, channels last."""
     if request.kind != "convolution_backward_filter":
         return 1
     rows, filters, height, width = request.inputs[1].shape
     if layout is Layout.CHANNELS_LAST:
-        vectors = math.ceil(filters / VECTOR)
+        vectors = math.ceil(filters / vector)
         columns = math.ceil(vectors / WARP)
         threads_x = math.ceil(vectors / columns)
     else:
@@ -63,7 +68,7 @@ def _parts(request: Request, layout: Layout) -> int:
     return max(1, min(rows * height * width // pixels, MOST_BLOCKS // columns))
 
 
-def _depthwise(at: Slice) -> DepthwiseArguments:
+def sizes_of(at: Slice, parts: int) -> DepthwiseArguments:
     request, a, conv = at.request, attributes(at.request), ConvOperands.of(at.request)
     rows, channels, height, width = conv.image.shape
     return DepthwiseArguments(
@@ -79,13 +84,18 @@ def _depthwise(at: Slice) -> DepthwiseArguments:
         stride=a.stride[0],
         pad_top=a.pad[0],
         pad_left=a.pad[2],
-        parts=_parts(request, at.layout),
+        parts=parts,
         accumulate=int(at.accumulate),
     )
 
 
-def _partial_bytes(request: Request, layout: Layout) -> int:
-    parts = _parts(request, layout)
+def _depthwise(at: Slice) -> DepthwiseArguments:
+    return sizes_of(at, split_k(at.request, at.layout))
+
+
+def partial_bytes(request: Request, layout: Layout, vector: int = VECTOR) -> int:
+    """Of the workspace of the filter pass, which holds its parts."""
+    parts = split_k(request, layout, vector)
     return parts * request.outputs[0].elements * 4 if parts > 1 else 0
 
 
@@ -119,7 +129,7 @@ KERNELS = (
         "conv/depthwise_filter.cu",
         DepthwiseArguments,
         _depthwise,
-        workspace=_partial_bytes,
+        workspace=partial_bytes,
         time_us=_depthwise_us,
         launches=2,
         accumulates=True,
