@@ -267,7 +267,8 @@ def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
             TensorType((256, channels, size, size), DType.BF16),
             TensorType((channels, 1, kernel, kernel), DType.FP32),
         )
-        a = Convolution((size, size), (kernel, kernel), (1, 1), (kernel // 2,) * 4, (1, 1), channels)
+        half = kernel // 2
+        a = Convolution((size, size), (kernel, kernel), (1, 1), (half, half, half, half), (1, 1), channels)
         request = Request("convolution_backward_filter", a, (x, x), (w,), Precision.BF16)
         found = [c for c in OWN.candidates(request, H200) if c.name.startswith("depthwise")]
         return [c.workspace_bytes // w.size_bytes for c in found]

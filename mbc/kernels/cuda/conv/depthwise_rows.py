@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 from mbc.hardware.spec import DeviceSpec
@@ -69,7 +69,8 @@ def _takes(shape: _Shape, request: Request) -> bool:
 
 def _arguments(shape: _Shape, at: Slice) -> DepthwiseRowsArguments:
     sizes = sizes_of(at, split_k(at.request, at.layout, shape.filter_vector))
-    return DepthwiseRowsArguments(*astuple(sizes), *attributes(at.request).kernel)
+    height, width = attributes(at.request).kernel
+    return DepthwiseRowsArguments(**asdict(sizes), kernel_height=height, kernel_width=width)
 
 
 def _workspace(shape: _Shape, request: Request, layout: Layout) -> int:
