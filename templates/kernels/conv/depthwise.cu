@@ -16,6 +16,32 @@ namespace mbc {
 template <typename T>
 constexpr int DEPTHWISE_VECTOR = WIDTH<T>;
 
+// Stores a tile; `pairs`: two pixels of one channel lie together, aligned.
+template <int HEIGHT, int WIDTH, int N, typename T>
+__device__ inline void store_tile(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Samples& sample,
+                                  int32_t y, int32_t x, bool pairs) {
+#pragma unroll
+  for (int i = 0; i < HEIGHT; ++i) {
+    if (static_cast<uint32_t>(y + i) >= static_cast<uint32_t>(sample.height)) continue;
+    T* line = plane + ((y + i) * sample.y_stride + x * sample.x_stride);
+    if constexpr (N == 1 && WIDTH == 2) {
+      if (pairs) {
+        if (x < sample.width)
+          store(line, Vec<T, 2>{{from_float<T>(tile[i][0][0]), from_float<T>(tile[i][1][0])}});
+        continue;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) {
+      if (static_cast<uint32_t>(x + k) >= static_cast<uint32_t>(sample.width)) continue;
+      Vec<T, N> v;
+#pragma unroll
+      for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(tile[i][k][j]);
+      store(line + k * sample.x_stride, v);
+    }
+  }
+}
+
 // The filters [channels, K, K] of a block's channels, transposed so that a thread reads N channels of a tap as a
 // vector.
 template <int N, int K>

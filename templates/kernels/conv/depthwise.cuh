@@ -1,5 +1,4 @@
-// Shared by depthwise convolutions and their filter pass: sizes, tiles and grids, reading rows of a sample and storing
-// tiles.
+// Shared by depthwise convolutions and their filter pass: sizes, tiles and grids, and reading rows of a sample.
 //
 // A block owns some channels (channels last: neighbours, up to a warp of vectors; channels first: one) and a run of
 // tiles of output pixels. A thread computes one tile after another, of N neighbouring channels, in registers: pixels
@@ -126,32 +125,6 @@ __device__ inline void fetch_line(float (&to)[COUNT][N], const T* plane, const S
     if (row_inside && static_cast<uint32_t>(x + i) < static_cast<uint32_t>(sample.width))
       words = *reinterpret_cast<const Words*>(plane + (first + i * sample.x_stride));
     widen<N>(to[i], words, T());
-  }
-}
-
-// Stores a tile; `pairs`: two pixels of one channel lie together, aligned.
-template <int HEIGHT, int WIDTH, int N, typename T>
-__device__ inline void store_tile(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Samples& sample,
-                                  int32_t y, int32_t x, bool pairs) {
-#pragma unroll
-  for (int i = 0; i < HEIGHT; ++i) {
-    if (static_cast<uint32_t>(y + i) >= static_cast<uint32_t>(sample.height)) continue;
-    T* line = plane + ((y + i) * sample.y_stride + x * sample.x_stride);
-    if constexpr (N == 1 && WIDTH == 2) {
-      if (pairs) {
-        if (x < sample.width)
-          store(line, Vec<T, 2>{{from_float<T>(tile[i][0][0]), from_float<T>(tile[i][1][0])}});
-        continue;
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < WIDTH; ++k) {
-      if (static_cast<uint32_t>(x + k) >= static_cast<uint32_t>(sample.width)) continue;
-      Vec<T, N> v;
-#pragma unroll
-      for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(tile[i][k][j]);
-      store(line + k * sample.x_stride, v);
-    }
   }
 }
 

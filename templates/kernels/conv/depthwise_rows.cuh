@@ -8,7 +8,7 @@
 //            the rows of the filter that meet it in each output row.
 // Threads    256, along channels and down the tiles; blocks walk over tiles.
 // Shared     the filters of the block's channels, transposed to [tap, channel].
-// Registers  28 sums, two lines (one as stored, one in fp32) and a row of taps; two blocks a multiprocessor.
+// Registers  56 sums, two lines (one as stored, one in fp32) and a few taps; two blocks a multiprocessor.
 // Limit      5 x 5 memory bandwidth; 7 x 7 fp32 arithmetic: about three instructions for two multiply-adds.
 //
 // At a stride of 1 the data gradient is the convolution of the gradient with the filter turned around.
@@ -60,6 +60,18 @@ struct DepthwiseRows {
   static Image output(const DepthwiseArguments& a) { return Image(a.layout, a.channels, a.out_height, a.out_width); }
 };
 
+// Keeps a value in its register: the compiler would compute it again in every line and in every branch that uses it.
+__device__ inline void pin(float& value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+f"(value));
+#endif
+}
+__device__ inline void pin(uint32_t& value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(value));
+#endif
+}
+
 // Bit i: whether pixel x + i of a line lies inside.
 template <int COUNT>
 __device__ inline uint32_t pixels_inside(int32_t x, int32_t width) {
@@ -68,26 +80,76 @@ __device__ inline uint32_t pixels_inside(int32_t x, int32_t width) {
   return ((1u << end) - 1) & ~((1u << first) - 1);
 }
 
-// The line of `COUNT` pixels from (y, x) on as stored, 0 outside of the sample. `columns`: of `pixels_inside`, since
-// it is the same for all lines of a window.
-template <int N, int COUNT, typename T>
-__device__ inline void fetch_stored(Stored<N * static_cast<int>(sizeof(T))> (&to)[COUNT], const T* plane,
-                                    const Samples& sample, int32_t y, int32_t x, uint32_t columns) {
-  using Words = Stored<N * static_cast<int>(sizeof(T))>;
-  const uint32_t inside = static_cast<uint32_t>(y) < static_cast<uint32_t>(sample.height) ? columns : 0;
-  const int32_t first = y * sample.y_stride + x * sample.x_stride;
+// Neighbouring elements as stored, in whole registers: one of 16 bits that may stay zero costs an instruction more.
+template <int BYTES>
+struct Fetched {
+  Stored<BYTES> stored;
+
+  __device__ void load(const char* at) { stored = *reinterpret_cast<const Stored<BYTES>*>(at); }
+  __device__ Stored<BYTES> get() const { return stored; }
+};
+template <>
+struct Fetched<2> {
+  uint32_t word;
+
+  __device__ void load(const char* at) { word = *reinterpret_cast<const uint16_t*>(at); }
+  __device__ Stored<2> get() const { return {{static_cast<uint16_t>(word)}}; }
+};
+
+// A line of `COUNT` pixels of N channels.
+template <typename T, int N, int COUNT>
+struct FetchedLine {
+  Fetched<N * static_cast<int>(sizeof(T))> pixels[COUNT];
+
+  // From (y, x) on, 0 outside of the sample. `columns`: of `pixels_inside`, since it is the same for all lines of a
+  // window. Addresses grow from pixel to pixel: taking each from its index costs more instructions than all arithmetic.
+  __device__ void fetch(const T* plane, const Samples& sample, int32_t y, int32_t x, uint32_t columns) {
+    const uint32_t inside = static_cast<uint32_t>(y) < static_cast<uint32_t>(sample.height) ? columns : 0;
+    const char* at = reinterpret_cast<const char*>(plane + (y * sample.y_stride + x * sample.x_stride));
+    const uint32_t step = static_cast<uint32_t>(sample.x_stride) * static_cast<uint32_t>(sizeof(T));
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    Words words{};
-    if (inside >> i & 1) words = *reinterpret_cast<const Words*>(plane + (first + i * sample.x_stride));
-    to[i] = words;
+    for (int i = 0; i < COUNT; ++i) {
+      pixels[i] = {};
+      if (inside & 1u << i) pixels[i].load(at);
+      at += step;
+    }
   }
+  __device__ void widen_to(float (&to)[COUNT][N]) const {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) widen<N>(to[i], pixels[i].get(), T());
+  }
+};
+
+template <int COUNT, int N>
+__device__ inline void pin(float (&line)[COUNT][N]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+    for (int j = 0; j < N; ++j) pin(line[i][j]);
 }
 
-template <int N, typename T, int COUNT, typename Words>
-__device__ inline void widen_line(float (&to)[COUNT][N], const Words (&from)[COUNT]) {
+// Stores what of a tile from (y, x) on lies inside.
+template <int HEIGHT, int WIDTH, int N, typename T>
+__device__ inline void store_lines(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Samples& sample, int32_t y,
+                                   int32_t x) {
+  uint32_t columns = pixels_inside<WIDTH>(x, sample.width);
+  pin(columns);
+  const uint32_t step = static_cast<uint32_t>(sample.x_stride) * static_cast<uint32_t>(sizeof(T));
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) widen<N>(to[i], from[i], T());
+  for (int i = 0; i < HEIGHT; ++i) {
+    const uint32_t inside = static_cast<uint32_t>(y + i) < static_cast<uint32_t>(sample.height) ? columns : 0;
+    char* at = reinterpret_cast<char*>(plane + ((y + i) * sample.y_stride + x * sample.x_stride));
+#pragma unroll
+    for (int k = 0; k < WIDTH; ++k) {
+      Vec<T, N> pixel;
+#pragma unroll
+      for (int j = 0; j < N; ++j) pixel.v[j] = from_float<T>(tile[i][k][j]);
+      Stored<N * static_cast<int>(sizeof(T))> words;  // a vector of small elements may be stored in pieces
+      memcpy(&words, &pixel, sizeof words);
+      if (inside & 1u << k) *reinterpret_cast<decltype(words)*>(at) = words;
+      at += step;
+    }
+  }
 }
 
 // The filters [channels, height, width] of a block's channels.
@@ -115,7 +177,8 @@ struct PairFilters {
 template <typename Filter_, int S_>
 struct RowsForward {
   using Filter = Filter_;
-  static constexpr int S = S_, N = DEPTHWISE_PAIR, HEIGHT = 2, WIDTH = S == 1 ? 7 : 4;
+  static constexpr int S = S_, N = DEPTHWISE_PAIR, WIDTH = S == 1 ? 7 : 4;
+  static constexpr int HEIGHT = S == 1 && Filter::MOST_HEIGHT > 1 ? 4 : 2;  // lines share windows along y
   static constexpr int COUNT = (WIDTH - 1) * S + Filter::WIDTH;  // pixels of a line of its window
 };
 
@@ -135,16 +198,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT, ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
     const int32_t top = oy * S - g.pad_top, left = ox * S - g.pad_left;
     const T* plane = x + g.from.plane(at.outer, c);
-    const uint32_t columns = pixels_inside<COUNT>(left, g.from.width);
+    uint32_t columns = pixels_inside<COUNT>(left, g.from.width);
+    pin(columns);
     const int lines = (Size::HEIGHT - 1) * S + g.kernel_height;
     float sum[Size::HEIGHT][Size::WIDTH][N] = {};
-    Stored<N * static_cast<int>(sizeof(T))> ahead[COUNT];
-    fetch_stored<N>(ahead, plane, g.from, top, left, columns);
+    FetchedLine<T, N, COUNT> ahead;
+    ahead.fetch(plane, g.from, top, left, columns);
 #pragma unroll 1
     for (int d = 0; d < lines; ++d) {
       float line[COUNT][N];
-      widen_line<N, T>(line, ahead);
-      if (d + 1 < lines) fetch_stored<N>(ahead, plane, g.from, top + d + 1, left, columns);
+      ahead.widen_to(line);
+      pin(line);
+      if (d + 1 < lines) ahead.fetch(plane, g.from, top + d + 1, left, columns);
 #pragma unroll
       for (int t = 0; t < Size::HEIGHT; ++t) {
         const int r = d - t * S;
@@ -161,7 +226,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
       }
     }
-    store_tile(sum, y + g.to.plane(at.outer, c), g.to, oy, ox, false);
+    store_lines(sum, y + g.to.plane(at.outer, c), g.to, oy, ox);
   }
 }
 
@@ -192,16 +257,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int32_t v = static_cast<int32_t>(at.middle) + g.pad_top / S;
     const int32_t u = static_cast<int32_t>(at.inner) * Size::ACROSS + g.pad_left / S;
     const T* plane = dy + g.from.plane(at.outer, c);
-    const uint32_t columns = pixels_inside<COUNT>(u - LAST, g.from.width);
+    uint32_t columns = pixels_inside<COUNT>(u - LAST, g.from.width);
+    pin(columns);
     float sum[S][Size::ACROSS * S][N] = {};
-    Stored<N * static_cast<int>(sizeof(T))> ahead[COUNT];
-    fetch_stored<N>(ahead, plane, g.from, v, u - LAST, columns);
+    FetchedLine<T, N, COUNT> ahead;
+    ahead.fetch(plane, g.from, v, u - LAST, columns);
     // Up the lines of the gradient, so that the rows of the filter come in order.
 #pragma unroll 1
     for (int r = 0; r < g.kernel_height; r += S) {
       float line[COUNT][N];
-      widen_line<N, T>(line, ahead);
-      if (r + S < g.kernel_height) fetch_stored<N>(ahead, plane, g.from, v - r / S - 1, u - LAST, columns);
+      ahead.widen_to(line);
+      pin(line);
+      if (r + S < g.kernel_height) ahead.fetch(plane, g.from, v - r / S - 1, u - LAST, columns);
 #pragma unroll
       for (int t = 0; t < S; ++t) {
         if (r + t >= g.kernel_height) continue;
@@ -217,7 +284,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         }
       }
     }
-    store_tile(sum, dx + g.to.plane(at.outer, c), g.to, v * S - g.pad_top, u * S - g.pad_left, false);
+    store_lines(sum, dx + g.to.plane(at.outer, c), g.to, v * S - g.pad_top, u * S - g.pad_left);
   }
 }
 

@@ -4,9 +4,10 @@
 //            order, in fp64.
 // Tile       a thread keeps all sums of its one or two channels. For each of its tiles it holds HEIGHT x WIDTH pixels of
 //            the gradient and goes down the lines of their window, each read and widened once.
-// Threads    256, along channels and down the tiles.
+// Threads    128, along channels and down the tiles: three blocks have more registers than one and a half of 256.
 // Shared     sums of a block's threads, some taps at a time, which are added in the order of threads.
-// Registers  49 sums of one channel for 7 x 7, 50 of two for 5 x 5; two blocks a multiprocessor.
+// Registers  49 sums of one channel for 7 x 7, 50 of two for 5 x 5, as many pixels of the gradient at most, and lines on
+//            their way; three blocks a multiprocessor.
 // Limit      5 x 5 memory bandwidth; 7 x 7 fp32 arithmetic: about three instructions for two multiply-adds.
 #pragma once
 
@@ -14,6 +15,8 @@
 #include "depthwise_sum.cuh"
 
 namespace mbc {
+
+constexpr int DEPTHWISE_FILTER_THREADS = 128;  // of a block
 
 // Constants of an instantiation: channels a thread, stride, filter (actual ones may be smaller, whose further sums are
 // not used), and the tile of a thread in output pixels.
@@ -28,17 +31,16 @@ struct RowsFilter {
 
 // Part `blockIdx.y` of the filter gradient [channels, height, width] goes to its own place in `out` [parts, ...].
 template <typename T, typename Size>
-__global__ void __launch_bounds__(THREADS, 2)
+__global__ void __launch_bounds__(DEPTHWISE_FILTER_THREADS, 3)
     depthwise_rows_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ out, DepthwiseRows g,
                           Steps steps, bool accumulate) {
   constexpr int N = Size::N, S = Size::S, COUNT = Size::COUNT;
-  using Words = Stored<N * static_cast<int>(sizeof(T))>;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * N, c = first + threadIdx.x * N;
   float sum[Size::TAPS][N] = {};
   if (c < g.to.channels) {
     const TileRun run(steps, g.rows, blockIdx.y, gridDim.y);
     Walk at(steps, run.begin + threadIdx.y);
-    for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
+    for (int64_t left = run.end - run.begin - threadIdx.y; left > 0; left -= blockDim.y, at.advance(steps)) {
       const int32_t oy = static_cast<int32_t>(at.middle) * Size::HEIGHT;
       const int32_t ox = static_cast<int32_t>(at.inner) * Size::WIDTH;
       const T* plane = x + g.from.plane(at.outer, c);
@@ -46,18 +48,19 @@ __global__ void __launch_bounds__(THREADS, 2)
       float gradient[Size::HEIGHT][Size::WIDTH][N];
 #pragma unroll
       for (int t = 0; t < Size::HEIGHT; ++t) {
-        Words stored[Size::WIDTH];
-        fetch_stored<N>(stored, gradients, g.to, oy + t, ox, pixels_inside<Size::WIDTH>(ox, g.to.width));
-        widen_line<N, T>(gradient[t], stored);
+        FetchedLine<T, N, Size::WIDTH> stored;
+        stored.fetch(gradients, g.to, oy + t, ox, pixels_inside<Size::WIDTH>(ox, g.to.width));
+        stored.widen_to(gradient[t]);
       }
-      const int32_t top = oy * S - g.pad_top, left = ox * S - g.pad_left;
-      const uint32_t columns = pixels_inside<COUNT>(left, g.from.width);
+      const int32_t top = oy * S - g.pad_top, side = ox * S - g.pad_left;
+      uint32_t columns = pixels_inside<COUNT>(side, g.from.width);
+      pin(columns);
 #pragma unroll
       for (int d = 0; d < Size::LINES; ++d) {
         float line[COUNT][N];
-        Words stored[COUNT];
-        fetch_stored<N>(stored, plane, g.from, top + d, left, columns);
-        widen_line<N, T>(line, stored);
+        FetchedLine<T, N, COUNT> stored;
+        stored.fetch(plane, g.from, top + d, side, columns);
+        stored.widen_to(line);
 #pragma unroll
         for (int t = 0; t < Size::HEIGHT; ++t) {
           const int r = d - t * S;
@@ -76,7 +79,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
   }
   constexpr int TOGETHER = Size::TOGETHER;
-  __shared__ Vec<float, N> shared[TOGETHER][THREADS];
+  __shared__ Vec<float, N> shared[TOGETHER][DEPTHWISE_FILTER_THREADS];
   const int threads_x = static_cast<int>(blockDim.x), threads = threads_x * static_cast<int>(blockDim.y);
   const int self = static_cast<int>(threadIdx.y) * threads_x + static_cast<int>(threadIdx.x);
   const int64_t elements = static_cast<int64_t>(g.kernel_height) * g.kernel_width;
@@ -109,7 +112,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <typename T, typename Size>
 void launch_depthwise_rows_filter(const MbcCall& call) {
   const auto& a = arguments<DepthwiseRowsArguments>(call);
-  const DepthwiseGrid grid(a.layout, a.channels, Size::N);
+  DepthwiseGrid grid(a.layout, a.channels, Size::N);
+  grid.block.y = DEPTHWISE_FILTER_THREADS / grid.block.x;
   const Steps steps(divide_up(a.out_width, Size::WIDTH), divide_up(a.out_height, Size::HEIGHT), grid.block.y);
   const int64_t elements = a.channels * a.kernel_height * a.kernel_width;
   float* dw = out<float>(call, 2);

@@ -275,8 +275,8 @@ def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
 
     assert partial_results(32, 112) == [16, 512]  # channels first: a block a channel and part; last: one for all
     assert partial_results(960, 7) == [0, 49]
-    assert partial_results(960, 7, 5) == [34]  # 480 pairs of channels are 15 blocks across
-    assert partial_results(960, 7, 7) == [17]
+    assert partial_results(960, 7, 5) == [25]  # 480 pairs of channels are 15 blocks across
+    assert partial_results(960, 7, 7) == [12]
 
 
 def test_layouts_that_are_the_same_bytes_are_one_candidate():

@@ -13,11 +13,22 @@ from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 
 COPY_SHARE = 0.70  # of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
-VECTOR = 4  # channels a thread of the filter pass, channels last; DEPTHWISE_FILTER_VECTOR in the source
 WARP = 32
 MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # indices within a sample have 32 bits
-MOST_BLOCKS = 512  # of the filter pass: several for every multiprocessor of the largest GPUs
 LEAST_PIXELS = 32  # of a thread of the filter pass, or its part is not worth a block
+
+
+@dataclass(frozen=True, slots=True)
+class FilterBlocks:
+    """Of the filter pass: channels a thread, channels last; threads a block; blocks at most, by what multiprocessors
+    have registers for."""
+
+    vector: int
+    threads: int
+    most: int
+
+
+BLOCKS = FilterBlocks(4, THREADS, 512)  # DEPTHWISE_FILTER_VECTOR in the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +63,23 @@ def _takes(request: Request) -> bool:
     return attributes(request).kernel == (3, 3) and is_depthwise(request)
 
 
-def split_k(request: Request, layout: Layout, vector: int = VECTOR) -> int:
+def split_k(request: Request, layout: Layout, blocks: FilterBlocks) -> int:
     """Parts of the filter pass, whose K is output pixels: as many as fill a GPU with blocks that are each worth
-    starting. `vector`: channels a thread, channels last."""
+    starting."""
     if request.kind != "convolution_backward_filter":
         return 1
     rows, filters, height, width = request.inputs[1].shape
     if layout is Layout.CHANNELS_LAST:
-        vectors = math.ceil(filters / vector)
+        vectors = math.ceil(filters / blocks.vector)
         columns = math.ceil(vectors / WARP)
         threads_x = math.ceil(vectors / columns)
     else:
         threads_x, columns = 1, filters
-    pixels = THREADS // threads_x * LEAST_PIXELS  # of one part
-    return max(1, min(rows * height * width // pixels, MOST_BLOCKS // columns))
+    pixels = blocks.threads // threads_x * LEAST_PIXELS  # of one part
+    return max(1, min(rows * height * width // pixels, blocks.most // columns))
 
 
-def sizes_of(at: Slice, parts: int) -> DepthwiseArguments:
+def sizes_of(at: Slice, blocks: FilterBlocks) -> DepthwiseArguments:
     request, a, conv = at.request, attributes(at.request), ConvOperands.of(at.request)
     rows, channels, height, width = conv.image.shape
     return DepthwiseArguments(
@@ -84,18 +95,18 @@ def sizes_of(at: Slice, parts: int) -> DepthwiseArguments:
         stride=a.stride[0],
         pad_top=a.pad[0],
         pad_left=a.pad[2],
-        parts=parts,
+        parts=split_k(request, at.layout, blocks),
         accumulate=int(at.accumulate),
     )
 
 
 def _depthwise(at: Slice) -> DepthwiseArguments:
-    return sizes_of(at, split_k(at.request, at.layout))
+    return sizes_of(at, BLOCKS)
 
 
-def partial_bytes(request: Request, layout: Layout, vector: int = VECTOR) -> int:
+def partial_bytes(request: Request, layout: Layout, blocks: FilterBlocks = BLOCKS) -> int:
     """Of the workspace of the filter pass, which holds its parts."""
-    parts = split_k(request, layout, vector)
+    parts = split_k(request, layout, blocks)
     return parts * request.outputs[0].elements * 4 if parts > 1 else 0
 
 

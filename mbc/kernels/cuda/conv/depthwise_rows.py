@@ -14,20 +14,23 @@ from functools import partial
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us, moved_us
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, moved_us
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 from mbc.kernels.cuda.conv.depthwise import (
     COPY_SHARE,
     DepthwiseArguments,
+    FilterBlocks,
     is_depthwise,
     partial_bytes,
     sizes_of,
-    split_k,
 )
 
-# Of the fp32 peak: loads, conversions and index arithmetic are every third instruction, and not every cycle issues one.
-FMA_SHARE = 0.45
+# Of the fp32 peak, by stride: loads, conversions and index arithmetic are four of ten instructions, or two of three where
+# every second pixel of a line belongs to no window of a tap; and not every cycle issues one.
+FMA_SHARE = {1: 0.42, 2: 0.25}
 PAIR = 2  # channels a thread; DEPTHWISE_PAIR in the source
+FILTER_THREADS = 128  # of a block of the filter pass; DEPTHWISE_FILTER_THREADS in the source
+MOST_BLOCKS = 384  # of the filter pass: three, which registers have room for, on 128 multiprocessors
 MOST_TAPS = 11  # of a filter of one row or column; DEPTHWISE_LINES in the source
 
 
@@ -43,7 +46,11 @@ class _Shape:
 
     name: str
     holds: Callable[[tuple[int, int]], bool]
-    filter_vector: int  # channels a thread of the filter pass, which keeps all their sums in registers
+    vector: int  # channels a thread of the filter pass, which keeps all their sums in registers
+
+    @property
+    def blocks(self) -> FilterBlocks:
+        return FilterBlocks(self.vector, FILTER_THREADS, MOST_BLOCKS)
 
 
 def _one_row_or_column(kernel: tuple[int, int]) -> bool:
@@ -68,21 +75,20 @@ def _takes(shape: _Shape, request: Request) -> bool:
 
 
 def _arguments(shape: _Shape, at: Slice) -> DepthwiseRowsArguments:
-    sizes = sizes_of(at, split_k(at.request, at.layout, shape.filter_vector))
     height, width = attributes(at.request).kernel
-    return DepthwiseRowsArguments(**asdict(sizes), kernel_height=height, kernel_width=width)
+    return DepthwiseRowsArguments(**asdict(sizes_of(at, shape.blocks)), kernel_height=height, kernel_width=width)
 
 
 def _workspace(shape: _Shape, request: Request, layout: Layout) -> int:
-    return partial_bytes(request, layout, shape.filter_vector)
+    return partial_bytes(request, layout, shape.blocks)
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
     """Of memory at its share, or of arithmetic: each pass multiplies every output pixel with every tap."""
-    operations = 2 * ConvOperands.of(request).features.elements * math.prod(attributes(request).kernel)
-    return max(
-        moved_us(request, device) / COPY_SHARE, gemm_us(request, device, operations, device.fp32_tflops, FMA_SHARE)
-    )
+    a = attributes(request)
+    operations = 2 * ConvOperands.of(request).features.elements * math.prod(a.kernel)
+    arithmetic_us = operations / (device.fp32_tflops * 1e6 * FMA_SHARE[a.stride[0]])
+    return max(moved_us(request, device) / COPY_SHARE, arithmetic_us)
 
 
 def _kernels(shape: _Shape) -> tuple[OwnKernel, ...]:
