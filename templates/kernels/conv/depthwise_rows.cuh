@@ -157,17 +157,20 @@ template <typename Filter>
 struct PairFilters {
   Vec<float, DEPTHWISE_PAIR> taps[Filter::MOST_HEIGHT * Filter::WIDTH * 32];
 
-  // All threads of the block, then a barrier. `first`: of the block's channels.
+  // Every thread a share of the taps of its channels, from `c` on, then a barrier.
   template <typename T>
-  __device__ void stage(const T* w, int64_t first, const DepthwiseRows& g) {
-    const int height = g.kernel_height, width = g.kernel_width, size = height * width;
-    const int64_t left = g.to.channels - first;
-    const int count = static_cast<int>(min(static_cast<int64_t>(blockDim.x * DEPTHWISE_PAIR), left)) * size;
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < count; i += blockDim.x * blockDim.y) {
-      const int channel = i / size, tap = g.turned ? size - 1 - i % size : i % size;
-      const int at = tap / width * Filter::WIDTH + tap % width;
-      taps[at * 32 + channel / DEPTHWISE_PAIR].v[channel % DEPTHWISE_PAIR] = to_float(w[first * size + i]);
+  __device__ void stage(const T* w, int64_t c, const DepthwiseRows& g) {
+    const int size = g.kernel_height * g.kernel_width;
+    const T* from = w + c * size;
+    if (c < g.to.channels) {
+      for (int i = threadIdx.y; i < size; i += blockDim.y) {
+        const int tap = g.turned ? size - 1 - i : i, r = tap / g.kernel_width;
+        Vec<float, DEPTHWISE_PAIR>& pair = taps[(r * Filter::WIDTH + tap - r * g.kernel_width) * 32 + threadIdx.x];
+#pragma unroll
+        for (int j = 0; j < DEPTHWISE_PAIR; ++j) pair.v[j] = to_float(from[j * size + i]);
+      }
     }
+    __syncthreads();
   }
   // Of this thread's channels, from the first tap of a row on; taps are 32 apart.
   __device__ const Vec<float, DEPTHWISE_PAIR>* row(int r) const { return taps + r * Filter::WIDTH * 32 + threadIdx.x; }
@@ -187,10 +190,9 @@ __global__ void __launch_bounds__(THREADS, 2)
     depthwise_rows(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, DepthwiseRows g, Steps steps) {
   using Filter = typename Size::Filter;
   constexpr int N = Size::N, S = Size::S, COUNT = Size::COUNT;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * N, c = first + threadIdx.x * N;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   __shared__ PairFilters<Filter> filters;
-  filters.stage(w, first, g);
-  __syncthreads();
+  filters.stage(w, c, g);
   if (c >= g.to.channels) return;
   const TileRun run(steps, g.rows, blockIdx.y, gridDim.y);
   Walk at(steps, run.begin + threadIdx.y);
@@ -245,10 +247,9 @@ __global__ void __launch_bounds__(THREADS, 2)
                         Steps steps) {
   using Filter = typename Size::Filter;
   constexpr int N = Size::N, S = Size::S, COUNT = Size::COUNT, LAST = Size::LAST;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x * N, c = first + threadIdx.x * N;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   __shared__ PairFilters<Filter> filters;
-  filters.stage(w, first, g);
-  __syncthreads();
+  filters.stage(w, c, g);
   if (c >= g.to.channels) return;
   const TileRun run(steps, g.rows, blockIdx.y, gridDim.y);
   Walk at(steps, run.begin + threadIdx.y);
@@ -288,12 +289,18 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
+// Two waves at most; a tile a thread is worth a block.
+inline dim3 rows_grid(const DepthwiseGrid& grid, int64_t tiles) {
+  const int64_t wanted = divide_up(tiles, grid.block.y), most = divide_up(multiprocessors() * 4, grid.columns);
+  return dim3(grid.columns, static_cast<unsigned>(wanted < most ? wanted : most));
+}
+
 template <typename T, typename Filter, int S>
 void launch_depthwise_rows(const MbcCall& call, const DepthwiseArguments& a, const DepthwiseRows& g) {
   using Size = RowsForward<Filter, S>;
   const DepthwiseGrid grid(a.layout, a.channels, Size::N);
   const Steps steps(divide_up(g.to.width, Size::WIDTH), divide_up(g.to.height, Size::HEIGHT), grid.block.y);
-  MBC_LAUNCH((depthwise_rows<T, Size>), grid.over(a.rows * steps.inner * steps.middle), grid.block, call.stream,
+  MBC_LAUNCH((depthwise_rows<T, Size>), rows_grid(grid, a.rows * steps.inner * steps.middle), grid.block, call.stream,
              in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), g, steps);
 }
 
@@ -304,7 +311,7 @@ void launch_depthwise_rows_data(const MbcCall& call, const DepthwiseArguments& a
   const DepthwiseGrid grid(a.layout, a.channels, Size::N);
   const Steps steps(divide_up(a.width + a.pad_left % S, Size::ACROSS * S), divide_up(a.height + a.pad_top % S, S),
                     grid.block.y);
-  MBC_LAUNCH((depthwise_rows_data<T, Size>), grid.over(a.rows * steps.inner * steps.middle), grid.block, call.stream,
+  MBC_LAUNCH((depthwise_rows_data<T, Size>), rows_grid(grid, a.rows * steps.inner * steps.middle), grid.block, call.stream,
              in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), g, steps);
 }
 

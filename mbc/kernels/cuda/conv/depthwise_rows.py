@@ -25,8 +25,8 @@ from mbc.kernels.cuda.conv.depthwise import (
     sizes_of,
 )
 
-# Of the fp32 peak, by stride: loads, conversions and index arithmetic are four of ten instructions, or two of three where
-# every second pixel of a line belongs to no window of a tap; and not every cycle issues one.
+# Of the fp32 peak, by stride: loads, conversions and index arithmetic are four of ten instructions, or two of three
+# where windows share fewer pixels; and not every cycle issues one.
 FMA_SHARE = {1: 0.42, 2: 0.25}
 PAIR = 2  # channels a thread; DEPTHWISE_PAIR in the source
 FILTER_THREADS = 128  # of a block of the filter pass; DEPTHWISE_FILTER_THREADS in the source
