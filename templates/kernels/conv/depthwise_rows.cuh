@@ -144,7 +144,7 @@ __device__ inline void store_lines(const float (&tile)[HEIGHT][WIDTH][N], T* pla
       Vec<T, N> pixel;
 #pragma unroll
       for (int j = 0; j < N; ++j) pixel.v[j] = from_float<T>(tile[i][k][j]);
-      Stored<N * static_cast<int>(sizeof(T))> words;  // a vector of small elements may be stored in pieces
+      Stored<N * static_cast<int>(sizeof(T))> words;  // small elements of a vector may be stored one by one
       memcpy(&words, &pixel, sizeof words);
       if (inside & 1u << k) *reinterpret_cast<decltype(words)*>(at) = words;
       at += step;
