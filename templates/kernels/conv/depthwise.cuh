@@ -3,8 +3,8 @@
 // A block owns some channels (channels last: neighbours, up to a warp of vectors; channels first: one) and a run of
 // tiles of output pixels. A thread computes one tile after another, of N neighbouring channels, in registers: pixels
 // that its windows share are read once, and those that neighbouring tiles share are still in the cache. Kernels of 3 x
-// 3 without dilation, strides of 1 or 2; `depth_multiplier` is the number of filters a channel has. direct.cu takes
-// everything else.
+// 3 without dilation, strides of 1 or 2; `depth_multiplier` is the number of filters a channel has. Larger kernels have
+// kernels of their own (depthwise_rows.cuh); direct.cu takes everything else.
 #pragma once
 
 #include "images.cuh"

@@ -8,6 +8,7 @@
 // Registers  36 accumulators at four channels; launch bounds as in depthwise.cu.
 // Limit      memory bandwidth and index arithmetic.
 #include "depthwise.cuh"
+#include "depthwise_sum.cuh"
 
 namespace mbc {
 
@@ -73,22 +74,6 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
       for (int j = 0; j < N; ++j)
         to[j * K * K + tap] = shared[self].v[j] + (accumulate ? to[j * K * K + tap] : 0.0f);
   }
-}
-
-// Eight elements a block, 32 threads over the parts of each.
-__global__ void depthwise_sum(const float* __restrict__ partial, float* __restrict__ dw, int64_t elements,
-                              int64_t parts, bool accumulate) {
-  __shared__ double shared[32][8];
-  const int64_t e = static_cast<int64_t>(blockIdx.x) * 8 + threadIdx.x;
-  double sum = 0.0;
-  if (e < elements)
-#pragma unroll 4
-    for (int64_t part = threadIdx.y; part < parts; part += 32) sum += static_cast<double>(partial[part * elements + e]);
-  shared[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || e >= elements) return;
-  for (int i = 1; i < 32; ++i) sum += shared[i][threadIdx.x];
-  dw[e] = static_cast<float>(sum + (accumulate ? static_cast<double>(dw[e]) : 0.0));
 }
 
 }  // namespace mbc

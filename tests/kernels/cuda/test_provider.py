@@ -164,12 +164,33 @@ def test_depthwise_convolutions_have_two_kernels(kind: str):
     for other in (
         Convolution((9, 8), (3, 3), (1, 1), pad, (2, 2), 32),
         Convolution((9, 8), (3, 3), (2, 1), pad, (1, 1), 32),
-        Convolution((9, 8), (5, 5), (1, 1), pad, (1, 1), 32),
+        Convolution((9, 8), (3, 5), (1, 1), pad, (1, 1), 32),
         Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 16),
         Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 1),
         Convolution((8192, 8192), (3, 3), (1, 1), pad, (1, 1), 32),  # a sample of 2^31 elements
     ):
         assert _depthwise(other, kind=kind) == {f"convolution{kind}"}, other
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
+def test_which_larger_depthwise_filters_have_kernels(kind: str):
+    pad, direct = (2, 2, 2, 2), {f"convolution{kind}"}
+    for name, kernel in (("5x5", (5, 5)), ("7x7", (7, 7)), ("1d", (1, 11)), ("1d", (9, 1)), ("1d", (1, 2))):
+        both = direct | {f"depthwise_{name}{kind}"}
+        for stride in ((1, 1), (2, 2)):
+            a = Convolution((19, 18), kernel, stride, pad, (1, 1), 32)
+            assert _depthwise(a, kind=kind) == both
+            assert _depthwise(a, depth_multiplier=2, kind=kind) == direct
+    for kernel in ((1, 1), (1, 12), (13, 1), (5, 7), (9, 9), (4, 4)):
+        assert _depthwise(Convolution((19, 18), kernel, (1, 1), pad, (1, 1), 32), kind=kind) == direct, kernel
+    for other in (
+        Convolution((19, 18), (5, 5), (1, 1), pad, (2, 2), 32),
+        Convolution((19, 18), (5, 5), (2, 1), pad, (1, 1), 32),
+        Convolution((19, 18), (5, 5), (1, 1), pad, (1, 1), 16),
+        Convolution((8192, 8192), (5, 5), (1, 1), pad, (1, 1), 32),  # a sample of 2^31 elements
+    ):
+        assert _depthwise(other, kind=kind) == direct, other
+    assert _depthwise(Convolution((19, 18), (5, 5), (1, 1), pad, (1, 1), 33), channels=33, kind=kind) == direct
 
 
 MANY = 200_000  # rows, with which the images below have 2^31 elements and more
@@ -241,15 +262,21 @@ def test_what_is_copied_next_to_a_gemm_comes_in_whole_vectors():
 
 
 def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
-    def partial_results(channels: int, size: int) -> list[int]:
-        x, w = TensorType((256, channels, size, size), DType.BF16), TensorType((channels, 1, 3, 3), DType.FP32)
-        a = Convolution((size, size), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), channels)
+    def partial_results(channels: int, size: int, kernel: int = 3) -> list[int]:
+        x, w = (
+            TensorType((256, channels, size, size), DType.BF16),
+            TensorType((channels, 1, kernel, kernel), DType.FP32),
+        )
+        half = kernel // 2
+        a = Convolution((size, size), (kernel, kernel), (1, 1), (half, half, half, half), (1, 1), channels)
         request = Request("convolution_backward_filter", a, (x, x), (w,), Precision.BF16)
-        found = [c for c in OWN.candidates(request, H200) if c.name == "depthwise_backward_filter"]
+        found = [c for c in OWN.candidates(request, H200) if c.name.startswith("depthwise")]
         return [c.workspace_bytes // w.size_bytes for c in found]
 
     assert partial_results(32, 112) == [16, 512]  # channels first: a block a channel and part; last: one for all
     assert partial_results(960, 7) == [0, 49]
+    assert partial_results(960, 7, 5) == [25]  # 480 pairs of channels are 15 blocks across
+    assert partial_results(960, 7, 7) == [12]
 
 
 def test_layouts_that_are_the_same_bytes_are_one_candidate():

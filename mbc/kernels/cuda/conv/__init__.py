@@ -8,6 +8,7 @@
 * `conv1x1_narrow`: pointwise convolutions to at most eight filters
 * `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size
 * `depthwise`: depthwise 3x3 convolutions
+* `depthwise_rows`: depthwise 5x5, 7x7, 1xK and Kx1 convolutions, channels last
 * `direct`: any convolution or linear layer that libraries refuse
 * `matmul`: batched products of matrices
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue

@@ -13,11 +13,22 @@ from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 
 COPY_SHARE = 0.70  # of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
-VECTOR = 4  # channels a thread of the filter pass, channels last; DEPTHWISE_FILTER_VECTOR in the source
 WARP = 32
 MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # indices within a sample have 32 bits
-MOST_BLOCKS = 512  # of the filter pass: several for every multiprocessor of the largest GPUs
 LEAST_PIXELS = 32  # of a thread of the filter pass, or its part is not worth a block
+
+
+@dataclass(frozen=True, slots=True)
+class FilterBlocks:
+    """Of the filter pass: channels a thread, channels last; threads a block; blocks at most, by what multiprocessors
+    have registers for."""
+
+    vector: int
+    threads: int
+    most: int
+
+
+BLOCKS = FilterBlocks(4, THREADS, 512)  # DEPTHWISE_FILTER_VECTOR in the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +49,37 @@ class DepthwiseArguments(Struct):
     accumulate: int
 
 
-def _takes(request: Request) -> bool:
+def is_depthwise(request: Request) -> bool:
+    """A group a channel, at a stride that kernels are compiled for, without dilation, in samples that 32 bits index."""
     a = attributes(request)
     conv = ConvOperands.of(request)
     channels = conv.image.shape[1]
     alone = a.groups == channels and channels > 1
     small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (conv.image, conv.features))
-    return alone and small and a.kernel == (3, 3) and a.dilation == (1, 1) and a.stride in STRIDES
+    return alone and small and a.dilation == (1, 1) and a.stride in STRIDES
 
 
-def _parts(request: Request, layout: Layout) -> int:
-    """Split-K of the filter pass, whose K is output pixels: as many parts as fill a GPU with blocks that are each worth
+def _takes(request: Request) -> bool:
+    return attributes(request).kernel == (3, 3) and is_depthwise(request)
+
+
+def split_k(request: Request, layout: Layout, blocks: FilterBlocks) -> int:
+    """Parts of the filter pass, whose K is output pixels: as many as fill a GPU with blocks that are each worth
     starting."""
     if request.kind != "convolution_backward_filter":
         return 1
     rows, filters, height, width = request.inputs[1].shape
     if layout is Layout.CHANNELS_LAST:
-        vectors = math.ceil(filters / VECTOR)
+        vectors = math.ceil(filters / blocks.vector)
         columns = math.ceil(vectors / WARP)
         threads_x = math.ceil(vectors / columns)
     else:
         threads_x, columns = 1, filters
-    pixels = THREADS // threads_x * LEAST_PIXELS  # of one part
-    return max(1, min(rows * height * width // pixels, MOST_BLOCKS // columns))
+    pixels = blocks.threads // threads_x * LEAST_PIXELS  # of one part
+    return max(1, min(rows * height * width // pixels, blocks.most // columns))
 
 
-def _depthwise(at: Slice) -> DepthwiseArguments:
+def sizes_of(at: Slice, blocks: FilterBlocks) -> DepthwiseArguments:
     request, a, conv = at.request, attributes(at.request), ConvOperands.of(at.request)
     rows, channels, height, width = conv.image.shape
     return DepthwiseArguments(
@@ -79,13 +95,18 @@ def _depthwise(at: Slice) -> DepthwiseArguments:
         stride=a.stride[0],
         pad_top=a.pad[0],
         pad_left=a.pad[2],
-        parts=_parts(request, at.layout),
+        parts=split_k(request, at.layout, blocks),
         accumulate=int(at.accumulate),
     )
 
 
-def _partial_bytes(request: Request, layout: Layout) -> int:
-    parts = _parts(request, layout)
+def _depthwise(at: Slice) -> DepthwiseArguments:
+    return sizes_of(at, BLOCKS)
+
+
+def partial_bytes(request: Request, layout: Layout, blocks: FilterBlocks = BLOCKS) -> int:
+    """Of the workspace of the filter pass, which holds its parts."""
+    parts = split_k(request, layout, blocks)
     return parts * request.outputs[0].elements * 4 if parts > 1 else 0
 
 
@@ -119,7 +140,7 @@ KERNELS = (
         "conv/depthwise_filter.cu",
         DepthwiseArguments,
         _depthwise,
-        workspace=_partial_bytes,
+        workspace=partial_bytes,
         time_us=_depthwise_us,
         launches=2,
         accumulates=True,
