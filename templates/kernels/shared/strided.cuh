@@ -41,6 +41,15 @@ struct Strided {
     return true;
   }
 
+  // Whether elements that are adjacent in the order of the axes are adjacent in operand k.
+  bool adjacent(int k) const { return axes > 0 && stride[k][axes - 1] == 1; }
+  // Counts vectors of n elements of the innermost axis, which has as many, instead of elements.
+  void take_vectors(int n) {
+    if (n == 1) return;
+    extent[axes - 1] /= n;
+    for (int k = 0; k < OPERANDS; ++k) stride[k][axes - 1] *= n;
+  }
+
   // Of every operand the offset of element i.
   __device__ void locate(int64_t i, int64_t (&at)[OPERANDS]) const {
 #pragma unroll
