@@ -14,15 +14,20 @@ template <int OPERANDS>
 struct Strided {
   int axes = 0;
   int64_t extent[MOST_AXES], stride[OPERANDS][MOST_AXES];
+  Reciprocal by_extent[MOST_AXES];
 
   Strided() = default;
   // From the integers of a launch; moves them on to what follows.
   explicit Strided(const int64_t*& integers) : axes(static_cast<int>(*integers++)) {
-    for (int axis = 0; axis < axes; ++axis) extent[axis] = *integers++;
+    for (int axis = 0; axis < axes; ++axis) set_extent(axis, *integers++);
     for (int k = 0; k < OPERANDS; ++k)
       for (int axis = 0; axis < axes; ++axis) stride[k][axis] = *integers++;
   }
 
+  void set_extent(int axis, int64_t elements) {
+    extent[axis] = elements;
+    by_extent[axis] = Reciprocal(elements);
+  }
   int64_t elements() const {
     int64_t count = 1;
     for (int axis = 0; axis < axes; ++axis) count *= extent[axis];
@@ -46,7 +51,7 @@ struct Strided {
   // Counts vectors of n elements of the innermost axis, which has as many, instead of elements.
   void take_vectors(int n) {
     if (n == 1) return;
-    extent[axes - 1] /= n;
+    set_extent(axes - 1, extent[axes - 1] / n);
     for (int k = 0; k < OPERANDS; ++k) stride[k][axes - 1] *= n;
   }
 
@@ -54,8 +59,9 @@ struct Strided {
   __device__ void locate(int64_t i, int64_t (&at)[OPERANDS]) const {
 #pragma unroll
     for (int k = 0; k < OPERANDS; ++k) at[k] = 0;
+#pragma unroll 1
     for (int axis = axes - 1; axis >= 0; --axis) {
-      const int64_t outer = axis == 0 ? 0 : quotient(i, extent[axis]), index = i - outer * extent[axis];
+      const int64_t outer = axis == 0 ? 0 : by_extent[axis](i), index = i - outer * extent[axis];
 #pragma unroll
       for (int k = 0; k < OPERANDS; ++k) at[k] += index * stride[k][axis];
       i = outer;

@@ -290,6 +290,10 @@ def _broadcast(cases: Cases) -> None:
         ((2, 3, 2, 5, 4), (1, 3), False),
         ((5, 700), (1,), False),
         ((2, 3, 90, 91), (1, 2, 3), False),
+        ((3, 2, 8, 7, 8), (1,), False),
+        ((2, 3, 97, 5), (1,), False),
+        ((2, 64, 24), (1,), False),
+        ((2, 3, 16, 18), (2, 3), False),
     ):
         x = TensorType(shape, DType.FP32)
         left = reduced_shape(x, axes, keep)
@@ -299,7 +303,7 @@ def _broadcast(cases: Cases) -> None:
         cases.add("expand", Expand(axes, shape[1:], 0.5), w(shape[0], *left), note=f"{note}to{shape[-1]}")
         cases.add("row_reduce_sum", Reduce(axes, left, -1.0), w(*shape), note=note)
         cases.add("row_reduce_dot", Reduce(axes, left), w(*shape), w(*shape), note=note)
-    for shape in ((3, 16, 5, 6), (40, 8, 20, 21)):
+    for shape in ((3, 16, 5, 6), (40, 8, 20, 21), (12, 96, 14, 14), (12, 97, 9, 9), (64, 24, 3, 3), (9, 3, 33, 31)):
         cases.add("row_reduce_sum", Reduce((), shape[1:]), w(*shape), note="rows")
         cases.add("row_reduce_dot", Reduce((2, 3), (1, shape[1], 1, 1)), w(*shape), w(*shape), note="channels")
 
@@ -401,6 +405,14 @@ def _groups(cases: Cases) -> None:
         ((2, 7, 3, 5), 0),
         ((3, 515), 0),
         ((1, 40, 64, 65), 0),
+        ((3, 96, 5, 7), 0),
+        ((2, 97, 3, 5), 0),
+        ((7, 3, 9, 11), 0),
+        ((131, 64), 0),
+        ((5, 1000), 0),
+        ((3, 768, 7), 0),
+        ((2, 24, 20, 21), 0),
+        ((3, 2400), 0),
     ):
         a = GroupNorm(1e-3, groups) if groups else LayerNorm(1e-3)
         kind, c = "group_norm" if groups else "layer_norm", shape[1]
