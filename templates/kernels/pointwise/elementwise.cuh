@@ -77,6 +77,15 @@ const char* run_two(const MbcCall& call, F f) {
   return launched();
 }
 
+// Within two units in the last place, of numbers below 2^126.
+__device__ inline float fast_reciprocal(float x) {
+#ifdef MBC_EMULATED
+  return 1.0f / x;
+#else
+  return __fdividef(1.0f, x);
+#endif
+}
+
 __device__ inline float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 }  // namespace mbc

@@ -46,6 +46,18 @@ struct Strided {
     return true;
   }
 
+  // The same though they may be of two lines of the innermost axis: every operand lies in the order of the axes, or is
+  // one element a line.
+  bool vectorizable_across_lines(int n) const {
+    if (axes == 0 || extent[axes - 1] < n || elements() % n != 0) return false;
+    for (int k = 0; k < OPERANDS; ++k) {
+      bool ordered = true;
+      int64_t inner = 1;
+      for (int axis = axes - 1; axis >= 0; inner *= extent[axis--]) ordered = ordered && stride[k][axis] == inner;
+      if (!ordered && stride[k][axes - 1] != 0) return false;
+    }
+    return true;
+  }
   // Whether elements that are adjacent in the order of the axes are adjacent in operand k.
   bool adjacent(int k) const { return axes > 0 && stride[k][axes - 1] == 1; }
   // Counts vectors of n elements of the innermost axis, which has as many, instead of elements.
@@ -67,6 +79,11 @@ struct Strided {
       i = outer;
     }
   }
+  // How many elements are left in the line of the innermost axis, from element i on.
+  __device__ int64_t left_in_line(int64_t i) const {
+    const int64_t line = extent[axes - 1];
+    return line - (i - by_extent[axes - 1](i) * line);
+  }
   __device__ bool repeats(int k) const { return axes == 0 || stride[k][axes - 1] == 0; }
 };
 
@@ -86,6 +103,27 @@ __device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {
     }
   }
   return load<N>(at);
+}
+
+// N elements of operand k from element i on, which lies at `at`. `across`: those of the next line are repeated from
+// there.
+template <int N, typename T, int OPERANDS>
+__device__ Vec<T, N> load_places(const T* x, const Strided<OPERANDS>& places, int k, int64_t i, int64_t at, bool across) {
+  const bool repeat = places.repeats(k);
+  Vec<T, N> v = load_or_repeat<N>(x + at, repeat);
+  if constexpr (N > 1) {
+    if (across && repeat) {
+      const int64_t left = places.left_in_line(i);
+      if (left < N) {
+        int64_t next[OPERANDS];
+        places.locate(i + left, next);
+        const T value = x[next[k]];
+#pragma unroll
+        for (int j = 1; j < N; ++j) v.v[j] = j < left ? v.v[j] : value;
+      }
+    }
+  }
+  return v;
 }
 
 }  // namespace mbc

@@ -276,6 +276,7 @@ def _broadcast(cases: Cases) -> None:
         ((3, 5, 9), (3, 5, 1)),
         ((2, 3, 2, 5, 4), (3, 1, 5, 1)),
         ((5, 16), (5, 16)),
+        ((2, 2, 8, 3, 7), (2, 8, 1, 1)),
     ):
         note = "x".join(map(str, right))
         for operator in ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"):
@@ -294,6 +295,7 @@ def _broadcast(cases: Cases) -> None:
         ((2, 3, 97, 5), (1,), False),
         ((2, 64, 24), (1,), False),
         ((2, 3, 16, 18), (2, 3), False),
+        ((2, 3, 16, 3, 7), (3, 4), False),
     ):
         x = TensorType(shape, DType.FP32)
         left = reduced_shape(x, axes, keep)
@@ -510,7 +512,16 @@ def _images(cases: Cases) -> None:
 
 
 def _moves(cases: Cases) -> None:
-    for shape in (*SHAPES, (2, 3, 40, 41), (2, 3, 50, 42), (3, 67, 7, 9), (13,)):
+    for shape in (
+        *SHAPES,
+        (2, 3, 40, 41),
+        (2, 3, 50, 42),
+        (3, 67, 7, 9),
+        (13,),
+        (2, 24, 4, 8),
+        (3, 80, 6, 6),
+        (2, 97, 7, 7),
+    ):
         cases.add("convert", NONE, w(*shape))
         cases.add("convert", NONE, m(*shape), note="fp32")
         cases.add("cast", Cast("fp32"), w(*shape), note="widen")
