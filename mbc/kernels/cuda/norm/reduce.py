@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
@@ -123,7 +123,17 @@ def _power_of_two(number: int) -> int:
 def _reduce(at: Slice) -> ReduceArguments:
     x, y = at.request.inputs[0], at.request.outputs[0]
     sums = Sums.of(at.request, at.layout)
-    return ReduceArguments(type_code(x), type_code(y), *astuple(sums), int(at.accumulate))
+    return ReduceArguments(
+        type_code(x),
+        type_code(y),
+        sums.results,
+        sums.terms,
+        sums.vector,
+        sums.lanes,
+        sums.tile,
+        sums.parts,
+        int(at.accumulate),
+    )
 
 
 def _factor(at: Slice) -> tuple[float, ...]:
