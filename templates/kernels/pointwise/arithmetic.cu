@@ -3,8 +3,9 @@
 // a sum or mean.
 //
 // Bytes      the operands and the result once; what is repeated is read from the cache.
-// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis allows it; the place
-//            in each operand is found by one division an axis (strided.cuh).
+// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis allows it, or where
+//            what is not repeated along it lies in one piece; the place in each operand is found by one multiplication
+//            an axis (strided.cuh).
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "strided.cuh"
 
@@ -48,41 +49,45 @@ struct Reversed {
 
 // An operand and the result may be the same bytes: what an element is made of is read by the thread that writes it.
 template <typename T, int N, typename F>
-__global__ void map_broadcast(const T* a, const T* b, T* y, int64_t vectors, Strided<2> places, F f) {
-  const bool repeat_a = places.repeats(0), repeat_b = places.repeats(1);
+__global__ void map_broadcast(const T* a, const T* b, T* y, int64_t vectors, Strided<2> places, bool across, F f) {
   for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
     int64_t at[2];
     places.locate(i * N, at);
-    Vec<T, N> u = load_or_repeat<N>(a + at[0], repeat_a);
-    const Vec<T, N> v = load_or_repeat<N>(b + at[1], repeat_b);
+    Vec<T, N> u = load_places<N>(a, places, 0, i * N, at[0], across);
+    const Vec<T, N> v = load_places<N>(b, places, 1, i * N, at[1], across);
 #pragma unroll
     for (int j = 0; j < N; ++j) u.v[j] = from_float<T>(f(to_float(u.v[j]), to_float(v.v[j])));
     store(y + i * N, u);
   }
 }
 
+template <typename T, int OPERANDS>
+bool reads_vectors(const MbcCall& call, const Strided<OPERANDS>& places) {
+  constexpr int N = WIDTH<T>;
+  return unaligned(call) == nullptr && (places.vectorizable(N) || places.vectorizable_across_lines(N));
+}
+
 template <typename T, int N, typename F>
 void launch_broadcast(const MbcCall& call, int64_t elements, const Strided<2>& places, F f) {
   const int64_t vectors = elements / N;
   MBC_LAUNCH((map_broadcast<T, N, F>), blocks_for(vectors), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1),
-             out<T>(call, 2), vectors, places, f);
+             out<T>(call, 2), vectors, places, !places.vectorizable(N), f);
 }
 
 template <typename T, typename F>
 void run_broadcast(const MbcCall& call, int64_t elements, const Strided<2>& places, F f) {
-  if (places.vectorizable(WIDTH<T>) && unaligned(call) == nullptr)
+  if (reads_vectors<T>(call, places))
     launch_broadcast<T, WIDTH<T>>(call, elements, places, f);
   else
     launch_broadcast<T, 1>(call, elements, places, f);
 }
 
 template <typename T, int N>
-__global__ void map_expand(const T* x, T* y, int64_t vectors, Strided<1> places, float factor) {
-  const bool repeat = places.repeats(0);
+__global__ void map_expand(const T* x, T* y, int64_t vectors, Strided<1> places, bool across, float factor) {
   for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
     int64_t at[1];
     places.locate(i * N, at);
-    Vec<T, N> v = load_or_repeat<N>(x + at[0], repeat);
+    Vec<T, N> v = load_places<N>(x, places, 0, i * N, at[0], across);
 #pragma unroll
     for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(factor * to_float(v.v[j]));
     store(y + i * N, v);
@@ -120,11 +125,12 @@ extern "C" const char* mbc_expand(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 1);
-    if (places.vectorizable(WIDTH<T>) && unaligned(call) == nullptr)
-      MBC_LAUNCH((map_expand<T, WIDTH<T>>), blocks_for(a.elements / WIDTH<T>), THREADS, call.stream, x, y,
-                 a.elements / WIDTH<T>, places, real(call, 0));
+    constexpr int N = WIDTH<T>;
+    if (reads_vectors<T>(call, places))
+      MBC_LAUNCH((map_expand<T, N>), blocks_for(a.elements / N), THREADS, call.stream, x, y, a.elements / N, places,
+                 !places.vectorizable(N), real(call, 0));
     else
-      MBC_LAUNCH((map_expand<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, places,
+      MBC_LAUNCH((map_expand<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, places, false,
                  real(call, 0));
   });
   return launched();

@@ -1,11 +1,13 @@
 // Changes of layout (channels first, channels last) and of element type, and both at once.
 //
 // Bytes      the tensor in once and out once.
-// Kernels    same layout: `convert_type`, up to 16 bytes a thread at a time. Else a transposition by tiles of 32 x 32
-//            in shared memory (33 columns, so that a column's elements are in different banks), 256 threads; with at
-//            most 8 channels a thread moves a pixel, of three that become channels last several pixels.
+// Kernels    same layout: `convert_type`, up to 16 bytes a thread at a time. Else a transposition: in registers where
+//            vectors divide both extents, 8 x 8 elements of two bytes or 4 x 4 of four a thread, read and written in
+//            segments of 64 bytes at least; otherwise by tiles of 64 x 32 in shared memory (33 columns, so that a
+//            column's elements are in different banks). 256 threads. With at most 8 channels a thread moves a pixel, of
+//            three that become channels last several pixels.
 // Limit      memory bandwidth.
-#include "device.cuh"
+#include "images.cuh"
 
 struct ConvertArguments {
   int64_t from_type;
@@ -25,6 +27,8 @@ template <typename To, typename From>
 __device__ inline To convert(From x) { return from_float<To>(to_float(x)); }
 template <>
 __device__ inline uint8_t convert<uint8_t, uint8_t>(uint8_t x) { return x; }
+template <>
+__device__ inline uint16_t convert<uint16_t, uint16_t>(uint16_t x) { return x; }
 // Also carries int32: the bits must not pass through arithmetic.
 template <>
 __device__ inline uint32_t convert<uint32_t, uint32_t>(uint32_t x) { return x; }
@@ -47,20 +51,61 @@ __global__ void convert_type(const From* x, To* y, int64_t vectors, int64_t elem
   for (int64_t e = vectors * N + thread_index(); e < elements; e += stride) y[e] = convert<To>(x[e]);
 }
 
-// [batches, down, across] -> [batches, across, down] through tiles of 32 x 32 in shared memory.
+// [batches, down, across] -> [batches, across, down] in registers: a thread reads ND rows of NA elements and writes NA of
+// ND. Of a warp's lanes as many lie across as read 64 bytes of a row, the others below one another:
+//
+//               NA elements  NA elements  ..
+//   ND rows     lane 0       lane 1       .. lane LA - 1
+//   ND rows     lane LA      lane LA + 1  ..
+template <typename From, typename To, int NA, int ND>
+struct HeldTile {
+  static constexpr int LA = 64 / static_cast<int>(NA * sizeof(From)), LD = 32 / LA, WARPS = THREADS / 32;
+};
+
+template <typename From, typename To, int NA, int ND>
+__global__ void transpose_held(const From* x, To* y, int64_t warps, int64_t down, int64_t across, int64_t tiles_down,
+                               int64_t tiles_across) {
+  using Tile = HeldTile<From, To, NA, ND>;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * Tile::WARPS + threadIdx.y;
+  const int lane_down = static_cast<int>(threadIdx.x) / Tile::LA, lane_across = static_cast<int>(threadIdx.x) % Tile::LA;
+  const int64_t line = quotient(warp, tiles_across), batch = quotient(line, tiles_down);
+  const int64_t d = ((line - batch * tiles_down) * Tile::LD + lane_down) * ND;
+  const int64_t a = ((warp - line * tiles_across) * Tile::LA + lane_across) * NA;
+  if (warp >= warps || d >= down || a >= across) return;
+  const int64_t base = batch * down * across;
+  Held<From, NA> rows[ND];
+#pragma unroll
+  for (int i = 0; i < ND; ++i) rows[i] = hold<NA>(x + base + (d + i) * across + a);
+#pragma unroll
+  for (int j = 0; j < NA; ++j) {
+    const auto column = hold_each<To, ND>([&](int i) { return convert<To>(rows[i][j]); });
+    store_held(y + base + (a + j) * down + d, column);
+  }
+}
+
+// The same through tiles in shared memory.
+constexpr int TILE_DOWN = 64, TILE_ACROSS = 32;
+
 template <typename From, typename To>
 __global__ void transpose(const From* x, To* y, int64_t batches, int64_t down, int64_t across, int64_t tiles_across,
                           int64_t tiles) {
-  __shared__ From tile[32][33];  // 33: columns fall into different banks
+  __shared__ From tile[TILE_DOWN][TILE_ACROSS + 1];  // columns fall into different banks
   for (int64_t batch = blockIdx.y; batch < batches; batch += gridDim.y) {
     const int64_t base = batch * down * across;
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-      const int64_t d0 = t / tiles_across * 32, a0 = t % tiles_across * 32, lane = threadIdx.x;
-      for (int i = threadIdx.y; i < 32; i += 8)
-        if (d0 + i < down && a0 + lane < across) tile[i][lane] = x[base + (d0 + i) * across + a0 + lane];
+      const int64_t line = quotient(t, tiles_across), d0 = line * TILE_DOWN, a0 = (t - line * tiles_across) * TILE_ACROSS;
+      const int lane = static_cast<int>(threadIdx.x), y0 = static_cast<int>(threadIdx.y);
+#pragma unroll
+      for (int i = 0; i < TILE_DOWN; i += 8)
+        if (d0 + y0 + i < down && a0 + lane < across) tile[y0 + i][lane] = x[base + (d0 + y0 + i) * across + a0 + lane];
       __syncthreads();
-      for (int i = threadIdx.y; i < 32; i += 8)
-        if (a0 + i < across && d0 + lane < down) y[base + (a0 + i) * down + d0 + lane] = convert<To>(tile[lane][i]);
+#pragma unroll
+      for (int i = 0; i < TILE_ACROSS; i += 8) {
+        const int64_t at = base + (a0 + y0 + i) * down + d0;
+#pragma unroll
+        for (int k = lane; k < TILE_DOWN; k += 32)
+          if (a0 + y0 + i < across && d0 + k < down) y[at + k] = convert<To>(tile[k][y0 + i]);
+      }
       __syncthreads();
     }
   }
@@ -117,6 +162,30 @@ bool interleaved(const MbcCall& call, const ConvertArguments& a) {
   return true;
 }
 
+template <int NA, int ND, typename From, typename To>
+bool transposed_held(cudaStream_t stream, const From* x, To* y, int64_t batches, int64_t down, int64_t across) {
+  using Tile = HeldTile<From, To, NA, ND>;
+  if (down % ND != 0 || across % NA != 0 || !aligned(x, 16) || !aligned(y, 16)) return false;
+  const int64_t tiles_down = divide_up(down, Tile::LD * ND), tiles_across = divide_up(across, Tile::LA * NA);
+  const int64_t warps = batches * tiles_down * tiles_across;
+  MBC_LAUNCH((transpose_held<From, To, NA, ND>), static_cast<unsigned>(divide_up(warps, Tile::WARPS)),
+             dim3(32, Tile::WARPS), stream, x, y, warps, down, across, tiles_down, tiles_across);
+  return true;
+}
+
+// Where vectors divide both extents; of two bytes, shorter ones of pixels too, of which images of 14 x 14 have a
+// multiple of four.
+template <typename From, typename To>
+bool transposed_in_registers(cudaStream_t stream, const From* x, To* y, int64_t batches, int64_t down, int64_t across,
+                             bool to_last) {
+  constexpr int N = WIDE<From, To>;
+  if constexpr (N > 8) return false;
+  else if (transposed_held<N, N>(stream, x, y, batches, down, across)) return true;
+  else if constexpr (N < 8) return false;
+  else if (to_last) return transposed_held<N / 2, N>(stream, x, y, batches, down, across);
+  else return transposed_held<N, N / 2>(stream, x, y, batches, down, across);
+}
+
 template <typename From, typename To>
 const char* run_convert(const MbcCall& call, const ConvertArguments& a) {
   const From* x = in<From>(call, 0);
@@ -135,7 +204,8 @@ const char* run_convert(const MbcCall& call, const ConvertArguments& a) {
   } else {
     const bool to_last = a.to_layout == MBC_CHANNELS_LAST;
     const int64_t down = to_last ? a.channels : a.inner, across = to_last ? a.inner : a.channels;
-    const int64_t tiles_across = divide_up(across, 32), tiles = tiles_across * divide_up(down, 32);
+    if (transposed_in_registers(call.stream, x, y, a.rows, down, across, to_last)) return launched();
+    const int64_t tiles_across = divide_up(across, TILE_ACROSS), tiles = tiles_across * divide_up(down, TILE_DOWN);
     const dim3 grid(static_cast<unsigned>(tiles < 65535 ? tiles : 65535),
                     static_cast<unsigned>(a.rows < 65535 ? a.rows : 65535));
     MBC_LAUNCH((transpose<From, To>), grid, dim3(32, 8), call.stream, x, y, a.rows, down, across, tiles_across, tiles);
@@ -154,7 +224,7 @@ extern "C" const char* mbc_convert(const MbcCall& call) {
 #if MBC_WORKING != 0
   if (a.from_type == MBC_FP32 && a.to_type == MBC_WORKING) return run_convert<float, MbcWorking>(call, a);
   if (a.from_type == MBC_WORKING && a.to_type == MBC_FP32) return run_convert<MbcWorking, float>(call, a);
-  if (a.from_type == MBC_WORKING && a.to_type == MBC_WORKING) return run_convert<MbcWorking, MbcWorking>(call, a);
+  if (a.from_type == MBC_WORKING && a.to_type == MBC_WORKING) return run_convert<uint16_t, uint16_t>(call, a);
 #endif
   return "element type is not in this library";
 }

@@ -5,7 +5,7 @@
 // Bytes      what is read once, the result once. Where neither innermost axis is kept (a transposition) elements are
 //            read far apart, and a line of the cache by several warps.
 // Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis is read as it lies;
-//            one division an axis finds an element.
+//            one division an axis finds an element, mostly by a reciprocal.
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "strided.cuh"
 
@@ -54,10 +54,15 @@ struct Window {
   int axes;
   int64_t mode;
   int64_t extent[MOST_AXES], stride[MOST_AXES], size[MOST_AXES], start[MOST_AXES], step[MOST_AXES], spread[MOST_AXES];
+  Reciprocal by_extent[MOST_AXES], by_spread[MOST_AXES];
 
   Window(const int64_t* integers, int64_t outside) : axes(static_cast<int>(*integers++)), mode(outside) {
     for (int64_t* column : {extent, stride, size, start, step, spread})
       for (int axis = 0; axis < axes; ++axis) column[axis] = *integers++;
+    for (int axis = 0; axis < axes; ++axis) {
+      by_extent[axis] = Reciprocal(extent[axis]);
+      by_spread[axis] = Reciprocal(spread[axis]);
+    }
   }
   // Whether vectors of an innermost axis that is read as it lies begin at multiples of n.
   bool vectorizable(int n) const {
@@ -70,13 +75,14 @@ struct Window {
   __device__ int64_t locate(int64_t i) const {
     int64_t at = 0;
     bool inside = true;
+#pragma unroll 1
     for (int axis = axes - 1; axis >= 0; --axis) {
-      const int64_t outer = axis == 0 ? 0 : quotient(i, extent[axis]), n = size[axis];
+      const int64_t outer = axis == 0 ? 0 : by_extent[axis](i), n = size[axis];
       int64_t index = start[axis] + step[axis] * (i - outer * extent[axis]);
       if (mode == ZERO) {
         // Spread elements lie at multiples: a negative index is no place, whatever it is a multiple of.
         inside &= index >= 0;
-        const int64_t whole = index < 0 || spread[axis] == 1 ? index : quotient(index, spread[axis]);
+        const int64_t whole = index < 0 ? index : by_spread[axis](index);
         inside &= whole * spread[axis] == index || spread[axis] == 1;
         inside &= whole < n;
         index = whole;

@@ -5,15 +5,42 @@
 
 namespace mbc {
 
+// Within two units in the last place, of numbers below 2^126.
+__device__ inline float fast_reciprocal(float x) {
+#ifdef MBC_EMULATED
+  return 1.0f / x;
+#else
+  return __fdividef(1.0f, x);
+#endif
+}
+
 __device__ inline float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 struct Silu {
   __device__ float operator()(float x) const { return x * logistic(x); }
 };
-constexpr float INVERSE_SQRT_2 = 0.70710678118654752f, INVERSE_SQRT_2PI = 0.39894228040143268f;
-// erfc rather than 1 + erf: the left tail keeps its digits.
+// The normal distribution at x. Its left tail is bell * t * p(t) with t = 1 / (1 + slope |x|) and p a polynomial of
+// degree 8, fitted to erfcx within 7e-8 of it: half as many instructions as erfcf, and one exponential for both. Tails
+// keep their digits: 5e-7 relative for |x| < 3, 4e-6 for |x| < 12 (the rounding of x * x).
+constexpr float INVERSE_SQRT_2PI = 0.39894228040143268f;
+struct Normal {
+  float bell, below;  // exp(-x^2 / 2); the share of what is less than x
+
+  __device__ explicit Normal(float x) : bell(expf(-0.5f * x * x)) {
+    constexpr int DEGREE = 8;
+    constexpr float SLOPE = 0.28284271f;
+    constexpr float TAIL[DEGREE + 1] = {0.225636959f,  0.226397052f,  0.202213749f,  0.192128524f, 0.0827013478f,
+                                        0.0837357193f, 0.0876545683f, -0.142080441f, 0.0416126028f};
+    const float t = fast_reciprocal(fmaf(SLOPE, fabsf(x), 1.0f));
+    float p = TAIL[DEGREE];
+#pragma unroll
+    for (int k = DEGREE - 1; k >= 0; --k) p = fmaf(p, t, TAIL[k]);
+    const float tail = 0.5f * t * p * bell;
+    below = x > 0.0f ? 1.0f - tail : tail;
+  }
+};
 struct Gelu {
-  __device__ float operator()(float x) const { return 0.5f * x * erfcf(-x * INVERSE_SQRT_2); }
+  __device__ float operator()(float x) const { return x * Normal(x).below; }
 };
 // Comparisons are written so that a NaN comes through.
 struct Relu6 {
@@ -35,7 +62,8 @@ struct SiluBackward {
 };
 struct GeluBackward {
   __device__ float operator()(float x, float dy) const {
-    return dy * (0.5f * erfcf(-x * INVERSE_SQRT_2) + x * INVERSE_SQRT_2PI * expf(-0.5f * x * x));
+    const Normal normal(x);
+    return dy * fmaf(x * INVERSE_SQRT_2PI, normal.bell, normal.below);
   }
 };
 struct Relu6Backward {

@@ -70,24 +70,32 @@ __device__ inline uint64_t mul_hi_u64(uint64_t a, uint64_t b) {
 #endif
 }
 
-// A slice of the channels of a wider tensor, read in place: `block` adjacent elements, then `gap` others. Division is
-// by a reciprocal, exact for all i with i * block below 2^64.
+// Division by a number that is known at launch, without a branch: exact for all i whose product with it is below 2^64.
+struct Reciprocal {
+  uint64_t value = 0;  // times 2^64; 0: of 1
+
+  Reciprocal() = default;
+  explicit Reciprocal(int64_t number) : value(UINT64_MAX / static_cast<uint64_t>(number) + 1) {}
+  __device__ int64_t operator()(int64_t i) const {
+    const auto index = static_cast<uint64_t>(i);
+    return static_cast<int64_t>(value == 0 ? index : mul_hi_u64(index, value));
+  }
+};
+
+// A slice of the channels of a wider tensor, read in place: adjacent elements, then `gap` others.
 struct Slice {
-  uint64_t reciprocal = 0;  // of the block, times 2^64; 0: of 1
+  Reciprocal adjacent;
   int64_t gap = 0;
 
   Slice() = default;
   // Of `channels` out of `all`.
   Slice(int64_t layout, int64_t channels, int64_t all, int64_t inner) {
     const bool last = layout == MBC_CHANNELS_LAST;
-    reciprocal = UINT64_MAX / static_cast<uint64_t>(last ? channels : channels * inner) + 1;
+    adjacent = Reciprocal(last ? channels : channels * inner);
     gap = (all - channels) * (last ? 1 : inner);
   }
   // Of the i-th element, from the slice's first one on.
-  __device__ int64_t operator()(int64_t i) const {
-    const auto index = static_cast<uint64_t>(i);
-    return i + static_cast<int64_t>(reciprocal == 0 ? index : mul_hi_u64(index, reciprocal)) * gap;
-  }
+  __device__ int64_t operator()(int64_t i) const { return i + adjacent(i) * gap; }
 };
 
 // Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.

@@ -99,6 +99,26 @@ struct alignas(sizeof(T) * N) Held {
 template <int N, typename T>
 __device__ inline Held<T, N> hold(const T* at) { return *reinterpret_cast<const Held<T, N>*>(at); }
 
+// A vector whose j-th element is element(j). Word by word: the compiler would store small elements one by one.
+template <typename T, int N, typename Element>
+__device__ inline Held<T, N> hold_each(Element element) {
+  using Result = Held<T, N>;
+  Result result;
+#pragma unroll
+  for (int w = 0; w < Result::WORDS; ++w) {
+    typename Result::Word word = 0;
+#pragma unroll
+    for (int i = 0; i < Result::IN_WORD; ++i) {
+      const T value = element(w * Result::IN_WORD + i);
+      Bits<sizeof(T)> bits;
+      memcpy(&bits, &value, sizeof(T));
+      word |= static_cast<typename Result::Word>(bits) << i * 8 * sizeof(T);
+    }
+    result.words[w] = word;
+  }
+  return result;
+}
+
 // The elements of one word.
 template <typename T>
 __device__ inline uint32_t rounded_word(const float* x) {
@@ -172,6 +192,13 @@ __device__ inline void store_held(T* at, const Held<T, N>& value) {
     *reinterpret_cast<uint4*>(at) = words;
 #else
     __stwb(reinterpret_cast<uint4*>(at), words);
+#endif
+  } else if constexpr (sizeof(value) == sizeof(uint2)) {
+    const uint2 words{value.words[0], value.words[1]};
+#ifdef MBC_EMULATED
+    *reinterpret_cast<uint2*>(at) = words;
+#else
+    __stwb(reinterpret_cast<uint2*>(at), words);
 #endif
   } else {
     *reinterpret_cast<Held<T, N>*>(at) = value;

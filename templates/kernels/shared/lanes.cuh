@@ -29,9 +29,17 @@ struct Lane {
     first = r.adjacent ? own * r.lanes : own;
     result = static_cast<int64_t>(blockIdx.x) * per_block + own;
   }
-  // The values of all lanes combined, in all of them and in a fixed order. `shared`: one float a thread.
+  // The values of all lanes combined, in all of them and in a fixed order: that of a binary tree. `shared`: one float a
+  // thread. All threads of the block call it.
   template <typename F>
   __device__ float combine(float* shared, float value, F f) const {
+    if (stride == 1 && lanes <= 32) {
+      for (int half = lanes / 2; half > 0; half /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, value, half);
+        value = lane & half ? f(other, value) : f(value, other);
+      }
+      return value;
+    }
     __syncthreads();
     shared[first + lane * stride] = value;
     for (int half = lanes / 2; half > 0; half /= 2) {

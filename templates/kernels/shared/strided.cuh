@@ -14,15 +14,20 @@ template <int OPERANDS>
 struct Strided {
   int axes = 0;
   int64_t extent[MOST_AXES], stride[OPERANDS][MOST_AXES];
+  Reciprocal by_extent[MOST_AXES];
 
   Strided() = default;
   // From the integers of a launch; moves them on to what follows.
   explicit Strided(const int64_t*& integers) : axes(static_cast<int>(*integers++)) {
-    for (int axis = 0; axis < axes; ++axis) extent[axis] = *integers++;
+    for (int axis = 0; axis < axes; ++axis) set_extent(axis, *integers++);
     for (int k = 0; k < OPERANDS; ++k)
       for (int axis = 0; axis < axes; ++axis) stride[k][axis] = *integers++;
   }
 
+  void set_extent(int axis, int64_t elements) {
+    extent[axis] = elements;
+    by_extent[axis] = Reciprocal(elements);
+  }
   int64_t elements() const {
     int64_t count = 1;
     for (int axis = 0; axis < axes; ++axis) count *= extent[axis];
@@ -41,16 +46,43 @@ struct Strided {
     return true;
   }
 
+  // The same though they may be of two lines of the innermost axis: every operand lies in the order of the axes, or is
+  // one element a line.
+  bool vectorizable_across_lines(int n) const {
+    if (axes == 0 || extent[axes - 1] < n || elements() % n != 0) return false;
+    for (int k = 0; k < OPERANDS; ++k) {
+      bool ordered = true;
+      int64_t inner = 1;
+      for (int axis = axes - 1; axis >= 0; inner *= extent[axis--]) ordered = ordered && stride[k][axis] == inner;
+      if (!ordered && stride[k][axes - 1] != 0) return false;
+    }
+    return true;
+  }
+  // Whether elements that are adjacent in the order of the axes are adjacent in operand k.
+  bool adjacent(int k) const { return axes > 0 && stride[k][axes - 1] == 1; }
+  // Counts vectors of n elements of the innermost axis, which has as many, instead of elements.
+  void take_vectors(int n) {
+    if (n == 1) return;
+    set_extent(axes - 1, extent[axes - 1] / n);
+    for (int k = 0; k < OPERANDS; ++k) stride[k][axes - 1] *= n;
+  }
+
   // Of every operand the offset of element i.
   __device__ void locate(int64_t i, int64_t (&at)[OPERANDS]) const {
 #pragma unroll
     for (int k = 0; k < OPERANDS; ++k) at[k] = 0;
+#pragma unroll 1
     for (int axis = axes - 1; axis >= 0; --axis) {
-      const int64_t outer = axis == 0 ? 0 : quotient(i, extent[axis]), index = i - outer * extent[axis];
+      const int64_t outer = axis == 0 ? 0 : by_extent[axis](i), index = i - outer * extent[axis];
 #pragma unroll
       for (int k = 0; k < OPERANDS; ++k) at[k] += index * stride[k][axis];
       i = outer;
     }
+  }
+  // How many elements are left in the line of the innermost axis, from element i on.
+  __device__ int64_t left_in_line(int64_t i) const {
+    const int64_t line = extent[axes - 1];
+    return line - (i - by_extent[axes - 1](i) * line);
   }
   __device__ bool repeats(int k) const { return axes == 0 || stride[k][axes - 1] == 0; }
 };
@@ -71,6 +103,27 @@ __device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {
     }
   }
   return load<N>(at);
+}
+
+// N elements of operand k from element i on, which lies at `at`. `across`: those of the next line are repeated from
+// there.
+template <int N, typename T, int OPERANDS>
+__device__ Vec<T, N> load_places(const T* x, const Strided<OPERANDS>& places, int k, int64_t i, int64_t at, bool across) {
+  const bool repeat = places.repeats(k);
+  Vec<T, N> v = load_or_repeat<N>(x + at, repeat);
+  if constexpr (N > 1) {
+    if (across && repeat) {
+      const int64_t left = places.left_in_line(i);
+      if (left < N) {
+        int64_t next[OPERANDS];
+        places.locate(i + left, next);
+        const T value = x[next[k]];
+#pragma unroll
+        for (int j = 1; j < N; ++j) v.v[j] = j < left ? v.v[j] : value;
+      }
+    }
+  }
+  return v;
 }
 
 }  // namespace mbc

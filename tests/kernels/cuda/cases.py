@@ -276,6 +276,7 @@ def _broadcast(cases: Cases) -> None:
         ((3, 5, 9), (3, 5, 1)),
         ((2, 3, 2, 5, 4), (3, 1, 5, 1)),
         ((5, 16), (5, 16)),
+        ((2, 2, 8, 3, 7), (2, 8, 1, 1)),
     ):
         note = "x".join(map(str, right))
         for operator in ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"):
@@ -290,6 +291,11 @@ def _broadcast(cases: Cases) -> None:
         ((2, 3, 2, 5, 4), (1, 3), False),
         ((5, 700), (1,), False),
         ((2, 3, 90, 91), (1, 2, 3), False),
+        ((3, 2, 8, 7, 8), (1,), False),
+        ((2, 3, 97, 5), (1,), False),
+        ((2, 64, 24), (1,), False),
+        ((2, 3, 16, 18), (2, 3), False),
+        ((2, 3, 16, 3, 7), (3, 4), False),
     ):
         x = TensorType(shape, DType.FP32)
         left = reduced_shape(x, axes, keep)
@@ -299,7 +305,7 @@ def _broadcast(cases: Cases) -> None:
         cases.add("expand", Expand(axes, shape[1:], 0.5), w(shape[0], *left), note=f"{note}to{shape[-1]}")
         cases.add("row_reduce_sum", Reduce(axes, left, -1.0), w(*shape), note=note)
         cases.add("row_reduce_dot", Reduce(axes, left), w(*shape), w(*shape), note=note)
-    for shape in ((3, 16, 5, 6), (40, 8, 20, 21)):
+    for shape in ((3, 16, 5, 6), (40, 8, 20, 21), (12, 96, 14, 14), (12, 97, 9, 9), (64, 24, 3, 3), (9, 3, 33, 31)):
         cases.add("row_reduce_sum", Reduce((), shape[1:]), w(*shape), note="rows")
         cases.add("row_reduce_dot", Reduce((2, 3), (1, shape[1], 1, 1)), w(*shape), w(*shape), note="channels")
 
@@ -401,6 +407,14 @@ def _groups(cases: Cases) -> None:
         ((2, 7, 3, 5), 0),
         ((3, 515), 0),
         ((1, 40, 64, 65), 0),
+        ((3, 96, 5, 7), 0),
+        ((2, 97, 3, 5), 0),
+        ((7, 3, 9, 11), 0),
+        ((131, 64), 0),
+        ((5, 1000), 0),
+        ((3, 768, 7), 0),
+        ((2, 24, 20, 21), 0),
+        ((3, 2400), 0),
     ):
         a = GroupNorm(1e-3, groups) if groups else LayerNorm(1e-3)
         kind, c = "group_norm" if groups else "layer_norm", shape[1]
@@ -498,7 +512,16 @@ def _images(cases: Cases) -> None:
 
 
 def _moves(cases: Cases) -> None:
-    for shape in (*SHAPES, (2, 3, 40, 41), (2, 3, 50, 42), (3, 67, 7, 9), (13,)):
+    for shape in (
+        *SHAPES,
+        (2, 3, 40, 41),
+        (2, 3, 50, 42),
+        (3, 67, 7, 9),
+        (13,),
+        (2, 24, 4, 8),
+        (3, 80, 6, 6),
+        (2, 97, 7, 7),
+    ):
         cases.add("convert", NONE, w(*shape))
         cases.add("convert", NONE, m(*shape), note="fp32")
         cases.add("cast", Cast("fp32"), w(*shape), note="widen")

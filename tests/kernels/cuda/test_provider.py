@@ -17,12 +17,14 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
-from mbc.kernels.cuda.base import always
+from mbc.kernels.cuda.base import THREADS, always
+from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
 from mbc.kernels.nccl import COLLECTIVES
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.loss import CrossEntropy
+from mbc.ops.reduce import Reduce
 from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case
 from tests.kernels.cuda.groups import GROUPS
@@ -387,3 +389,26 @@ def test_whole_blocks_of_the_filter_pass_fit_as_they_are_meant_to():
     request = replace(_first_layer(224, 7, 2, 3), precision=Precision.TF32)
     kernel = KERNELS["stem_conv_backward_filter_fp32"]
     assert kernel.takes(request) and kernel.shared(request) + 1024 <= (228 << 10) // 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "vector", "least_blocks"),
+    [
+        ((64, 96, 56, 56), LAST, 8, SUM_BLOCKS),
+        ((64, 384, 14, 14), LAST, 8, SUM_BLOCKS // 2),
+        ((128, 40, 56, 56), FIRST, 8, SUM_BLOCKS - 40),
+        ((64, 97, 56, 56), LAST, 1, SUM_BLOCKS - 4),
+    ],
+)
+def test_sums_by_channel_keep_a_large_gpu_busy(shape: tuple[int, ...], layout: Layout, vector: int, least_blocks: int):
+    """By blocks of which most threads have something to do."""
+    x, a = TensorType(shape, DType.BF16), Reduce((2, 3), (1, shape[1], 1, 1))
+    result = TensorType((1, shape[1], 1, 1), DType.FP32)
+    sums = Sums.of(Request("row_reduce_dot", a, (x, x), (result,), Precision.BF16), layout)
+    adjacent = sums.tile == 0
+    blocks = -(-sums.results * sums.lanes // THREADS) if adjacent else -(-sums.results // vector // sums.tile)
+    reads = sums.terms // vector if adjacent else sums.terms
+    assert sums.vector == vector
+    assert least_blocks <= blocks * sums.parts <= SUM_BLOCKS
+    assert sums.lanes * max(1, sums.tile) > THREADS * 3 // 4
+    assert reads >= sums.parts * sums.lanes * LEAST_TERMS

@@ -56,10 +56,10 @@ def _reduce(at: Slice) -> GroupNormReduceArguments:
 # Channels first, the channels of a pixel are far apart: layer normalisation asks for channels last.
 KERNELS = tuple(
     kernel
-    for kind, layouts in (("group_norm", same_layout), ("layer_norm", pixel_by_pixel))
+    for kind, layouts, version in (("group_norm", same_layout, 1), ("layer_norm", pixel_by_pixel, 2))
     for kernel in (
-        OwnKernel(kind, FILE, GroupNormArguments, _arguments, _eps, layouts=layouts),
-        OwnKernel(f"{kind}_backward", FILE, GroupNormArguments, _arguments, layouts=layouts),
+        OwnKernel(kind, FILE, GroupNormArguments, _arguments, _eps, layouts=layouts, version=version),
+        OwnKernel(f"{kind}_backward", FILE, GroupNormArguments, _arguments, layouts=layouts, version=version),
         OwnKernel(
             f"{kind}_backward_reduce",
             FILE,
@@ -69,6 +69,7 @@ KERNELS = tuple(
             workspace=sums_workspace,
             launches=2,
             accumulates=True,
+            version=version,
         ),
     )
 )

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.ops.reduce import Reduce
 
 FILE = "norm/reduce.cu"
 LEAST_TERMS = 8  # of a thread, where a sum is split into parts
-MOST_PARTS = 256
+LEAST_SHARED_TERMS = 4  # of a thread, where threads of a block share a sum
+SUM_BLOCKS = 4 * REDUCTION_BLOCKS  # that run at a time
+LEAST_PARTS = 4  # fewer are not worth a second launch
 WARP = 32
 
 
@@ -24,8 +26,9 @@ class ReduceArguments(Struct):
     result_type: int
     results: int
     terms: int
-    lanes: int  # threads that share a sum
-    adjacent: int  # whether these read what is adjacent in memory, rather than threads of different sums
+    vector: int  # results, or terms, that a thread reads at once where operands are aligned
+    lanes: int  # threads of a block that share a sum
+    tile: int  # vectors of results of a block; 0: what is summed is adjacent in memory, and vectors are of terms
     parts: int
     accumulate: int
 
@@ -70,11 +73,46 @@ class Lanes:
             lanes = min(lanes, _power_of_two(max(1, terms)))
         return Lanes(results, terms, lanes, adjacent)
 
-    @property
-    def parts(self) -> int:
-        """Into how many a sum is split, so that there are enough blocks."""
-        blocks = -(-self.results * self.lanes // THREADS)
-        return max(1, min(MOST_PARTS, 2 * REDUCTION_BLOCKS // blocks, self.terms // (self.lanes * LEAST_TERMS)))
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How sums are taken: see `ReduceArguments`."""
+
+    results: int
+    terms: int
+    vector: int
+    lanes: int
+    tile: int
+    parts: int
+
+    @staticmethod
+    def of(request: Request, layout: Layout) -> Sums:
+        left, summed = _axes(request, layout)
+        results, terms = (math.prod(axis[0] for axis in axes) for axes in (left, summed))
+        adjacent = bool(summed) and summed[-1][1] == 1
+        size_bytes = request.inputs[0].dtype.size_bytes
+        vector = _vector(*((summed, left) if adjacent else (left, summed)), VECTOR_BYTES // size_bytes)
+        if adjacent:
+            vectors, tile = terms // vector, 0
+            lanes = min(THREADS, max(min(WARP, _power_of_two(2 * vectors - 1)), _power_of_two(vectors // LEAST_TERMS)))
+            blocks = -(-results * lanes // THREADS)
+        else:
+            vectors, columns = terms, results // vector
+            lanes = max(1, terms // LEAST_SHARED_TERMS)
+            # Divided evenly, a warp's at least where there are as many: few threads are idle.
+            tile = -(-columns // -(-columns // max(WARP, THREADS // lanes)))
+            lanes = min(THREADS // tile, lanes)
+            blocks = -(-columns // tile)
+        parts = min(SUM_BLOCKS // blocks, vectors // (lanes * LEAST_TERMS))
+        return Sums(results, terms, vector, lanes, tile, parts if parts >= LEAST_PARTS else 1)
+
+
+def _vector(inner: Sequence[Axis], outer: Sequence[Axis], most: int) -> int:
+    """`most` where the innermost axis of `inner` is so many adjacent elements, again and again, and begins at
+    multiples of them, else 1."""
+    if not inner or inner[-1][1] != 1 or inner[-1][0] % most != 0:
+        return 1
+    return most if all(axis[1] % most == 0 for axis in (*inner[:-1], *outer)) else 1
 
 
 def _power_of_two(number: int) -> int:
@@ -84,15 +122,16 @@ def _power_of_two(number: int) -> int:
 
 def _reduce(at: Slice) -> ReduceArguments:
     x, y = at.request.inputs[0], at.request.outputs[0]
-    shape = Lanes.of(*_axes(at.request, at.layout))
+    sums = Sums.of(at.request, at.layout)
     return ReduceArguments(
         type_code(x),
         type_code(y),
-        shape.results,
-        shape.terms,
-        shape.lanes,
-        int(shape.adjacent),
-        shape.parts,
+        sums.results,
+        sums.terms,
+        sums.vector,
+        sums.lanes,
+        sums.tile,
+        sums.parts,
         int(at.accumulate),
     )
 
@@ -109,8 +148,8 @@ def _trailing(at: Slice) -> tuple[int, ...]:
 
 
 def _workspace(request: Request, layout: Layout) -> int:
-    shape = Lanes.of(*_axes(request, layout))
-    return shape.parts * shape.results * 4 if shape.parts > 1 else 0
+    sums = Sums.of(request, layout)
+    return sums.parts * sums.results * 4 if sums.parts > 1 else 0
 
 
 KERNELS = tuple(
@@ -124,6 +163,7 @@ KERNELS = tuple(
         workspace=_workspace,
         launches=2,
         accumulates=bool(rows),
+        version=2,
     )
     for rows in ("", "row_")
     for kind in ("reduce_sum", "reduce_dot")
