@@ -1,16 +1,16 @@
-// Scaled dot-product attention of short sequences in 16 bits on tensor cores, channels last: a block has a whole head in
-// shared memory (ViT at 224 pixels has 197 positions, a window of Swin 49).
+// Scaled dot-product attention of short sequences in 16 bits on tensor cores, channels last: a block has a whole head
+// in shared memory (ViT at 224 pixels has 197 positions, a window of Swin 49).
 //
-// GEMM       as in attention_mma.cu, but backward five products for seven: a warp has 16 keys, whose scores it computes for
-//            all queries, and leaves the gradients of scores, rounded to 16 bits as the tensor cores take them, in shared
-//            memory; behind one barrier it has 16 queries, and multiplies what all warps left by the keys. No two warps
-//            add to one element.
-// Tile       16 rows a warp. Forward up to 8 warps go over the queries, 48 keys at a time (32 for up to 32 channels); backward a warp for every 16 keys,
-//            16 queries at a time. Sequences are padded to a multiple of 16.
-// Shared     forward keys and values, backward keys, queries, dy and the gradients of scores: 59,904 and 178,048 bytes for
-//            197 positions of 64 channels. Rows padded by 16 bytes: ldmatrix, with or without .trans, meets no bank twice.
-// Registers  128 for 64 channels, 80 forward and 96 backward for 32. The operand that a warp keeps comes right from global
-//            memory, as fragments; the sums are those of 16 rows, backward of keys and values.
+// GEMM       as in attention_mma.cu, but backward five products for seven: a warp has 16 keys, whose scores it computes
+//            for all queries, and leaves the gradients of scores, rounded to 16 bits as tensor cores take them, in
+//            shared memory; behind one barrier it has 16 queries, and multiplies what all warps left by the keys. No
+//            two warps add to one element.
+// Tile       16 rows a warp. Forward up to 8 warps go over the queries, 48 keys at a time (32 for up to 32 channels);
+//            backward a warp for every 16 keys, 16 queries at a time. Sequences are padded to a multiple of 16.
+// Shared     forward keys and values, backward keys, queries, dy and the gradients of scores: 59,904 and 178,048 bytes
+//            for 197 positions of 64 channels. Rows padded by 16 bytes: ldmatrix meets no bank twice.
+// Registers  128 for 64 channels, 80 forward and 96 backward for 32. The operand that a warp keeps comes right from
+//            global memory, as fragments; the sums are those of 16 rows, backward of keys and values.
 // Limit      reading shared memory, 4 cycles for two mma.sync; backward one block a multiprocessor, whose loads nothing
 //            hides.
 #include "attention.cuh"
@@ -89,18 +89,21 @@ __device__ void load_rows(uint32_t (&a)[D / 16][4], const T* from, int64_t posit
     }
 }
 
-// sums += A B^T, of 16 rows of D elements in registers and 16, P apart, in shared memory.
-template <int D, int P, typename T>
-__device__ void dot(float (&sums)[2][4], const uint32_t (&a)[D / 16][4], const T* b) {
+// sums += A B^T, of 16 rows of D elements in registers and N tiles of rows, P apart, in shared memory. Neighbouring MMAs add
+// to different sums.
+template <int D, int P, int N, typename T>
+__device__ void dot(float (&sums)[N][2][4], const uint32_t (&a)[D / 16][4], const T* b) {
   const int lane = threadIdx.x % 32;
   const T* row = b + (lane / 16 * 8 + lane % 8) * P + lane / 8 % 2 * 8;
 #pragma unroll
-  for (int k = 0; k < D / 16; ++k) {
-    uint32_t right[4];
-    ldmatrix_x4(right, reinterpret_cast<const uint4*>(row + 16 * k));
-    mma_m16n8k16<T>(sums[0], a[k], right[0], right[1]);
-    mma_m16n8k16<T>(sums[1], a[k], right[2], right[3]);
-  }
+  for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      uint32_t right[4];
+      ldmatrix_x4(right, reinterpret_cast<const uint4*>(row + TILE * n * P + 16 * k));
+      mma_m16n8k16<T>(sums[n][0], a[k], right[0], right[1]);
+      mma_m16n8k16<T>(sums[n][1], a[k], right[2], right[3]);
+    }
 }
 
 // sums += P B, of 16 x 16 elements in registers and 16 rows of D in shared memory.
@@ -161,8 +164,7 @@ struct Attending {
                          int query, int key) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     float p[N][2][4] = {};
-#pragma unroll
-    for (int n = 0; n < N; ++n) dot<D, PITCH<D>>(p[n], q, k + (key + TILE * n) * PITCH<D>);
+    dot<D, PITCH<D>>(p, q, k + key * PITCH<D>);
     float largest[2] = {most[0], most[1]}, factor[2], from[2];
 #pragma unroll
     for (int n = 0; n < N; ++n)
@@ -311,7 +313,7 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
   {
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
     for (int query = scores.causal ? own : 0; query < all_queries; query += TILE) {
-      float p[2][4] = {}, dp[2][4] = {};
+      float p[1][2][4] = {}, dp[1][2][4] = {};
       // Registers have room for one of two operands.
       uint32_t key[D / 16][4];
 #pragma unroll
@@ -325,15 +327,16 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
         const auto pair = load<2>(numbers + column);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float power = fmaf(p[n][e], scores.scale, -pair.v[e % 2].log);
-          p[n][e] = power_of_2(scores(column + e % 2, own + g + 8 * (e / 2), power));
-          dp[n][e] = p[n][e] * (dp[n][e] - pair.v[e % 2].dot);
+          float &share = p[0][n][e], &gradient = dp[0][n][e];
+          const float power = fmaf(share, scores.scale, -pair.v[e % 2].log);
+          share = power_of_2(scores(column + e % 2, own + g + 8 * (e / 2), power));
+          gradient = share * (gradient - pair.v[e % 2].dot);
         }
       }
       uint32_t words[4];
-      round_words<T>(words, p);
+      round_words<T>(words, p[0]);
       mix<D, PAIR>(dv, words, dy + query * PAIR);
-      round_words<T>(words, dp);
+      round_words<T>(words, dp[0]);
       mix<D, PAIR>(dk, words, q + query * PAIR);
 #pragma unroll
       for (int w = 0; w < 4; ++w)
