@@ -80,7 +80,7 @@ def test_tensor_cores_run_attention_in_16_bits():
     )
     text = text.replace("1, 24, 1, 17", "1, 96, 1, 17")
     large = compile_plan(Source("attention.mbc", text), Options(gpu="h200", settings=(("train.precision", "bf16"),)))
-    assert {"attention_mma", "attention_mma_backward", "attention_mma_backward_bias"} <= kernels(large)
+    assert {"attention_resident", "attention_resident_backward", "attention_mma_backward_bias"} <= kernels(large)
     assert {"attention", "attention_backward", "attention_backward_bias"} <= kernels(planned())
 
 

@@ -98,10 +98,14 @@ struct Attended {
 };
 
 struct Item {
-  int64_t n, h, g;
+  uint32_t n, h, g;  // there are fewer items than a grid may have blocks
 
-  __device__ Item(int64_t item, int64_t heads, int64_t groups)
-      : n(item / groups / heads), h(item / groups % heads), g(item % groups) {}
+  __device__ Item(int64_t item, int64_t heads, int64_t groups) {
+    const auto i = static_cast<uint32_t>(item), row = i / static_cast<uint32_t>(groups);
+    n = row / static_cast<uint32_t>(heads);
+    h = row % static_cast<uint32_t>(heads);
+    g = i % static_cast<uint32_t>(groups);
+  }
 };
 
 inline int first_operand(const AttentionArguments& a) { return (a.packed ? 1 : 3) + (a.bias_heads ? 1 : 0); }

@@ -90,19 +90,24 @@ __device__ inline void cp_async_wait() {
 #endif
 }
 
-// ldmatrix.x4.trans: four matrices of 8 x 8 elements, each row 16 bytes in shared memory whose address a thread gives:
-// rows of matrix i by threads 8 i on. Thread (g, t) gets elements (2t, g) and (2t + 1, g) of each as a word.
-__device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(at)
-               : "memory");
+#define MBC_LDMATRIX(order)                                                                  \
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));                  \
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4" order ".shared.b16 {%0,%1,%2,%3}, [%4];"      \
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])              \
+               : "r"(at)                                                                     \
+               : "memory")
 #else
-  static_cast<void>(words), static_cast<void>(row);
+#define MBC_LDMATRIX(order) static_cast<void>(words), static_cast<void>(row)
 #endif
-}
+
+// ldmatrix.x4: four matrices of 8 x 8 elements, each row 16 bytes in shared memory whose address a thread gives: rows of
+// matrix i by threads 8 i on. Thread (g, t) gets elements (g, 2t) and (g, 2t + 1) of each as a word.
+__device__ inline void ldmatrix_x4(uint32_t (&words)[4], const uint4* row) { MBC_LDMATRIX(""); }
+// ldmatrix.x4.trans: of the same matrices thread (g, t) gets elements (2t, g) and (2t + 1, g).
+__device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) { MBC_LDMATRIX(".trans"); }
+
+#undef MBC_LDMATRIX
 
 }  // namespace mbc
 

@@ -954,6 +954,12 @@ def _attention(cases: Cases) -> None:
         (3, 0, 17, 17, 5, None, True, True),
         (1, 1, 3, 18, 200, (1, 1), False, False),
         (2, 1, 1, 1, 16, None, True, False),
+        (1, 1, 5, 5, 64, None, True, False),
+        (1, 4, 49, 49, 32, (1, 4), True, False),
+        (1, 1, 50, 50, 64, (1, 1), True, True),
+        (1, 1, 33, 80, 56, (1, 1), False, False),
+        (1, 1, 196, 196, 32, None, True, True),
+        (1, 1, 197, 197, 64, None, True, False),
     ):
         outer = (groups,) if groups else ()
         channels = heads * depth

@@ -72,7 +72,9 @@ inline void cp_async_commit() {}
 template <int N>
 void cp_async_wait() {}
 
-inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
+// Element `half` of the word that a thread gets of a matrix: (row, column) of it.
+template <typename Place>
+void ldmatrix(uint32_t (&words)[4], const uint4* row, const Place& place) {
   uint32_t mine[6] = {};
   std::memcpy(mine, &row, sizeof(row));
   const emulator::WarpWords all(mine);
@@ -80,12 +82,19 @@ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
   for (unsigned i = 0; i < 4; ++i) {
     uint16_t pair[2];
     for (unsigned half = 0; half < 2; ++half) {
+      const auto [from_row, column] = place(lane / 4, lane % 4 * 2 + half);
       const uint16_t* from;
-      std::memcpy(&from, all.of(8 * i + lane % 4 * 2 + half), sizeof(from));
-      pair[half] = from[lane / 4];
+      std::memcpy(&from, all.of(8 * i + from_row), sizeof(from));
+      pair[half] = from[column];
     }
     std::memcpy(&words[i], pair, 4);
   }
+}
+inline void ldmatrix_x4(uint32_t (&words)[4], const uint4* row) {
+  ldmatrix(words, row, [](unsigned g, unsigned own) { return std::array{g, own}; });
+}
+inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) {
+  ldmatrix(words, row, [](unsigned g, unsigned own) { return std::array{own, g}; });
 }
 
 }  // namespace mbc

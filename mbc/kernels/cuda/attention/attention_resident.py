@@ -1,0 +1,83 @@
+"""Scaled dot-product attention of short sequences, forward and backward: a head in the shared memory of a block."""
+
+from __future__ import annotations
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.cuda.attention.attention import (
+    AttentionArguments,
+    arguments_of,
+    attention_of,
+    channels_last,
+    scale_of,
+    takes_tensor_cores,
+    tiled_operations,
+)
+from mbc.kernels.cuda.base import OwnKernel, gemm_us
+
+# As in the source.
+FILE = "attention/attention_resident.cu"
+TILE = 16  # positions
+DEPTHS = (32, 64)  # channels of a head that kernels are compiled for
+BACKWARD_WARPS = {32: 20, 64: 16}  # of a block, each for a tile of keys
+PAD = 8  # elements that a row in shared memory is longer
+ELEMENT_BYTES = 2
+
+MOST_SHARED_BYTES = 227 << 10  # of a block on any GPU
+PRODUCTS = {"attention": 2, "attention_backward": 5}
+# As that of attention_mma, but reckoned, not measured yet: mma.sync reaches 60 % of the peak, reading shared memory
+# takes nearly twice as long, and loads and exponentials are hidden in part. That is 42 us forward and 107 backward for
+# 64 images of ViT-B/16 on an H100.
+SHARE = 0.3
+
+
+def _depth(request: Request) -> int:
+    return next(d for d in DEPTHS if attention_of(request)[1].depth <= d)
+
+
+def _padded(request: Request) -> tuple[int, int]:
+    """Queries and keys."""
+    s = attention_of(request)[1]
+    return -(-s.queries // TILE) * TILE, -(-s.keys // TILE) * TILE
+
+
+def _shared(request: Request) -> int:
+    """Forward keys and values; backward keys, queries beside dy, gradients of scores, two numbers of each query."""
+    (queries, keys), depth = _padded(request), _depth(request)
+    if request.kind == "attention":
+        return 2 * keys * (depth + PAD) * ELEMENT_BYTES
+    elements = keys * (depth + PAD) + queries * (2 * depth + PAD) + keys * (queries + PAD)
+    return elements * ELEMENT_BYTES + 8 * queries
+
+
+def _takes(request: Request) -> bool:
+    if not takes_tensor_cores(request) or attention_of(request)[1].depth > DEPTHS[-1]:
+        return False
+    if request.kind != "attention" and _padded(request)[1] > BACKWARD_WARPS[_depth(request)] * TILE:
+        return False
+    return _shared(request) <= MOST_SHARED_BYTES
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    operations = tiled_operations(request, PRODUCTS[request.kind], TILE, TILE)
+    return gemm_us(request, device, operations, peak_tflops(device, request.precision), SHARE)
+
+
+KERNELS = tuple(
+    OwnKernel(
+        kind,
+        FILE,
+        AttentionArguments,
+        arguments_of,
+        scale_of,
+        layouts=channels_last,
+        time_us=_time_us,
+        launcher=kind.replace("attention", "attention_resident", 1),
+        takes=_takes,
+        shared=_shared,
+        tensor_cores=True,
+        aligned=True,
+    )
+    for kind in PRODUCTS
+)
