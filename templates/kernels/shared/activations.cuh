@@ -14,7 +14,7 @@ __device__ inline float fast_reciprocal(float x) {
 #endif
 }
 
-__device__ inline float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ inline float logistic(float x) { return fast_reciprocal(1.0f + expf(-x)); }
 
 struct Silu {
   __device__ float operator()(float x) const { return x * logistic(x); }
