@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(DEPTHWISE_FILTER_THREADS, 3)
         stored.widen_to(gradient[t]);
       }
       const int32_t top = oy * S - g.pad_top, side = ox * S - g.pad_left;
-      uint32_t columns = pixels_inside<COUNT>(side, g.from.width);
-      pin(columns);
+      const uint32_t columns = pixels_inside<COUNT>(side, g.from.width);
 #pragma unroll
       for (int d = 0; d < Size::LINES; ++d) {
         float line[COUNT][N];

@@ -2,11 +2,11 @@
 //
 // Bytes      the operands once, the results once; of sums in parts these, twice.
 // Kernels    what is summed is adjacent in memory: `sum_along`, `lanes` adjacent threads share a sum (lanes.cuh). Else
-//            results are adjacent: `sum_down`, a block has a tile of vectors of results and its threads deal out the
-//            terms, row by row, as many in flight as registers hold:
+//            results are adjacent: `sum_down`, a block has a tile of vectors of results and deals out the rows of them
+//            to its lanes, as many in flight as registers hold:
 //
-//               terms 0, lanes, ..        thread 0          thread 1          .. thread tile - 1
-//               terms 1, lanes + 1, ..    thread tile       thread tile + 1   ..
+//               rows 0, lanes, ..         thread 0          thread 1          .. thread tile - 1
+//               rows 1, lanes + 1, ..     thread tile       thread tile + 1   ..
 //
 //            Blocks of several parts of a sum leave them in the workspace; a second launch adds them up. All in a fixed
 //            order.
@@ -41,7 +41,7 @@ struct DotOf {
   __device__ float operator()(float a, float b, float sum) const { return fmaf(a, b, sum); }
 };
 
-// Terms of a sum, those that a thread has in flight: all are read before any is added. Those beyond the end are zero.
+// What a thread has in flight of a reduction: all is read before any is added. What is beyond the end is zero.
 template <typename T, int N, typename F>
 struct Terms {
   static constexpr int K = 4 / F::OPERANDS;
