@@ -97,16 +97,15 @@ struct Attended {
   int64_t items() const { return rows * heads * groups; }
 };
 
-struct Item {
-  uint32_t n, h, g;  // there are fewer items than a grid may have blocks
+// `Index`: 32 bits take fewer registers and instructions, and are enough for the blocks of a grid.
+template <typename Index>
+struct ItemAt {
+  Index n, h, g;
 
-  __device__ Item(int64_t item, int64_t heads, int64_t groups) {
-    const auto i = static_cast<uint32_t>(item), row = i / static_cast<uint32_t>(groups);
-    n = row / static_cast<uint32_t>(heads);
-    h = row % static_cast<uint32_t>(heads);
-    g = i % static_cast<uint32_t>(groups);
-  }
+  __device__ ItemAt(Index item, Index heads, Index groups)
+      : n(item / groups / heads), h(item / groups % heads), g(item % groups) {}
 };
+using Item = ItemAt<int64_t>;
 
 inline int first_operand(const AttentionArguments& a) { return (a.packed ? 1 : 3) + (a.bias_heads ? 1 : 0); }
 
@@ -261,17 +260,25 @@ __global__ void attend(Attended<T> a, Headed<T> y, float* logs, int64_t tiles) {
   }
 }
 
-// Of every row of scores the sum of y * dy: what the gradient of softmax takes off.
+// Of every row of scores the sum of y * dy: what the gradient of softmax takes off. By `lanes` neighbouring threads, a
+// power of two up to 32.
 template <typename T>
 __global__ void attention_dots(Headed<const T> y, Headed<const T> dy, float* dots, int64_t queries, int64_t heads,
-                               int64_t groups, int64_t depth, int64_t count) {
-  for (int64_t i = thread_index(); i < count; i += thread_count()) {
-    const Item at(i / queries, heads, groups);
-    const int64_t place = i % queries * y.position;
-    const T *left = y.of(at.n, at.h, at.g) + place, *right = dy.of(at.n, at.h, at.g) + place;
+                               int64_t groups, int64_t depth, int64_t count, int lanes) {
+  const int lane = threadIdx.x % lanes;
+  // A warp goes on together.
+  for (int64_t i = thread_index(); i - threadIdx.x % 32 < count * lanes; i += thread_count()) {
+    const int64_t row = i / lanes;
     float sum = 0.0f;
-    for (int64_t d = 0; d < depth; ++d) sum = fmaf(to_float(left[d * y.channel]), to_float(right[d * y.channel]), sum);
-    dots[i] = sum;
+    if (row < count) {
+      const Item at(row / queries, heads, groups);
+      const int64_t place = row % queries * y.position;
+      const T *left = y.of(at.n, at.h, at.g) + place, *right = dy.of(at.n, at.h, at.g) + place;
+      for (int64_t d = lane; d < depth; d += lanes)
+        sum = fmaf(to_float(left[d * y.channel]), to_float(right[d * y.channel]), sum);
+    }
+    for (int far = 1; far < lanes; far *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
+    if (lane == 0 && row < count) dots[row] = sum;
   }
 }
 
@@ -480,8 +487,9 @@ Backward<T> backward_of(const MbcCall& call, const AttentionArguments& a, float*
   const int at = first_operand(a);
   const Headed<const T> y(in<T>(call, at), a, a.queries, 0, 1), dy(in<T>(call, at + 1), a, a.queries, 0, 1);
   const int64_t count = a.rows * a.heads * a.groups * a.queries;
-  MBC_LAUNCH((attention_dots<T>), blocks_for(count), THREADS, call.stream, y, dy, dots, a.queries, a.heads, a.groups,
-             a.depth, count);
+  const int lanes = y.channel == 1 ? 8 : 1;  // where channels are adjacent
+  MBC_LAUNCH((attention_dots<T>), blocks_for(count * lanes), THREADS, call.stream, y, dy, dots, a.queries, a.heads,
+             a.groups, a.depth, count, lanes);
   return {Attended<T>(call, a), dy, in<float>(call, at + 2), dots};
 }
 

@@ -43,8 +43,8 @@ __device__ inline float power_of_2(float x) {
 #endif
 }
 
-// Which scores of a head count, and what is added to them, in powers of two. `PLAIN`: there is no bias, and every key counts
-// for every query.
+// Which scores of a head count, and what is added to them, in powers of two. `PLAIN`: there is no bias, and every key
+// counts for every query.
 template <bool PLAIN, typename T>
 struct HeadScores {
   const T* bias;
@@ -52,7 +52,7 @@ struct HeadScores {
   bool causal;
   float scale;
 
-  __device__ HeadScores(const Scores<T>& s, const Item& at)
+  __device__ HeadScores(const Scores<T>& s, const ItemAt<uint32_t>& at)
       : bias(s.bias_of(at.h, at.g)), queries(static_cast<int>(s.queries)), keys(static_cast<int>(s.keys)),
         causal(s.causal), scale(s.scale * LOG2_E) {}
 
@@ -89,8 +89,8 @@ __device__ void load_rows(uint32_t (&a)[D / 16][4], const T* from, int64_t posit
     }
 }
 
-// sums += A B^T, of 16 rows of D elements in registers and N tiles of rows, P apart, in shared memory. Neighbouring MMAs add
-// to different sums.
+// sums += A B^T, of 16 rows of D elements in registers and N tiles of rows, P apart, in shared memory. Neighbouring
+// MMAs add to different sums.
 template <int D, int P, int N, typename T>
 __device__ void dot(float (&sums)[N][2][4], const uint32_t (&a)[D / 16][4], const T* b) {
   const int lane = threadIdx.x % 32;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS, FORWARD_BLOCKS<D>)
     attend_resident(Attended<T> a, Headed<T> y, float* logs, int all_queries, int all_keys) {
   MBC_DYNAMIC_SHARED(shared);
   T *k = reinterpret_cast<T*>(shared), *v = k + all_keys * PITCH<D>;
-  const Item at(blockIdx.x, a.heads, a.groups);
+  const ItemAt<uint32_t> at(blockIdx.x, static_cast<uint32_t>(a.heads), static_cast<uint32_t>(a.groups));
   const HeadScores<PLAIN, T> scores(a.scores, at);
   const int depth = static_cast<int>(a.depth);
   copy_rows<D, PITCH<D>>(k, a.k.of(at.n, at.h, at.g), a.k.position, scores.keys, depth, all_keys);
@@ -247,16 +247,16 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS, FORWARD_BLOCKS<D>)
   }
 }
 
-// Of a query: the logarithm to base 2 of its sum of exponentials, infinite where there is no query, so that no key has a
-// share in it, and the sum of y * dy.
+// Of a query: the logarithm to base 2 of its sum of exponentials, infinite where there is no query, so that no key has
+// a share in it, and the sum of y * dy.
 struct alignas(8) QueryNumbers {
   float log, dot;
 };
 
 // Copies dy, and leaves the numbers of each query.
 template <int D, int P, typename T>
-__device__ void copy_gradient(T* to, QueryNumbers* numbers, const T* dy, const T* y, const float* logs, int64_t position,
-                              int length, int depth, int count) {
+__device__ void copy_gradient(T* to, QueryNumbers* numbers, const T* dy, const T* y, const float* logs,
+                              int64_t position, int length, int depth, int count) {
   constexpr int COLUMNS = D / 8;  // a power of two: threads that share a row
   static_assert((COLUMNS & (COLUMNS - 1)) == 0);
 #pragma unroll 4
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
   // Keys; queries, of which dy lies behind q; the gradients of scores, [key, query]; numbers of queries.
   T *k = reinterpret_cast<T*>(shared), *q = k + all_keys * P, *dy = q + D, *dscores = q + all_queries * PAIR;
   auto* numbers = reinterpret_cast<QueryNumbers*>(dscores + all_keys * pitch);
-  const Item at(blockIdx.x, a.heads, a.groups);
+  const ItemAt<uint32_t> at(blockIdx.x, static_cast<uint32_t>(a.heads), static_cast<uint32_t>(a.groups));
   const HeadScores<PLAIN, T> scores(a.scores, at);
   const int depth = static_cast<int>(a.depth), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int own = threadIdx.x / 32 * TILE;
@@ -340,9 +340,11 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
       mix<D, PAIR>(dk, words, q + query * PAIR);
 #pragma unroll
       for (int w = 0; w < 4; ++w)
-        *reinterpret_cast<uint32_t*>(dscores + (own + g + 8 * (w % 2)) * pitch + query + 8 * (w / 2) + 2 * t) = words[w];
+        *reinterpret_cast<uint32_t*>(dscores + (own + g + 8 * (w % 2)) * pitch + query + 8 * (w / 2) + 2 * t) =
+            words[w];
     }
-    store_rows<D>(dk, b.dk.of(at.n, at.h, at.g), b.dk.position, own, scores.keys, depth, a.scores.scale, a.scores.scale);
+    store_rows<D>(dk, b.dk.of(at.n, at.h, at.g), b.dk.position, own, scores.keys, depth, a.scores.scale,
+                  a.scores.scale);
     store_rows<D>(dv, b.dv.of(at.n, at.h, at.g), b.dv.position, own, scores.keys, depth, 1.0f, 1.0f);
   }
   __syncthreads();
@@ -368,8 +370,9 @@ void run_attend_resident(const MbcCall& call, const AttentionArguments& a) {
   const Headed<T> y(out<T>(call, at), a, a.queries, 0, 1);
   // As few warps as need no more rounds.
   const int64_t tiles = queries / TILE, warps = divide_up(tiles, divide_up(tiles, FORWARD_WARPS));
-  MBC_LAUNCH_SHARED((attend_resident<D, PLAIN, T>), static_cast<unsigned>(of.items()), static_cast<unsigned>(32 * warps),
-                    2 * keys * PITCH<D> * 2, call.stream, of, y, out<float>(call, at + 1), queries, keys);
+  MBC_LAUNCH_SHARED((attend_resident<D, PLAIN, T>), static_cast<unsigned>(of.items()),
+                    static_cast<unsigned>(32 * warps), 2 * keys * PITCH<D> * 2, call.stream, of, y,
+                    out<float>(call, at + 1), queries, keys);
 }
 
 template <typename T, int D, bool PLAIN>
@@ -413,6 +416,8 @@ extern "C" const char* mbc_attention_resident_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<AttentionArguments>(call, [&](auto of) {
     const auto& a = arguments<AttentionArguments>(call);
-    for_scores(a, [&](auto depth, auto plain) { run_attend_resident_backward<decltype(of), depth(), plain()>(call, a); });
+    for_scores(a, [&](auto depth, auto plain) {
+      run_attend_resident_backward<decltype(of), depth(), plain()>(call, a);
+    });
   });
 }

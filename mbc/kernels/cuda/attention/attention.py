@@ -218,6 +218,7 @@ def _kernels(tensor_cores: bool) -> tuple[OwnKernel, ...]:
             shared=_shared(tensor_cores),
             tensor_cores=tensor_cores,
             aligned=tensor_cores,
+            version=1 if kind == "attention" else 2,
         )
 
     return (
