@@ -12,7 +12,7 @@ speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same 
 `torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
-                                    [--build-first]
+                                    [--build-first] [--no-memory]
     python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
     python benchmarks/from_torch.py --draw
     python benchmarks/from_torch.py --steps50 [--device cpu]
@@ -77,6 +77,7 @@ class Run:
 
     limit_s: float
     fresh_profile: bool
+    memory: bool = True
 
     def contender(self, asked: Asked, profiles: str) -> dict[str, Any]:
         """What one found, or why it did not."""
@@ -132,7 +133,7 @@ class Run:
             peers = [found[name] for name in MODES if "failed" not in found[name]]
             if "failed" not in mine and peers and asked.device == "cuda":
                 best = min(peers, key=lambda peer: peer["ms"])
-                if mine["ms"] > best["ms"]:  # with all memory; with less it is no faster
+                if not self.memory or mine["ms"] > best["ms"]:  # with less memory it is no faster
                     return judged(without_sources(found))
                 at_speed = replace(
                     asked, contender="mbc_at_speed", source=mine["source"], memory_bytes=best["reserved_bytes"],
@@ -218,6 +219,7 @@ def main() -> None:
     parser.add_argument("--measure-for", help="passed on to from_torch, such as 90s (default: until all is measured)")
     parser.add_argument("--fresh-profile", action="store_true", help="each network on a GPU that mbc has never seen")
     parser.add_argument("--build-first", action="store_true", help="compile mbc's kernels before the first row")
+    parser.add_argument("--no-memory", action="store_true", help="look for no plans at PyTorch's speed")
     parser.add_argument("--limit", type=float, default=400, help="seconds that one contender may take (default 400)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int, help="of all (default: as drawn)")
@@ -242,7 +244,7 @@ def main() -> None:
         need_gpu("rehearse by --device cpu, or plan by --plan-only")
     kind = "planned" if arguments.plan_only else arguments.device
     kept = results(f"from_torch_{kind}", again=arguments.again, size=arguments.size)
-    run = Run(arguments.limit, arguments.fresh_profile)
+    run = Run(arguments.limit, arguments.fresh_profile, not arguments.no_memory)
     networks = {
         name: Asked(
             "", name, arguments.batch or batches.get(name, 64), arguments.size, arguments.device,

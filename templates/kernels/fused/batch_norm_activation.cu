@@ -91,8 +91,9 @@ template <typename>
 using ThroughSilu = ThroughInput<SiluBackward>;
 template <typename>
 using ThroughHardSwish = ThroughInput<HardSwishBackward>;
-template <typename T>
-using ThroughRelu6 = ThroughOutput<T, Relu6, Relu6Backward>;
+// Between 0 and 6 the output is the input. What is only rounded to 6 when it is stored lets its gradient through.
+template <typename>
+using ThroughRelu6 = ThroughInput<Relu6Backward>;
 
 }  // namespace mbc
 

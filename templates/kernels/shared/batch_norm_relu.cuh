@@ -26,22 +26,15 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
-// The gradient through an activation, by its recomputed input z, as it is by what is stored: ReLU,
+// The gradient through an activation, by its recomputed input z: ReLU, as it is by what is stored,
 template <typename T>
 struct ThroughRelu {
   __device__ static float gradient(float z, float dy) { return z > ROUNDS_TO_ZERO<T> ? dy : 0.0f; }
 };
-// one whose gradient needs its input,
+// and others, by a function of z and dy.
 template <typename Backward>
 struct ThroughInput {
   __device__ static float gradient(float z, float dy) { return Backward{}(z, dy); }
-};
-// and one whose gradient needs its output.
-template <typename T, typename Forward, typename Backward>
-struct ThroughOutput {
-  __device__ static float gradient(float z, float dy) {
-    return Backward{}(to_float(from_float<T>(Forward{}(z))), dy);
-  }
 };
 
 // dx from x and the gradient of the activation's output, which is recomputed.
