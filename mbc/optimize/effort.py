@@ -29,6 +29,12 @@ KNAPSACK_DETERMINISTIC_TIME = 20.0
 PRICE_BISECTIONS = 24
 MAX_US_PER_BYTE = 1e-2
 
+# --- fusion ---
+
+# How many times shorter one launch for many updates or casts has to be than these where only one of the two times was
+# measured: estimates of what is bound by memory and launches are nowhere that far off (062).
+CLEARLY_FASTER = 2.0
+
 # --- schedule ---
 
 # Numbers of launches into which one multi-tensor update is split for the concurrent stream (024).

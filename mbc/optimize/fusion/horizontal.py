@@ -15,6 +15,7 @@ from mbc.ir.types import Layout
 from mbc.ops import KINDS
 from mbc.ops.fused import join, names_of
 from mbc.ops.layerwise import RATIOS
+from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import MicroBatch, Point
 from mbc.optimize.candidates.table import CandidateTable
 
@@ -24,10 +25,6 @@ _OF_STATES = RATIOS | {
 }  # fmt: skip
 _KINDS = _OF_STATES | {"cast", "update_running"}  # with multi-tensor kernels
 _ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
-
-# How many times shorter one launch has to be where only one of the two times was measured: estimates of updates and
-# casts, which are bound by memory and launches, are nowhere that far off.
-_CLEARLY = 2.0
 
 _Key = tuple[str, Attributes | None, bool]
 
@@ -101,7 +98,7 @@ def fuse_horizontally(
         singly_us = sum(choices[operation.name].point.time_us for operation in group)
         measured = all(s.candidate.measured for o in group for s in choices[o.name].micro_batches)
         layouts = _layouts(joined, group, choices)
-        margin = 1.0 if best.measured == measured else _CLEARLY
+        margin = 1.0 if best.measured == measured else effort.CLEARLY_FASTER
         if best.time_us * margin >= singly_us or layouts is None:
             continue
         best = replace(best, layouts=layouts)
