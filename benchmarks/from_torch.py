@@ -3,7 +3,8 @@
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
 own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--build-first`: mbc's kernels
-are compiled before the first row, as after any earlier use of mbc on that machine.
+are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: rows without
+`memory_ratio`, which another call does not fill in unless `--again`, and without `known_s`.
 
 `ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
 and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
@@ -28,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -90,14 +92,16 @@ class Run:
         ):
             told.write(json.dumps(asdict(asked)))
             told.seek(0)
-            process = subprocess.Popen(command, stdin=told, stdout=out, stderr=said, env=environment)
+            process = subprocess.Popen(
+                command, stdin=told, stdout=out, stderr=said, env=environment, start_new_session=True
+            )
             until_s, waits = time.monotonic() + self.limit_s, bool(asked.turn)
             while process.poll() is None:
                 if waits and Path(asked.turn, f"{asked.contender}.ready").exists():
                     # It may wait for others as long as these may take, and is then timed.
                     until_s, waits = time.monotonic() + 2 * self.limit_s, False
                 if time.monotonic() > until_s:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)  # with those that look for plans for it
                     process.wait()
                     return {"failed": f"it took more than {self.limit_s:.0f} s"}
                 time.sleep(POLL_S)
@@ -133,18 +137,13 @@ class Run:
             peers = [found[name] for name in MODES if "failed" not in found[name]]
             if "failed" not in mine and peers and asked.device == "cuda":
                 best = min(peers, key=lambda peer: peer["ms"])
-                if not self.memory or mine["ms"] > best["ms"]:  # with less memory it is no faster
-                    return judged(without_sources(found))
-                at_speed = replace(
-                    asked, contender="mbc_at_speed", source=mine["source"], memory_bytes=best["reserved_bytes"],
-                    step_ms=best["ms"], took_ms=mine["ms"], predicted_ms=mine["predicted_ms"],
-                )  # fmt: skip
-                found["mbc_at_speed"] = self.contender(at_speed, profiles)
-        return judged(without_sources(found))
-
-
-def without_sources(found: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {k: v for k, v in one.items() if k != "source"} for name, one in found.items()}
+                if self.memory and mine["ms"] <= best["ms"]:  # with less memory it is no faster
+                    at_speed = replace(
+                        asked, contender="mbc_at_speed", source=mine["source"], memory_bytes=best["reserved_bytes"],
+                        step_ms=best["ms"], took_ms=mine["ms"], predicted_ms=mine["predicted_ms"],
+                    )  # fmt: skip
+                    found["mbc_at_speed"] = self.contender(at_speed, profiles)
+        return judged({name: {k: v for k, v in one.items() if k != "source"} for name, one in found.items()})
 
 
 def judged(found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -252,7 +251,7 @@ def main() -> None:
         )
         for name in names if not kept.done(name)
     }  # fmt: skip
-    if arguments.build_first:
+    if arguments.build_first and on_gpu and networks:
         build_kernels()
     for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:

@@ -131,8 +131,8 @@ _PATCH_POSITIONS = 16
 def _cuts_patches(a: Convolution) -> bool:
     """Whether the windows are large and lie side by side, and cover the image."""
     whole = all(size % k == 0 for size, k in zip(a.size, a.kernel, strict=True))
-    beside = a.kernel == a.stride and a.dilation == (1, 1) and not any(a.pad)
-    return whole and beside and a.groups == 1 and math.prod(a.kernel) >= _PATCH_POSITIONS
+    adjacent = a.kernel == a.stride and a.dilation == (1, 1) and not any(a.pad)
+    return whole and adjacent and a.groups == 1 and math.prod(a.kernel) >= _PATCH_POSITIONS
 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
@@ -147,6 +147,7 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     cut = Rearrange(((channels,), (height, high), (width, wide)), (2, 4, 0, 1, 3), (3, 1, 1))
     flat = Rearrange(((channels,), (high,), (wide,)), (1, 2, 0), (3, 0, 0))
     patches = e.emit("rearrange", cut, (x,), (f"{op.name}.patches",), f"{op.name}.patches")
+    # In the type of the state, so that its gradient comes back in that, too.
     filters = e.emit("rearrange", flat, (w,), (f"{op.name}.filters",), f"{op.name}.filters")
     return e.emit(op.kind, Convolution(a.output_size, (1, 1)), (*patches, *filters), op.outputs, op.name)
 

@@ -152,11 +152,14 @@ class CandidateTable:
             known = self._named[key] = bool(self._admitted(found, self._remat_kernels(operation)))
         return known
 
-    def estimated_us(self, operation: Operation) -> float:
-        """The least estimate of its time for the whole mini-batch, whatever was measured; infinite where no kernel is
-        admitted."""
-        found = self._admitted(self._estimated(self.request(operation, self.whole)), self._remat_kernels(operation))
-        return min((candidate.time_us for candidate in found), default=math.inf)
+    def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
+        """Admitted candidates for the whole mini-batch with their estimates, whatever was measured."""
+        key = "estimated", operation.name, operation.outputs
+        known = self._named.get(key)
+        if known is None:
+            found = self._estimated(self.request(operation, self.whole))
+            known = self._named[key] = self._admitted(found, self._remat_kernels(operation))
+        return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
         if 0 < self.rules.micro_batch < self.graph.batch and _holds_convolution(operation):

@@ -96,7 +96,7 @@ def find(
     readers: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
 ) -> Iterator[Binding]:
     """Matches of the pattern with `last` as its last statement, one for each set of operations. `producers`: operations
-    by their outputs; `readers`: by their inputs."""
+    by their outputs; `readers`: by their inputs, which patterns need that reach readers."""
     known: set[frozenset[str]] = set()
     for made in _bind(pattern, len(pattern.statements) - 1, last, producers, Binding({}, {})):
         for binding in _bind_readers(pattern, producers, readers, made):

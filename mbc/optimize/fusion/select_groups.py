@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, names_of
 from mbc.optimize.candidates.table import CandidateTable
@@ -265,21 +266,23 @@ def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation]
 
 def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limit_bytes: int | None) -> float:
     """The same with other launches in the place of its operations."""
-    fused = [
-        [c for c in table.offered(launch) if limit_bytes is None or c.workspace_bytes <= limit_bytes]
-        for launch in group.launches
-    ]
+    fused = [_within(table.offered(launch), limit_bytes) for launch in group.launches]
     if not all(fused):
         return -1.0
-    singles = [table.candidates(operation, table.whole) for operation in one_by_one]
-    everything = (*one_by_one, *group.launches)
-    if len({table.timed(operation) for operation in everything}) > 1:
-        if not group.estimated:
+    singles: list[Sequence[Candidate]] = [table.candidates(operation, table.whole) for operation in one_by_one]
+    if len({table.timed(operation) for operation in (*one_by_one, *group.launches)}) > 1:
+        singles = [table.estimated(operation) for operation in one_by_one]
+        fused = [_within(table.estimated(launch), limit_bytes) for launch in group.launches]
+        if not (group.estimated and all(singles) and all(fused)):
             return -1.0
-        return sum(map(table.estimated_us, one_by_one)) - sum(map(table.estimated_us, group.launches))
     return sum(min(c.time_us for c in found) for found in singles) - sum(
         min(c.time_us for c in found) for found in fused
     )
+
+
+def _within(candidates: Sequence[Candidate], limit_bytes: int | None) -> Sequence[Candidate]:
+    """Those that need no more workspace."""
+    return [c for c in candidates if limit_bytes is None or c.workspace_bytes <= limit_bytes]
 
 
 def _rewritten(program: tuple[Operation, ...], taken: Iterable[Group]) -> tuple[Operation, ...]:

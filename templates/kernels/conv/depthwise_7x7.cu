@@ -1,7 +1,7 @@
 // Depthwise 7 x 7 convolutions and their data gradients, by the kernels of depthwise_rows.cuh.
 //
 // Bytes      image in, result out, once each.
-// Tile       two channels of 2 x 7 pixels a thread; at a stride of 2, of 2 x 4 output or 2 x 8 image pixels.
+// Tile       two channels of 4 x 7 pixels a thread; at a stride of 2, of 2 x 4 output or 2 x 8 image pixels.
 // Limit      fp32 arithmetic.
 #include "depthwise_rows.cuh"
 

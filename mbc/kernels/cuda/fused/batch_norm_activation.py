@@ -44,12 +44,12 @@ class BnActivationReduceArguments(Struct):
 def _map(at: Slice) -> BnActivationArguments:
     attributes = (member.attributes for member in members(at.request).members)
     count = next((a.count for a in attributes if isinstance(a, BatchNormalizeBackward)), 0)
-    return BnActivationArguments(*image_of(at), *affines(at.request), count)
+    return BnActivationArguments(*image_of(at), affines(at.request)[0], count)
 
 
 def _reduce(at: Slice) -> BnActivationReduceArguments:
     lanes = parts(at.request.inputs[0], at.layout)
-    return BnActivationReduceArguments(*image_of(at), *affines(at.request), lanes, int(at.accumulate))
+    return BnActivationReduceArguments(*image_of(at), affines(at.request)[0], lanes, int(at.accumulate))
 
 
 def _forward(operands: int) -> Wiring:

@@ -14,6 +14,7 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
 from mbc.kernels.cuda.fused.wiring import Wiring, members, taking
 from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
 from mbc.ops.arithmetic import Broadcast
+from mbc.ops.reduce import Reduce
 
 FILE = "fused/bias_activation.cu"
 
@@ -55,7 +56,9 @@ def _scaled(*wirings: Wiring) -> Callable[[Request], bool]:
         channels = request.inputs[0].shape[1:2]
         scales = [m.attributes for m in members(request).members if isinstance(m.attributes, Broadcast)]
         vectors = [t.shape for t in (*request.inputs, *request.outputs) if len(t.shape) < len(request.inputs[0].shape)]
-        return wired(request) and scales == [Broadcast("mul", 1)] and set(vectors) == {channels}
+        sums = [m.attributes for m in members(request).members if isinstance(m.attributes, Reduce)]
+        whole = all(a.factor == 1.0 and a.shape == channels for a in sums)
+        return wired(request) and whole and scales == [Broadcast("mul", 1)] and set(vectors) == {channels}
 
     return takes
 
