@@ -8,27 +8,6 @@
 #include "activations.cuh"
 #include "batch_norm_relu.cuh"
 
-struct BnActivationArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-  int64_t count;
-};
-
-struct BnActivationReduceArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-  int64_t parts;
-  int64_t accumulate;
-};
-
 namespace mbc {
 
 template <typename F>
@@ -44,7 +23,7 @@ struct NormalizeActivation {
 // Operands: x, mean and variance, scale and shift if there are any; the result.
 template <typename F>
 const char* normalize_activation(const MbcCall& call) {
-  const auto& a = arguments<BnActivationArguments>(call);
+  const auto& a = arguments<FusedMapArguments>(call);
   const NormalizeActivation<F> f{normalize(call, 1, a.affine, eps(call, 0))};
   MBC_FOR_TYPE(a.type, T, {
     const Operands<T> x{in<T>(call, 0), nullptr};
@@ -57,7 +36,7 @@ const char* normalize_activation(const MbcCall& call) {
 // type of elements.
 template <template <typename> typename Through>
 const char* normalize_activation_backward(const MbcCall& call) {
-  const auto& a = arguments<BnActivationArguments>(call);
+  const auto& a = arguments<FusedMapArguments>(call);
   const int dy = a.affine ? 5 : 3;
   const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
   const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
@@ -73,7 +52,7 @@ const char* normalize_activation_backward(const MbcCall& call) {
 // Operands: those of the forward pass, and the gradient of the activation's output; dgamma, dbeta, workspace.
 template <template <typename> typename Through>
 const char* normalize_activation_reduce(const MbcCall& call) {
-  const auto& a = arguments<BnActivationReduceArguments>(call);
+  const auto& a = arguments<FusedSumArguments>(call);
   const int dy = a.affine ? 5 : 3;
   void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
   const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));

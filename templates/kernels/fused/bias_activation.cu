@@ -7,25 +7,8 @@
 // Threads    as in batch_norm_relu.cu, and so shared memory and registers.
 // Limit      memory bandwidth; gelu's error function costs about as much.
 #include "activations.cuh"
+#include "batch_norm.cuh"
 #include "channel_sum.cuh"
-
-struct BiasMapArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-};
-
-struct BiasReduceArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-  int64_t accumulate;
-};
 
 namespace mbc {
 
@@ -129,67 +112,36 @@ struct SumOfMapped : ChannelSum {
   __device__ float thread_state(const Channel&, float running, int64_t) const { return running; }
 };
 
-// Of a bias and a scale behind it: dbias = gamma * sum of dy, dgamma = sum of dy * (x + bias).
+// Of a bias and a scale behind it: dbias = gamma * sum of dy, dgamma = sum of dy * (x + bias). The sums are those of batch
+// normalisation's backward pass, with the bias in the place of minus the mean.
 template <typename T>
-struct LayerScaleReduction {
+struct LayerScaleReduction : BnBackwardReduction {
   BiasedScaled<T> of;
-  float *dbias, *dgamma;
-  int64_t accumulate;
-
-  struct State {
-    float dot, sum;
-  };
-  struct Total {
-    double dot, sum;
-  };
-  using Running = State;
   using Channel = typename BiasedScaled<T>::Channel;
 
+  LayerScaleReduction(const BiasedScaled<T>& of_, float* dbias, float* dgamma, int64_t accumulate)
+      : BnBackwardReduction{nullptr, nullptr, dgamma, dbias, 0.0f, accumulate}, of(of_) {}
   __device__ Channel load(int64_t c) const { return of.load(c); }
-  __device__ Running begin(float) const { return {}; }
   template <int K>
   __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
-    float dot = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      dot = fmaf(dy[k], x[k] + channel.bias, dot);
-      sum += dy[k];
-    }
-    state.dot += dot;
-    state.sum += sum;
-  }
-  __device__ State thread_state(const Channel&, const State& state, int64_t) const { return state; }
-  template <typename Each>
-  __device__ State combine(unsigned many, Each each) const {
-    State all{};
-    for (unsigned i = 0; i < many; ++i) {
-      const State one = each(i);
-      all.dot += one.dot;
-      all.sum += one.sum;
-    }
-    return all;
-  }
-  __device__ Total total(const State& state) const { return {state.dot, state.sum}; }
-  __device__ void add(Total& into, const Total& from) const {
-    into.dot += from.dot;
-    into.sum += from.sum;
+    BnBackwardReduction::push<K>(state, -channel.bias, x, dy);
   }
   struct Known {
     float gamma, dbias, dgamma;
   };
   __device__ Known known(int64_t c) const {
-    return {of.load(c).gamma, accumulate ? dbias[c] : 0.0f, accumulate ? dgamma[c] : 0.0f};
+    return {of.load(c).gamma, accumulate ? dbeta[c] : 0.0f, accumulate ? dgamma[c] : 0.0f};
   }
   __device__ void finish(int64_t c, const Known& known, const Total& total) const {
-    dbias[c] = static_cast<float>(static_cast<double>(known.dbias) + known.gamma * total.sum);
-    dgamma[c] = static_cast<float>(static_cast<double>(known.dgamma) + total.dot);
+    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + total.dot),
+             static_cast<float>(static_cast<double>(known.dbias) + known.gamma * total.sum)});
   }
 };
 
 // Operands: x, bias, and `MORE` others of x's shape; the result.
 template <int MORE, typename F>
 const char* map_biased(const MbcCall& call, const F& f) {
-  const auto& a = arguments<BiasMapArguments>(call);
+  const auto& a = arguments<BiasAddArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const Operands<T> x{in<T>(call, 0), MORE ? in<T>(call, 2) : nullptr};
     map_channels<MORE>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, 2 + MORE), f);
@@ -209,7 +161,7 @@ extern "C" const char* mbc_bias_add_add(const MbcCall& call) {
 // Operands: x, bias, gamma, the other summand; the sum.
 extern "C" const char* mbc_bias_add_scale_add(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BiasMapArguments>(call);
+  const auto& a = arguments<BiasAddArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const Operands<T> x{in<T>(call, 0), in<T>(call, 3)};
     const BiasScaleAdd<T> f{{in<float>(call, 1), in<T>(call, 2)}};
@@ -221,7 +173,7 @@ extern "C" const char* mbc_bias_add_scale_add(const MbcCall& call) {
 // Operands: x, bias, dy; the gradient of what has the bias added, that of the bias, workspace.
 extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BiasReduceArguments>(call);
+  const auto& a = arguments<ChannelSumArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
   const BiasGeluBackward f{in<float>(call, 1)};
   const SumOfMapped<BiasGeluBackward> sum({out<float>(call, 4), a.accumulate}, f);
@@ -235,12 +187,12 @@ extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& cal
 // Operands: x, bias, dy, gamma; the gradient of what has the bias added, those of bias and gamma, workspace.
 extern "C" const char* mbc_scale_backward_bias_sums(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BiasReduceArguments>(call);
+  const auto& a = arguments<ChannelSumArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[7] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
     const BiasedScaled<T> of{in<float>(call, 1), in<T>(call, 3)};
     const OperandSource<T, Scale<T>> source{{in<T>(call, 0), in<T>(call, 2), out<T>(call, 4), {of}}};
-    const LayerScaleReduction<T> sums{of, out<float>(call, 5), out<float>(call, 6), a.accumulate};
+    const LayerScaleReduction<T> sums(of, out<float>(call, 5), out<float>(call, 6), a.accumulate);
     reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
   });
   return launched();

@@ -8,24 +8,6 @@
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 
-struct BiasAddArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-};
-
-struct ChannelSumArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-  int64_t accumulate;
-};
-
 // `start`: the first channel of the slice; `all`: channels of the whole tensor.
 struct SliceSumArguments {
   int64_t type;

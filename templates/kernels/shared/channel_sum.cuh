@@ -1,7 +1,25 @@
-// The sum of a channel, a reduction for channel_reduce.cuh: the gradient of a bias.
+// Biases, and the sum of a channel, a reduction for channel_reduce.cuh: the gradient of a bias.
 #pragma once
 
 #include "channel_reduce.cuh"
+
+struct BiasAddArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+};
+
+struct ChannelSumArguments {
+  int64_t type;
+  int64_t layout;
+  int64_t rows;
+  int64_t channels;
+  int64_t inner;
+  int64_t parts;
+  int64_t accumulate;
+};
 
 namespace mbc {
 

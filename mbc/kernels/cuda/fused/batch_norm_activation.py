@@ -6,50 +6,20 @@ The backward pass recomputes the activation's input from x: neither that nor its
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
-from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, members, run, taking
-from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
-from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.kernels.cuda.base import OwnKernel
+from mbc.kernels.cuda.fused.batch_norm_relu import (
+    FusedMapArguments,
+    FusedSumArguments,
+    map_arguments,
+    sum_arguments,
+)
+from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, eps, run, taking
+from mbc.kernels.cuda.norm.batch_norm import sums_workspace
 
 FILE = "fused/batch_norm_activation.cu"
 # Whether an activation's gradient reads its output, and not its input.
 BY_OUTPUT = {"silu": False, "hardswish": False, "relu6": True}
-
-
-@dataclass(frozen=True, slots=True)
-class BnActivationArguments(Struct):
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
-    affine: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class BnActivationReduceArguments(Struct):
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
-    affine: int
-    parts: int
-    accumulate: int
-
-
-def _map(at: Slice) -> BnActivationArguments:
-    attributes = (member.attributes for member in members(at.request).members)
-    count = next((a.count for a in attributes if isinstance(a, BatchNormalizeBackward)), 0)
-    return BnActivationArguments(*image_of(at), affines(at.request)[0], count)
-
-
-def _reduce(at: Slice) -> BnActivationReduceArguments:
-    lanes = parts(at.request.inputs[0], at.layout)
-    return BnActivationReduceArguments(*image_of(at), affines(at.request)[0], lanes, int(at.accumulate))
 
 
 def _forward(operands: int) -> Wiring:
@@ -75,8 +45,8 @@ def _kernels() -> Iterable[OwnKernel]:
         yield OwnKernel(
             forward,
             FILE,
-            BnActivationArguments,
-            _map,
+            FusedMapArguments,
+            map_arguments,
             eps,
             launcher=f"batch_normalize_{name}",
             takes=taking(*map(_forward, AFFINE)),
@@ -84,8 +54,8 @@ def _kernels() -> Iterable[OwnKernel]:
         yield OwnKernel(
             f"{backward}+batch_normalize_backward",
             FILE,
-            BnActivationArguments,
-            _map,
+            FusedMapArguments,
+            map_arguments,
             eps,
             launcher=f"batch_normalize_{name}_backward",
             takes=taking(*(_backward(n, by_output, reduces=False) for n in AFFINE)),
@@ -93,8 +63,8 @@ def _kernels() -> Iterable[OwnKernel]:
         yield OwnKernel(
             f"{backward}+batch_normalize_backward_reduce",
             FILE,
-            BnActivationReduceArguments,
-            _reduce,
+            FusedSumArguments,
+            sum_arguments,
             eps,
             workspace=sums_workspace,
             launches=2,

@@ -113,7 +113,7 @@ def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> W
     return ((*start, (dx,)), (dx, dx + 1)) if part else (start, (dx,))
 
 
-def _map(at: Slice) -> FusedMapArguments:
+def map_arguments(at: Slice) -> FusedMapArguments:
     affine, affine2 = (*affines(at.request), 0, 0)[:2]
     backward = (
         m.attributes.count for m in members(at.request).members if isinstance(m.attributes, BatchNormalizeBackward)
@@ -121,13 +121,15 @@ def _map(at: Slice) -> FusedMapArguments:
     return FusedMapArguments(*image_of(at), affine, affine2, next(backward, 0))
 
 
-def _sum(at: Slice) -> FusedSumArguments:
+def sum_arguments(at: Slice) -> FusedSumArguments:
     affine = (*affines(at.request), 0)[0]
     return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
 def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
-    return OwnKernel(kind, FILE, FusedMapArguments, _map, reals, launcher=launcher, takes=taking(*wirings), version=2)
+    return OwnKernel(
+        kind, FILE, FusedMapArguments, map_arguments, reals, launcher=launcher, takes=taking(*wirings), version=2
+    )
 
 
 def _slice_and_part(at: Slice) -> tuple[int, ...]:
@@ -158,7 +160,7 @@ def _summed(
         kind,
         FILE,
         FusedSumArguments,
-        _sum,
+        sum_arguments,
         reals,
         workspace=workspace,
         launches=2,

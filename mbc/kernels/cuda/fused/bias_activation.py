@@ -7,44 +7,22 @@ What has the bias added is recomputed by the backward pass, from the operand tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.fused.wiring import Wiring, members, taking
-from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
+from mbc.kernels.cuda.norm.batch_norm import (
+    BiasAddArguments,
+    ChannelSumArguments,
+    bias_arguments,
+    channel_sum_arguments,
+    sum_workspace,
+    sums_workspace,
+)
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.reduce import Reduce
 
 FILE = "fused/bias_activation.cu"
-
-
-@dataclass(frozen=True, slots=True)
-class BiasMapArguments(Struct):
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
-
-
-@dataclass(frozen=True, slots=True)
-class BiasReduceArguments(Struct):
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
-    parts: int
-    accumulate: int
-
-
-def _map(at: Slice) -> BiasMapArguments:
-    return BiasMapArguments(*image_of(at))
-
-
-def _reduce(at: Slice) -> BiasReduceArguments:
-    return BiasReduceArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
 def _scaled(*wirings: Wiring) -> Callable[[Request], bool]:
@@ -67,16 +45,16 @@ KERNELS = (
     OwnKernel(
         "bias_add+gelu",
         FILE,
-        BiasMapArguments,
-        _map,
+        BiasAddArguments,
+        bias_arguments,
         launcher="bias_add_gelu",
         takes=taking((((0, 1), (2,)), (3,))),
     ),
     OwnKernel(
         "bias_add+gelu_backward+channel_sum",
         FILE,
-        BiasReduceArguments,
-        _reduce,
+        ChannelSumArguments,
+        channel_sum_arguments,
         workspace=sum_workspace,
         launches=2,
         accumulates=True,
@@ -86,24 +64,24 @@ KERNELS = (
     OwnKernel(
         "bias_add+add",
         FILE,
-        BiasMapArguments,
-        _map,
+        BiasAddArguments,
+        bias_arguments,
         launcher="bias_add_add",
         takes=taking(*((((0, 1), summands), (4,)) for summands in ((3, 2), (2, 3)))),
     ),
     OwnKernel(
         "bias_add+broadcast+add",
         FILE,
-        BiasMapArguments,
-        _map,
+        BiasAddArguments,
+        bias_arguments,
         launcher="bias_add_scale_add",
         takes=_scaled(*((((0, 1), (4, 2), summands), (6,)) for summands in ((5, 3), (3, 5)))),
     ),
     OwnKernel(
         "bias_add+broadcast+channel_sum+row_reduce_dot",
         FILE,
-        BiasReduceArguments,
-        _reduce,
+        ChannelSumArguments,
+        channel_sum_arguments,
         workspace=sums_workspace,
         launches=2,
         accumulates=True,

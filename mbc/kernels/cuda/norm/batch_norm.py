@@ -122,11 +122,11 @@ def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: 
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 
-def _bias_add(at: Slice) -> BiasAddArguments:
+def bias_arguments(at: Slice) -> BiasAddArguments:
     return BiasAddArguments(*image_of(at))
 
 
-def _channel_sum(at: Slice) -> ChannelSumArguments:
+def channel_sum_arguments(at: Slice) -> ChannelSumArguments:
     return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
@@ -189,12 +189,12 @@ def statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, _bias_add, version=3),
+    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, bias_arguments, version=3),
     OwnKernel(
         "channel_sum",
         "norm/bias.cu",
         ChannelSumArguments,
-        _channel_sum,
+        channel_sum_arguments,
         workspace=sum_workspace,
         launches=2,
         accumulates=True,
