@@ -90,6 +90,24 @@ def built(name: str) -> Any:
     return getattr(torchvision.models, own)(weights=None, **more)
 
 
+def prepared(name: str) -> Any:
+    """The same each time, with statistics and weights that nothing is hidden by."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    torch.manual_seed(0)
+    network = built(name)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            for statistic, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 1.5)):
+                if statistic is not None:
+                    statistic.uniform_(low, high)
+    with torch.no_grad():  # nothing is compared before a layer of zeros, such as the head of a vision transformer
+        for parameter in network.parameters():
+            if parameter.ndim > 1 and not parameter.any():
+                parameter.normal_(std=0.05)
+    return network
+
+
 class TooLong(Exception):
     """A check that took longer than it may."""
 
@@ -135,21 +153,11 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
     checks that were made before; of others those that take no longer than `seconds`."""
     import torch  # pyright: ignore[reportMissingImports]
 
-    torch.manual_seed(0)
-    model = built(name)
-    for module in model.modules():  # so that statistics matter
-        if isinstance(module, torch.nn.BatchNorm2d):
-            for statistic, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 1.5)):
-                if statistic is not None:
-                    statistic.uniform_(low, high)
-    with torch.no_grad():  # nothing is compared before a layer of zeros, such as the head of a vision transformer
-        for parameter in model.parameters():
-            if parameter.ndim > 1 and not parameter.any():
-                parameter.normal_(std=0.05)
+    network = prepared(name)
     size = WHOLE_SIZE if name.rpartition("/")[2].startswith(WHOLE) else size
     images = torch.randn(2, 3, size, size)
     try:
-        made = exported(model, name, images)
+        made = exported(network, name, images)
     except MbcError as error:
         return {"imported": False, "refused": str(error)}
     compiled(made)
@@ -157,10 +165,10 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
     @cache
     def quiet() -> tuple[Any, ImportedModel]:
         """The same without what draws random numbers."""
-        return model, exported(model, name, images) if drop_nothing(model) else made
+        return network, exported(network, name, images) if drop_nothing(network) else made
 
     checks: dict[str, Callable[[], dict[str, Any]]] = {
-        "error": lambda: evaluation_errors(model, made, images),
+        "error": lambda: evaluation_errors(network, made, images),
         "gradient_error": lambda: single(*quiet()),
         "exact_gradient_error": lambda: exact(*quiet()),
     }
@@ -182,26 +190,26 @@ def evaluates(row: Mapping[str, Any]) -> bool:
 def evaluation_errors(model: Any, made: ImportedModel, images: Any) -> dict[str, float]:
     """Of the first output, relative to torch's; where that is large, also of both relative to torch's in float64."""
     found = forward(compiled(made), made, images.numpy())
-    wanted = _evaluated(model, images)
+    wanted = evaluated(model, images)
     if not wanted.any():
         raise RuntimeError("torch's result is 0 everywhere, beside which nothing can be compared")
-    errors = {"error": _distance(found, wanted)}
+    errors = {"error": distance(found, wanted)}
     if errors["error"] > LARGEST_ERROR:
-        exact = _evaluated(copy.deepcopy(model).double(), images.double())
-        errors |= {"float64_error": _distance(found, exact), "torch_float64_error": _distance(wanted, exact)}
+        exact = evaluated(copy.deepcopy(model).double(), images.double())
+        errors |= {"float64_error": distance(found, exact), "torch_float64_error": distance(wanted, exact)}
     return errors
 
 
-def _evaluated(model: Any, images: Any) -> Array:
+def evaluated(model: Any, images: Any) -> Array:
     """torch's first output in evaluation mode."""
     import torch  # pyright: ignore[reportMissingImports]
 
     with torch.no_grad():
         made = model.eval()(images)
-    return (next(iter(made.values())) if isinstance(made, dict) else made).numpy()
+    return (next(iter(made.values())) if isinstance(made, dict) else made).cpu().numpy()
 
 
-def _distance(found: Array, wanted: Array) -> float:
+def distance(found: Array, wanted: Array) -> float:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
