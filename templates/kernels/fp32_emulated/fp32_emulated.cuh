@@ -4,7 +4,8 @@
 // fast.
 //
 // Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then scaled back and
-// added in fp32 registers.
+// added in fp32 registers. What truncation takes away on average, whatever the sign, is given back by the scale
+// (RESTORED): a loss of the same direction in every layer would add up over a network.
 #pragma once
 
 #include <cfloat>
@@ -22,6 +23,10 @@ struct Fp32EmulatedArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // accumulated on tensor cores; wgmma steps
+
+// Over 1, half of a unit for each full product that a sum of K = 64 is truncated after, each a share of the sum: 1/4 +
+// 2/4 + 3/4 + 1. The small products are added before these, where that costs nothing.
+constexpr float RESTORED = 1.0f + FLT_EPSILON;
 
 struct SplitPair {
   uint32_t high, low;  // of two words
@@ -166,7 +171,8 @@ struct SplitRows {
   }
 };
 
-// Issues wgmma for K = 64: low * high, high * low, high * high, the small products first. `wgmma_wait` waits for them.
+// Issues wgmma for K = 64: all low * high and high * low, then high * high, so that fewer truncations are of the size of
+// the whole sum. `wgmma_wait` waits for them.
 template <bool MN_MAJOR, int TILES>
 __device__ inline void start_3xfp16(
     float (&part)[TILES][4], const SplitRows& rows, const char* high, const char* low) {
@@ -176,8 +182,10 @@ __device__ inline void start_3xfp16(
   for (int step = 0; step < EMULATED_K_STEPS; ++step) {
     wgmma_rs_f16<MN_MAJOR>(part, rows.low[step], high + step * STEP, step > 0);
     wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], low + step * STEP, true);
-    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], high + step * STEP, true);
   }
+#pragma unroll
+  for (int step = 0; step < EMULATED_K_STEPS; ++step)
+    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], high + step * STEP, true);
   wgmma_commit();
 }
 
@@ -202,7 +210,8 @@ __device__ inline void consume_stages_3xfp16(
   load(0);
   for (int32_t iteration = 0; iteration < count; ++iteration) {
     rows.split(next);
-    const float both[2] = {rows.down[0] * down(iteration), rows.down[1] * down(iteration)};
+    const float of_operand = down(iteration) * RESTORED;
+    const float both[2] = {rows.down[0] * of_operand, rows.down[1] * of_operand};
     if (AHEAD && iteration + 1 < count) load(iteration + 1);
     const char* high = operand(iteration);
     start_3xfp16<MN_MAJOR>(part, rows, high, high + low_at);

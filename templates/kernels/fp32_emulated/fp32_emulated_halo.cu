@@ -236,22 +236,27 @@ __device__ inline void consume_tiles(
         for (int i = 0; i < 4; ++i)
           outputs[i / 2][i % 2] =
               pipelines.outputs[number % 2][(group + i / 2 * 8 + lane / 4) * 8 + lane % 4 * 2 + i % 2];
-      const float halo_down = pipelines.down[halo_iteration % HALOS];
+      const float halo_down = pipelines.down[halo_iteration % HALOS] * RESTORED;
       for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, ++iteration) {
         const char* stage = stages + iteration % WEIGHTS * WEIGHTS_BYTES;
         const float* of_filters = reinterpret_cast<const float*>(stage + FRAGMENTS_BYTES) + row;
         const float down[2] = {of_filters[0] * halo_down, of_filters[8] * halo_down};
         float part[16][4];
         const auto start = [&](const uint32_t(&weights)[2][2][4], int first_step) {
+          const auto at = [&](int s) {
+            return CoreMatrices{line, f.group * 16, f.chunk_pitch, across * 16 + (first_step + s) * 2 * f.chunk_pitch};
+          };
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
-            const CoreMatrices high{line, f.group * 16, f.chunk_pitch, across * 16 + (first_step + s) * 2 * f.chunk_pitch};
+            const CoreMatrices high = at(s);
             const CoreMatrices low{line, f.group * 16, f.chunk_pitch, high.begin + 8 * f.chunk_pitch};
             wgmma_rs_f16<false>(part, weights[s][1], high, first_step + s > 0);
             wgmma_rs_f16<false>(part, weights[s][0], low, true);
-            wgmma_rs_f16<false>(part, weights[s][0], high, true);
           }
+#pragma unroll
+          for (int s = 0; s < 2; ++s)
+            wgmma_rs_f16<false>(part, weights[s][0], at(s), true);
           wgmma_commit();
         };
         start(former, 0);
