@@ -34,7 +34,7 @@ from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import GpuFailed, Harness, Workbench
 from mbc.measure.session import GPU_FAILED, Session
 from mbc.measure.workbench import Bench, identity
-from mbc.profile.model import Extent, Profile
+from mbc.profile.model import Extent, Measurement, Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import rows_of, signature
 from mbc.profile.writer import ProfileWriter
@@ -45,6 +45,7 @@ __all__ = ["Summary", "identity", "measure", "measure_on"]
 _LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
+Measured = tuple[Measurement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ def measure(
     again: bool = False,
     link: bool = True,
 ) -> Summary:
-    """Measure into the profile at `path` what it lacks of `needs`, those of most weight first, each from its largest
-    request to smaller ones, and stop when the time is over.
+    """Measure into the profile at `path` what it lacks of `needs`, those of most weight first: all undivided, then each
+    from larger to smaller micro-batches. Stop when the time is over.
 
     Every request is written when it is done: a later run goes on where this one stopped, whatever stopped it. What was
     measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
@@ -142,6 +143,7 @@ class _Run:
     total: int = 0
     started_s: float = 0.0
     wholes: frozenset[str] = frozenset()  # signatures of requests that run an operation undivided
+    found: dict[str, Measured] = field(default_factory=dict[str, Measured])  # in this run
 
     def all(self, needs: Sequence[Need]) -> Summary:
         wanted = {signature(r): r for need in needs for r in need.requests}
@@ -154,8 +156,12 @@ class _Run:
                 self._prepare(next(iter(wanted.values())).precision)
             self.started_s = self.clock()
             seen: set[str] = set()
+            # Every operation undivided first: with enough memory that is all that a plan needs, a fifth of the time.
             for need in needs:
-                self._need(need, seen)
+                if need.whole:
+                    self._need(need, seen, sizes=1)
+            for need in needs:
+                self._need(need, seen, sizes=len(need.requests))
         except _OutOfTime:
             pass
         except KeyboardInterrupt:
@@ -185,22 +191,24 @@ class _Run:
             for name, value in constants.items():
                 self.writer.record_constant(name, value)
 
-    def _need(self, need: Need, seen: set[str]) -> None:
-        """All sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""
+    def _need(self, need: Need, seen: set[str], sizes: int) -> None:
+        """So many sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""
         ladder = Ladder()
         harness: Harness | None = None
-        sizes = [(r, signature(r)) for r in need.requests]
+        keyed = [(r, signature(r)) for r in need.requests]
         with ExitStack() as stack:
-            for place, (request, key) in enumerate(sizes):
+            for place, (request, key) in enumerate(keyed[:sizes]):
                 if self._known(key):
                     ladder.add(rows_of(request), self.held.measurements.get(key, ()))
                     continue
                 if key in seen:
-                    continue  # measured in this run, as a size of another operation
+                    if key in self.found:
+                        ladder.add(rows_of(request), self.found[key])
+                    continue
                 if ladder.closed:
                     # What another operation runs undivided is measured there, whatever was found out here.
                     there = seen | self.wholes
-                    rest = [k for _, k in sizes[place:] if not self._known(k) and k not in there]
+                    rest = [k for _, k in keyed[place:] if not self._known(k) and k not in there]
                     seen.update(rest)
                     self.summary = replace(self.summary, ruled_out=self.summary.ruled_out + len(rest))
                     return
@@ -208,7 +216,7 @@ class _Run:
                 self._tell(request)
                 try:
                     harness = harness or stack.enter_context(self.bench.open(need))
-                    self._request(harness, request, ladder, last=place + 1 == len(sizes))
+                    self._request(harness, request, ladder, last=place + 1 == len(keyed))
                 except (MbcError, DoesNotFit) as error:
                     if isinstance(error, MbcError) and error.code == "MBC088":
                         raise
@@ -253,6 +261,7 @@ class _Run:
             failure = str(error)
         found = session.found()
         ladder.add(rows_of(request), found)
+        self.found[key] = found
         left_out = [*offered.left_out, *notes, *session.notes]
         if ladder.closed and not last:
             left_out.append(f"sizes under {rows_of(request)}: nothing here is faster per row than a larger size")

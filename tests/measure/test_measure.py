@@ -348,7 +348,7 @@ def test_what_was_passed_over_in_a_part_is_measured_in_a_whole(path: Path) -> No
     alone = Table([Kernel("linear", lambda rows: 10.0 * rows)])
     summary = run(alone, path.with_name("alone"), parts, whole)
     assert (summary.measured, summary.ruled_out, summary.left) == (3, 0, 0)
-    assert alone.tried() == ["linear 8", "linear 4", "linear 2"]
+    assert alone.tried() == ["linear 8", "linear 2", "linear 4"]
 
 
 def test_the_hopeless_are_not_tried_at_small_sizes(path: Path) -> None:
@@ -487,7 +487,16 @@ def test_the_best_are_timed_until_they_settle(path: Path) -> None:
     assert len(summary.unsteady) == 1 and "another process may be using the GPU" in summary.warning
 
 
-def test_operands_are_put_there_once(path: Path) -> None:
+def test_operations_are_measured_undivided_before_their_micro_batches(path: Path) -> None:
+    table = Table([FAST])
+    run(table, path, need([8, 4, 2]), need([6, 3], 0.5))
+    assert table.tried() == ["fast 8", "fast 6", "fast 4", "fast 2", "fast 3"]
+
+
+def test_operands_are_put_there_once_for_an_operation_and_once_for_its_micro_batches(path: Path) -> None:
     table = Table([FAST, LEAN])
-    run(table, path, need([8, 4, 2]), need([4, 2], 0.5))  # the second need has nothing that the first had not
-    assert table.opened == 1
+    run(table, path, need([8, 4, 2, 1]))
+    assert table.opened == 2
+    table = Table([FAST, LEAN])
+    run(table, path.with_name("other"), need([8, 4, 2]), need([4, 2], 0.5))  # with no size that the first had not
+    assert table.opened == 3
