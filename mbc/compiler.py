@@ -27,7 +27,8 @@ from mbc.ir.transforms.shard_optimizer import can_shard, check_can_shard
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels.nccl import ctas_of
-from mbc.measuring import can_measure, measure_missing, measure_requests
+from mbc.measuring import Measured, can_measure, measure_missing, measure_requests
+from mbc.optimize import effort
 from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
@@ -35,7 +36,7 @@ from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.host_sharing import beside_other_ranks
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
-from mbc.options import Options, Policy, RankGpu
+from mbc.options import Measure, Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.techniques import saves_memory
@@ -272,9 +273,18 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             here = replace(here, collectives=calibrated(collectives_like, other).collectives)
         return CandidateTable(graph, here, providers, profile, rules)
 
-    # What could run each operation on this GPU, and how fast.
+    before_s = stages.measuring_seconds
+
+    def measure(policy: Policy) -> Measured:
+        left_s = max(0.0, options.measure_for_s - stages.measuring_seconds + before_s)
+        return measure_missing(graph, device, policy, replace(options, measure_for_s=left_s), stages.announce)
+
+    # What could run each operation on this GPU, and how fast: undivided first, which is most of what decides a plan.
+    first = rules.policy if options.measure is Measure.ALWAYS else Policy.UNDIVIDED
+    goes_on = False
     if stages.run("bound", worth_measuring):
-        stages.run("measure", lambda: measure_missing(graph, device, rules.policy, options, stages.announce))
+        complete = stages.run("measure", lambda: measure(first)).complete
+        goes_on = complete and first is not rules.policy and can_measure(device, options)
     table = stages.run("find profile", tabulate)
 
     # Every decision. `search` refuses what no plan can fit, then runs these stages in a loop, each a package of
@@ -282,7 +292,20 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     # -> schedule (launches, liveness, streams and waits) -> placement; where that exceeds the budget -> remat
     # (recomputation, offloading) -> selection with the workspace that is free; at the end the concurrent stream,
     # bounds and predictions.
-    plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
+    plan = None
+    try:
+        plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
+    except BudgetError:
+        if not goes_on:
+            raise
+    # Micro-batches are measured where memory costs time.
+    if goes_on and (plan is None or plan.predictions.train_us > effort.MEASURING_GAIN * plan.bounds.fastest_us):
+        measured = stages.run("measure micro-batches", lambda: measure(rules.policy))
+        if measured.new or plan is None:
+            table = stages.run("find profile again", tabulate)
+            plan = stages.run("search again", lambda table=table: search(table, limits, budget_bytes), dump_plan)
+    assert plan is not None
+
     # What was chosen by times between two measured sizes is measured, and chosen again; so is what cuDNN may not run,
     # since it was tried on more rows only.
     wanted = unmeasured if rules.policy is Policy.ALL else untried

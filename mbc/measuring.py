@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
@@ -27,13 +27,21 @@ from mbc.units import show_duration
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`new`: something was measured; `complete`: nothing that can be is left."""
+
+    new: bool = False
+    complete: bool = True
+
+
 def _silent(text: str) -> None:
     pass
 
 
 def measure_missing(
     graph: TrainingGraph, device: DeviceSpec, policy: Policy, options: Options, say: Say = _silent
-) -> None:
+) -> Measured:
     """Measure what plans of `graph` under `policy` would like to know and no profile of `device` says; nothing where
     this machine cannot, or `options` do not want it. `say` is told what is going on.
 
@@ -44,13 +52,14 @@ def measure_missing(
     if obstacle is None:
         from mbc.optimize.search.profiling_requests import needs
 
-        _measure(needs(graph, device, policy), device, options, say)
-    elif options.measure is Measure.ALWAYS:
+        return _measure(needs(graph, device, policy), device, options, say)
+    if options.measure is Measure.ALWAYS:
         raise MbcError(
             "MBC089",
             f"cannot measure for {device.name}: {obstacle}",
             "leave out --measure always, or compile on a machine that has the GPU; `mbc doctor` says what is missing",
         )
+    return Measured()
 
 
 def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: Options, say: Say = _silent) -> bool:
@@ -59,7 +68,8 @@ def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: O
     if not can_measure(device, options):
         return False
     needs = [Need((request,), 0.0) for request in dict.fromkeys(requests)]
-    return _measure(needs, device, replace(options, measure=Measure.MISSING), say)
+    found = _measure(needs, device, replace(options, measure=Measure.MISSING), say)
+    return found.new and found.complete
 
 
 def can_measure(device: DeviceSpec, options: Options) -> bool:
@@ -106,20 +116,20 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
     return tuple(found)
 
 
-def _measure(needs: Sequence[Need], device: DeviceSpec, options: Options, say: Say) -> bool:
+def _measure(needs: Sequence[Need], device: DeviceSpec, options: Options, say: Say) -> Measured:
     limit_bytes = MOST_WORKSPACE_BYTES if options.workspace_limit_bytes is None else options.workspace_limit_bytes
     again = options.measure is Measure.ALWAYS
     path = own_path(device.name)
     wanted = tuple(needs) if again else missing(needs, find_profile(device), limit_bytes)
     if not wanted:
-        return False
+        return Measured()
     say("starting to measure")
     _, multiprocessors = split_name(device.name)
     task = Task(wanted, path, options.measure_for_s, limit_bytes, again, multiprocessors=multiprocessors)
     outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: say(progress_text(now)))
     for note in shortcomings(outcome):
         warnings.warn(note, RuntimeWarning, stacklevel=3)
-    return outcome.summary is not None and outcome.summary.measured > 0 and not outcome.left
+    return Measured(outcome.summary is not None and outcome.summary.measured > 0, not outcome.left)
 
 
 def progress_text(now: Progress) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from mbc.errors import MbcError
 
 T = TypeVar("T")
-MEASURING = frozenset(("measure", "measure again"))
+MEASURING = frozenset(("measure", "measure micro-batches", "measure again"))
 BUILDING = frozenset(("build package",))
 
 

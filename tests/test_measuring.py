@@ -32,6 +32,7 @@ from mbc.stages import Stages
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 
 ASKED = Options(gpu="h200", measure=Measure.MISSING)
+LITTLE = "620025600B"  # with what kernels take beside the arena; a step of `NETWORK` is slower by its small workspaces
 NETWORK = Source(
     "n.mbc",
     """
@@ -95,10 +96,42 @@ def test_a_compilation_measures_once_and_then_knows(fleet: Fleet):
     assert len(fleet.tasks) == 1
 
 
+def test_micro_batches_are_measured_where_memory_costs_time(fleet: Fleet):
+    compile_plan(NETWORK, ASKED)  # with memory for the fastest kernels undivided
+    assert len(fleet.tasks) == 1 and all(len(need.requests) == 1 for need in fleet.tasks[0].needs)
+    compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", LITTLE),)))
+    whole, parts = fleet.tasks
+    assert not {signature(r) for need in parts.needs for r in need.requests} & {
+        signature(need.undivided) for need in whole.needs
+    }
+    compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", LITTLE),)))
+    assert len(fleet.tasks) == 2
+
+
+def test_a_budget_that_only_micro_batches_fit_is_refused_after_these_were_measured(fleet: Fleet):
+    with pytest.raises(MbcError, match="MBC20"):
+        compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", "620015kB"),)))
+    assert len(fleet.tasks) == 2
+
+
+def test_the_time_for_measuring_is_that_of_both(fleet: Fleet):
+    stages = Stages(seconds={"measure": 5.0})  # of another rank
+    compile_plan(NETWORK, replace(ASKED, measure_for_s=100.0, settings=(("memory.device", LITTLE),)), stages)
+    whole, parts = (task.measure_for_s for task in fleet.tasks)
+    assert 95.0 < parts < whole <= 100.0
+
+
+def test_micro_batches_wait_until_all_is_measured_undivided(fleet: Fleet):
+    fleet.interrupt_after = 3
+    with pytest.warns(RuntimeWarning, match="measuring was interrupted"):
+        compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", LITTLE),)))
+    assert len(fleet.tasks) == 1
+
+
 def test_other_networks_and_sizes_are_missing_again(fleet: Fleet):
     compile_plan(NETWORK, replace(ASKED, policy=Policy.UNDIVIDED))
     first = set(fleet.asked)
-    compile_plan(NETWORK, ASKED)
+    compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", LITTLE),)))
     second = set(fleet.asked) - first
     assert second and all(f"[{rows}, 8, 6, 6]" not in key for key in second for rows in (8,))
     compile_plan(NETWORK, replace(ASKED, settings=(("train.precision", "bf16"),)))
@@ -244,4 +277,4 @@ def test_texts():
     assert "another process may be using the GPU" in unsteady
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not measure_missing(None, find_spec("t4"), Policy.POWER_OF_TWO, ASKED)  # pyright: ignore[reportArgumentType]
+        assert measure_missing(None, find_spec("t4"), Policy.POWER_OF_TWO, ASKED) == measuring.Measured()  # pyright: ignore[reportArgumentType]

@@ -20,6 +20,10 @@ DIVISION_GAIN = 1.01
 # (043).
 MEASURED_SHARE = 0.75
 
+# How many times the best serial schedule, whatever workspace it takes, a step has to take for its micro-batches to be
+# measured (063).
+MEASURING_GAIN = 1.01
+
 # --- selection ---
 
 # CP-SAT's deterministic time to divide workspace, in seconds of a nominal machine: ResNet-50 needs a fraction of one
