@@ -1,0 +1,103 @@
+"""Sums over the axis of a stack: made of its parts where that is what they are, and the same numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Network, TrainingGraph
+from mbc.ir.transforms import training_step as training
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.verify import verify_training
+from mbc.source import Source
+from tests.ir.execution import draw, step
+
+PARTS = """
+  a = image |> conv(4, 3, pad=1) @a
+  b = image |> conv(4, 1) @b |> relu
+"""
+SELECTED = (
+    PARTS
+    + """
+  c = a |> conv(4, 1) @c
+  s = (a, b, c) |> stack
+  w = s |> sum(1) |> global_avgpool |> conv(12, 1) @w |> reshape((3, 4, 1, 1)) |> softmax
+  y = s * w |> sum(1)
+"""
+)
+
+
+def graph(body: str, precision: str = "fp32") -> TrainingGraph:
+    text = f"""
+network small(batch = 4) {{
+  input image[batch, 3, 6, 5] : float
+  input target[batch] : class
+{body}
+  logits = y |> flatten |> linear(3)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}}
+train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
+"""
+    lowered = lower(parse(Source("small.mbc", text)), (), None)
+    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    verify_training(made)
+    return made
+
+
+def kinds(made: TrainingGraph) -> Counter[str]:
+    return Counter(op.kind for op in made.train)
+
+
+def of_five_axes(made: TrainingGraph) -> set[tuple[int, ...]]:
+    """Shapes of what has more axes than an image."""
+    return {value.type.shape for value in made.values.values() if len(value.type.shape) > 4}
+
+
+def as_written(network: Network) -> Network:
+    return network
+
+
+def test_selective_kernels_stack_nothing():
+    made = graph(SELECTED)
+    found = kinds(made)
+    assert found["broadcast_mul"] == 6 and found["pixel_dot"] == 3
+    assert not found["reduce_sum"] + found["expand"] + found["broadcast"]
+    assert of_five_axes(made) == {(4, 3, 4, 1, 1), (4, 1, 4, 1, 1)}  # weights and their parts
+
+
+@pytest.mark.parametrize("body", [SELECTED, PARTS + "  y = (a, b) |> stack |> mean(1)"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_a_step_is_the_same(body: str, precision: str, monkeypatch: pytest.MonkeyPatch):
+    made = graph(body, precision)
+    monkeypatch.setattr(training, "sum_parts", as_written)
+    plain = graph(body, precision)
+    assert kinds(made)["reduce_sum"] < kinds(plain)["reduce_sum"]
+    given = draw(plain, np.random.default_rng(5))
+    found, wanted = step(made, given), step(plain, given)
+    for _, after in plain.updates:
+        np.testing.assert_allclose(found[after], wanted[after], rtol=2e-5, atol=1e-6, err_msg=after)
+    for output in plain.outputs:
+        np.testing.assert_allclose(found[output], wanted[output], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "  y = (a, b) |> stack(axis=2) |> sum(2)",
+        "  y = (a, b) |> stack |> sum(1, keep=true)",
+        "  y = (a, b) |> stack |> sum((1, 2))",
+        "  y = (a |> reshape((2, 2, 6, 5)), b |> reshape((2, 2, 6, 5))) |> concat |> sum(1)",
+        "  s = (a, b) |> stack\n  y = s * (a |> reshape((1, 4, 6, 5))) |> sum(1)",
+        "  p = (a, b) |> stack\n  p = p * (p |> mean((2, 3, 4), keep=true))\n  y = p |> sum(1)",
+        "  s = (a, b) |> stack\n  w = s |> mean((3, 4), keep=true)\n  p = s * w\n"
+        "  y = (p |> sum(1) |> flatten) + (p |> amax(1) |> flatten)",
+    ],
+)
+def test_other_sums_stay(body: str):
+    made = graph(PARTS + body)
+    assert kinds(made)["reduce_sum"] and of_five_axes(made)
