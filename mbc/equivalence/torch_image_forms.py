@@ -15,6 +15,7 @@ from mbc.ops.group_norm import Normalisation
 from mbc.ops.rearrange import Pad, Rearrange, StridedSlice
 from mbc.ops.reduce import Expand, Reduce
 from mbc.ops.resize import Resize
+from mbc.ops.rms_norm import RmsNorm
 from mbc.ops.standardize import Standardize
 
 Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
@@ -76,6 +77,23 @@ def _normalize_reduce(a: Normalisation, inputs: Sequence[Tensor], call: Call) ->
     normal, grouped = (_grouped(a, x) - mean.unsqueeze(2)) * inverse.unsqueeze(2), _grouped(a, dy)
     axes = (0, *range(3, grouped.ndim))
     return tuple(p.sum(dim=axes).reshape(-1) for p in (grouped * normal, grouped))
+
+
+def _rms_norm(a: RmsNorm, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, gamma = inputs
+    inverse = ((x**2).mean(1, keepdim=True) + a.eps).rsqrt()
+    return x * inverse * gamma.reshape(-1, *(1,) * (x.ndim - 2)), inverse
+
+
+def _rms_norm_backward(a: RmsNorm, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy, inverse, gamma = inputs
+    normal, dnormal = x * inverse, dy * gamma.reshape(-1, *(1,) * (x.ndim - 2))
+    return ((dnormal - normal * (dnormal * normal).mean(1, keepdim=True)) * inverse,)
+
+
+def _rms_norm_reduce(a: RmsNorm, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    x, dy, inverse = inputs
+    return ((dy * x * inverse).sum((0, *range(2, x.ndim))),)
 
 
 def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
@@ -204,6 +222,9 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
                 ("_backward_reduce", _normalize_reduce),
             )
         },
+        "rms_norm": _rms_norm,
+        "rms_norm_backward": _rms_norm_backward,
+        "rms_norm_backward_reduce": _rms_norm_reduce,
         "standardize_filters": _standardize,
         "standardize_filters_backward": _standardize_backward,
         "resize": _resize,

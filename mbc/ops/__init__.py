@@ -20,6 +20,7 @@
 * `erf`: the error function in float64
 * `fused`: several operations as one
 * `group_norm`: group and layer normalisation
+* `rms_norm`: root mean square normalisation
 * `im2col`: grouped convolutions as GEMMs
 * `initial`: how the language names the start of a weight
 * `kl_divergence`: the divergence of a softmax from probabilities
@@ -89,6 +90,7 @@ from mbc.ops import (
     reshaping,
     resize,
     response,
+    rms_norm,
     shape,
     shard,
     soft_cross_entropy,
@@ -110,6 +112,7 @@ _FAMILIES = (
     window_bias,
     normalization,
     group_norm,
+    rms_norm,
     activation,
     activation_variants,
     elementary,

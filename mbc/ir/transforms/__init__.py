@@ -7,6 +7,7 @@
 * `concat_statistics`: batch statistics of a concatenation from those of its parts
 * `gather_operands`: weights' gradients from the rows of all ranks, where that sends less than summing them
 * `shard_optimizer`: gradients, updates and optimizer states in parts, one of each rank
+* `rms_norms`: root mean square normalisation as one operation
 * `stack_sums`: sums over the axis of a stack as sums of its parts
 * `relu_masks`: relu's gradient by ReLU bit masks in the place of relu's output
 """

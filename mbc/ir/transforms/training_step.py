@@ -33,6 +33,7 @@ from mbc.ir.transforms.concat_statistics import statistics_by_part
 from mbc.ir.transforms.expand import FLOATING, Expander
 from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
+from mbc.ir.transforms.rms_norms import join_rms_norms
 from mbc.ir.transforms.shard_optimizer import shard_optimizer
 from mbc.ir.transforms.stack_sums import sum_parts
 from mbc.ir.types import Precision, TensorType
@@ -79,7 +80,7 @@ def differentiate(
     if optimizer.noise_scale:
         _check_parts(optimizer.accumulate, ranks)
 
-    network = sum_parts(network)
+    network = join_rms_norms(sum_parts(network))
     values = _outer_values(network, precision)
     train = GraphBuilder(values)
     scale = INITIAL_LOSS_SCALE if precision is Precision.FP16 else 1.0

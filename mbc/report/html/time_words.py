@@ -18,7 +18,7 @@ _COLLECTIVES, _OTHERS = "collectives", "all else"
 # Of a fused kernel the first that one of its operations belongs to.
 _FAMILIES: Mapping[str, Callable[[OpKind], bool]] = {
     "convolutions and GEMMs": lambda kind: kind.flops is not None,
-    "normalisation": lambda kind: kind.name.startswith(("batch_", "group_norm", "layer_norm")),
+    "normalisation": lambda kind: kind.name.startswith(("batch_", "group_norm", "layer_norm", "rms_norm")),
     "updates": lambda kind: bool(kind.updates),
 }
 

@@ -1,5 +1,5 @@
-// Group and layer normalisation: what is normalised together, a set, is the channels of a group and all pixels of an
-// image, or the channels of one pixel. Forward and backward are one launch each, in place or not; the gradients of
+// Group, layer and root mean square normalisation: what is normalised together, a set, is the channels of a group and all
+// pixels of an image, or the channels of one pixel. Root mean squares are not CENTERED: no mean, no shift. Forward and backward are one launch each, in place or not; the gradients of
 // scale and shift are reductions by channel (channel_reduce.cuh).
 //
 // Bytes      the tensors in and out once; a set that registers do not hold is read again (forward twice, backward once)
@@ -25,43 +25,49 @@ struct GroupNormReduceArguments {
 
 namespace mbc {
 
-template <typename T>
+template <typename T, bool CENTERED>
 struct NormalizeSets {
   static constexpr int OPERANDS = 1;
   const T* operands[1];
   T* y;
-  const float *gamma, *beta;
+  const float *gamma, *beta;  // beta and mean null where not centred
   float *mean, *inverse;
   float eps;
 
   bool vectorizable() const { return aligned(operands[0], 16) && aligned(y, 16); }
-  bool constants_vectorizable(size_t bytes) const { return aligned(gamma, bytes) && aligned(beta, bytes); }
+  bool constants_vectorizable(size_t bytes) const {
+    return aligned(gamma, bytes) && (!CENTERED || aligned(beta, bytes));
+  }
 
   template <int N, typename Set>
   __device__ void run(const Set& set, float count) const {
-    float sum = 0.0f, squares = 0.0f;
-    set.each([&](const auto& v, const SetPlace&) {
+    float m = 0.0f, squares = 0.0f;
+    if constexpr (CENTERED) {
+      float sum = 0.0f;
+      set.each([&](const auto& v, const SetPlace&) {
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum += v.get(0, j);
-    });
-    const float m = set.sum(sum) / count;
+        for (int j = 0; j < N; ++j) sum += v.get(0, j);
+      });
+      m = set.sum(sum) / count;
+    }
     set.each([&](const auto& v, const SetPlace&) {
 #pragma unroll
       for (int j = 0; j < N; ++j) squares = fmaf(v.get(0, j) - m, v.get(0, j) - m, squares);
     });
     const float scale = 1.0f / sqrtf(set.sum(squares) / count + eps);
     set.each([&](const auto& v, const SetPlace& p) {
-      const Vec<float, N> g = set.constants(gamma, p), b = set.constants(beta, p);
+      const Vec<float, N> g = set.constants(gamma, p), b = CENTERED ? set.constants(beta, p) : Vec<float, N>{};
       float result[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) result[j] = fmaf((v.get(0, j) - m) * scale, g.v[j], b.v[j]);
       store_floats(y + p.at, result);
     });
-    if (set.first) mean[set.number] = m, inverse[set.number] = scale;
+    if (CENTERED && set.first) mean[set.number] = m;
+    if (set.first) inverse[set.number] = scale;
   }
 };
 
-template <typename T>
+template <typename T, bool CENTERED>
 struct NormalizeSetsBackward {
   static constexpr int OPERANDS = 2;
   const T* operands[2];  // x and dy
@@ -73,7 +79,7 @@ struct NormalizeSetsBackward {
 
   template <int N, typename Set>
   __device__ void run(const Set& set, float count) const {
-    const float m = mean[set.number], scale = inverse[set.number];
+    const float m = CENTERED ? mean[set.number] : 0.0f, scale = inverse[set.number];
     float sum = 0.0f, dot = 0.0f;
     set.each([&](const auto& v, const SetPlace& p) {
       const Vec<float, N> c = set.constants(gamma, p);
@@ -84,7 +90,7 @@ struct NormalizeSetsBackward {
         dot = fmaf(g, (v.get(0, j) - m) * scale, dot);
       }
     });
-    const float shift = set.sum(sum) / count, slope = set.sum(dot) / count;
+    const float shift = CENTERED ? set.sum(sum) / count : 0.0f, slope = set.sum(dot) / count;
     set.each([&](const auto& v, const SetPlace& p) {
       const Vec<float, N> c = set.constants(gamma, p);
       float result[N];
@@ -96,7 +102,7 @@ struct NormalizeSetsBackward {
   }
 };
 
-// What the gradients of scale and shift are reduced from: normalised elements, and dy. PIXELWISE: the elements of a
+// What the gradients of scale and shift are reduced from: normalised elements, and dy; mean null: not centred. PIXELWISE: the elements of a
 // vector are of one set, whose constants are fetched with them, so that rows in flight do not wait for one another.
 template <typename T, bool PIXELWISE>
 struct NormalizedSource {
@@ -127,7 +133,7 @@ struct NormalizedSource {
     if constexpr (PIXELWISE) {
       const int64_t set = channels(at);
       f.x = v;
-      f.mean = mean[set];
+      f.mean = mean ? mean[set] : 0.0f;
       f.inverse = inverse[set];
     } else {
 #pragma unroll
@@ -151,11 +157,19 @@ struct NormalizedSource {
   __device__ float second(const Fetched<N>& f, int j) const { return to_float(f.dy[j]); }
 };
 
-// That of batch normalisation, of elements that are normalised already.
+// That of batch normalisation, of elements that are normalised already; dbeta null: not wanted.
 struct NormalizedReduction : BnBackwardReduction {
   __device__ Channel load(int64_t) const { return 0.0f; }
   __device__ Known known(int64_t c) const {
-    return {1.0f, accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
+    return {1.0f, accumulate ? dgamma[c] : 0.0f, accumulate && dbeta ? dbeta[c] : 0.0f};
+  }
+  __device__ void keep(int64_t c, const Gradients& found) const {
+    dgamma[c] = found.dgamma;
+    if (dbeta) dbeta[c] = found.dbeta;
+  }
+  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
+    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + total.dot),
+             static_cast<float>(static_cast<double>(known.dbeta) + total.sum)});
   }
 };
 
@@ -166,7 +180,7 @@ extern "C" const char* mbc_group_norm(const MbcCall& call) {
   const auto& a = arguments<GroupNormArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     for_each_set<T>(call.stream, a,
-                    NormalizeSets<T>{{in<T>(call, 0)}, out<T>(call, 3), in<float>(call, 1), in<float>(call, 2),
+                    NormalizeSets<T, true>{{in<T>(call, 0)}, out<T>(call, 3), in<float>(call, 1), in<float>(call, 2),
                                      out<float>(call, 4), out<float>(call, 5), eps(call, 0)});
   });
   return launched();
@@ -177,7 +191,7 @@ extern "C" const char* mbc_group_norm_backward(const MbcCall& call) {
   const auto& a = arguments<GroupNormArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     for_each_set<T>(call.stream, a,
-                    NormalizeSetsBackward<T>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 5), in<float>(call, 2),
+                    NormalizeSetsBackward<T, true>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 5), in<float>(call, 2),
                                              in<float>(call, 3), in<float>(call, 4)});
   });
   return launched();
@@ -206,4 +220,40 @@ extern "C" const char* mbc_layer_norm(const MbcCall& call) { return mbc_group_no
 extern "C" const char* mbc_layer_norm_backward(const MbcCall& call) { return mbc_group_norm_backward(call); }
 extern "C" const char* mbc_layer_norm_backward_reduce(const MbcCall& call) {
   return mbc_group_norm_backward_reduce(call);
+}
+
+extern "C" const char* mbc_rms_norm(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GroupNormArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    for_each_set<T>(call.stream, a,
+                    NormalizeSets<T, false>{{in<T>(call, 0)}, out<T>(call, 2), in<float>(call, 1), nullptr, nullptr,
+                                            out<float>(call, 3), eps(call, 0)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_rms_norm_backward(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GroupNormArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    for_each_set<T>(call.stream, a,
+                    NormalizeSetsBackward<T, false>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 4), nullptr,
+                                                    in<float>(call, 2), in<float>(call, 3)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_rms_norm_backward_reduce(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GroupNormReduceArguments>(call);
+  void* workspace = a.parts > 1 ? call.pointers[4] : nullptr;
+  const NormalizedReduction reduction{{nullptr, nullptr, out<float>(call, 3), nullptr, 0.0f, a.accumulate}};
+  MBC_FOR_TYPE(a.type, T, {
+    reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts,
+                      NormalizedSource<T, true>{in<T>(call, 0), in<T>(call, 1), nullptr, in<float>(call, 2), NormSets(a),
+                                                Reciprocal(a.channels)},
+                      workspace, reduction);
+  });
+  return launched();
 }

@@ -50,6 +50,7 @@ from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 from mbc.ops.reduce import Expand, Reduce, reduced_shape
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
+from mbc.ops.rms_norm import RmsNorm
 from mbc.ops.shape import ChannelSlice, Upsample
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.standardize import Standardize
@@ -423,6 +424,11 @@ def _groups(cases: Cases) -> None:
         cases.add(kind, a, w(*shape, make=off), m(c), m(c))
         cases.add(f"{kind}_backward", a, w(*shape), w(*shape), *statistics, m(c))
         cases.add(f"{kind}_backward_reduce", a, w(*shape), w(*shape), *statistics)
+        if not groups:
+            rms, inverse = RmsNorm(1e-3), statistics[1]
+            cases.add("rms_norm", rms, w(*shape, make=off), m(c))
+            cases.add("rms_norm_backward", rms, w(*shape), w(*shape), inverse, m(c))
+            cases.add("rms_norm_backward_reduce", rms, w(*shape), w(*shape), inverse)
 
 
 POOLS = (
