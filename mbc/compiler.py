@@ -27,7 +27,7 @@ from mbc.ir.transforms.shard_optimizer import can_shard, check_can_shard
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels.nccl import ctas_of
-from mbc.measuring import Measured, can_measure, measure_missing, measure_requests
+from mbc.measuring import Measuring, can_measure
 from mbc.optimize import effort
 from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
@@ -36,7 +36,7 @@ from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.host_sharing import beside_other_ranks
 from mbc.optimize.search.profiling_requests import unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
-from mbc.options import Measure, Options, Policy, RankGpu
+from mbc.options import Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.techniques import saves_memory
@@ -273,18 +273,10 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             here = replace(here, collectives=calibrated(collectives_like, other).collectives)
         return CandidateTable(graph, here, providers, profile, rules)
 
-    before_s = stages.measuring_seconds
-
-    def measure(policy: Policy) -> Measured:
-        left_s = max(0.0, options.measure_for_s - stages.measuring_seconds + before_s)
-        return measure_missing(graph, device, policy, replace(options, measure_for_s=left_s), stages.announce)
-
-    # What could run each operation on this GPU, and how fast: undivided first, which is most of what decides a plan.
-    first = rules.policy if options.measure is Measure.ALWAYS else Policy.UNDIVIDED
-    goes_on = False
+    # What could run each operation on this GPU, and how fast.
+    measuring = Measuring(graph, device, rules, options, stages.announce)
     if stages.run("bound", worth_measuring):
-        complete = stages.run("measure", lambda: measure(first)).complete
-        goes_on = complete and first is not rules.policy and can_measure(device, options)
+        stages.run("measure", measuring.begin)
     table = stages.run("find profile", tabulate)
 
     # Every decision. `search` refuses what no plan can fit, then runs these stages in a loop, each a package of
@@ -292,28 +284,27 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     # -> schedule (launches, liveness, streams and waits) -> placement; where that exceeds the budget -> remat
     # (recomputation, offloading) -> selection with the workspace that is free; at the end the concurrent stream,
     # bounds and predictions.
-    plan = None
+    def search_again() -> tuple[CandidateTable, Plan]:
+        table = stages.run("find profile again", tabulate)
+        return table, stages.run("search again", lambda: search(table, limits, budget_bytes), dump_plan)
+
+    def knows_more() -> bool:
+        """Whether micro-batches were measured, which matter where memory costs time, or nothing fits without."""
+        return measuring.has_more and stages.run("measure micro-batches", measuring.micro_batches)
+
     try:
         plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
+        if plan.predictions.train_us > effort.MEASURING_GAIN * plan.bounds.fastest_us and knows_more():
+            table, plan = search_again()
     except BudgetError:
-        if not goes_on:
+        if not knows_more():
             raise
-    # Micro-batches are measured where memory costs time.
-    if goes_on and (plan is None or plan.predictions.train_us > effort.MEASURING_GAIN * plan.bounds.fastest_us):
-        measured = stages.run("measure micro-batches", lambda: measure(rules.policy))
-        if measured.new or plan is None:
-            table = stages.run("find profile again", tabulate)
-            plan = stages.run("search again", lambda table=table: search(table, limits, budget_bytes), dump_plan)
-    assert plan is not None
-
-    # What was chosen by times between two measured sizes is measured, and chosen again; so is what cuDNN may not run,
-    # since it was tried on more rows only.
+        table, plan = search_again()
+    # What was chosen by times between two measured sizes is measured, and chosen again; so are micro-batches by times
+    # scaled from larger sizes, and what cuDNN may not run, since it was tried on more rows only.
     wanted = unmeasured if rules.policy is Policy.ALL else untried
-    while stages.run(
-        "measure again", lambda plan=plan: measure_requests(wanted(plan), device, options, stages.announce)
-    ):
-        table = stages.run("find profile again", tabulate)
-        plan = stages.run("search again", lambda table=table: search(table, limits, budget_bytes), dump_plan)
+    while stages.run("measure again", lambda plan=plan: measuring.chosen(wanted(plan))):
+        table, plan = search_again()
 
     # What the plan gains by knowing of the copies of the other ranks, where these could change it.
     if host_gpus > 1 and "offload" not in limits.without and saves_memory(plan):

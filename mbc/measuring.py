@@ -6,9 +6,9 @@ Measurements go into the user's own profile, so that the next plan finds them.
 from __future__ import annotations
 
 import importlib.util
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
@@ -17,7 +17,8 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
 from mbc.measure.fleet import Outcome, Progress, Task, gpus_named, measure_on
-from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Measured, Need
+from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options, Policy
 from mbc.profile.locate import find_profile, own_path
 from mbc.profile.model import Profile
@@ -27,49 +28,80 @@ from mbc.units import show_duration
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """`new`: something was measured; `complete`: nothing that can be is left."""
-
-    new: bool = False
-    complete: bool = True
-
-
 def _silent(text: str) -> None:
     pass
 
 
-def measure_missing(
-    graph: TrainingGraph, device: DeviceSpec, policy: Policy, options: Options, say: Say = _silent
-) -> Measured:
-    """Measure what plans of `graph` under `policy` would like to know and no profile of `device` says; nothing where
-    this machine cannot, or `options` do not want it. `say` is told what is going on.
+class Measuring:
+    """What one compilation measures, step by step, in `options.measure_for_s` in all; nothing where this machine
+    cannot, or `options` do not want it. `say` is told what is going on.
 
-    A warning (RuntimeWarning) says what was not measured after all: it is estimated. Raises MBC089 where measuring is
-    wanted in any case and cannot be, and what measuring raises.
-    """
-    obstacle = _obstacle(device, options)
-    if obstacle is None:
+    A warning (RuntimeWarning) says what was not measured after all: it is estimated. Each step raises what measuring
+    raises."""
+
+    def __init__(
+        self, graph: TrainingGraph, device: DeviceSpec, rules: Rules, options: Options, say: Say = _silent
+    ) -> None:
+        self._graph, self._device, self._policy, self._options, self._say = graph, device, rules.policy, options, say
+        # Operations that have to be divided are measured as such.
+        at_once = options.measure is Measure.ALWAYS or rules.micro_batch
+        self._first = rules.policy if at_once else Policy.UNDIVIDED
+        self._over = False  # interrupted, or out of time
+        self._left_s = options.measure_for_s
+        self.has_more = False  # than what `begin` measured
+
+    def begin(self) -> None:
+        """What plans would like to know and no profile of the GPU says, undivided: most of what decides a plan. MBC089
+        where measuring is wanted in any case and cannot be."""
+        obstacle = _obstacle(self._device, self._options)
+        if obstacle is None:
+            self._measure(self._needs(self._first))
+            self.has_more = self._first is not self._policy and not self._over
+        elif self._options.measure is Measure.ALWAYS:
+            raise MbcError(
+                "MBC089",
+                f"cannot measure for {self._device.name}: {obstacle}",
+                "leave out --measure always, or compile on a machine that has the GPU; "
+                "`mbc doctor` says what is missing",
+            )
+
+    def micro_batches(self) -> bool:
+        """The micro-batches as well. Whether planning again makes sense: something was measured."""
+        self.has_more = False
+        return self._measure(self._needs(self._policy))
+
+    def chosen(self, requests: Iterable[Request]) -> bool:
+        """What is missing of just these, such as those that were chosen by interpolated times. Whether planning again
+        makes sense: all that could be measured was, and something was."""
+        if not can_measure(self._device, self._options):
+            return False
+        needs = [Need((request,), 0.0) for request in dict.fromkeys(requests)]
+        return self._measure(needs, again=False) and not self._over
+
+    def _needs(self, policy: Policy) -> Sequence[Need]:
         from mbc.optimize.search.profiling_requests import needs
 
-        return _measure(needs(graph, device, policy), device, options, say)
-    if options.measure is Measure.ALWAYS:
-        raise MbcError(
-            "MBC089",
-            f"cannot measure for {device.name}: {obstacle}",
-            "leave out --measure always, or compile on a machine that has the GPU; `mbc doctor` says what is missing",
-        )
-    return Measured()
+        return needs(self._graph, self._device, policy)
 
-
-def measure_requests(requests: Iterable[Request], device: DeviceSpec, options: Options, say: Say = _silent) -> bool:
-    """Measure what is missing of just these, such as those that were chosen by interpolated times. Whether planning
-    again makes sense: all that could be measured was, and something was. Otherwise as `measure_missing`."""
-    if not can_measure(device, options):
-        return False
-    needs = [Need((request,), 0.0) for request in dict.fromkeys(requests)]
-    found = _measure(needs, device, replace(options, measure=Measure.MISSING), say)
-    return found.new and found.complete
+    def _measure(self, needs: Sequence[Need], again: bool = True) -> bool:
+        """Whether anything was measured. `again`: all of it anew where `options` say so."""
+        device, limit_bytes = self._device, self._options.workspace_limit_bytes
+        limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes
+        again = again and self._options.measure is Measure.ALWAYS
+        path = own_path(device.name)
+        wanted = tuple(needs) if again else missing(needs, find_profile(device), limit_bytes)
+        if not wanted or self._over:
+            return False
+        self._say("starting to measure")
+        _, multiprocessors = split_name(device.name)
+        task = Task(wanted, path, self._left_s, limit_bytes, again, multiprocessors=multiprocessors)
+        began_s = time.monotonic()
+        outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: self._say(progress_text(now)))
+        self._left_s = max(0.0, self._left_s - (time.monotonic() - began_s))
+        self._over = outcome.interrupted or bool(outcome.left)
+        for note in shortcomings(outcome):
+            warnings.warn(note, RuntimeWarning, stacklevel=4)
+        return outcome.summary is not None and outcome.summary.measured > 0
 
 
 def can_measure(device: DeviceSpec, options: Options) -> bool:
@@ -102,34 +134,21 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
     for need in needs:
         ladder = Ladder()
         lacking: list[Request] = []
+        larger: list[Measured] = []
         for place, request in enumerate(need.requests):
             key = signature(request)
             extent = profile.extents.get(key)
             if extent is not None and extent.covers(workspace_limit_bytes, whole=need.whole and not place):
-                ladder.add(rows_of(request), profile.measurements.get(key, ()))
+                larger.append((rows_of(request), profile.measurements.get(key, ())))
+                ladder.add(*larger[-1])
             elif ladder.closed:
                 break
             else:
                 lacking.append(request)
         if lacking:
-            found.append(Need(tuple(lacking), need.weight_us, need.whole and lacking[0] is need.requests[0]))
+            whole = need.whole and lacking[0] is need.requests[0]
+            found.append(Need(tuple(lacking), need.weight_us, whole, tuple(larger)))
     return tuple(found)
-
-
-def _measure(needs: Sequence[Need], device: DeviceSpec, options: Options, say: Say) -> Measured:
-    limit_bytes = MOST_WORKSPACE_BYTES if options.workspace_limit_bytes is None else options.workspace_limit_bytes
-    again = options.measure is Measure.ALWAYS
-    path = own_path(device.name)
-    wanted = tuple(needs) if again else missing(needs, find_profile(device), limit_bytes)
-    if not wanted:
-        return Measured()
-    say("starting to measure")
-    _, multiprocessors = split_name(device.name)
-    task = Task(wanted, path, options.measure_for_s, limit_bytes, again, multiprocessors=multiprocessors)
-    outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: say(progress_text(now)))
-    for note in shortcomings(outcome):
-        warnings.warn(note, RuntimeWarning, stacklevel=3)
-    return Measured(outcome.summary is not None and outcome.summary.measured > 0, not outcome.left)
 
 
 def progress_text(now: Progress) -> str:

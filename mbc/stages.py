@@ -40,11 +40,13 @@ class Stages:
     def run(self, name: str, stage: Callable[[], T], text: Callable[[T], str] | None = None) -> T:
         self.announce(name)
         started = perf_counter()
-        result = stage()
+        try:
+            result = stage()
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - started
         self.runs += 1
         if self.dump_folder and text is not None:
             self._dump(Path(self.dump_folder), name, text(result))
-        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - started
         return result
 
     def _dump(self, folder: Path, name: str, text: str) -> None:

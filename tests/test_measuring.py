@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from mbc import measuring
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
+from mbc.kernels.base import Request
 from mbc.measure.fleet import Outcome, Progress, Task
 from mbc.measure.measure import Summary
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
-from mbc.measuring import measure_missing, measure_requests, missing, progress_text, shortcomings
+from mbc.measuring import Measuring, missing, progress_text, shortcomings
+from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options, Policy
 from mbc.profile import locate as profile_places
 from mbc.profile.edit import write_profile
@@ -54,6 +57,8 @@ class Fleet:
     tasks: list[Task]
     gpus: tuple[str, ...] = ("0", "1")
     interrupt_after: float = math.inf
+    interrupted: bool = False  # in the last of them
+    now_s: float = 0.0
 
     def measure_on(self, gpus, task, progress):
         assert gpus == self.gpus[:1], "a compilation takes one GPU"
@@ -64,7 +69,8 @@ class Fleet:
             for done, one in enumerate(requests[: int(min(self.interrupt_after, len(requests)))], 1):
                 progress(Progress(done - 1, len(requests), one, None))
                 writer.record(one, [], Extent(task.workspace_limit_bytes))
-        return Outcome(Summary(measured=done), len(requests) - done, done < len(requests))
+        self.now_s += 20.0
+        return Outcome(Summary(measured=done), len(requests) - done, self.interrupted or done < len(requests))
 
     @property
     def asked(self) -> list[str]:
@@ -82,9 +88,14 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     monkeypatch.setattr(measuring, "gpus_named", lambda name: made.gpus if name == GPU.name else ())
     monkeypatch.setattr(measuring, "measure_on", made.measure_on)
     monkeypatch.setattr(measuring, "find_toolchain", lambda: SimpleNamespace(nvcc=Path("nvcc")))
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: object())
     (tmp_path / "shipped").mkdir()
     return made
+
+
+def chosen(requests: Sequence[Request], options: Options = ASKED) -> bool:
+    return Measuring(None, GPU, Rules(), options).chosen(requests)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_compilation_measures_once_and_then_knows(fleet: Fleet):
@@ -108,17 +119,31 @@ def test_micro_batches_are_measured_where_memory_costs_time(fleet: Fleet):
     assert len(fleet.tasks) == 2
 
 
-def test_a_budget_that_only_micro_batches_fit_is_refused_after_these_were_measured(fleet: Fleet):
-    with pytest.raises(MbcError, match="MBC20"):
-        compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", "620015kB"),)))
-    assert len(fleet.tasks) == 2
+def test_a_budget_that_is_refused_is_searched_again_only_with_new_times(fleet: Fleet):
+    refused = replace(ASKED, settings=(("memory.device", "620015kB"),))
+    for tasks, searches in ((2, 1), (2, 0)):
+        stages = Stages()
+        with pytest.raises(MbcError, match="MBC204"):
+            compile_plan(NETWORK, refused, stages)
+        assert len(fleet.tasks) == tasks and ("search again" in stages.seconds) == searches
+        assert stages.seconds["search"] > 0
 
 
-def test_the_time_for_measuring_is_that_of_both(fleet: Fleet):
-    stages = Stages(seconds={"measure": 5.0})  # of another rank
-    compile_plan(NETWORK, replace(ASKED, measure_for_s=100.0, settings=(("memory.device", LITTLE),)), stages)
-    whole, parts = (task.measure_for_s for task in fleet.tasks)
-    assert 95.0 < parts < whole <= 100.0
+def test_what_has_to_be_divided_is_measured_divided(fleet: Fleet):
+    compile_plan(NETWORK, replace(ASKED, micro_batch=2))
+    (task,) = fleet.tasks
+    assert any("[2, 8, 6, 6]" in key for key in fleet.asked) and max(len(need.requests) for need in task.needs) > 1
+
+
+def test_the_time_for_measuring_is_that_of_all_steps(fleet: Fleet):
+    compile_plan(NETWORK, replace(ASKED, measure_for_s=100.0, settings=(("memory.device", LITTLE),)))
+    assert [task.measure_for_s for task in fleet.tasks] == [100.0, 80.0]
+
+
+def test_nothing_more_is_measured_after_an_interrupt_in_the_last_request(fleet: Fleet):
+    fleet.interrupted = True
+    compile_plan(NETWORK, replace(ASKED, settings=(("memory.device", LITTLE),)))
+    assert len(fleet.tasks) == 1
 
 
 def test_micro_batches_wait_until_all_is_measured_undivided(fleet: Fleet):
@@ -204,7 +229,7 @@ def test_nothing_happens_where_a_part_is_missing(fleet: Fleet, monkeypatch: pyte
         monkeypatch.setattr(measuring, "find_toolchain", lambda: SimpleNamespace(nvcc=None))
     compile_plan(NETWORK, ASKED)
     assert not fleet.tasks
-    assert not measure_requests([request()], GPU, ASKED)
+    assert not chosen([request()])
 
 
 def test_the_shipped_profile_counts(fleet: Fleet):
@@ -232,15 +257,15 @@ def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
 
 def test_single_requests_are_measured_once(fleet: Fleet):
     asked = [request(5), request(6), request(5)]
-    assert measure_requests(asked, GPU, ASKED)
+    assert chosen(asked)
     assert fleet.asked == [signature(request(5)), signature(request(6))]
-    assert not measure_requests(asked, GPU, ASKED)
-    assert not measure_requests([], GPU, ASKED)
+    assert not chosen(asked)
+    assert not chosen([])
     # Even where everything is measured again: planning and measuring in turn must come to an end.
-    assert not measure_requests(asked, GPU, replace(ASKED, measure=Measure.ALWAYS))
+    assert not chosen(asked, replace(ASKED, measure=Measure.ALWAYS))
     fleet.interrupt_after = 1
     with pytest.warns(RuntimeWarning, match="interrupted"):
-        assert not measure_requests([request(7), request(9)], GPU, ASKED)
+        assert not chosen([request(7), request(9)])
 
 
 def test_sizes_that_cannot_gain_are_not_missed():
@@ -277,4 +302,6 @@ def test_texts():
     assert "another process may be using the GPU" in unsteady
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert measure_missing(None, find_spec("t4"), Policy.POWER_OF_TWO, ASKED) == measuring.Measured()  # pyright: ignore[reportArgumentType]
+        elsewhere = Measuring(None, find_spec("t4"), Rules(), ASKED)  # pyright: ignore[reportArgumentType]
+        elsewhere.begin()
+        assert not elsewhere.has_more

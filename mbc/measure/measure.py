@@ -45,7 +45,6 @@ __all__ = ["Summary", "identity", "measure", "measure_on"]
 _LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
-Measured = tuple[Measurement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class _Run:
     total: int = 0
     started_s: float = 0.0
     wholes: frozenset[str] = frozenset()  # signatures of requests that run an operation undivided
-    found: dict[str, Measured] = field(default_factory=dict[str, Measured])  # in this run
+    found: dict[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])  # in this run
 
     def all(self, needs: Sequence[Need]) -> Summary:
         wanted = {signature(r): r for need in needs for r in need.requests}
@@ -156,7 +155,7 @@ class _Run:
                 self._prepare(next(iter(wanted.values())).precision)
             self.started_s = self.clock()
             seen: set[str] = set()
-            # Every operation undivided first: with enough memory that is all that a plan needs, a fifth of the time.
+            # Every operation undivided first: where memory is no matter that is all that a plan needs.
             for need in needs:
                 if need.whole:
                     self._need(need, seen, sizes=1)
@@ -192,12 +191,14 @@ class _Run:
                 self.writer.record_constant(name, value)
 
     def _need(self, need: Need, seen: set[str], sizes: int) -> None:
-        """So many sizes of one operation. Its operands are put on the GPU when the first of them is to be measured."""
+        """The first `sizes` requests of one operation; operands are put on the GPU for the first that is measured."""
         ladder = Ladder()
+        for rows, measured in need.larger:
+            ladder.add(rows, measured)
         harness: Harness | None = None
-        keyed = [(r, signature(r)) for r in need.requests]
+        requests = [(r, signature(r)) for r in need.requests]
         with ExitStack() as stack:
-            for place, (request, key) in enumerate(keyed[:sizes]):
+            for place, (request, key) in enumerate(requests[:sizes]):
                 if self._known(key):
                     ladder.add(rows_of(request), self.held.measurements.get(key, ()))
                     continue
@@ -208,7 +209,7 @@ class _Run:
                 if ladder.closed:
                     # What another operation runs undivided is measured there, whatever was found out here.
                     there = seen | self.wholes
-                    rest = [k for _, k in keyed[place:] if not self._known(k) and k not in there]
+                    rest = [k for _, k in requests[place:] if not self._known(k) and k not in there]
                     seen.update(rest)
                     self.summary = replace(self.summary, ruled_out=self.summary.ruled_out + len(rest))
                     return
@@ -216,7 +217,7 @@ class _Run:
                 self._tell(request)
                 try:
                     harness = harness or stack.enter_context(self.bench.open(need))
-                    self._request(harness, request, ladder, last=place + 1 == len(keyed))
+                    self._request(harness, request, ladder, last=place + 1 == len(requests))
                 except (MbcError, DoesNotFit) as error:
                     if isinstance(error, MbcError) and error.code == "MBC088":
                         raise

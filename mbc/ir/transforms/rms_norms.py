@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mbc.ir.graph import Attributes, Network, Operation, Value
+from mbc.ir.graph import Network, Operation, Value
 from mbc.ops.activation import Scale
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.elementary import Power
@@ -51,36 +51,32 @@ def _rms_norm(
     """What is normalised, the inverse root mean squares, the weight of each channel, and eps; None where `operation` is
     no product of these."""
 
-    def behind(value: str, attributes: Attributes) -> str | None:
-        """What `value`, which nobody else reads, is made of, by an operation with these attributes."""
+    def alone(value: str, kind: str) -> Operation | None:
+        """What makes `value`, which nobody else reads, if it is of that kind."""
         maker = makers.get(value)
-        made = maker is not None and maker.attributes == attributes and reads[value] == 1
-        return maker.inputs[0] if maker is not None and made else None
+        return maker if maker is not None and maker.kind == kind and reads[value] == 1 else None
 
     if operation.attributes != Broadcast("mul"):
         return None
     normal, scale = operation.inputs
-    weight, product = makers.get(scale), makers.get(normal)
-    if weight is None or weight.kind != "state" or product is None or reads[normal] > 1:
-        return None
-    if product.attributes != Broadcast("mul") or len(values[normal].type.shape) < 2:
+    weight, product = makers.get(scale), alone(normal, "broadcast")
+    if weight is None or weight.kind != "state" or product is None or product.attributes != Broadcast("mul"):
         return None
     x, inverse = product.inputs
     shape = values[x].type.shape
-    if values[scale].type.shape != shape[1:2] or not values[x].per_sample:
+    root = alone(inverse, "pow")
+    shifted = root and alone(root.inputs[0], "scale")
+    mean = shifted and alone(shifted.inputs[0], "reduce_sum")
+    square = mean and alone(mean.inputs[0], "pow")
+    if not (root and shifted and mean and square) or not values[x].per_sample or len(shape) < 2:
         return None
-    shifted = behind(inverse, Power(-0.5))
-    eps = makers[shifted].attributes if shifted in makers else None
-    if shifted is None or not isinstance(eps, Scale) or eps.factor != 1.0 or eps.offset <= 0:
-        return None
-    mean = behind(shifted, eps)
-    reduced = makers[mean].attributes if mean in makers else None
-    if mean is None or not isinstance(reduced, Reduce) or makers[mean].kind != "reduce_sum":
-        return None
-    averages = reduced.axes == (1,) and reduced.shape == (1, *shape[2:])
-    square = behind(mean, reduced)
-    if not averages or not math.isclose(reduced.factor, 1 / shape[1]) or square is None:
-        return None
-    if behind(square, Power(2.0)) != x:
-        return None
-    return x, inverse, weight.inputs[0], RmsNorm(eps.offset)
+    shift, averages = shifted.attributes, mean.attributes
+    assert isinstance(shift, Scale) and isinstance(averages, Reduce)
+    fits = (
+        (root.attributes, square.attributes, square.inputs) == (Power(-0.5), Power(2.0), (x,))
+        and (averages.axes, averages.shape) == ((1,), (1, *shape[2:]))
+        and math.isclose(averages.factor, 1 / shape[1])
+        and (shift.factor, values[scale].type.shape) == (1.0, shape[1:2])
+        and shift.offset > 0
+    )
+    return (x, inverse, weight.inputs[0], RmsNorm(shift.offset)) if fits else None

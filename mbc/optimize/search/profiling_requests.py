@@ -21,7 +21,7 @@ from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.options import Policy
-from mbc.plan.group import operation_of
+from mbc.plan.group import operation_of, rows_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
 
 
@@ -91,13 +91,16 @@ def unmeasured(plan: Plan) -> tuple[Request, ...]:
 
 
 def untried(plan: Plan) -> tuple[Request, ...]:
-    """The distinct requests of launches, of inference as well, by engines and algorithms that were never run on them:
-    cuDNN may need more workspace."""
+    """The distinct requests of launches, of inference as well, by engines and algorithms that were never run on them,
+    since cuDNN may need more workspace; and of micro-batches of the training step by times that were not measured."""
     found: dict[Request, None] = {}
     for program, launches in ((plan.graph.train, plan.train.launches), (plan.graph.infer, plan.infer.launches)):
         operations = {operation.name: operation for operation in program}
         for launch in launches:
-            if isinstance(launch.work, Kernel) and not launch.work.measured and is_numbered(launch.work):
+            if not isinstance(launch.work, Kernel) or launch.work.measured or not launch.operations:
+                continue
+            divided = launches is plan.train.launches and rows_of(plan, launch) < plan.graph.batch
+            if divided or is_numbered(launch.work):
                 found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
     return tuple(found)
 

@@ -85,7 +85,7 @@ def test_a_step_is_the_same(precision: str, monkeypatch: pytest.MonkeyPatch):
         ("y = x * r * parameter(4) @weight", "y = x * r"),
         ("y = x * r * parameter(4) @weight", "z = x * r\n  y = z * parameter(4) @weight + z"),
         ("@weight", "@weight + (x * r)"),
-        ("parameter(4) @weight", "parameter(4, 6, 5) @weight"),
+        ("parameter(4) @weight", "(image |> conv(4, 1))"),
     ],
 )
 def test_other_products_stay(before: str, after: str):
