@@ -45,13 +45,9 @@ from typing import Any
 from from_torch_contenders import MODES, POLL_S, Asked, made, sgd
 from from_torch_draw import draw, drawn
 from from_torch_steps import run as fifty_steps
-from record import Results, attempt, need_gpu, results, show, start
+from record import Results, attempt, build_kernels, need_gpu, results, show, start
 
-from mbc.codegen.build import build_kernel_library
-from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plan
-from mbc.hardware.target import find_device
-from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.pytorch.trainer import import_training
 from mbc.source import Source
@@ -204,13 +200,6 @@ def planned(asked: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build_kernels() -> None:
-    """Compiles every kernel of mbc for this GPU into mbc's cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        architecture = find_device("auto").architecture
-        build_kernel_library(architecture, Precision.BF16, Path(folder) / "kernels.so", find_toolchain())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnest26d")
@@ -252,7 +241,7 @@ def main() -> None:
         for name in names if not kept.done(name)
     }  # fmt: skip
     if arguments.build_first and on_gpu and networks:
-        build_kernels()
+        build_kernels("bf16")
     for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:
             break

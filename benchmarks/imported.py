@@ -74,6 +74,18 @@ TIMM = (
 )  # fmt: skip
 
 
+NETWORKS = (
+    *(f"torchvision/{name}" for name in TORCHVISION),
+    *(f"segmentation/{name}" for name in SEGMENTATION),
+    *(f"timm/{name}" for name in TIMM),
+)
+
+
+def size_of(name: str, size: int) -> int:
+    """Pixels of its images where the others' have `size`."""
+    return WHOLE_SIZE if name in ATTENTION or name.rpartition("/")[2].startswith(WHOLE) else size
+
+
 def built(name: str) -> Any:
     """A network of `family/name`, with random weights."""
     family, _, own = name.partition("/")
@@ -91,7 +103,8 @@ def built(name: str) -> Any:
 
 
 def prepared(name: str) -> Any:
-    """The same each time, with statistics and weights that nothing is hidden by."""
+    """A network with seeded random weights. Statistics are random and no weights are all zero, so that no error is
+    multiplied by 0."""
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
@@ -101,7 +114,7 @@ def prepared(name: str) -> Any:
             for statistic, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 1.5)):
                 if statistic is not None:
                     statistic.uniform_(low, high)
-    with torch.no_grad():  # nothing is compared before a layer of zeros, such as the head of a vision transformer
+    with torch.no_grad():  # the head of a vision transformer starts with zeros
         for parameter in network.parameters():
             if parameter.ndim > 1 and not parameter.any():
                 parameter.normal_(std=0.05)
@@ -154,7 +167,7 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
     import torch  # pyright: ignore[reportMissingImports]
 
     network = prepared(name)
-    size = WHOLE_SIZE if name.rpartition("/")[2].startswith(WHOLE) else size
+    size = size_of(name, size)
     images = torch.randn(2, 3, size, size)
     try:
         made = exported(network, name, images)
@@ -238,8 +251,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
-    names = [f"torchvision/{n}" for n in TORCHVISION] + [f"segmentation/{n}" for n in SEGMENTATION]
-    names = [*ATTENTION] if arguments.attention else [*names, *(f"timm/{n}" for n in TIMM)]
+    names = [*ATTENTION] if arguments.attention else [*NETWORKS]
     names = arguments.only.split(",") if arguments.only else names
     size, file = (WHOLE_SIZE, "imported_attention") if arguments.attention else (arguments.size, "imported")
     kept = results(file, again=arguments.again, size=size)

@@ -1,8 +1,9 @@
 """How exact the forward pass of an imported network is on a GPU: mbc's in fp32 and torch's, both against float64.
 
-The networks are those of `imported.py`, and its two with attention, with the weights of their models, in evaluation
+The networks are those of `imported.py`, and its two with attention, with random weights and statistics, in evaluation
 mode. torch computes fp32 on the same GPU, without TF32. A network is within the rule where mbc's error is at most twice
-torch's. Kernels are those that estimates choose. Each network is a process of its own, several side by side.
+torch's. Nothing is measured: kernels are chosen by the profiles that are there. Each network is a process of its own,
+several side by side on the GPU.
 
     python benchmarks/imported_cuda.py [--only NAME,NAME] [--for SECONDS] [--processes 8] [--limit 120]
     python benchmarks/imported_cuda.py --device cpu --only timm/resnet18
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,26 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from gradients import TIMES_TORCH
-from imported import (
-    ATTENTION,
-    SEGMENTATION,
-    TIMM,
-    TORCHVISION,
-    WHOLE,
-    WHOLE_SIZE,
-    distance,
-    evaluated,
-    exported,
-    prepared,
-)
-from record import Results, attempt, need_gpu, results, show, start
+from imported import ATTENTION, NETWORKS, distance, evaluated, exported, prepared, size_of
+from record import Results, attempt, build_kernels, need_gpu, results, show, start
 
-from mbc.codegen.build import build_kernel_library
-from mbc.codegen.toolchain import find_toolchain
 from mbc.compiler import compile_plan, compile_source
-from mbc.hardware.target import find_device
 from mbc.interchange.importing import ImportedModel
-from mbc.ir.types import Precision
 from mbc.ops.base import Array
 from mbc.options import Measure, Options
 from mbc.runtime.module import Module
@@ -63,13 +50,15 @@ def errors(name: str, size: int, device: str) -> dict[str, Any]:
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     network = prepared(name)
-    size = WHOLE_SIZE if name in ATTENTION or name.rpartition("/")[2].startswith(WHOLE) else size
+    size = size_of(name, size)
     images = torch.randn(BATCH, 3, size, size)
     made = exported(network, name, images)
     found = forward(made, images.numpy(), device)
     network, images = network.to(device), images.to(device)
     single = evaluated(network, images)
     exact = evaluated(network.double(), images.double())
+    if not exact.any():
+        raise RuntimeError("torch's result is 0 everywhere, beside which nothing can be compared")
     ours, theirs = distance(found, exact), distance(single, exact)
     return {"error": ours, "torch_error": theirs, "times_torch": ours / theirs, "size": size}
 
@@ -93,17 +82,18 @@ def forward(made: ImportedModel, images: Array, device: str) -> Array:
 def of_process(name: str, size: int, device: str, limit_s: float) -> dict[str, Any]:
     """The errors of a network, found by a process of its own."""
     command = [sys.executable, __file__, "--alone", "--only", name, "--size", str(size), "--device", device]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
-    if done.returncode:
-        raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-6:]) or f"exit code {done.returncode}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def build_kernels() -> None:
-    """Compiles mbc's kernels for this GPU into its cache, so that no two processes do it at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        architecture = find_device("auto").architecture
-        build_kernel_library(architecture, Precision.FP32, Path(folder) / "kernels.so", find_toolchain())
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, said = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the compiler that it waits for
+        process.communicate()
+        raise
+    if process.returncode:
+        raise RuntimeError("\n".join(said.strip().splitlines()[-6:]) or f"exit code {process.returncode}")
+    return json.loads(out.strip().splitlines()[-1])
 
 
 def compare(
@@ -127,7 +117,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=96, help="of the images (default 96)")
     parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="begin no row later")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a network may take (default 120)")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="side by side")
+    parser.add_argument("--processes", type=int, default=8, help="side by side (default 8)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
     parser.add_argument("--alone", action="store_true", help="one network in this process, printed as JSON")
@@ -137,12 +127,10 @@ def main() -> None:
         print(json.dumps(errors(arguments.only, arguments.size, arguments.device)))
         return
     until = time.monotonic() + arguments.seconds
-    names = [f"torchvision/{n}" for n in TORCHVISION] + [f"segmentation/{n}" for n in SEGMENTATION]
-    names = [*names, *(f"timm/{n}" for n in TIMM), *ATTENTION]
-    names = arguments.only.split(",") if arguments.only else names
+    names = arguments.only.split(",") if arguments.only else [*NETWORKS, *ATTENTION]
     if arguments.device == "cuda":
         need_gpu("rehearse by --device cpu")
-        build_kernels()
+        build_kernels("fp32")
     kept = results(f"imported_{arguments.device}", again=arguments.again, size=arguments.size)
     compare(kept, names, arguments.size, arguments.device, arguments.limit, arguments.processes, until)
     rows = [row for row in kept.rows.values() if "failed" not in row]

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,18 @@ def environment() -> dict[str, Any]:
     except ImportError:
         pass
     return found
+
+
+def build_kernels(precision: str) -> None:
+    """Compiles every kernel of mbc for this GPU into mbc's cache, before processes need it side by side."""
+    from mbc.codegen.build import build_kernel_library
+    from mbc.codegen.toolchain import find_toolchain
+    from mbc.hardware.target import find_device
+    from mbc.ir.types import Precision
+
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "kernels.so"
+        build_kernel_library(find_device("auto").architecture, Precision(precision), library, find_toolchain())
 
 
 def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:

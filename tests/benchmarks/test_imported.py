@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 torch = pytest.importorskip("torch", reason="the reference is PyTorch, which is not installed")
 
+import imported_cuda  # noqa: E402
 import imported_gradients as gradients  # noqa: E402
+from imported import distance, evaluated  # noqa: E402
 
 from mbc.interchange.importing import ImportedModel, import_model  # noqa: E402
 from tests.interchange.models import Model, Tensor, exported, nn  # noqa: E402
@@ -38,6 +40,13 @@ def test_gradients_keep_the_rule_with_as_many_rows_as_norms_need(tmp_path: Path)
     assert gradients.keeps_single(row) and gradients.keeps_exact(row)
     assert row["rows"] == 2, "16 pixels of two rows are enough"
     assert 0 < row["gradient_error"] < 1e-5 and len(row["gradient_errors"]) == gradients.DRAWS
+
+
+def test_the_forward_pass_is_that_of_the_model(tmp_path: Path) -> None:
+    model, images = _model(), torch.randn(2, 3, 6, 6)
+    made = import_model(exported(tmp_path, model, images), "net")
+    found = imported_cuda.forward(made, images.numpy(), "cpu")
+    assert distance(found, evaluated(model, images)) < 1e-6
 
 
 def test_dropout_that_is_no_module_is_left_out(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from mbc.measure.measure import Summary, measure_on
 from mbc.measure.need import Need
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import Attempt, GpuFailed
+from mbc.measuring import missing
 from mbc.ops.convolution import Convolution
 from mbc.profile.model import Identity, Measurement
 from mbc.profile.read import read_profile
@@ -500,3 +501,12 @@ def test_operands_are_put_there_once_for_an_operation_and_once_for_its_micro_bat
     table = Table([FAST, LEAN])
     run(table, path.with_name("other"), need([8, 4, 2]), need([4, 2], 0.5))  # with no size that the first had not
     assert table.opened == 3
+
+
+def test_micro_batches_that_are_measured_later_are_those_that_would_have_been_at_once(path: Path) -> None:
+    linear, asked = Kernel("linear", lambda rows: 10.0 * rows), need([64, 32, 16, 8])
+    later, once = Table([linear]), Table([linear])
+    run(later, path, Need(asked.requests[:1], asked.weight_us))
+    run(later, path, *missing([asked], read_profile(path), LIMIT))
+    run(once, path.with_name("once"), asked)
+    assert later.tried() == once.tried() == ["linear 64", "linear 32"]

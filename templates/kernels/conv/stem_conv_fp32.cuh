@@ -10,8 +10,8 @@ namespace mbc {
 
 // Splits `word`: truncates it to tf32 and returns the rest. Of the four partial products, rest * rest is dropped: 2^-22
 // of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Truncation takes two instructions where rounding
-// takes five, for an error of 4e-7 instead of 1.5e-7. The rest of an infinite word is NaN, also under an element of K
-// that is padding: what is not finite stays so, as in Winograd's algorithm.
+// takes five; what it loses on average is compensated (`add_tiles`). The rest of an infinite word is NaN, also under an
+// element of K that is padding: what is not finite stays so, as in Winograd's algorithm.
 __device__ inline float split_off_tf32(float& word) {
   const float whole = word;
   word = truncate_to_tf32(whole);
@@ -91,9 +91,9 @@ __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], f
 }
 
 constexpr int SHORT_SUM = 4;  // K = 8 steps that are accumulated on tensor cores
-// Over 1, what 3xTF32 loses on average, whatever the sign: about a unit by truncated rests, one by the product of both,
-// and more by truncated accumulators. Given back, an error of 5e-7 becomes one of 3e-7 (simulated).
-constexpr float RESTORED_3XTF32 = 1.0f + 3.0f * FLT_EPSILON;
+// Truncated rests lose 1.2 * 2^-23 of a product on average, the product of both, which is dropped, 1 * 2^-23, and
+// truncated accumulators 2 * 2^-23: most of that is compensated.
+constexpr float TRUNCATION_COMPENSATION = 1.0f + 3.0f * FLT_EPSILON;
 
 // Adds accumulators of short sums in fp32: tensor cores truncate their accumulators instead of rounding them.
 template <int TILES>
@@ -104,7 +104,7 @@ __device__ inline void add_tiles(float (&sums)[2][TILES][4], float (&part)[2][TI
     for (int j = 0; j < TILES; ++j)
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
-        sums[m][j][v] += part[m][j][v] * RESTORED_3XTF32;
+        sums[m][j][v] += part[m][j][v] * TRUNCATION_COMPENSATION;
         part[m][j][v] = 0.0f;
       }
 }

@@ -4,8 +4,8 @@
 // fast.
 //
 // Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then scaled back and
-// added in fp32 registers. What truncation takes away on average, whatever the sign, is given back by the scale
-// (RESTORED): a loss of the same direction in every layer would add up over a network.
+// added in fp32 registers. Their truncation is biased towards zero, and adds up over the layers of a network: the scale
+// compensates what it takes away on average (TRUNCATION_COMPENSATION).
 #pragma once
 
 #include <cfloat>
@@ -24,9 +24,10 @@ namespace mbc {
 
 constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // accumulated on tensor cores; wgmma steps
 
-// Over 1, half of a unit for each full product that a sum of K = 64 is truncated after, each a share of the sum: 1/4 +
-// 2/4 + 3/4 + 1. The small products are added before these, where that costs nothing.
-constexpr float RESTORED = 1.0f + FLT_EPSILON;
+// An accumulator that is truncated after each K = 16 of high * high loses half an ulp, 0.36 * 2^-23 of it on average; for
+// partial sums of 1/4, 2/4, 3/4 and 1 that is 0.9 * 2^-23 of the result. The small products are added before these,
+// where truncation costs nothing.
+constexpr float TRUNCATION_COMPENSATION = 1.0f + FLT_EPSILON;
 
 struct SplitPair {
   uint32_t high, low;  // of two words
@@ -210,7 +211,7 @@ __device__ inline void consume_stages_3xfp16(
   load(0);
   for (int32_t iteration = 0; iteration < count; ++iteration) {
     rows.split(next);
-    const float of_operand = down(iteration) * RESTORED;
+    const float of_operand = down(iteration) * TRUNCATION_COMPENSATION;
     const float both[2] = {rows.down[0] * of_operand, rows.down[1] * of_operand};
     if (AHEAD && iteration + 1 < count) load(iteration + 1);
     const char* high = operand(iteration);

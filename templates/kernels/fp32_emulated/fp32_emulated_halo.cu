@@ -236,7 +236,7 @@ __device__ inline void consume_tiles(
         for (int i = 0; i < 4; ++i)
           outputs[i / 2][i % 2] =
               pipelines.outputs[number % 2][(group + i / 2 * 8 + lane / 4) * 8 + lane % 4 * 2 + i % 2];
-      const float halo_down = pipelines.down[halo_iteration % HALOS] * RESTORED;
+      const float halo_down = pipelines.down[halo_iteration % HALOS] * TRUNCATION_COMPENSATION;
       for (int32_t tap = 0, across = 0; tap < f.taps; ++tap, ++iteration) {
         const char* stage = stages + iteration % WEIGHTS * WEIGHTS_BYTES;
         const float* of_filters = reinterpret_cast<const float*>(stage + FRAGMENTS_BYTES) + row;
