@@ -52,6 +52,7 @@ TRANSFORMER_BLOCKS: tuple[Pattern, ...] = (
         replaces=(1, 2),
         estimated=True,
     ),
+    Pattern.of("b = layer_norm_backward(x, dy, pixel_mean, pixel_inverse, gamma)", "dx = add(a, b)", estimated=True),
     Pattern.of("z = bias_add(x, bias)", "s = add(z, r)", estimated=True),
     Pattern.of("z = bias_add(x, bias)", "m = broadcast(z, scale)", "s = add(m, r)", late=True, estimated=True),
     Pattern.of(

@@ -67,14 +67,19 @@ struct NormalizeSets {
   }
 };
 
-template <typename T, bool CENTERED>
+// ADD: another gradient of x is added.
+template <typename T, bool CENTERED, bool ADD>
 struct NormalizeSetsBackward {
-  static constexpr int OPERANDS = 2;
-  const T* operands[2];  // x and dy
+  static constexpr int OPERANDS = 2 + ADD;
+  const T* operands[OPERANDS];  // x, dy and the other gradient
   T* dx;
   const float *mean, *inverse, *gamma;
 
-  bool vectorizable() const { return aligned(operands[0], 16) && aligned(operands[1], 16) && aligned(dx, 16); }
+  bool vectorizable() const {
+    for (const T* operand : operands)
+      if (!aligned(operand, 16)) return false;
+    return aligned(dx, 16);
+  }
   bool constants_vectorizable(size_t bytes) const { return aligned(gamma, bytes); }
 
   template <int N, typename Set>
@@ -96,7 +101,8 @@ struct NormalizeSetsBackward {
       float result[N];
 #pragma unroll
       for (int j = 0; j < N; ++j)
-        result[j] = scale * (v.get(1, j) * c.v[j] - shift - (v.get(0, j) - m) * scale * slope);
+        result[j] = scale * (v.get(1, j) * c.v[j] - shift - (v.get(0, j) - m) * scale * slope) +
+                    (ADD ? v.get(OPERANDS - 1, j) : 0.0f);
       store_floats(dx + p.at, result);
     });
   }
@@ -191,8 +197,8 @@ extern "C" const char* mbc_group_norm_backward(const MbcCall& call) {
   const auto& a = arguments<GroupNormArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     for_each_set<T>(call.stream, a,
-                    NormalizeSetsBackward<T, true>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 5), in<float>(call, 2),
-                                             in<float>(call, 3), in<float>(call, 4)});
+                    NormalizeSetsBackward<T, true, false>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 5),
+                                                          in<float>(call, 2), in<float>(call, 3), in<float>(call, 4)});
   });
   return launched();
 }
@@ -218,6 +224,16 @@ extern "C" const char* mbc_group_norm_backward_reduce(const MbcCall& call) {
 
 extern "C" const char* mbc_layer_norm(const MbcCall& call) { return mbc_group_norm(call); }
 extern "C" const char* mbc_layer_norm_backward(const MbcCall& call) { return mbc_group_norm_backward(call); }
+extern "C" const char* mbc_layer_norm_backward_add(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GroupNormArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    for_each_set<T>(call.stream, a,
+                    NormalizeSetsBackward<T, true, true>{{in<T>(call, 0), in<T>(call, 1), in<T>(call, 5)}, out<T>(call, 6),
+                                                         in<float>(call, 2), in<float>(call, 3), in<float>(call, 4)});
+  });
+  return launched();
+}
 extern "C" const char* mbc_layer_norm_backward_reduce(const MbcCall& call) {
   return mbc_group_norm_backward_reduce(call);
 }
@@ -238,8 +254,8 @@ extern "C" const char* mbc_rms_norm_backward(const MbcCall& call) {
   const auto& a = arguments<GroupNormArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     for_each_set<T>(call.stream, a,
-                    NormalizeSetsBackward<T, false>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 4), nullptr,
-                                                    in<float>(call, 2), in<float>(call, 3)});
+                    NormalizeSetsBackward<T, false, false>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 4), nullptr,
+                                                           in<float>(call, 2), in<float>(call, 3)});
   });
   return launched();
 }

@@ -15,6 +15,7 @@ from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
+from mbc.ops.group_norm import LayerNorm
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
@@ -67,6 +68,8 @@ def _attributes(statement: Statement, shape: Shape, window: Window) -> Attribute
         for size in (shape[0], *shape[2:]):
             count *= size
         return BatchNormalizeBackward(EPS, count)
+    if statement.kind == "layer_norm_backward":
+        return LayerNorm(EPS)
     if statement.kind == "avg_pool_backward":
         return AveragePool((shape[2], shape[3]), (shape[2], shape[3]), (1, 1))
     if statement.kind == "broadcast":
@@ -111,6 +114,8 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
         return w(shape[0], channels, *shape[2:]) if normalised[1] == "x" else m(channels, make=positive)
     if name == "mask":
         return Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
+    if name.startswith("pixel_"):  # a number for each pixel of each image
+        return m(shape[0], 1, *shape[2:], make=positive)
     if name in ("gate", "ds"):
         return w(*shape[:2], *(1,) * (len(shape) - 2))
     if name == "scale":

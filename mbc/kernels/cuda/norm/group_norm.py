@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of, pixel_by_pixel, same_layout
+from mbc.kernels.cuda.fused.wiring import taking
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 
@@ -54,7 +55,7 @@ def _reduce(at: Slice) -> GroupNormReduceArguments:
 
 
 # Channels first, the channels of a pixel are far apart: layer normalisation asks for channels last.
-KERNELS = tuple(
+_SINGLE = tuple(
     kernel
     for kind, layouts, version in (("group_norm", same_layout, 1), ("layer_norm", pixel_by_pixel, 2))
     for kernel in (
@@ -73,3 +74,14 @@ KERNELS = tuple(
         ),
     )
 )
+# A residual branch: the gradient of what is normalised and added is the sum of both ways'.
+_ADDED = OwnKernel(
+    "layer_norm_backward+add",
+    FILE,
+    GroupNormArguments,
+    _arguments,
+    layouts=pixel_by_pixel,
+    launcher="layer_norm_backward_add",
+    takes=taking(*((((0, 1, 2, 3, 4), summands), (7,)) for summands in ((5, 6), (6, 5)))),
+)
+KERNELS = (*_SINGLE, _ADDED)
