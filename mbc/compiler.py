@@ -28,13 +28,12 @@ from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
 from mbc.kernels.nccl import ctas_of
 from mbc.measuring import Measuring, can_measure
-from mbc.optimize import effort
 from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.host_sharing import beside_other_ranks
-from mbc.optimize.search.profiling_requests import unmeasured, untried
+from mbc.optimize.search.profiling_requests import may_gain_by_micro_batches, unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
@@ -294,7 +293,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
 
     try:
         plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
-        if plan.predictions.train_us > effort.MEASURING_GAIN * plan.bounds.fastest_us and knows_more():
+        if may_gain_by_micro_batches(plan) and knows_more():
             table, plan = search_again()
     except BudgetError:
         if not knows_more():

@@ -20,7 +20,7 @@ DIVISION_GAIN = 1.01
 # (043).
 MEASURED_SHARE = 0.75
 
-# How many times the best serial schedule, whatever workspace it takes, a step has to take for its micro-batches to be
+# Time of a step over that of the best serial schedule, whatever workspace it takes, from which on micro-batches are
 # measured (063).
 MEASURING_GAIN = 1.01
 

@@ -80,6 +80,11 @@ def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
         yield Need((conversion_request(type_, graph),), effort.CONVERSION_WEIGHT * time_us)
 
 
+def may_gain_by_micro_batches(plan: Plan) -> bool:
+    """Whether memory costs the training step time: smaller workspaces, recomputation or offloading."""
+    return plan.predictions.train_us > effort.MEASURING_GAIN * plan.bounds.fastest_us
+
+
 def unmeasured(plan: Plan) -> tuple[Request, ...]:
     """The distinct requests of launches of the training step whose time was not measured."""
     operations = {operation.name: operation for operation in plan.graph.train}
