@@ -9,5 +9,6 @@
 * `shard_optimizer`: gradients, updates and optimizer states in parts, one of each rank
 * `rms_norms`: root mean square normalisation as one operation
 * `stack_sums`: sums over the axis of a stack as sums of its parts
+* `uses`: who makes and reads the values of a network, for these passes
 * `relu_masks`: relu's gradient by ReLU bit masks in the place of relu's output
 """

@@ -7,12 +7,12 @@ copy of the parts and no repeated gradient is made.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from mbc.ir.graph import Attributes, Network, Operation, Value
+from mbc.ir.transforms.uses import Uses
 from mbc.ops import KINDS
 from mbc.ops.activation import Scale
 from mbc.ops.arithmetic import Broadcast
@@ -36,20 +36,14 @@ def sum_parts(network: Network) -> Network:
     """`network` with each `reduce_sum` over the axis of a stack as a sum of its parts. A product of the stack that
     others read as well is summed as it is. The stack stays in the network; where nobody else reads it, it is no part of
     a training graph."""
-    makers = {value: operation for operation in network.operations for value in operation.outputs}
-    reads = Counter(value for operation in network.operations for value in operation.inputs)
-    reads.update((*network.outputs, *(value for value, _ in network.losses)))
-    reads.update(value for _, terms in network.metrics for value, _ in terms)
-    values, written = dict(network.values), list[Operation]()
+    uses, values, written = Uses.of(network), dict(network.values), list[Operation]()
     for operation in network.operations:
-        stack = _summed_stack(operation, makers, reads, network.values)
+        stack = _summed_stack(operation, uses, network.values)
         written += [operation] if stack is None else _sum(operation, stack, values)
     return replace(network, values=values, operations=tuple(written))
 
 
-def _summed_stack(
-    operation: Operation, makers: Mapping[str, Operation], reads: Counter[str], values: Mapping[str, Value]
-) -> _Stack | None:
+def _summed_stack(operation: Operation, uses: Uses, values: Mapping[str, Value]) -> _Stack | None:
     """What `operation` sums over the axis of; None where it is no such sum."""
     if not isinstance(operation.attributes, Reduce) or operation.kind != "reduce_sum":
         return None
@@ -57,16 +51,16 @@ def _summed_stack(
     shape, weights = values[x].type.shape, None
     if operation.attributes.axes != (1,) or operation.attributes.shape != shape[2:] or not values[x].per_sample:
         return None
-    product = makers.get(x)
-    if product is not None and product.attributes == Broadcast("mul") and reads[x] == 1:
+    product = uses.sole(x, "broadcast")
+    if product is not None and product.attributes == Broadcast("mul"):
         x, weights = product.inputs
         per_channel = (*shape[:3], *(1,) * (len(shape) - 3))
         if len(shape) < 4 or not values[weights].per_sample or values[weights].type.shape != per_channel:
             return None
-    joined = makers.get(x)
+    joined = uses.makers.get(x)
     if joined is None or joined.kind != "concat" or len(joined.inputs) < 2:
         return None
-    parts = [makers.get(part) for part in joined.inputs]
+    parts = [uses.makers.get(part) for part in joined.inputs]
     if not all(part is not None and part.attributes == Unflatten((1, *shape[2:])) for part in parts):
         return None
     return _Stack(tuple(part.inputs[0] for part in parts if part is not None), weights)

@@ -8,41 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph, Value
 from mbc.ir.transforms import training_step as training
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, TensorType
-from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes, ShapeError
-from mbc.source import Source
 from tests.ir.execution import draw, step
+from tests.ir.transforms.small import graph
 
 DENSE = """
   x = image |> conv(6, 3, pad=1) @first
   for i in range(3) @layer { x = (x, x |> bn |> relu |> conv(2, 3, pad=1)) |> concat }
   y = x |> bn |> relu
 """
-
-
-def graph(body: str, precision: str = "fp32") -> TrainingGraph:
-    text = f"""
-network small(batch = 4) {{
-  input image[batch, 3, 6, 5] : float
-  input target[batch] : class
-{body}
-  logits = y |> flatten |> linear(3)
-  output logits
-  loss (logits, target) |> softmax_cross_entropy
-}}
-train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
-"""
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    verify_training(made)
-    return made
 
 
 def kinds(made: TrainingGraph) -> Counter[str]:

@@ -7,14 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import Network, TrainingGraph
 from mbc.ir.transforms import training_step as training
-from mbc.ir.transforms.training_step import differentiate
-from mbc.ir.verify import verify_training
-from mbc.source import Source
 from tests.ir.execution import draw, step
+from tests.ir.transforms.small import graph
 
 PARTS = """
   a = image |> conv(4, 3, pad=1) @a
@@ -29,24 +25,6 @@ SELECTED = (
   y = s * w |> sum(1)
 """
 )
-
-
-def graph(body: str, precision: str = "fp32") -> TrainingGraph:
-    text = f"""
-network small(batch = 4) {{
-  input image[batch, 3, 6, 5] : float
-  input target[batch] : class
-{body}
-  logits = y |> flatten |> linear(3)
-  output logits
-  loss (logits, target) |> softmax_cross_entropy
-}}
-train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
-"""
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    verify_training(made)
-    return made
 
 
 def kinds(made: TrainingGraph) -> Counter[str]:

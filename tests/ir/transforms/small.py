@@ -1,0 +1,29 @@
+"""A small classifier around the layers that a test of a pass writes."""
+
+from __future__ import annotations
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.verify import verify_training
+from mbc.source import Source
+
+
+def graph(body: str, precision: str = "fp32") -> TrainingGraph:
+    """The training graph of 4 images [3, 6, 5], of which `body` makes `y`; verified."""
+    text = f"""
+network small(batch = 4) {{
+  input image[batch, 3, 6, 5] : float
+  input target[batch] : class
+{body}
+  logits = y |> flatten |> linear(3)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}}
+train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
+"""
+    lowered = lower(parse(Source("small.mbc", text)), (), None)
+    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    verify_training(made)
+    return made
