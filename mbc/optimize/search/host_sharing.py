@@ -41,7 +41,9 @@ def _noted(plan: Plan, gpus: int, oblivious: Plan) -> Plan:
 
 
 def retimed(plan: Plan, table: CandidateTable) -> Plan:
-    """The same launches, addresses and waits, timed by the links of `table`'s device."""
+    """The same launches, addresses and waits, timed by the links of `table`'s device. The plan's graph may be another
+    than the table's, with masks of ReLUs for instance."""
+    table = table.of(plan.graph)
     train, infer = (_retimed(plan, program, table) for program in (plan.train, plan.infer))
 
     def timed(program: Program) -> TimedProgram:

@@ -10,6 +10,7 @@ import pytest
 from mbc.compiler import compile_plans
 from mbc.errors import BudgetError
 from mbc.hardware.host_sharing import shared_link
+from mbc.ir.graph import Role
 from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.host_sharing import beside_other_ranks, retimed
@@ -74,6 +75,14 @@ def test_timing_a_plan_anew_by_its_own_links_changes_nothing(plan: Plan, table: 
     assert again.predictions.train_us == pytest.approx(plan.predictions.train_us)
     assert again.train.launches == plan.train.launches
     assert predicted_timeline(plan, plan.train).total_us == pytest.approx(plan.predictions.train_us)
+
+
+def test_a_plan_of_another_graph_is_timed_by_its_own(plan: Plan, table: CandidateTable) -> None:
+    """The search may end with a graph that has values of its own, such as masks of ReLUs."""
+    values = {name: value for name, value in plan.graph.values.items() if value.role is not Role.INTERMEDIATE}
+    assert len(values) < len(plan.graph.values)
+    again = retimed(plan, table.of(replace(plan.graph, values=values)))
+    assert again.predictions.train_us == pytest.approx(plan.predictions.train_us)
 
 
 def test_the_faster_of_both_is_taken(plan: Plan, table: CandidateTable) -> None:
