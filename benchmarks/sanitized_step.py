@@ -1,7 +1,8 @@
 """What `sanitizer.py` runs: the steps to look at, one package built, or one step of it taken without a CUDA graph.
 
-`peer` is the step of ResNet-18 by PyTorch: what a tool says of it too is of cuDNN, or of the tool. `probe` is a kernel
-without a race, which hands shared memory on by an mbarrier as mbc's pipelines do (racecheck_probe.cu).
+`peer` is the step of ResNet-18 by PyTorch: what a tool says of it too is of cuDNN, or of the tool. `probe` and
+`warp_probe` are kernels without a race, which hand shared memory on by an mbarrier as mbc's pipelines do
+(racecheck_probe.cu): at which every lane arrives, or one for its warp.
 
 python benchmarks/sanitized_step.py build NAME PRECISION FOLDER | run FOLDER
 """
@@ -69,8 +70,9 @@ CASES = {
     "concurrent_stream": Case("mobilenet_v2", is_concurrent),
     **{f"own_kernels_{name}": Case(name, **OWN) for name in ("digits", "resnet", "unet", "mobilenet_v2")},
     "peer": Case("resnet", tools=("initcheck",)),
-    "probe": Case("digits", tools=("racecheck",)),
+    **dict.fromkeys(("probe", "warp_probe"), Case("digits", tools=("racecheck",))),
 }
+PROBES = {"probe": (), "warp_probe": ("warp",)}  # and what they are told
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -116,7 +118,7 @@ def budgeted(case: Case, job: Job, free: Plan) -> Job | None:
 
 
 def build(name: str, precision: str, folder: Path) -> None:
-    if name == "probe":
+    if name in PROBES:
         folder.mkdir()
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         subprocess.run([nvcc, "-arch=sm_90", "-o", str(folder / name), str(PROBE)], check=True)
@@ -151,9 +153,10 @@ def main() -> None:
         build(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
         return
     folder = Path(sys.argv[2])
-    if (folder / "probe").exists():
-        subprocess.run([folder / "probe"], check=True)
-        return
+    for name, words in PROBES.items():
+        if (folder / name).exists():
+            subprocess.run([folder / name, *words], check=True)
+            return
     if (folder / "peer").exists():
         print(f"loss {peer_step((folder / 'peer').read_text(encoding='ascii'))}")
         return

@@ -2,6 +2,8 @@
 
 * `synthetic`: linear regression with noise of the targets, whose noise scale follows from the data by arithmetic
 * `digits`: handwritten digits (scikit-learn's), shifted at random by up to a pixel within the step
+* `textures`: patches of twelve pictures (`textures.py --prepare`), cropped and flipped at random within the step; test
+  patches are of regions that no training patch sees
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from textures import DATA as PATCHES
 
 Array = NDArray[np.float64]
 FEATURES, ROWS, NOISE = 32, 4096, 4.0
@@ -38,6 +41,19 @@ network digits(batch = 64, classes = 10, width = 12) {
 }
 train { optimizer = sgd(momentum=0.9, weight_decay=1e-4) }
 """
+TEXTURES = """block stage(channels) on x {
+  return x |> conv(channels, 3, stride=2, pad=1) |> bn |> relu
+}
+network textures(batch = 64, classes = 12, width = 16) {
+  input photo[batch, 56, 56, 3] : uint8
+  input target[batch] : class
+  logits = photo |> augment(crop=48, flip=true, order=hwc, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+                 |> stage(width) |> stage(2 * width) |> stage(4 * width) |> global_avgpool |> linear(classes) @head
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9, weight_decay=5e-4) }
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,7 @@ ABOVE_LEAST = 1.01
 TASKS = (
     Task("synthetic", SYNTHETIC, "error", ABOVE_LEAST, False, 12),
     Task("digits", DIGITS, "accuracy", 0.96, True, 24),
+    Task("textures", TEXTURES, "accuracy", 0.85, True, 24),
 )
 
 
@@ -69,6 +86,13 @@ def write_data(task: Task, folder: Path) -> None:
             x = draws.normal(0, 1, (ROWS, FEATURES))
             y = x @ true + draws.normal(0, NOISE, (ROWS, 1))
             np.savez(folder / f"{name}.npz", x=x.astype(np.float32), y=y.astype(np.float32))
+        return
+    if task.name == "textures":
+        if not PATCHES.exists():
+            raise SystemExit(f"{PATCHES} is missing: python benchmarks/textures.py --prepare FOLDER_OF_PICTURES")
+        patches = np.load(PATCHES)
+        for name, prefix in (("train", ""), ("test", "test_")):
+            np.savez(folder / f"{name}.npz", photo=patches[f"{prefix}photo"], target=patches[f"{prefix}target"])
         return
     from sklearn.datasets import load_digits  # pyright: ignore[reportMissingTypeStubs]
 

@@ -219,7 +219,6 @@ __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pip
         write(i, fetched);
       }
     }
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < GEMMS<M>; ++i) pipelines.results.consumer_release(state.ahead(i));
     state.advance(GEMMS<M>, Conv1x1Pipelines::RESULTS);

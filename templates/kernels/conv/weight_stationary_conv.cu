@@ -232,7 +232,6 @@ __device__ inline void consume_tiles(
         f.advance(at, f.output_step);
       }
     }
-    __syncwarp();
     pipelines.halos.consumer_release(iteration - 1);
   }
   if constexpr (STATISTICS) {

@@ -39,8 +39,9 @@ struct Pipeline {
   __device__ void producer_acquire(int32_t iteration) { empty[iteration % STAGES].wait(iteration / STAGES % 2 ^ 1); }
   __device__ void consumer_wait(const PipelineState& state) { full[state.stage].wait(state.phase); }
   __device__ void producer_acquire(const PipelineState& state) { empty[state.stage].wait(state.phase ^ 1); }
-  // By all threads of a warp together.
+  // By all threads of a warp together, each of which may have read the stage by itself.
   __device__ void consumer_release(int32_t iteration) {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) empty[iteration % STAGES].arrive();
   }
   __device__ void consumer_release(const PipelineState& state) { consumer_release(state.stage); }
