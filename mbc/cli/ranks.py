@@ -103,7 +103,7 @@ def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resu
         "version of mbc": __version__,
         "device": device,
         f"'{place}' (digest)": _digest(subject),
-        "options of planning (digest)": hashlib.sha256(repr(options(arguments)).encode()).hexdigest()[:16],
+        "options of planning (digest)": options(arguments).digest,
         **{f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()},
         "seed": str(seed),
         "checkpoint to begin from (digest)": "" if resume is None else _digest(resume),

@@ -218,7 +218,7 @@ class _Tuning:
         arguments = self._arguments
         return {
             "source": hashlib.sha256(self._source.text.encode()).hexdigest()[:16],
-            "planning": hashlib.sha256(repr(self._asked).encode()).hexdigest()[:16],
+            "planning": self._asked.digest,
             "--data": str(arguments.data),
             "--seed": str(arguments.seed),
             "--epochs": str(arguments.epochs),

@@ -38,11 +38,12 @@ class Target:
 
     def missed(self, nearest: Best | None, epochs: int, history: tuple[Epoch, ...]) -> TargetMissed:
         """MBC318, after all epochs."""
+        behind = f"{epochs} epoch{'s' if epochs > 1 else ''}"
         best = "no epoch is left to see it in"
         if nearest is not None and nearest.metric == self.by.name:
             best = f"the best is {nearest.value:.4f}, after epoch {nearest.epoch}"
         return TargetMissed(
-            "MBC318", f"{self.by.name} {self.value:g} is not reached in {epochs} epochs: {best}",
+            "MBC318", f"{self.by.name} {self.value:g} is not reached in {behind}: {best}",
             "raise --epochs, or lower the target", history=history,
         )  # fmt: skip
 
