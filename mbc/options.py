@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -74,3 +75,9 @@ class Options:
     dump_stages: str | None = None
     profile: str | None = None  # path of a SQLite profile, which is used as it is
     stale_profile: bool = False  # use it as estimates when it is of another GPU or cuDNN
+
+    @property
+    def digest(self) -> str:
+        """Tells options apart, in whichever process: as text a set has another order in each."""
+        told = repr((replace(self, without=frozenset()), sorted(self.without)))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -21,8 +21,10 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `train_command`: `mbc train`
 * `train_page`: the page that a training writes at its end
 * `train_record`: the record of a step that a training writes
+* `train_stop`: what Ctrl-C and SIGTERM do to one
 * `train_view`: what it shows while it runs
 * `tune_command`: `mbc tune`
+* `tune_target`: its training to a target
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
 * `fmt_command`: `mbc fmt`

@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from mbc import __version__
 from mbc.cli.arguments.groups import options
@@ -21,23 +22,35 @@ from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
 from mbc.ranks.group import Group
-from mbc.ranks.launch import check_gpus, command_line, launch, launch_with_mpi
+from mbc.ranks.launch import check_gpus, command_line, launch, launch_with_mpi, mpiexec
 from mbc.runtime.membership import check_size
 
 # Arguments of a training that all ranks must have alike.
 _SETTINGS = (
     "epochs", "lr", "schedule", "warmup", "step_epochs", "step_factor", "milestones", "power", "patience",
-    "plateau_metric", "checkpoint_every", "keep_best", "log_every", "evaluate", "save_ema",
+    "plateau_metric", "checkpoint_every", "keep_best", "log_every", "evaluate", "save_ema", "target",
 )  # fmt: skip
 
 
 def start_ranks(arguments: argparse.Namespace) -> int:
     """`--gpus N` on this machine; returns the exit code."""
-    command = command_line(arguments.words)
-    if device_of_ranks(arguments.device) == "cpu":
-        return launch_with_mpi(command, arguments.gpus)
-    check_gpus(arguments.gpus, len(local_gpus()))
-    return launch(command, arguments.gpus)
+    return run_ranks(arguments.words, arguments.gpus, arguments.device)
+
+
+def run_ranks(words: Sequence[str], size: int, device: str, output: IO[bytes] | None = None) -> int:
+    """`mbc` with these words as so many ranks on this machine; returns the exit code. `output`: where rank 0 prints,
+    None: where this process does. Raises what `check_ranks` does."""
+    check_ranks(size, device)
+    start = launch_with_mpi if device_of_ranks(device) == "cpu" else launch
+    return start(command_line(words), size, output)
+
+
+def check_ranks(size: int, device: str) -> None:
+    """MBC266 where this machine has fewer GPUs; MBC265 where there is no mpiexec for ranks on the CPU."""
+    if device_of_ranks(device) == "cpu":
+        mpiexec()
+    else:
+        check_gpus(size, len(local_gpus()))
 
 
 @contextmanager
@@ -90,7 +103,7 @@ def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resu
         "version of mbc": __version__,
         "device": device,
         f"'{place}' (digest)": _digest(subject),
-        "options of planning (digest)": hashlib.sha256(repr(options(arguments)).encode()).hexdigest()[:16],
+        "options of planning (digest)": options(arguments).digest,
         **{f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()},
         "seed": str(seed),
         "checkpoint to begin from (digest)": "" if resume is None else _digest(resume),

@@ -7,8 +7,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +24,12 @@ from mbc.cli.ranks import (
     subject_for_ranks,
     what_ranks_share,
 )
-from mbc.cli.terminal import notes, stoppable, terminated_as_interrupted
+from mbc.cli.terminal import notes
 from mbc.cli.train_page import TrainPage
 from mbc.cli.train_record import TrainRecord
+from mbc.cli.train_stop import stopping
 from mbc.cli.train_view import View, show_loss
-from mbc.errors import MbcError, RankFailed
+from mbc.errors import MbcError
 from mbc.ranks.environment import read_environment
 from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
@@ -39,15 +38,15 @@ from mbc.runtime.checkpoint import Checkpoint
 from mbc.source import visible
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
-from mbc.train.data import Data, check_place, has_part, open_data
+from mbc.train.data import Data, check_place, open_data_and_test
 from mbc.train.epoch import Epoch, Interval, Running
 from mbc.train.job import Job
 from mbc.train.logs import Logs, check_logs
 from mbc.train.loop import train
 from mbc.train.schedule import USUAL_RATES, Schedule
+from mbc.train.target import TargetMissed
 
 if TYPE_CHECKING:
-    from mbc.ir.graph import TrainingGraph
     from mbc.runtime.module import Module
 
 
@@ -61,13 +60,20 @@ def run(arguments: argparse.Namespace) -> int:
         there = _identity(prepared.checkpoint)
         code = start_ranks(arguments)
         # Of an interrupt rank 0 tells itself.
-        if code not in (0, INTERRUPTED, TERMINATED) and _identity(prepared.checkpoint) != there:
+        broken = code not in (0, INTERRUPTED, TERMINATED) and _identity(prepared.checkpoint) != there
+        if broken and not _is_finished(prepared):
             print(_how_to_go_on(arguments, prepared.checkpoint, prepared.checkpoint), file=sys.stderr)
         return code
     if environment is None:
-        return _train(_prepare(arguments), None)
-    with Group.open(environment) as group, silenced(group.rank != 0):
-        return _train(_prepare(arguments, writes=group.rank == 0), group)
+        missed = _train(_prepare(arguments), None)
+    else:
+        with Group.open(environment) as group, silenced(group.rank != 0):
+            missed = _train(_prepare(arguments, writes=group.rank == 0), group)
+        if group.rank != 0:
+            return 0  # all have missed the same target, and the first one says so
+    if missed is not None:
+        raise missed
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +162,22 @@ def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) ->
             raise MbcError("MBC238", f"--{name} does not say where {where} is to be", f"give {remedy}, too")
 
 
-def _train(prepared: _Prepared, group: Group | None) -> int:
+def _train(prepared: _Prepared, group: Group | None) -> TargetMissed | None:
+    """Returns the error of a training that ended in order, at which ranks end in order, too."""
     schedule, checkpoint = prepared.schedule, prepared.checkpoint
     arguments = prepared.arguments
     net = _open(prepared, group)
     graph = net.plan.graph
     if arguments.lr is None:
         schedule = replace(schedule, rate=USUAL_RATES[graph.optimizer.kind])
-    data, test = _data(arguments, graph)
+    data, test = open_data_and_test(arguments.data, arguments.test, inputs_of(graph))
     if group is not None:
         group.agree(_lengths(data, test))
     job = Job(
         graph, data, schedule, test, prepared.seed, checkpoint, prepared.resume, group,
         checkpoint_every=arguments.checkpoint_every or 0, best=prepared.best,
         best_metric=None if arguments.keep_best is True else arguments.keep_best, interval=arguments.log_every or 0,
-        evaluate_ema=arguments.evaluate == "ema", ema=prepared.ema,
+        evaluate_ema=arguments.evaluate == "ema", ema=prepared.ema, target=arguments.target,
     )  # fmt: skip
     view = View(data, job.share.batch)
     if prepared.keeps_nothing:
@@ -192,10 +199,13 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
         if prepared.page is not None:
             prepared.page.tell(told)
 
-    there = _identity(checkpoint)
+    there, missed = _identity(checkpoint), None
+    keeps = bool(arguments.checkpoint or prepared.resume)
     try:
-        with Logs(prepared.log, prepared.tensorboard, prepared.steps) as logs, _stopping(prepared, group, job) as stop:
+        with Logs(prepared.log, prepared.tensorboard, prepared.steps) as logs, stopping(job, group, keeps) as stop:
             history = train(net, replace(job, stop=stop), on_step, on_epoch, tell)
+    except TargetMissed as error:
+        history, missed = error.history, error
     except KeyboardInterrupt:
         view.stop()
         written = checkpoint if _identity(checkpoint) != there else prepared.resume
@@ -203,54 +213,8 @@ def _train(prepared: _Prepared, group: Group | None) -> int:
         raise
     if prepared.record is not None:
         prepared.record.finish(net)
-    _report(prepared, history, net)
-    return 0
-
-
-@contextmanager
-def _stopping(prepared: _Prepared, group: Group | None, job: Job) -> Generator[Callable[[], bool]]:
-    """What Ctrl-C and SIGTERM do to a training. Where there is a checkpoint rank 0 writes it after the step that is
-    under way, however long that takes, and needs the others until then: whichever rank has the signal tells it, and
-    all end when they learn that rank 0 has. Where the checkpoint takes all ranks, all stop before the same step, which
-    they ask rank 0 before each, and give their parts."""
-    if group is None or not (prepared.arguments.checkpoint or prepared.resume):
-        if prepared.checkpoint is not None:
-            with stoppable() as stop:
-                yield stop
-            return
-        with terminated_as_interrupted():
-            yield lambda: False
-        return
-    with stoppable() as interrupted:
-
-        def told(stop: bool) -> bool:
-            return bool(group.broadcast(b"stop" if stop else b"")) if job.is_sharded else stop
-
-        if group.rank == 0:
-            yield lambda: told(interrupted() or group.stop_asked)
-            return
-        asked = stopped = False
-
-        def ask() -> bool:
-            # Before a step, not in the handler of the signal, which may have broken off another message.
-            nonlocal asked, stopped
-            if interrupted() and not asked:
-                asked = True
-                group.ask_to_stop()
-            stopped = told(False)
-            return stopped
-
-        try:
-            try:
-                yield ask
-            except KeyboardInterrupt:
-                if stopped:
-                    group.barrier()  # rank 0 writes, and ends all
-                raise
-        except RankFailed:
-            if interrupted():
-                raise KeyboardInterrupt from None
-            raise
+    _report(prepared, job, history, net, missed is None)
+    return missed
 
 
 def _open(prepared: _Prepared, group: Group | None) -> Module:
@@ -279,16 +243,6 @@ def _open(prepared: _Prepared, group: Group | None) -> Module:
     if prepared.weights is not None:
         net.load(prepared.weights, weights_only=True)
     return net
-
-
-def _data(arguments: argparse.Namespace, graph: TrainingGraph) -> tuple[Data, Data | None]:
-    inputs = inputs_of(graph)
-    data = open_data(arguments.data, inputs, "train")
-    if arguments.test is not None:
-        return data, open_data(arguments.test, inputs, "test")
-    if has_part(arguments.data, inputs, "test"):
-        return data, open_data(arguments.data, inputs, "test")
-    return data, None
 
 
 def _lengths(data: Data, test: Data | None) -> dict[str, str]:
@@ -321,7 +275,15 @@ def _how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoin
     return "nothing was saved: with --checkpoint FILE a training is saved when it is interrupted, and can be resumed"
 
 
-def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> None:
+def _is_finished(prepared: _Prepared) -> bool:
+    """Whether the checkpoint has all epochs behind it."""
+    assert prepared.checkpoint is not None
+    return read_progress(prepared.checkpoint).epochs >= prepared.arguments.epochs
+
+
+def _report(prepared: _Prepared, job: Job, history: tuple[Epoch, ...], net: Module, reached: bool) -> None:
+    """`reached`: the target, if there is one."""
+    target = job.aim()
     arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
     record = None if prepared.record is None else prepared.record.written
     page = None if prepared.page is None else prepared.page.write(net.plan, None if record is None else record[1])
@@ -330,6 +292,7 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
             "device": device,
             "ranks": net.ranks,
             "epochs": [asdict(epoch) for epoch in history],
+            "target": None if target is None else {"metric": target.by.name, "value": target.value, "reached": reached},
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "best": None if best is None else str(best),
             "ema": None if prepared.ema is None else str(prepared.ema),
@@ -338,10 +301,14 @@ def _report(prepared: _Prepared, history: tuple[Epoch, ...], net: Module) -> Non
         }
         print(json.dumps(result, indent=2))
         return
+    aimed = "" if target is None else f"{target.by.name} {target.value:g}"
     if not history:
-        print(f"nothing to do: '{checkpoint}' has all {arguments.epochs} epochs behind it")
+        behind = f"reached {aimed}" if target is not None and reached else f"all {arguments.epochs} epochs behind it"
+        print(f"nothing to do: '{prepared.resume}' has {behind}")
         return
     last = history[-1]
+    if target is not None and reached:
+        print(f"the target {aimed} is reached after epoch {last.epoch}: {target.by.of(last):.4f}")
     after = f"after {last.epoch} epoch{'s' if last.epoch > 1 else ''} ({device})"
     if last.test_accuracy is not None:
         of = " of the moving averages" if arguments.evaluate == "ema" else ""

@@ -16,6 +16,7 @@ from mbc.cli.arguments.settings_file import settings_text
 from mbc.cli.outputs import check_outputs
 from mbc.cli.places import builds_package, read_source
 from mbc.cli.terminal import notes, output_width
+from mbc.cli.tune_target import SCHEDULE, check_metric, check_target, epochs_to_target
 from mbc.errors import MbcError
 from mbc.fit import MOST_BATCH, Probe, own_batch, with_batch, with_budget
 from mbc.frontend.lower import lower
@@ -33,7 +34,6 @@ from mbc.tune.ladder import climb, gpu_counts
 from mbc.tune.measure import check_halves
 from mbc.tune.rates import USUAL_RULES, WARM_UP_SHARE
 from mbc.tune.state import open_state
-from mbc.tune.target import Target, epochs_to
 from mbc.tune.tuner import Spending, find_rate, measure, spending
 
 if TYPE_CHECKING:
@@ -50,10 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         {"-o": arguments.output, "--state": arguments.state}, {"NET": arguments.source, "--data": arguments.data}
     )
     tuning = _Tuning(arguments)
-    with notes(), busy(f"tuning {arguments.source}") as at:
-        spent = tuning.train(at) if not arguments.dry_run else None
-        found = tuning.table(at, at.line)
-        epochs = tuning.epochs(found, at) if arguments.target is not None and not arguments.dry_run else None
+    with notes():
+        with busy(f"tuning {arguments.source}") as at:
+            spent = tuning.train(at) if not arguments.dry_run else None
+            found = tuning.table(at, at.line)
+        epochs = None if arguments.target is None or arguments.dry_run else tuning.epochs(found)
     if arguments.output is not None:
         tuning.write(found, epochs)
     base, state = tuning.base, tuning.state
@@ -85,6 +86,8 @@ class _Tuning:
             check_writable(Path(arguments.output))
         for place in filter(None, (arguments.data, arguments.test)):
             check_place(place)
+        if arguments.target is not None and not arguments.dry_run:
+            check_target(arguments)
         self._source = read_source(arguments.source)
         asked = replace(options(arguments), gpus=1)
         self._asked = asked if arguments.memory is None else with_budget(asked, arguments.memory)
@@ -105,6 +108,8 @@ class _Tuning:
         options = with_batch(self._asked, part)
         more = (("train.accumulate", str(max(2, accumulate))), ("train.noise_scale", "true"))
         plan = self._plan(replace(options, settings=(*options.settings, *more)), f"batch {self._batch}", say)
+        if arguments.target is not None:
+            check_metric(arguments, plan.graph)
         self._data = open_data(arguments.data, inputs_of(plan.graph), "train")
         rows = self._data.rows or arguments.rows
         if rows is None:
@@ -144,7 +149,7 @@ class _Tuning:
 
         for gpus in gpu_counts(self._arguments.shared_by):
             on = f" on {gpus} GPUs" if gpus > 1 else ""
-            asked = replace(self._asked, gpus=gpus, gpus_per_node=min(gpus, self._arguments.shared_by))
+            asked = self._asked_on(gpus)
 
             def plan_at(batch: int, asked: Options = asked, on: str = on) -> Plan:
                 return self._plan(with_batch(asked, batch), f"batch {batch}{on}", say)
@@ -158,21 +163,17 @@ class _Tuning:
             tried += [Tried(gpus, probe) for probe in probes]
         return table(tried, self.base, noise)
 
-    def epochs(self, found: Table, say: Say) -> int:
+    def epochs(self, found: Table) -> int:
         """That a training as tuned takes to the target."""
-        arguments, row = self._arguments, found.taken
-        name, value = arguments.target
+        row = found.taken
         assert row.rate is not None
-        plan = self._plan(with_batch(self._asked, row.batch), f"batch {row.batch}", say)
-        inputs = inputs_of(plan.graph)
-        test = None if arguments.test is None else open_data(arguments.test, inputs, "test")
-        target = Target(name, value, row.rate, arguments.epochs, self._warm_up, arguments.seed)
-        with self._open(plan) as net:
-            return epochs_to(target, net, plan.graph, open_data(arguments.data, inputs, "train"), test, say)
+        with busy(f"planning batch {row.batch} once more") as say:
+            plan = self._plan(with_batch(self._asked_on(row.gpus), row.batch), f"batch {row.batch}", say)
+        return epochs_to_target(self._arguments, plan, row.rate, self._warm_up, self._made)
 
     def write(self, found: Table, epochs: int | None) -> None:
         """The settings of the row that is taken: epochs that bring a training as far as those asked for do at the base
-        batch. With a target the rate is constant: where it ends is not known while it is looked for."""
+        batch, or to the target."""
         arguments, row = self._arguments, found.taken
         targeted = epochs is not None
         settings = [*(("set", "=".join(setting)) for setting in self._asked.settings), ("set", f"batch={row.batch}")]
@@ -180,7 +181,7 @@ class _Tuning:
         settings += [] if row.rate is None else [("lr", f"{row.rate:.6g}")]
         settings += [
             ("epochs", str(epochs or row.epochs(arguments.epochs))),
-            ("schedule", "constant" if targeted else "cosine"),
+            ("schedule", SCHEDULE if targeted else "cosine"),
         ]
         settings += [("warmup", f"{self._warm_up:g}"), ("seed", str(arguments.seed))]
         text = settings_text(settings, f"mbc tune {arguments.source}: what mbc train --settings takes")
@@ -197,21 +198,27 @@ class _Tuning:
 
         return compile_plan(self._source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))
 
+    def _asked_on(self, gpus: int) -> Options:
+        return replace(self._asked, gpus=gpus, gpus_per_node=min(gpus, self._arguments.shared_by))
+
+    def _made(self, plan: Plan) -> Plan | Path:
+        """What a module is opened from: the package of a plan, where a GPU could use it."""
+        if not builds_package(self._arguments.device, None):
+            return plan
+        from mbc.cli.places import up_to_date
+
+        return up_to_date((plan,), f"{plan.graph.name}.tuning")
+
     def _open(self, plan: Plan) -> Module:
         from mbc.runtime.module import Module
 
-        seed, device = self._arguments.seed, self._arguments.device
-        if not builds_package(device, None):
-            return Module(plan, seed=seed, device=device)
-        from mbc.cli.places import up_to_date
-
-        return Module(up_to_date((plan,), f"{plan.graph.name}.tuning"), seed=seed, device=device)
+        return Module(self._made(plan), seed=self._arguments.seed, device=self._arguments.device)
 
     def _key(self) -> dict[str, str]:
         arguments = self._arguments
         return {
             "source": hashlib.sha256(self._source.text.encode()).hexdigest()[:16],
-            "planning": hashlib.sha256(repr(self._asked).encode()).hexdigest()[:16],
+            "planning": self._asked.digest,
             "--data": str(arguments.data),
             "--seed": str(arguments.seed),
             "--epochs": str(arguments.epochs),

@@ -61,10 +61,11 @@ def check_gpus(wanted: int, found: int) -> None:
         )  # fmt: skip
 
 
-def launch(command: Sequence[str], count: int) -> int:
-    """Run `command` as `count` ranks, one a GPU; returns the exit code of the first that fails, else 0."""
+def launch(command: Sequence[str], count: int, output: IO[bytes] | None = None) -> int:
+    """Run `command` as `count` ranks, one a GPU; returns the exit code of the first that fails, else 0. `output`: that
+    of rank 0, None: this process's."""
     job = secrets.token_hex(16)
-    with _Watch() as watch:
+    with _Watch(output) as watch:
         for rank in range(count):
             watch.start(command, {
                 "MBC_RANK": str(rank), "MBC_RANKS": str(count), "MBC_JOB": job,
@@ -73,10 +74,10 @@ def launch(command: Sequence[str], count: int) -> int:
         return watch.run()
 
 
-def launch_with_mpi(command: Sequence[str], count: int) -> int:
+def launch_with_mpi(command: Sequence[str], count: int, output: IO[bytes] | None = None) -> int:
     """The same on the CPU, through mpiexec, whose exit code is returned. MBC265 where there is none."""
     words = [str(mpiexec()), "-n", str(count), *command]
-    with _Watch() as watch:
+    with _Watch(output) as watch:
         watch.start(words, {"MBC_JOB": secrets.token_hex(16)} | for_mpiexec(), shown=True)
         return watch.run()
 
@@ -100,9 +101,10 @@ def command_line(words: Sequence[str]) -> list[str]:
 
 
 class _Watch:
-    """Processes that end together."""
+    """Processes that end together. `output` is that of those that are shown, None: this process's."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: IO[bytes] | None = None) -> None:
+        self._output = output
         self._processes: list[subprocess.Popen[bytes]] = []
         self._errors: list[IO[bytes] | None] = []  # what those that are not shown say
         self._closing = ExitStack()
@@ -127,7 +129,7 @@ class _Watch:
         self._processes.append(subprocess.Popen(
             list(command),
             env=os.environ | {"PYTHONPATH": paths} | dict(variables),
-            stdin=subprocess.DEVNULL, stdout=None if shown else subprocess.DEVNULL, stderr=errors,
+            stdin=subprocess.DEVNULL, stdout=self._output if shown else subprocess.DEVNULL, stderr=errors,
             start_new_session=True, preexec_fn=_end_with_parent(os.getpid()),
         ))  # fmt: skip
 

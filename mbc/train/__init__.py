@@ -6,6 +6,7 @@
 * `epoch`: what is added up and told of an epoch
 * `schedule`: the learning rate
 * `metrics`: by which epochs are compared
+* `target`: a value of a metric at which a training ends
 * `data`: where the rows of an epoch come from
 * `archives`: `.npz` files that are what they say
 * `share`: the rows of a rank

@@ -6,6 +6,7 @@ Readers of weights pass over metadata, so a checkpoint is also a weights file.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -31,14 +32,16 @@ class Saves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The epoch whose weights are kept, by a `mbc.train.metrics.Criterion` of the name `metric`."""
+    """The best epoch, by a `mbc.train.metrics.Criterion` of the name `metric`. `epoch`: its number, 0 in checkpoints of
+    earlier versions."""
 
     metric: str
     value: float
+    epoch: int = 0
 
     def is_better_than(self, other: Best | None, rises: bool) -> bool:
         """Also where they cannot be compared."""
-        if other is None or other.metric != self.metric:
+        if other is None or other.metric != self.metric or math.isnan(other.value):
             return True
         return self.value > other.value if rises else self.value < other.value
 
@@ -46,7 +49,8 @@ class Best:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout. `running`: of an
-    epoch that has begun; `interval`: of its steps since the last ones that were told."""
+    epoch that has begun; `interval`: of its steps since the last ones that were told. `best`: the epoch whose weights
+    are kept; `nearest`: that nearest to a target (`mbc.train.target`)."""
 
     epochs: int
     steps: int
@@ -56,6 +60,7 @@ class Progress:
     running: Tally | None = None
     interval: Tally | None = None
     best: Best | None = None
+    nearest: Best | None = None
 
     @property
     def steps_in_all(self) -> int:
@@ -157,8 +162,9 @@ _PARTS: dict[str, type[Any]] = {
     "running": Tally,
     "interval": Tally,
     "best": Best,
+    "nearest": Best,
 }  # not in files of earlier versions
-_ADDED = {(Plateau, "metric"), (Tally, "metric_sums")}  # likewise
+_ADDED = {(Plateau, "metric"), (Tally, "metric_sums"), (Best, "epoch")}  # likewise
 
 
 def _nonsense(path: Path, what: str) -> MbcError:

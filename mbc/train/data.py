@@ -98,6 +98,15 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
     return IterableData(find_function(place), inputs, place)
 
 
+def open_data_and_test(place: str, test_place: str | None, inputs: Sequence[Input]) -> tuple[Data, Data | None]:
+    """Data to train on, and those to test on: of a place of their own, or arrays of the same place that are called so.
+    None where there are none."""
+    data = open_data(place, inputs, "train")
+    if test_place is not None:
+        return data, open_data(test_place, inputs, "test")
+    return data, open_data(place, inputs, "test") if has_part(place, inputs, "test") else None
+
+
 def check_place(place: str) -> None:
     """MBC172 unless `place` is a file, a folder or `module:function`, MBC171 where the function cannot be called: known
     before anything is planned or built."""

@@ -19,6 +19,7 @@ from mbc.train.evaluation import Predicts
 from mbc.train.metrics import Criterion, criterion_for
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Share, step_share_of
+from mbc.train.target import Target, target_for
 
 Array = NDArray[Any]
 
@@ -67,7 +68,7 @@ class Job:
     job; the first one writes. Figures are told after every `interval` steps (0: not). `stop` is asked before every
     step, and after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C.
     `evaluate_ema`: test data tell what the moving averages are worth; `ema` is where these are written after every
-    epoch, as weights alone."""
+    epoch, as weights alone. `target`: a metric and a value; after the first epoch that reaches it the training ends."""
 
     graph: TrainingGraph
     data: Data
@@ -84,6 +85,7 @@ class Job:
     stop: Callable[[], bool] = lambda: False
     evaluate_ema: bool = False
     ema: Path | None = None
+    target: tuple[str, float] | None = None
 
     @property
     def is_sharded(self) -> bool:
@@ -104,3 +106,7 @@ class Job:
     def criterion(self, wanted: str | None) -> Criterion:
         """MBC237 where it is not known."""
         return criterion_for(wanted, self.graph, self.test is not None)
+
+    def aim(self) -> Target | None:
+        """The target, if there is one. MBC237 where its metric is not known."""
+        return None if self.target is None else target_for(self.target, self.graph, self.test is not None)

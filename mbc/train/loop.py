@@ -22,32 +22,38 @@ def train(
     on_epoch: Callable[[Epoch], None] = lambda _: None,
     on_interval: Callable[[Interval], None] = lambda _: None,
 ) -> tuple[Epoch, ...]:
-    """Train to the end of the schedule; returns the epochs that were finished. `on_step` is called after every step,
-    `on_interval` after every `job.interval` steps, `on_epoch` after every epoch, before its checkpoint is written; on
-    all ranks. What they raise ends the training; an epoch of which `on_epoch` did not return is run again on a resume.
+    """Train to the target or the end of the schedule; returns the epochs that were finished. `on_step` is called after
+    every step, `on_interval` after every `job.interval` steps, `on_epoch` after every epoch, before its checkpoint is
+    written; on all ranks. What they raise ends the training; an epoch of which `on_epoch` did not return is run again
+    on a resume.
 
     The same job gives the same bits whether run at once or resumed from any checkpoint. Raises MBC177 when the data do
     not fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
     MBC211 where moving averages are asked for that the network does not keep, MBC237 where a metric is not known,
     MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps, or of its last
-    ones, are not: the last checkpoint is kept, which is of before that.
+    ones, are not: the last checkpoint is kept, which is of before that; MBC318 (TargetMissed) after the last epoch and
+    its checkpoint where none has reached the target.
 
-    Of several ranks all come to the same decisions: the loss, the number of skipped steps and, after an epoch, all
-    states are the same everywhere, and where only reading tells how many rows there are the ranks ask each other.
+    Of several ranks all come to the same decisions: the loss, metrics, the number of skipped steps and, after an epoch,
+    all states are the same everywhere, and where only reading tells how many rows there are the ranks ask each other.
     """
     if job.evaluate_ema or job.ema is not None:
         check_averages(averages_of(job.graph), job.graph.name)
     for file in (job.checkpoint, job.best, job.ema):
         if file is not None:
             check_writable(file)
-    plateau, by = job.criterion(job.schedule.metric), job.criterion(job.best_metric)
+    plateau, by, target = job.criterion(job.schedule.metric), job.criterion(job.best_metric), job.aim()
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=job.share.batch)
     if job.resume is not None:
         done = load_checkpoint(net, job.resume)
         _check_resumable(done, job, plateau.name)
     history: list[Epoch] = []
     kept = job.resume
-    for number in range(done.epochs, job.schedule.epochs):
+
+    def is_reached() -> bool:
+        return target is not None and target.is_reached(done.nearest)
+
+    while done.epochs < job.schedule.epochs and not is_reached():
         epoch = EpochRun(net, job, done, kept, on_step, on_interval)
         finished = epoch.run()
         history.append(finished)
@@ -55,13 +61,15 @@ def train(
         if why is not None:
             on_epoch(finished)
             # What else lies there is of another training.
-            raise diverged(why, number, epoch.kept, epoch.kept_at)
-        done = replace(done, epochs=number + 1, steps=finished.total_steps, running=None, interval=None)
+            raise diverged(why, done.epochs, epoch.kept, epoch.kept_at)
+        done = replace(done, epochs=done.epochs + 1, steps=finished.total_steps, running=None, interval=None)
         if job.schedule.kind == "plateau":
             done = replace(done, plateau=done.plateau.after(plateau.of(finished), plateau, job.schedule))
+        if target is not None:
+            done = replace(done, nearest=target.nearest(done.nearest, finished))
         # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
         on_epoch(finished)
-        best = Best(by.name, by.of(finished))
+        best = Best(by.name, by.of(finished), finished.epoch)
         keeps = job.best is not None and (not job.best.exists() or best.is_better_than(done.best, by.rises))
         if keeps:
             done = replace(done, best=best)
@@ -72,8 +80,10 @@ def train(
                 net.save(job.ema, ema=True)
         write(net, job, job.checkpoint, done)
         kept = job.checkpoint
-        if number + 1 < job.schedule.epochs and job.stop():
+        if done.epochs < job.schedule.epochs and not is_reached() and job.stop():
             raise KeyboardInterrupt
+    if target is not None and not is_reached():
+        raise target.missed(done.nearest, done.epochs, tuple(history))
     return tuple(history)
 
 

@@ -6,7 +6,6 @@
 * `range_test`: the learning rate of the base batch
 * `measure`: the noise scale of a training
 * `goodput`: the table of mini-batches, and the one that is taken
-* `target`: epochs of a training to a target
 * `tuner`: runs all of them within a share of the training
 * `state`: what a tuning has found, to go on from
 """

@@ -48,6 +48,28 @@ def test_train_a_package_as_json(mbc, data):
     assert result["epochs"][0]["test_accuracy"] is None
 
 
+def test_a_target(mbc, data):
+    train = ("train", "tiny.mbc", "--data", data, "--test", data, "--epochs", "15", "--lr", "0.2", *CPU)
+    done = mbc(*train, "--target", "accuracy=0.6", "--checkpoint", "c", "--json")
+    assert done.code == 0, done.err
+    *before, last = (epoch["test_accuracy"] for epoch in done.json["epochs"])
+    assert last >= 0.6 > max(before, default=0.0) and len(before) < 9
+    assert done.json["target"] == {"metric": "test-accuracy", "value": 0.6, "reached": True}
+    assert read_progress(Path("c")).epochs == len(before) + 1
+    again = mbc(*train, "--target", "accuracy=0.6", "--resume", "c")
+    assert (again.code, again.out) == (0, "nothing to do: 'c' has reached test-accuracy 0.6\n")
+
+    few = (*train, "--epochs", "1", "--checkpoint", "d", "--report", "page.html")
+    reached = mbc(*few, "--target", "loss=10")
+    assert reached.code == 0 and "the target loss 10 is reached after epoch 1: " in reached.out
+    missed = mbc(*few, "--target", "loss=0")
+    assert missed.code == 1 and "weights: d\npage: page.html\n" in missed.out
+    assert "error MBC318: loss 0 is not reached in 1 epoch: the best is " in missed.err
+    assert "reached" not in missed.out and read_progress(Path("d")).epochs == 1
+    unknown = mbc(*few, "--target", "iou=0.5")
+    assert unknown.code == 1 and "error MBC237: 'iou' is not known" in unknown.err
+
+
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_two_epochs_and_two_resumed_are_four(mbc, data, precision):
     common = ("--data", data, "--device", "cpu", "--set", f"train.precision={precision}", "--seed", "5")

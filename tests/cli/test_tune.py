@@ -73,9 +73,20 @@ def test_a_target(mbc, data):
     done = mbc("tune", *SMALL, *saved, "--target", "accuracy=0.5", "-o", "tuned.settings")
     assert done.code == 0, done.err
     assert "the target is reached after" in done.out and "schedule=constant" in Path("tuned.settings").read_text()
-    never = mbc("tune", *SMALL, *saved, "--target", "loss=-1")
+    never = mbc("tune", *SMALL, *saved, "--target", "loss=-1", "-o", "never.settings")
     assert never.code == 1
     assert "error MBC318: loss -1 is not reached in 9 epochs: the best is " in never.err
+    assert not Path("never.settings").exists()
+
+
+def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monkeypatch):
+    monkeypatch.setattr("mbc.runtime.module.Module.step", None)
+    unknown = mbc("tune", *SMALL, "--target", "iou=0.5")
+    assert unknown.code == 1 and "error MBC237: 'iou' is not known" in unknown.err
+    monkeypatch.setattr("mbc.compiler.compile_plan", None)
+    monkeypatch.setattr("mbc.cli.ranks.local_gpus", lambda: ("the only one",))
+    few = mbc("tune", *SMALL, "--device", "cuda", "--gpus", "2", "--target", "loss=1")
+    assert few.code == 1 and "error MBC266: --gpus 2 was asked for, but there is 1 here" in few.err
 
 
 def test_refusals(mbc, data):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mbc.cli import main
+from mbc.train.checkpoint import read_progress
 from tests.ranks.processes import LONG_S, ROOT, variables
 from tests.ranks.test_mpi import AS_ROOT, MPIEXEC, with_mpi
 from tests.report.pages import data_of
@@ -92,6 +93,44 @@ class TestWithMpi:
             assert data["plan"]["ranks"] == "ranks 0 and 1" and data["recorded"][0]["what"] == "training"
             assert [other["ranks"] for other in data["others"]] == ["rank 2"]
 
+    def test_a_target_ends_all_ranks_after_the_same_epoch(self, folder: Path) -> None:
+        reached = _run(folder, "--gpus", "2", "--target", "loss=10", "--checkpoint", "w.safetensors")
+        assert reached.returncode == 0, reached.stderr
+        assert reached.stdout.count("the target loss 10 is reached after epoch 1: ") == 1
+        assert read_progress(folder / "w.safetensors").epochs == 1
+        missed = _run(folder, "--gpus", "2", "--target", "loss=0", "--resume", "w.safetensors")
+        assert missed.returncode == 1 and "epoch 2/2" in missed.stderr
+        assert missed.stderr.count("error MBC318: loss 0 is not reached in 2 epochs: the best is ") == 1
+        assert missed.stderr.count("MBC") == 1 and "go on with" not in missed.stderr
+        assert read_progress(folder / "w.safetensors").epochs == 2
+
+    def test_a_tuning_trains_to_its_target_on_the_gpus_that_it_takes(self, folder: Path) -> None:
+        few = ("--gpu", "h200", "--without", "offload,recompute,concurrent_stream")
+        known = ("--lr", "0.05", "--noise-scale", "9", "--state", "found.json")
+        tune = ("tune", *COMMAND[4:], *few, *known, "--gpus", "2", "--json")
+
+        def run(*more: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [*COMMAND[:3], *tune, *more], cwd=folder, env=_environment(), capture_output=True, text=True,
+                timeout=2 * LONG_S, check=False,
+            )  # fmt: skip
+
+        assert run().returncode == 0
+        found = json.loads((folder / "found.json").read_text())
+        for probe in found["probes"]["2"].values():  # as two GPUs are with a larger network
+            probe["images_per_s"] *= 100
+        (folder / "found.json").write_text(json.dumps(found))
+        reached = run("--target", "loss=10", "-o", "tuned.settings")
+        assert reached.returncode == 0, reached.stderr
+        result = json.loads(reached.stdout)
+        assert (result["taken"]["gpus"], result["epochs"]) == (2, 1)
+        assert "runs mbc train " in reached.stderr and "--gpus=2" in reached.stderr and "epoch 1/2" in reached.stderr
+        settings = (folder / "tuned.settings").read_text()
+        assert "gpus=2\n" in settings and "epochs=1\nschedule=constant\n" in settings
+        missed = run("--target", "loss=0")
+        assert missed.returncode == 1 and not missed.stdout
+        assert missed.stderr.count("error MBC318: loss 0 is not reached in 2 epochs: the best is ") == 1
+
     def test_an_error_ends_all(self, folder: Path) -> None:
         np.savez(folder / "data.npz", images=np.zeros((32, 1, 6, 6), np.float32), labels=np.full(32, 7))
         done = _run(folder, "--gpus", "2")
@@ -158,6 +197,22 @@ class TestWithMpi:
 )
 def test_ranks_that_are_told_otherwise_are_refused(folder: Path, more: tuple[str, ...], words: str) -> None:
     _refused(_start_two(folder, (), more), f"the ranks differ in {words}")
+
+
+def test_equal_options_have_one_digest_in_every_process() -> None:
+    script = """
+from mbc.options import TECHNIQUES, Options
+options = Options(without=frozenset(TECHNIQUES))
+print(options.digest, options.digest == Options().digest, list(options.without))"""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=_environment() | {"PYTHONHASHSEED": seed}, capture_output=True,
+            text=True, check=True,
+        ).stdout.split(maxsplit=2)
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert said[0][2] != said[1][2], "the order of a set differs from process to process"
+    assert said[0][:2] == said[1][:2] == [said[0][0], "False"]
 
 
 def test_ranks_with_other_sources_are_refused(folder: Path) -> None:

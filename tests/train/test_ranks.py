@@ -77,7 +77,7 @@ class Recorded(Module):
 def trained(
     size: int, data: Data, epochs: int, *, norm: bool = False, test: Data | None = None,
     checkpoint: Path | None = None, resume: Path | None = None, fed: dict[int, list[np.ndarray]] | None = None,
-    stop_after: int | None = None, schedule: Schedule | None = None,
+    stop_after: int | None = None, schedule: Schedule | None = None, target: tuple[str, float] | None = None,
 ) -> list[tuple[tuple[Epoch, ...], States]]:  # fmt: skip
     """History and states of each rank. `fed`: gets the images of each of its steps. `stop_after`: steps of rank 0."""
 
@@ -89,7 +89,7 @@ def trained(
             job = Job(
                 net.plan.graph, data, schedule or Schedule(0.2, epochs), test, 3,
                 checkpoint if member.rank == 0 else None, resume, ranks,
-                stop=lambda: member.rank == 0 and len(net.fed) == stop_after,
+                stop=lambda: member.rank == 0 and len(net.fed) == stop_after, target=target,
             )  # fmt: skip
             history = train(net, job)
             return history, {name: net.state(name) for name in net.states}
@@ -244,6 +244,16 @@ def test_all_ranks_come_to_a_plateau_after_the_same_epoch(arrays):
     assert rates[0] > rates[-1]
     for history, _ in trained(2, data, 4, test=data, schedule=schedule):
         assert [epoch.learning_rate for epoch in history] == rates
+
+
+def test_all_ranks_end_at_a_target_after_the_same_epoch(arrays, tmp_path):
+    data = ArrayData(arrays)
+    (whole, _), _ = trained(2, data, 4, test=data)
+    assert whole[0].loss > whole[1].loss
+    aim = ("loss", whole[1].loss)
+    for history, _ in trained(2, data, 4, test=data, target=aim, checkpoint=tmp_path / "c"):
+        assert [timeless(epoch) for epoch in history] == [timeless(epoch) for epoch in whole[:2]]
+    assert all(history == () for history, _ in trained(2, data, 4, test=data, target=aim, resume=tmp_path / "c"))
 
 
 def iterable(arrays, size=2, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
-from mbc.cli.arguments.types import blocks, count, duration, modes, numbers, peers, seed
+from mbc.cli.arguments.types import blocks, count, duration, modes, numbers, peers, seed, target
 from mbc.options import MODES, PEERS
 from mbc.train.schedule import KINDS, USUAL_RATES
 
@@ -30,6 +30,11 @@ def add_train(commands: Commands) -> None:
         help="take these options from a file, as mbc tune -o writes it; those given here count before it",
     )  # fmt: skip
     made.add_argument("--epochs", type=count, default=10, help="in all, those before --resume included (default 10)")
+    made.add_argument(
+        "--target", type=target, metavar="METRIC=VALUE",
+        help="end after the first epoch that reaches it: accuracy=0.97 (of test data where there are any), loss=0.1, "
+        "or a METRIC as --plateau-metric",
+    )  # fmt: skip
     usual = ", ".join(f"{rate} for {kind}" for kind, rate in USUAL_RATES.items())
     made.add_argument("--lr", type=float, metavar="RATE", help=f"(peak) learning rate (default {usual})")
     _add_schedule(made)

@@ -33,7 +33,7 @@ def add_tune(commands: Commands) -> None:
     )
     made.add_argument(
         "--target", type=target, metavar="METRIC=VALUE",
-        help="train as tuned, on this machine's one device, until METRIC is reached after an epoch, and write how many "
+        help="train as tuned, on as many GPUs as the batch is taken for, until an epoch reaches it, and write how many "
         "epochs that takes: accuracy=0.97, loss=0.1, or a metric of the source",
     )  # fmt: skip
     made.add_argument("--dry-run", action="store_true", help="plan alone, and train nothing")

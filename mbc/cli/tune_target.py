@@ -1,0 +1,89 @@
+"""How many epochs a training as tuned takes to a target: in this process on one device, by ranks of `mbc train` on
+several GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from mbc.cli.ranks import check_ranks, run_ranks
+from mbc.ir.graph import TrainingGraph
+from mbc.plan.file import PLAN_FILE, dump_plan
+from mbc.plan.model import Plan
+from mbc.progress import busy
+from mbc.runtime.module import Module
+from mbc.source import visible
+from mbc.train.accuracy import inputs_of
+from mbc.train.data import has_part, open_data_and_test
+from mbc.train.epoch import Epoch
+from mbc.train.job import Job
+from mbc.train.loop import train
+from mbc.train.schedule import Schedule
+from mbc.train.target import target_for
+
+SCHEDULE = "constant"  # where the rate would end is not known while the last epoch is looked for
+
+
+def check_target(arguments: argparse.Namespace) -> None:
+    """MBC265 or MBC266 where as many ranks as may be tried could not be started here: known before anything is
+    planned."""
+    if arguments.shared_by > 1:
+        check_ranks(arguments.shared_by, arguments.device)
+
+
+def check_metric(arguments: argparse.Namespace, graph: TrainingGraph) -> None:
+    """MBC237 where the metric of the target is not known: known before anything is trained."""
+    tested = arguments.test is not None or has_part(arguments.data, inputs_of(graph), "test")
+    target_for(arguments.target, graph, tested)
+
+
+def epochs_to_target(
+    arguments: argparse.Namespace, plan: Plan, rate: float, warmup_epochs: float, made: Callable[[Plan], Plan | Path]
+) -> int:
+    """`made`: what a module of a plan is opened from, a package or the plan. Raises MBC318 with the best value where
+    the target is not reached, and what training does; where ranks fail, SystemExit after they have said why."""
+    if plan.graph.ranks is not None:
+        return _by_ranks(arguments, plan, rate, warmup_epochs, made)
+    schedule = Schedule(rate, arguments.epochs, SCHEDULE, warmup_epochs)
+    data, test = open_data_and_test(arguments.data, arguments.test, inputs_of(plan.graph))
+    job = Job(plan.graph, data, schedule, test, arguments.seed, target=arguments.target)
+    target = job.aim()
+    assert target is not None
+    with busy(f"training to {target.by.name} {target.value:g}") as at:
+
+        def on_epoch(epoch: Epoch) -> None:
+            at(f"epoch {epoch.epoch}: {target.by.of(epoch):.4f}")
+
+        with Module(made(plan), seed=arguments.seed, device=arguments.device) as net:
+            return len(train(net, job, on_epoch=on_epoch))
+
+
+def _by_ranks(
+    arguments: argparse.Namespace, plan: Plan, rate: float, warmup_epochs: float, made: Callable[[Plan], Plan | Path]
+) -> int:
+    """Batches of a ladder are multiples of the GPUs, so that all ranks run one plan."""
+    assert plan.graph.ranks is not None
+    metric, value = arguments.target
+    subject = made(plan)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as result:
+        if not isinstance(subject, Path):
+            (file := Path(folder) / PLAN_FILE).write_text(dump_plan(subject), encoding="utf-8")
+            subject = file
+        options = {
+            "data": arguments.data, "test": arguments.test, "epochs": arguments.epochs, "target": f"{metric}={value!r}",
+            "lr": repr(rate), "schedule": SCHEDULE, "warmup": repr(warmup_epochs), "seed": arguments.seed,
+            "device": arguments.device, "gpus": plan.graph.ranks.size,
+        }  # fmt: skip
+        given = (f"--{name}={option}" for name, option in options.items() if option is not None)
+        words = ["train", str(subject), *given, "--json"]
+        print(visible(f"runs {shlex.join(('mbc', *words))}"), file=sys.stderr)
+        code = run_ranks(words, plan.graph.ranks.size, arguments.device, result)
+        if code:
+            raise SystemExit(code)
+        result.seek(0)
+        return len(json.load(result)["epochs"])

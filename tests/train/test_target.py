@@ -1,0 +1,113 @@
+"""A value of a metric at which a training ends: when it is reached, what is said where it is not, and resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
+from mbc.train.checkpoint import Best, Progress, read_progress, save_checkpoint
+from mbc.train.data import ArrayData
+from mbc.train.job import Job
+from mbc.train.loop import train
+from mbc.train.metrics import Criterion
+from mbc.train.schedule import Schedule
+from mbc.train.target import Target, TargetMissed, target_for
+
+
+@dataclasses.dataclass
+class Judged:
+    """A finished epoch."""
+
+    epoch: int
+    loss: float
+    accuracy: float | None = None
+    test_accuracy: float | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    test_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("rises", "values", "nearest", "reached"),
+    [
+        (False, (0.5, 0.2, 0.3), Best("loss", 0.2, 2), True),
+        (False, (0.5, 0.21, 0.3), Best("loss", 0.21, 2), False),
+        (True, (0.1, 0.2, 0.15), Best("loss", 0.2, 2), True),
+        (True, (0.1, 0.19, 0.19), Best("loss", 0.19, 2), False),
+        (True, (float("nan"), 0.1), Best("loss", 0.1, 2), False),
+    ],
+)
+def test_the_nearest_epoch_and_whether_it_reaches(rises, values, nearest, reached):
+    target, found = Target(Criterion("loss", rises), 0.2), None
+    for epoch, value in enumerate(values, 1):
+        found = target.nearest(found, Judged(epoch, value))
+    assert found == nearest and target.is_reached(found) == reached
+    assert not target.is_reached(None) and not target.is_reached(Best("accuracy", nearest.value, 1))
+
+
+def test_accuracy_is_of_test_data_where_there_are_any(graph):
+    assert target_for(("accuracy", 0.9), graph, tested=True).by.name == "test-accuracy"
+    assert target_for(("accuracy", 0.9), graph, tested=False).by.name == "accuracy"
+    assert target_for(("loss", 0.1), graph, tested=True).by == Criterion("loss", rises=False)
+    with pytest.raises(MbcError, match="MBC237: 'iou' is not known"):
+        target_for(("iou", 0.9), graph, tested=True)
+
+
+def losses(history):
+    return [epoch.loss for epoch in history]
+
+
+def test_a_training_ends_with_the_first_epoch_that_reaches_it(regression, graph, rows, tmp_path):
+    job = Job(graph, ArrayData(rows), Schedule(0.1, 6), seed=7)
+    whole = losses(train(type(regression)(), job))
+    wanted = dataclasses.replace(job, target=("loss", whole[2]), checkpoint=tmp_path / "c")
+    told = []
+    history = train(regression, dataclasses.replace(wanted, stop=lambda: len(told) == 3), on_epoch=told.append)
+    assert losses(history) == whole[:3] and history == tuple(told)
+    progress = read_progress(tmp_path / "c")
+    assert (progress.epochs, progress.nearest) == (3, Best("loss", whole[2], 3))
+
+    # Once more it has nothing to do; a nearer target is trained to from there.
+    assert train(regression, dataclasses.replace(wanted, resume=tmp_path / "c")) == ()
+    nearer = dataclasses.replace(wanted, resume=tmp_path / "c", target=("loss", whole[4]))
+    assert losses(train(regression, nearer)) == whole[3:5]
+
+
+def test_a_target_that_is_not_reached(regression, graph, rows, tmp_path):
+    file = tmp_path / "c"
+    job = Job(graph, ArrayData(rows), Schedule(0.1, 2), seed=7, checkpoint=file, target=("loss", 0.001))
+    with pytest.raises(TargetMissed) as caught:
+        train(regression, job)
+    assert caught.value.code == "MBC318" and len(caught.value.history) == 2
+    best = caught.value.history[1].loss
+    assert caught.value.message == f"loss 0.001 is not reached in 2 epochs: the best is {best:.4f}, after epoch 2"
+    assert read_progress(file).epochs == 2, "the weights are kept"
+
+    # The best of all its epochs is told after a resume, too.
+    spoilt = dataclasses.replace(read_progress(file), nearest=Best("loss", 0.0017, 1))
+    save_checkpoint(regression, file, spoilt)
+    more = dataclasses.replace(job, resume=file, schedule=Schedule(0.1, 3))
+    with pytest.raises(TargetMissed, match=r"in 3 epochs: the best is 0\.0017, after epoch 1\n"):
+        train(regression, more)
+
+
+def test_a_checkpoint_that_knows_of_no_target(regression, graph, rows, tmp_path):
+    file = tmp_path / "c"
+    job = Job(graph, ArrayData(rows), Schedule(0.1, 2), seed=7, checkpoint=file)
+    train(regression, job)
+    wanted = dataclasses.replace(job, resume=file, target=("loss", 10.0))
+    with pytest.raises(TargetMissed, match="loss 10 is not reached in 2 epochs: no epoch is left to see") as caught:
+        train(regression, wanted)
+    assert caught.value.history == ()
+    assert len(train(regression, dataclasses.replace(wanted, schedule=Schedule(0.1, 4)))) == 1
+
+
+def test_a_checkpoint_of_an_earlier_version_keeps_its_best_epoch(regression, tmp_path):
+    save_checkpoint(regression, tmp_path / "c", Progress(2, 14, 7, 8, best=Best("loss", 0.5, 2)))
+    told = json.loads(Checkpoint(tmp_path / "c").metadata["mbc.training"])
+    del told["best"]["epoch"], told["nearest"]
+    write_checkpoint(tmp_path / "c", [("w", regression.weights)], {"mbc.training": json.dumps(told)})
+    assert read_progress(tmp_path / "c") == Progress(2, 14, 7, 8, best=Best("loss", 0.5))
