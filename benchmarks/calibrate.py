@@ -6,10 +6,11 @@ are, for each request and provider, the best estimate and the fastest measured c
 (within the same workspace, and deterministic where it is), and the same for candidates without workspace. Beside that
 stand times between measured sizes, and those from larger ones (scaled.py says more of them). Needs no GPU.
 
-    python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP]
+    python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP | --missing]
 
 Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
-mbc finds it (mbc/data/estimates.json); with `--only` of the groups whose names begin so, the others stay.
+mbc finds it (mbc/data/estimates.json); with `--only` of the groups whose names begin so, the others stay. `--missing`
+adds those that it has not: shares are of a GPU's own ceilings, so that they may be of another GPU.
 """
 
 from __future__ import annotations
@@ -302,21 +303,41 @@ def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
     return replace(old, shares=mixed(old.shares, new.shares), spreads=mixed(old.spreads, new.spreads))
 
 
+def completed(old: Calibration, new: Calibration) -> Calibration:
+    """The old one with the groups that it does not have. A group of mbc's kernels is taken whole: its layouts would be
+    of one GPU and what they have in common of another."""
+
+    def known(key: str) -> bool:
+        return key in old.shares or (" ".join(key.split()[:2]) in old.shares and key.startswith(OWN.name))
+
+    shares = {key: share for key, share in new.shares.items() if not known(key)}
+    spreads = {key: spread for key, spread in new.spreads.items() if key not in old.spreads}
+    return replace(old, shares={**old.shares, **shares}, spreads={**old.spreads, **spreads})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, default=bundled_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
-    parser.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
+    which.add_argument("--missing", action="store_true", help="write the groups that are not there, keep the others")
     arguments = parser.parse_args()
-    if arguments.only and not arguments.write:
-        parser.error("--only says what --write writes")
+    if (arguments.only or arguments.missing) and not arguments.write:
+        parser.error("--only and --missing say what --write writes")
     profile = read_profile(arguments.profile)
     calibration, rows = calibrate(profile)
     shares = {key: astuple(share) for key, share in calibration.shares.items()}
-    path = write("calibrate", rows, profile=vars_of(profile), shares=shares)
+    path = write(
+        "calibrate_missing" if arguments.missing else "calibrate", rows, profile=vars_of(profile), shares=shares
+    )
     show(rows, ["name", "requests", "median", "p10", "p90", "|error| median", "|error| p90"])
     if arguments.write:
-        put = put_into(shipped(), calibration, arguments.only) if arguments.only else calibration
+        put = calibration
+        if arguments.only:
+            put = put_into(shipped(), calibration, arguments.only)
+        if arguments.missing:
+            put = completed(shipped(), calibration)
         (ROOT / "mbc" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
     print(path.name)
 

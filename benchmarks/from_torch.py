@@ -14,14 +14,15 @@ speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same 
 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s] [--fresh-profile]
                                     [--build-first] [--no-memory]
-    python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS]
+    python benchmarks/from_torch.py --plan-only [--only NAME,NAME] [--for SECONDS] [--gpu h100]
     python benchmarks/from_torch.py --draw
     python benchmarks/from_torch.py --steps50 [--device cpu]
     python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
 
 Rows are written one by one; another call goes on with those that are missing or failed. `--for`: begins no row later.
-On a CPU nothing is timed that says anything: that rehearses the run. `--plan-only` plans each for an H200 without a
-GPU; `--steps50` is `from_torch_steps.py`; `--draw` repeats the draw, where its results are not there.
+On a CPU nothing is timed that says anything: that rehearses the run. `--plan-only` plans each without a GPU, and says
+how its prediction compares with what such a GPU took; `--steps50` is `from_torch_steps.py`; `--draw` repeats the draw,
+where its results are not there.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ from typing import Any
 from from_torch_contenders import MODES, POLL_S, Asked, made, sgd
 from from_torch_draw import draw, drawn
 from from_torch_steps import run as fifty_steps
-from record import Results, attempt, build_kernels, need_gpu, results, show, start
+from record import RESULTS, Results, attempt, build_kernels, need_gpu, results, show, start
 
 from mbc.compiler import compile_plan
+from mbc.hardware.spec import device_specs
 from mbc.options import Options
 from mbc.pytorch.trainer import import_training
 from mbc.source import Source
@@ -66,7 +68,10 @@ COLUMNS = (
     "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s", "known_s",
     "loss_error", "torch_loss_error",
 )  # fmt: skip
-PLAN_COLUMNS = ("name", "batch", "predicted_ms", "arena_gib", "import_s", "plan_s", "operations", "lines")
+PLAN_COLUMNS = (
+    "name", "batch", "predicted_ms", "measured_share", "over_measured", "arena_gib", "import_s", "plan_s", "operations",
+    "lines",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,21 +188,31 @@ def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**found, "asked": ASKED, "reached": reached}
 
 
-def planned(asked: Asked) -> dict[str, Any]:
-    """The step of the network as it is planned for an H200 by the profile that is there."""
+def planned(asked: Asked, gpu: str, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The step of the network as it is planned for a GPU by the profile that is there, over that of its `measured`
+    row."""
     began = time.perf_counter()
     model, images, _ = made(replace(asked, batch=1, device="cpu"))
     images = images.expand(asked.batch, -1, -1, -1)
     network, text = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
     imported_s, stages = time.perf_counter() - began, Stages()
-    options = Options("h200", (("train.precision", "bf16"),))
+    options = Options(gpu, (("train.precision", "bf16"),))
     plan = compile_plan(Source(f"{network.name}.mbc", text), options, stages)
     return {
         "batch": asked.batch, "predicted_ms": plan.predictions.train_us / 1e3,
         "arena_gib": plan.predictions.arena_bytes / 2**30, "measured_share": plan.predictions.measured_share,
         "import_s": imported_s, "plan_s": stages.planning_seconds, "operations": len(network.steps),
         "lines": text.count("\n"),
+        **({"over_measured": plan.predictions.train_us / 1e3 / measured["mbc_ms"]} if "mbc_ms" in measured else {}),
     }  # fmt: skip
+
+
+def measured_on(gpu: str) -> dict[str, dict[str, Any]]:
+    """Rows that were measured on such a GPU, by name."""
+    file = RESULTS / "from_torch_cuda.json"
+    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": []}
+    of_gpu = device_specs()[gpu].name
+    return {row["name"]: row for row in document["rows"] if row.get("gpu", document["gpu"]) == of_gpu}
 
 
 def main() -> None:
@@ -214,6 +229,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=SIZE, help=f"pixels (default {SIZE})")
     parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
     parser.add_argument("--plan-only", action="store_true")
+    parser.add_argument("--gpu", default="h200", help="to plan for by --plan-only (default h200)")
     parser.add_argument("--steps50", action="store_true", help="fifty steps in fp32 beside PyTorch's")
     parser.add_argument("--draw", action="store_true")
     arguments = parser.parse_args()
@@ -230,8 +246,11 @@ def main() -> None:
     on_gpu = arguments.device == "cuda"
     if on_gpu and not arguments.plan_only:
         need_gpu("rehearse by --device cpu, or plan by --plan-only")
-    kind = "planned" if arguments.plan_only else arguments.device
+    kind = arguments.device
+    if arguments.plan_only:
+        kind = "planned" if arguments.gpu == "h200" else f"planned_{arguments.gpu}"
     kept = results(f"from_torch_{kind}", again=arguments.again, size=arguments.size)
+    there = measured_on(arguments.gpu) if arguments.plan_only else {}
     run = Run(arguments.limit, arguments.fresh_profile, not arguments.no_memory)
     networks = {
         name: Asked(
@@ -245,7 +264,11 @@ def main() -> None:
     for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:
             break
-        work = (lambda a=asked: planned(a)) if arguments.plan_only else (lambda a=asked: run.row(a))
+        work = (
+            (lambda a=asked: planned(a, arguments.gpu, there.get(a.model, {})))
+            if arguments.plan_only
+            else (lambda a=asked: run.row(a))
+        )
         row = attempt(work, name) | {"batch": asked.batch}
         if name in NAMED and "speedup" in row:
             row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
