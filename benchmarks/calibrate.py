@@ -60,6 +60,9 @@ from mbc.profile.signature import read_signature, rows_of, signature, with_rows
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
 LEAST_LAYERS = 3  # of a class on the fitting side
+# Of fewer layers than these one figure is fitted: how much longer a kernel of mbc takes than the shares of all say.
+# Three figures fit a handful of sizes exactly, and miss all others.
+MANY_LAYERS = 12
 # A class without workspace is fitted where most of its candidates were found. What was found of the others is the
 # exception: a request for which no engine without workspace was worth measuring has only slow ones.
 LEAST_FOUND = 0.75
@@ -147,8 +150,17 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
         known = [s for s in group if s.measured_us is not None]
         enough = len({s.layer for s in known}) >= LEAST_LAYERS
         if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
-            shares[key] = fit(known)
+            few = key.startswith(f"{OWN.name} ") and len({s.layer for s in known}) < MANY_LAYERS
+            # In order of the keys: those of all kernels come first.
+            shares[key] = slowed(shares[OWN.name], known) if few else fit(known)
     return shares
+
+
+def slowed(shares: Shares, found: Sequence[Sample]) -> Shares:
+    """The same shares, of work that takes longer, or less long, by one factor."""
+    factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in found]))
+    figures = (shares.arithmetic / factor, shares.memory / factor, shares.starts * factor)
+    return Shares(*(round(figure, 4) for figure in figures))
 
 
 def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
