@@ -11,6 +11,7 @@ from mbc.errors import MbcError
 from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
 from mbc.train.checkpoint import Best, Progress, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
+from mbc.train.epoch import Epoch
 from mbc.train.job import Job
 from mbc.train.loop import train
 from mbc.train.metrics import Criterion
@@ -18,16 +19,8 @@ from mbc.train.schedule import Schedule
 from mbc.train.target import Target, TargetMissed, target_for
 
 
-@dataclasses.dataclass
-class Judged:
-    """A finished epoch."""
-
-    epoch: int
-    loss: float
-    accuracy: float | None = None
-    test_accuracy: float | None = None
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    test_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+def finished(epoch, loss):
+    return Epoch(epoch, 3, 1, loss, None, None, 0.1, 8, 1.0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +36,7 @@ class Judged:
 def test_the_nearest_epoch_and_whether_it_reaches(rises, values, nearest, reached):
     target, found = Target(Criterion("loss", rises), 0.2), None
     for epoch, value in enumerate(values, 1):
-        found = target.nearest(found, Judged(epoch, value))
+        found = target.nearest(found, finished(epoch, value))
     assert found == nearest and target.is_reached(found) == reached
     assert not target.is_reached(None) and not target.is_reached(Best("accuracy", nearest.value, 1))
 
