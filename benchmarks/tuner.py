@@ -6,6 +6,9 @@ costs; and the noise scale of a task where it is known. Trains on the CPU, and g
 The grid is trained with one seed. Its winner is then trained with fresh seeds, and so is what each tuning took, a
 tuning a seed, for as many epochs as it says. All are evaluated every tenth of an epoch, at constant rates behind a
 warm-up of a twentieth of the epochs.
+
+At last the base batch and what each tuning took are trained to their ends, by the schedule that `mbc tune` writes, with
+fresh seeds: how far apart their results on test data are, beside how far apart seeds are.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ PARTS_OF_AN_EPOCH = 10
 STILL = 1e-12  # a rate at which weights stay where they are
 COLUMNS = (
     "name", "noise_scale", "known", "off", "winner", "seeds", "not_reached", "winner_s", "tuned_s", "slower",
-    "cost_of_grid", "passed",
+    "cost_of_grid", "at_base", "at_taken", "lost", "lost_same_epochs",
+    "seed_noise", "passed",
 )  # fmt: skip
 MOST_OFF, MOST_SLOWER, MOST_COST = 0.2, 0.15, 0.05  # asked for: of the noise scale, of the time to target, of the grid
 
@@ -102,6 +106,22 @@ def trained(task: Task, folder: Path, batch: int, rate: float, seed: int, most_e
         "seconds": None if done is None else done * data.rows / images_per_s(task, batch),
         "cost_s": (done or most_epochs) * data.rows / images_per_s(task, batch),
     }
+
+
+def value_after(task: Task, folder: Path, batch: int, rate: float, epochs: int, seed: int) -> dict[str, Any]:
+    """The metric on test data after so many epochs."""
+    plan = plan_of(task, batch)
+    data, inputs, share = data_of(plan, folder, "train"), inputs_of(plan.graph), step_share_of(plan.graph, 0)
+    schedule = Schedule(rate, epochs, "cosine", WARM_UP_SHARE * task.epochs)
+    assert data.rows is not None
+    steps = data.rows // batch
+    with Module(plan, seed=seed, device="cpu", shadow=False) as net:
+        for epoch in range(epochs):
+            parts = (part for part in data.shuffled(share, seed, epoch) if part.whole)
+            for step, part in enumerate(parts):
+                net.step(*converted(part.arrays, inputs), lr=schedule.at(epoch + step / steps, 1 / steps))
+        told = evaluate_on(net, plan.graph, data_of(plan, folder, "test"))
+        return {"value": told.accuracy if task.metric == "accuracy" else told.metrics[task.metric]}
 
 
 def tuned(task: Task, folder: Path, seed: int) -> dict[str, Any]:
@@ -216,6 +236,40 @@ def _pairs(
             yield theirs, ours, tuning
 
 
+def compare_values(work: Work, task: Task, folder: Path, seeds: int) -> dict[str, Any]:
+    """At the end: of the base batch at its rate, and of what was taken, for the epochs that its tuning writes and for
+    as many as at the base batch. `lost` and `lost_same_epochs`: in the mean; `seed_noise`: two standard errors of
+    `lost`."""
+    ends: dict[str, list[float]] = {"base": [], "taken": [], "taken, same epochs": []}
+    for seed in range(seeds):
+        tuning = work.rows.get(f"{task.name} seed {seed} tuning")
+        if tuning is None:
+            continue
+        for end, batch, rate, epochs in (
+            ("base", BASE, tuning["base_rate"], task.epochs),
+            ("taken", tuning["batch"], tuning["rate"], tuning["epochs"]),
+            ("taken, same epochs", tuning["batch"], tuning["rate"], task.epochs),
+        ):
+            ask = partial(value_after, task, folder, batch, rate, epochs, FRESH + seed)
+            row = work.do(f"{task.name} seed {seed} end: {end}", ask)
+            ends[end].extend([row["value"]] if row else [])
+    base, taken, same = ends.values()
+    summary: dict[str, Any] = {"name": f"{task.name} ends", "seeds": min(map(len, ends.values()))}
+    if len({len(end) for end in ends.values()}) > 1 or len(base) < 2:
+        return summary
+    sign = 1 if task.rises else -1
+    lost, lost_same = (sign * float(np.mean(base) - np.mean(other)) for other in (taken, same))
+    noise = 2 * math.sqrt(np.var(base, ddof=1) / len(base) + np.var(taken, ddof=1) / len(taken))
+    return summary | {
+        "at_base": float(np.mean(base)),
+        "at_taken": float(np.mean(taken)),
+        "lost": lost,
+        "lost_same_epochs": lost_same,
+        "seed_noise": noise,
+        "passed": lost <= noise,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -234,6 +288,7 @@ def main() -> None:
                     row = work.do(f"noise scale, seed {seed}", partial(noise, task, folder, seed))
                     summaries += [row] if row else []
             summaries.append(compare(work, task, folder, arguments.seeds))
+            summaries.append(compare_values(work, task, folder, arguments.seeds))
     for row in summaries:
         work.rows[row["name"]] = row
     write(NAME, [*work.rows.values()])

@@ -59,13 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         tuning.write(found, epochs)
     base, state = tuning.base, tuning.state
     if arguments.json:
-        to_train = epochs or found.taken.epochs(arguments.epochs)
+        to_train = epochs or tuning.worth_as_many(found)
         print(json.dumps({**tune_document(found, base, state, spent), "epochs": to_train}, indent=2))
         return 0
     print(tune_text(found, base, state, spent, output_width()))
-    if found.taken.efficiency < 1:
-        most, epochs_taken = arguments.epochs, found.taken.epochs(arguments.epochs)
-        print(f"{epochs_taken} epochs of it are worth the {most} asked for at the base batch")
+    if (as_many := tuning.worth_as_many(found)) > arguments.epochs:
+        print(f"{as_many} epochs of it are worth the {arguments.epochs} asked for at the base batch")
     if epochs is not None:
         print(f"the target is reached after {epochs} epochs")
     if arguments.output is not None:
@@ -138,7 +137,7 @@ class _Tuning:
     def table(self, say: Say, tell: Say) -> Table:
         """Of all mini-batches on all numbers of GPUs."""
         tried: list[Tried] = []
-        rows = None if self._data is None else self._data.rows or self._arguments.rows
+        rows = self._rows
         most = MOST_BATCH if rows is None else rows // self.base.accumulate
         noise = self._arguments.noise_scale
         if noise is None and self.state.noise is not None:
@@ -180,12 +179,21 @@ class _Tuning:
         settings += [("gpus", str(row.gpus))] if row.gpus > 1 else []
         settings += [] if row.rate is None else [("lr", f"{row.rate:.6g}")]
         settings += [
-            ("epochs", str(epochs or row.epochs(arguments.epochs))),
+            ("epochs", str(epochs or self.worth_as_many(found))),
             ("schedule", SCHEDULE if targeted else "cosine"),
         ]
         settings += [("warmup", f"{self._warm_up:g}"), ("seed", str(arguments.seed))]
         text = settings_text(settings, f"mbc tune {arguments.source}: what mbc train --settings takes")
         replace_file(Path(arguments.output), [text.encode()])
+
+    def worth_as_many(self, found: Table) -> int:
+        """Epochs as tuned that bring a training as far as those asked for at the base batch."""
+        return found.taken.epochs(self._arguments.epochs, self.base, self._rows)
+
+    @property
+    def _rows(self) -> int | None:
+        """Of an epoch; None where there are no data."""
+        return self._arguments.rows if self._data is None else self._data.rows or self._arguments.rows
 
     @property
     def _warm_up(self) -> float:

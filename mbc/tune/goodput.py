@@ -40,9 +40,11 @@ class Row:
     def batch(self) -> int:
         return self.probe.at
 
-    def epochs(self, base_epochs: int) -> int:
-        """That bring a training as far as `base_epochs` at the base batch do; of a smaller batch no fewer."""
-        return math.ceil(round(base_epochs / min(1.0, self.efficiency), 6))
+    def epochs(self, base_epochs: int, base: Base, data_rows: int | None) -> int:
+        """That bring a training as far as `base_epochs` at the base batch do; of a smaller batch no fewer. Of the
+        `data_rows` an epoch leaves out those that do not fill a step: of a large batch up to half of them."""
+        seen = 1.0 if data_rows is None else _whole(data_rows, self.rows) / _whole(data_rows, base.rows)
+        return math.ceil(round(base_epochs / min(1.0, self.efficiency * seen), 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ def table(tried: Iterable[Tried], base: Base, noise_scale: float | None) -> Tabl
     rows = tuple(_row(one, base, noise_scale) for one in tried)
     fitting = [row for row in rows if row.probe.figures is not None]
     return Table(rows, max(fitting, key=lambda row: (row.goodput, -row.gpus, -row.batch)), noise_scale)
+
+
+def _whole(data_rows: int, rows: int) -> int:
+    """Rows of an epoch that fill steps."""
+    return data_rows // rows * rows
 
 
 def row_worth(noise_scale: float | None, base: Base, rows: int) -> float:

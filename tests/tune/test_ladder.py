@@ -103,10 +103,13 @@ def test_of_equals_the_smaller_batch_on_fewer_gpus_is_taken():
 
 
 def test_epochs_of_the_same_worth():
-    found, _ = _table(64.0)
+    found, base = _table(64.0)
     by_batch = {row.batch: row for row in found.fitting}
-    assert by_batch[64].epochs(10) == 10 and by_batch[16].epochs(10) == 10
-    assert by_batch[256].epochs(10) == 25, "a row is worth 128 / 320 of one of the base batch"
+    assert by_batch[64].epochs(10, base, None) == 10 and by_batch[16].epochs(10, base, None) == 10
+    assert by_batch[256].epochs(10, base, None) == 25, "a row is worth 128 / 320 of one of the base batch"
+    assert by_batch[256].epochs(10, base, 512) == 25, "an epoch has all rows at either batch"
+    assert by_batch[256].epochs(10, base, 448) == 44, "and here 256 of the 448 that the base batch has"
+    assert by_batch[16].epochs(10, base, 80) == 10
 
 
 def test_rules():
