@@ -10,7 +10,7 @@ stand times between measured sizes, and those from larger ones (scaled.py says m
 
 Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
 mbc finds it (mbc/data/estimates.json); with `--only` of the groups whose names begin so, the others stay. `--missing`
-adds those that it has not: shares are of a GPU's own ceilings, so that they may be of another GPU.
+adds classes that the file lacks, from a profile of any GPU.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from mbc.kernels.calibration import (
     Spread,
     scaled_group,
     shares_of,
+    unfitted,
 )
 from mbc.kernels.calibration import (
     calibration as shipped,
@@ -60,8 +61,8 @@ from mbc.profile.signature import read_signature, rows_of, signature, with_rows
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
 LEAST_LAYERS = 3  # of a class on the fitting side
-# Of fewer layers than these one figure is fitted: how much longer a kernel of mbc takes than the shares of all say.
-# Three figures fit a handful of sizes exactly, and miss all others.
+# Of fewer layers than these one figure is fitted: how much longer they take than the shares say that their class would
+# have otherwise. Three figures fit a handful of sizes exactly, and miss all others.
 MANY_LAYERS = 12
 # A class without workspace is fitted where most of its candidates were found. What was found of the others is the
 # exception: a request for which no engine without workspace was worth measuring has only slow ones.
@@ -150,14 +151,15 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
         known = [s for s in group if s.measured_us is not None]
         enough = len({s.layer for s in known}) >= LEAST_LAYERS
         if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
-            few = key.startswith(f"{OWN.name} ") and len({s.layer for s in known}) < MANY_LAYERS
-            # In order of the keys: those of all kernels come first.
-            shares[key] = slowed(shares[OWN.name], known) if few else fit(known)
+            few = len({s.layer for s in known}) < MANY_LAYERS
+            # In order of the keys: the shares of all kernels of mbc come before those of each.
+            start = shares.get(OWN.name) if key.startswith(f"{OWN.name} ") else unfitted(group[0].effort)
+            shares[key] = scaled_shares(start, known) if few and start is not None else fit(known)
     return shares
 
 
-def slowed(shares: Shares, found: Sequence[Sample]) -> Shares:
-    """The same shares, of work that takes longer, or less long, by one factor."""
+def scaled_shares(shares: Shares, found: Sequence[Sample]) -> Shares:
+    """The same shares of work that takes longer, or less long, by one factor."""
     factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in found]))
     figures = (shares.arithmetic / factor, shares.memory / factor, shares.starts * factor)
     return Shares(*(round(figure, 4) for figure in figures))
@@ -315,16 +317,30 @@ def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
     return replace(old, shares=mixed(old.shares, new.shares), spreads=mixed(old.spreads, new.spreads))
 
 
-def completed(old: Calibration, new: Calibration) -> Calibration:
-    """The old one with the groups that it does not have. A group of mbc's kernels is taken whole: its layouts would be
-    of one GPU and what they have in common of another."""
+def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
+    """The old one with the classes that it does not have, and a row for each group of these: shares are of a GPU's own
+    peaks, so that they can be fitted on another. A group of mbc's kernels is taken whole, since its layouts would be of
+    one GPU and what they have in common of another; libraries without workspace stay as they are, of which a profile
+    has only what was worth measuring. A group gets a spread where it had none and enough was compared."""
+    (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
+    found = list(samples(profile, calibrated(spec, profile)))
+    groups = {s.effort.key: s for s in found}
 
-    def known(key: str) -> bool:
-        return key in old.shares or (" ".join(key.split()[:2]) in old.shares and key.startswith(OWN.name))
+    def is_missing(key: str) -> bool:
+        sample = groups.get(key)
+        if key in old.shares or (sample is not None and sample.bare):
+            return False
+        return not key.startswith(f"{OWN.name} ") or " ".join(key.split()[:2]) not in old.shares
 
-    shares = {key: share for key, share in new.shares.items() if not known(key)}
-    spreads = {key: spread for key, spread in new.spreads.items() if key not in old.spreads}
-    return replace(old, shares={**old.shares, **shares}, spreads={**old.spreads, **spreads})
+    added = {key: share for key, share in fitted(found).items() if is_missing(key)}
+    shares = {**old.shares, **added}
+    by_group = {
+        name: Spread.of(group) for name, group in sorted(ratios(found, shares).items()) if len(group) >= LEAST_LAYERS
+    }
+    got = {groups[key].group for key in added if key in groups}
+    spreads = {name: spread for name, spread in by_group.items() if name in got and name not in old.spreads}
+    rows = [row(name, spread) for name, spread in by_group.items() if name in got]
+    return replace(old, shares=shares, spreads={**old.spreads, **spreads}), rows
 
 
 def main() -> None:
@@ -338,7 +354,7 @@ def main() -> None:
     if (arguments.only or arguments.missing) and not arguments.write:
         parser.error("--only and --missing say what --write writes")
     profile = read_profile(arguments.profile)
-    calibration, rows = calibrate(profile)
+    calibration, rows = add_missing(shipped(), profile) if arguments.missing else calibrate(profile)
     shares = {key: astuple(share) for key, share in calibration.shares.items()}
     path = write(
         "calibrate_missing" if arguments.missing else "calibrate", rows, profile=vars_of(profile), shares=shares
@@ -348,8 +364,6 @@ def main() -> None:
         put = calibration
         if arguments.only:
             put = put_into(shipped(), calibration, arguments.only)
-        if arguments.missing:
-            put = completed(shipped(), calibration)
         (ROOT / "mbc" / "data" / ESTIMATES_FILE).write_text(text(put), encoding="utf-8")
     print(path.name)
 

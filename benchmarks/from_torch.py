@@ -49,7 +49,7 @@ from from_torch_steps import run as fifty_steps
 from record import RESULTS, Results, attempt, build_kernels, need_gpu, results, show, start
 
 from mbc.compiler import compile_plan
-from mbc.hardware.spec import device_specs
+from mbc.hardware.spec import find_spec
 from mbc.options import Options
 from mbc.pytorch.trainer import import_training
 from mbc.source import Source
@@ -198,12 +198,13 @@ def planned(asked: Asked, gpu: str, measured: Mapping[str, Any]) -> dict[str, An
     imported_s, stages = time.perf_counter() - began, Stages()
     options = Options(gpu, (("train.precision", "bf16"),))
     plan = compile_plan(Source(f"{network.name}.mbc", text), options, stages)
+    comparable = "mbc_ms" in measured and (measured["batch"], SIZE) == (asked.batch, asked.size)
     return {
         "batch": asked.batch, "predicted_ms": plan.predictions.train_us / 1e3,
         "arena_gib": plan.predictions.arena_bytes / 2**30, "measured_share": plan.predictions.measured_share,
         "import_s": imported_s, "plan_s": stages.planning_seconds, "operations": len(network.steps),
         "lines": text.count("\n"),
-        **({"over_measured": plan.predictions.train_us / 1e3 / measured["mbc_ms"]} if "mbc_ms" in measured else {}),
+        **({"over_measured": plan.predictions.train_us / 1e3 / measured["mbc_ms"]} if comparable else {}),
     }  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def measured_on(gpu: str) -> dict[str, dict[str, Any]]:
     """Rows that were measured on such a GPU, by name."""
     file = RESULTS / "from_torch_cuda.json"
     document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": []}
-    of_gpu = device_specs()[gpu].name
+    of_gpu = find_spec(gpu).name
     return {row["name"]: row for row in document["rows"] if row.get("gpu", document["gpu"]) == of_gpu}
 
 

@@ -47,7 +47,7 @@ def tuned(gpu: str) -> dict[str, Any]:
     )
     words = (
         "tune", "examples/resnet.mbc", *settings, "--memory", f"{BUDGET_BYTES}B", "--gpu", gpu, "--gpus", str(GPUS),
-        "--dry-run", "--json", "--state", str(ROOT / "build" / f"{NAME}.state"),
+        "--dry-run", "--json",
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-m", "mbc.cli", *words], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
@@ -93,16 +93,16 @@ def peers(steps: int) -> dict[str, dict[str, Any]]:
     """PyTorch's largest mini-batches and their images/s, by how it runs."""
     eager = child({"compiled": False, "batches": "climb", "steps": steps})
     print(eager)
-    found, fits, tried = {"eager": eager}, [eager["batch"]], [eager["batch"]]
+    found, fits, tried = {"eager": eager}, [eager["batch"]], [eager["batch"]]  # compiled is not tried below eager
     while fits == tried:  # compiled side by side, which is work of the host
         tried = [max(tried) + COMPILED_STEP * (1 + i) for i in range(COMPILED_AT_ONCE)]
         ask = [{"compiled": True, "batches": [one], "steps": 0, "limit": eager["limit"]} for one in tried]
         with ThreadPoolExecutor(COMPILED_AT_ONCE) as pool:
             fits = [one for one, told in zip(tried, pool.map(child, ask), strict=True) if told["batch"]] or fits
     largest = {"compiled": True, "batches": [max(fits)], "steps": steps, "limit": eager["limit"]}
-    found["compiled"] = child(largest)
-    print(found["compiled"])
-    return found
+    compiled = child(largest)
+    print(compiled)
+    return found | ({"compiled": compiled} if compiled["batch"] else {})
 
 
 def child(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,9 +107,9 @@ class _Tuning:
         options = with_batch(self._asked, part)
         more = (("train.accumulate", str(max(2, accumulate))), ("train.noise_scale", "true"))
         plan = self._plan(replace(options, settings=(*options.settings, *more)), f"batch {self._batch}", say)
+        self._data = open_data(arguments.data, inputs_of(plan.graph), "train")
         if arguments.target is not None:
             check_metric(arguments, plan.graph)
-        self._data = open_data(arguments.data, inputs_of(plan.graph), "train")
         rows = self._data.rows or arguments.rows
         if rows is None:
             raise MbcError(
@@ -193,7 +193,7 @@ class _Tuning:
     @property
     def _rows(self) -> int | None:
         """Of an epoch; None where there are no data."""
-        return self._arguments.rows if self._data is None else self._data.rows or self._arguments.rows
+        return None if self._data is None else self._data.rows or self._arguments.rows
 
     @property
     def _warm_up(self) -> float:

@@ -75,8 +75,9 @@ _MOST_SUMS_BYTES = 32 << 20
 _LEAST_SUMS_BYTES = 3 << 19  # small filters of large images split further: 1.5 MiB, but not above their own size
 _SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
 _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
-# Channels. On an H100 in bf16 what groups of 4 to 32 channels computed in a second was in proportion to their channels.
-_GROUP_TILE = 128
+# On an H100 in bf16 what groups of 4 to 32 channels computed in a second was in proportion to their channels, and would
+# be at 128 what a convolution without groups computes.
+_GROUP_TILE_CHANNELS = 128
 _COUNTED_BYTES = 512  # of a filter gradient, by one of the bytes that engines count finished parts of its sum with
 
 
@@ -229,7 +230,7 @@ def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) 
 def _filling(shapes: Shapes) -> float:
     """What tensor cores compute over what counts: narrow groups are blocks on the diagonal of a GEMM of whole tiles."""
     grouped = shapes.attributes.groups > 1 and not shapes.depthwise
-    return max(1.0, _GROUP_TILE / shapes.filter.shape[1]) if grouped else 1.0
+    return max(1.0, _GROUP_TILE_CHANNELS / shapes.filter.shape[1]) if grouped else 1.0
 
 
 def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, device: DeviceSpec, bare: bool) -> Effort:
@@ -238,7 +239,8 @@ def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, dev
     # Direct kernels, which are left where operands cannot be copied, use no tensor cores.
     direct = bare and variant not in ("straight", "strided")
     peak = device.fp32_tflops if direct else peak_tflops(device, precision)
-    filling = 1.0 if direct or precision is Precision.FP32 else _filling(shapes)
+    half = precision in (Precision.BF16, Precision.FP16)
+    filling = _filling(shapes) if half and not direct else 1.0
     share = busy(*shapes.product(number), device)
     moved_bytes = shapes.filter.size_bytes + shapes.result.size_bytes + shapes.touched_bytes(number)
     return Effort(

@@ -50,8 +50,11 @@ def train(
     history: list[Epoch] = []
     kept = job.resume
 
+    # An earlier epoch may have reached it, of whose weights nothing is left.
+    last = done.nearest if done.nearest is not None and done.nearest.epoch == done.epochs else None
+
     def is_reached() -> bool:
-        return target is not None and target.is_reached(done.nearest)
+        return target is not None and target.is_reached(last)
 
     while done.epochs < job.schedule.epochs and not is_reached():
         epoch = EpochRun(net, job, done, kept, on_step, on_interval)
@@ -65,8 +68,9 @@ def train(
         done = replace(done, epochs=done.epochs + 1, steps=finished.total_steps, running=None, interval=None)
         if job.schedule.kind == "plateau":
             done = replace(done, plateau=done.plateau.after(plateau.of(finished), plateau, job.schedule))
-        if target is not None:
-            done = replace(done, nearest=target.nearest(done.nearest, finished))
+        # Without a target nothing is known of how near this epoch is to one.
+        last = None if target is None else target.of(finished)
+        done = replace(done, nearest=None if target is None else target.nearest(done.nearest, finished))
         # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
         on_epoch(finished)
         best = Best(by.name, by.of(finished), finished.epoch)

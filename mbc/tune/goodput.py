@@ -80,8 +80,8 @@ def table(tried: Iterable[Tried], base: Base, noise_scale: float | None) -> Tabl
 
 
 def _whole(data_rows: int, rows: int) -> int:
-    """Rows of an epoch that fill steps."""
-    return data_rows // rows * rows
+    """Rows of an epoch that fill steps; of a step at least."""
+    return max(1, data_rows // rows) * rows
 
 
 def row_worth(noise_scale: float | None, base: Base, rows: int) -> float:

@@ -89,6 +89,12 @@ def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monk
     assert few.code == 1 and "error MBC266: --gpus 2 was asked for, but there is 1 here" in few.err
 
 
+def test_data_that_cannot_be_read_are_refused_with_a_target_too(mbc, data):
+    Path("torn.npz").write_bytes(b"no archive")
+    found = mbc("tune", *SMALL, "--data", "torn.npz", "--target", "loss=1")
+    assert (found.code, found.err.count("error MBC172")) == (1, 1)
+
+
 def test_refusals(mbc, data):
     def refused(*words: str) -> str:
         done = mbc("tune", *words)

@@ -210,3 +210,51 @@ def test_a_slower_gpu_takes_longer(request_: Request) -> None:
         return min(c.time_us for p in PROVIDERS for c in p.candidates(request_, device))
 
     assert best_us("h200") < best_us("a100-40") < best_us("rtx-3090")
+
+
+def grouped(groups: int, precision: Precision = Precision.BF16, stride: int = 1, kind: str = "convolution") -> Request:
+    a = Convolution((28, 28), (3, 3), (stride, stride), (1, 1, 1, 1), groups=groups)
+    image = TensorType((64, 256, 28, 28), precision.working)
+    weight = TensorType((256, 256 // groups, 3, 3), precision.working)
+    result = TensorType((64, 256, *a.output_size), precision.working)
+    inputs, output = ((image, weight), result) if kind == "convolution" else ((result, weight), image)
+    return Request(kind, a, inputs, (output,), precision)
+
+
+def efforts(request: Request, bare: bool = False) -> list[Effort]:
+    found = [effort for _, effort in CUDNN_CONVOLUTION.estimated(request, H200)]
+    return [effort for effort in found if effort.variant.startswith(WITHOUT_WORKSPACE) == bare]
+
+
+def test_narrow_groups_are_computed_as_whole_tiles():
+    """Of 8 and 32 channels a group has 4 times the operations, and takes as long on tensor cores."""
+    for groups, wider in ((32, 8), (64, 32)):
+        for one, other in zip(efforts(grouped(groups)), efforts(grouped(wider)), strict=True):
+            assert one.arithmetic_us == pytest.approx(other.arithmetic_us)
+    for where in ({"precision": Precision.FP32}, {"precision": Precision.TF32}):
+        for one, other in zip(efforts(grouped(32, **where)), efforts(grouped(8, **where)), strict=True):
+            assert 4 * one.arithmetic_us == pytest.approx(other.arithmetic_us)
+    for one, other in zip(efforts(grouped(2)), efforts(grouped(1)), strict=True):
+        assert 2 * one.arithmetic_us == pytest.approx(other.arithmetic_us), "as wide as a tile"
+
+
+def test_a_stride_makes_the_data_gradient_of_groups_slower():
+    kind = "convolution_backward_data"
+    assert {effort.variant for effort in efforts(grouped(32, stride=2, kind=kind))} == {"grouped strided"}
+    assert {effort.variant for effort in efforts(grouped(32, stride=2))} == {"grouped"}
+
+    def least_us(stride: int) -> float:
+        return min(calibration().estimate_us(effort) for effort in efforts(grouped(32, stride=stride, kind=kind)))
+
+    # Of a quarter of the results.
+    assert least_us(2) > least_us(1) / 2
+
+
+@pytest.mark.parametrize("kind", PASSES)
+@pytest.mark.parametrize("bare", [False, True])
+def test_no_convolution_is_estimated_faster_than_the_peak(kind: str, bare: bool):
+    request = convolution(512, channels=512, kind=kind)
+    shapes = shapes_of(request)
+    assert shapes is not None
+    least_us = shapes.operations / (H200.bf16_tflops * 1e6)
+    assert all(calibration().estimate_us(effort) > least_us for effort in efforts(request, bare))

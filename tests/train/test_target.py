@@ -87,6 +87,22 @@ def test_a_target_that_is_not_reached(regression, graph, rows, tmp_path):
         train(regression, more)
 
 
+def test_an_epoch_counts_whose_weights_are_there(regression, graph, rows, tmp_path):
+    """An earlier one that reached a target has been trained over, and a training without a target forgets it."""
+    file = tmp_path / "c"
+    job = Job(graph, ArrayData(rows), Schedule(0.1, 2), seed=7, checkpoint=file, target=("loss", 0.001))
+    with pytest.raises(TargetMissed):
+        train(regression, job)
+    earlier = dataclasses.replace(read_progress(file), nearest=Best("loss", 0.0005, 1))
+    save_checkpoint(regression, file, earlier)
+    more = dataclasses.replace(job, resume=file, schedule=Schedule(0.1, 3))
+    with pytest.raises(TargetMissed, match=r"after epoch 1, whose weights others have replaced\n") as caught:
+        train(regression, more)
+    assert len(caught.value.history) == 1
+    train(regression, dataclasses.replace(more, target=None, schedule=Schedule(0.1, 4)))
+    assert read_progress(file).nearest is None
+
+
 def test_a_checkpoint_that_knows_of_no_target(regression, graph, rows, tmp_path):
     file = tmp_path / "c"
     job = Job(graph, ArrayData(rows), Schedule(0.1, 2), seed=7, checkpoint=file)

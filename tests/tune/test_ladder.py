@@ -110,6 +110,7 @@ def test_epochs_of_the_same_worth():
     assert by_batch[256].epochs(10, base, 512) == 25, "an epoch has all rows at either batch"
     assert by_batch[256].epochs(10, base, 448) == 44, "and here 256 of the 448 that the base batch has"
     assert by_batch[16].epochs(10, base, 80) == 10
+    assert by_batch[256].epochs(10, base, 5) == 10, "data of fewer rows than a step"
 
 
 def test_rules():
