@@ -231,8 +231,8 @@ def test_narrow_groups_are_computed_as_whole_tiles():
     for groups, wider in ((32, 8), (64, 32)):
         for one, other in zip(efforts(grouped(groups)), efforts(grouped(wider)), strict=True):
             assert one.arithmetic_us == pytest.approx(other.arithmetic_us)
-    for where in ({"precision": Precision.FP32}, {"precision": Precision.TF32}):
-        for one, other in zip(efforts(grouped(32, **where)), efforts(grouped(8, **where)), strict=True):
+    for precision in (Precision.FP32, Precision.TF32):
+        for one, other in zip(efforts(grouped(32, precision)), efforts(grouped(8, precision)), strict=True):
             assert 4 * one.arithmetic_us == pytest.approx(other.arithmetic_us)
     for one, other in zip(efforts(grouped(2)), efforts(grouped(1)), strict=True):
         assert 2 * one.arithmetic_us == pytest.approx(other.arithmetic_us), "as wide as a tile"
