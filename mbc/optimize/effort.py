@@ -74,12 +74,21 @@ ANNEAL_MAX_ROUNDS = 8000
 ANNEAL_WORK = 60_000_000
 ANNEAL_MIN_ROUNDS = 2000
 ANNEAL_START_TOLERANCE = 0.002
-# CP-SAT (004): asked where the arena exceeds its lower bound by more than this factor, for so many blocks at most, of
-# those that are live while live bytes are at least this share of the bound, with so much deterministic time.
-EXACT_PLACEMENT_GAP = 1.005
-EXACT_PLACEMENT_MAX_BLOCKS = 60
-EXACT_PLACEMENT_TIGHT_SHARE = 0.6
-EXACT_PLACEMENT_DETERMINISTIC_TIME = 1.0
+# Skyline search (064): blocks tried at most, also times all blocks squared; limits asked for, each with half of what is
+# left, and the part for the lower bound where the budget is above it; blocks tried in the first restart, and how many
+# times more in each one after it.
+SKYLINE_SEARCH_NODES = 1_500_000
+SKYLINE_SEARCH_WORK = 160_000_000_000
+SKYLINE_SEARCH_LIMITS = 6
+SKYLINE_SEARCH_BOUND_DIVISOR = 8
+SKYLINE_SEARCH_RESTART_NODES = 300
+SKYLINE_SEARCH_RESTART_GROWTH = 1.02
+# Which blocks it tries first: ranks are lives to one of these powers in turn, times a random factor of up to so much,
+# times a factor where the block is flush with the lower wall of its gap; the area that is wasted counts so many times.
+SKYLINE_SEARCH_LIFE_EXPONENTS = (1.0, 0.0, 0.5)
+SKYLINE_SEARCH_PROMOTION = 3.0
+SKYLINE_SEARCH_FLUSH_PROMOTION = 4.0
+SKYLINE_SEARCH_WASTE_AVERSION = 100.0
 
 # --- remat: greedy ---
 

@@ -1,7 +1,8 @@
 """Give every block an offset: no two blocks that are live at the same launch may overlap.
 
 Greedy best-fit placement in several orders; then repeated skyline placement (`mbc.optimize.placement.skyline`); of few
-blocks the order is annealed, and CP-SAT is asked for an arena below that. The peak live bytes are the lower bound.
+blocks the order is annealed. Where that exceeds the memory that is available though the lower bound, the peak live
+bytes, does not, the placement is searched (`mbc.optimize.placement.skyline_search`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from mbc.optimize import effort
 from mbc.optimize.placement.skyline import fill_up
-from mbc.optimize.schedule.liveness import Block, live_bytes, peak_bytes
-from mbc.plan.model import ALIGNMENT_BYTES
+from mbc.optimize.placement.skyline_search import search
+from mbc.optimize.schedule.liveness import Block, peak_bytes
 
 HIGHEST_BYTES = np.iinfo(np.int64).max
 
@@ -32,7 +33,8 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True) -> tuple[list[int], int]:
     """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
 
-    `enough_bytes`: a height that needs no improvement. Not `thorough`: one quick pass.
+    `enough_bytes`: a height that needs no improvement, and that is worth a search where the blocks may fit it. Not
+    `thorough`: one quick pass.
     """
     if not blocks:
         return [], 0
@@ -54,7 +56,10 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
             best, height, best_order = offsets, reached, order
     if not thorough or height <= good:
         return best, height
-    return _improved(blocks, best, height, best_order, bound, good)
+    best, height = _improved(blocks, best, height, best_order, bound, good)
+    if bound <= enough_bytes < height and height > good:
+        return _searched(blocks, bound, good, height) or (best, height)
+    return best, height
 
 
 def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
@@ -83,8 +88,8 @@ def place_around(
 def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Improve the placement of the large blocks: by the skyline heuristic, by annealing the order of few, and by
-    CP-SAT; smaller blocks then fill the gaps."""
+    """Improve the placement of the large blocks: by the skyline heuristic, and by annealing the order of few; smaller
+    blocks then fill the gaps."""
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
         return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
@@ -101,19 +106,31 @@ def _improved(
         start, reached = _lowest_first(chosen, range(len(chosen)))
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
         offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
-    if height > max(bound * effort.EXACT_PLACEMENT_GAP, good):
-        tight = _alive_when_full(blocks, int(effort.EXACT_PLACEMENT_TIGHT_SHARE * bound), range(len(blocks)))
-        by_size = sorted(tight, key=lambda i: (-blocks[i].size_bytes, i))[: effort.EXACT_PLACEMENT_MAX_BLOCKS]
-        found = _exact([blocks[i] for i in by_size], bound, height - 1, effort.EXACT_PLACEMENT_DETERMINISTIC_TIME)
-        if found is not None:
-            offsets, height = min((offsets, height), filled(by_size, found), key=lambda found: found[1])
     return offsets, height
 
 
-def _alive_when_full(blocks: Sequence[Block], full_bytes: int, among: Sequence[int]) -> list[int]:
-    """The blocks that are live when so many bytes are; those that are live at other times only are placed easily."""
-    live = np.array(live_bytes(blocks, max(block.stop for block in blocks)))
-    return [i for i in among if live[blocks[i].start : blocks[i].stop].max() >= full_bytes]
+def _searched(blocks: Sequence[Block], bound: int, good: int, height: int) -> tuple[list[int], int] | None:
+    """Offsets within `good` by the skyline search, else as low below `height` as it finds them; None: no lower.
+
+    The lower bound itself is tried for a short time, since least may be wasted there and dead ends are seen soonest.
+    Half of the effort is for `good`, half of the rest for the height between that and the lowest found, and so on.
+    """
+    nodes = min(effort.SKYLINE_SEARCH_NODES, effort.SKYLINE_SEARCH_WORK // len(blocks) ** 2)
+    found: tuple[list[int], int] | None = None
+    failed, limit = good, bound
+    for _ in range(effort.SKYLINE_SEARCH_LIMITS):
+        most_nodes = nodes // (2 if limit >= good else effort.SKYLINE_SEARCH_BOUND_DIVISOR)
+        offsets = search(blocks, limit, most_nodes)
+        nodes -= most_nodes
+        if offsets is not None:
+            height = max(offset + block.size_bytes for offset, block in zip(offsets, blocks, strict=True))
+            found = offsets, height
+            if height <= good:
+                break
+        elif limit >= good:
+            failed = limit
+        limit = good if limit < good else (failed + height) // 2
+    return found
 
 
 def _greedy(
@@ -207,37 +224,3 @@ def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[i
         insort(placed, (offset, offset + size_bytes, start, stop))
         reached = max(reached, offset + size_bytes)
     return offsets, reached
-
-
-def _exact(blocks: Sequence[Block], bound: int, height: int, effort: float) -> list[int] | None:
-    """CP-SAT: offsets as low as is found, at most up to a height, or None. One worker, a deterministic limit: same
-    input, same answer."""
-    from ortools.sat.python import cp_model  # heavy, and only needed here
-
-    unit = ALIGNMENT_BYTES
-    model = cp_model.CpModel()
-    limit = height // unit
-    starts: list[cp_model.IntVar] = []
-    times: list[cp_model.IntervalVar] = []
-    places: list[cp_model.IntervalVar] = []
-    for i, block in enumerate(blocks):
-        size = block.size_bytes // unit
-        if size > limit:
-            return None
-        offset = model.new_int_var(0, limit - size, f"offset{i}")
-        starts.append(offset)
-        times.append(model.new_fixed_size_interval_var(block.start, block.stop - block.start, f"time{i}"))
-        places.append(model.new_fixed_size_interval_var(offset, size, f"place{i}"))
-    model.add_no_overlap_2d(times, places)
-    top = model.new_int_var(-(-bound // unit), limit, "top")
-    for offset, block in zip(starts, blocks, strict=True):
-        model.add(offset + block.size_bytes // unit <= top)
-    model.minimize(top)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = effort
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None
-    return [solver.value(offset) * unit for offset in starts]

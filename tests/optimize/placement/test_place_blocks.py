@@ -1,39 +1,16 @@
 """Placement: never an overlap, never under the bound, and the optimum where brute force can tell."""
 
-import random
-from itertools import permutations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mbc.optimize.placement.place_blocks
+from mbc.optimize import effort
 from mbc.optimize.placement.place_blocks import fit_within, place, place_around
 from mbc.optimize.placement.skyline import fill_up
+from mbc.optimize.placement.skyline_search import search
 from mbc.optimize.schedule.liveness import Block, peak_bytes
-
-UNIT = 256
-
-
-@st.composite
-def block_lists(draw: st.DrawFn, most: int) -> list[Block]:
-    count = draw(st.integers(0, most))
-    result = []
-    for i in range(count):
-        start = draw(st.integers(0, 12))
-        stop = start + draw(st.integers(1, 8))
-        result.append(Block((i,), UNIT * draw(st.integers(1, 9)), start, stop))
-    return result
-
-
-def overlaps(blocks: list[Block], offsets: list[int]) -> bool:
-    for i, a in enumerate(blocks):
-        for j, b in enumerate(blocks[:i]):
-            at_once = a.start < b.stop and b.start < a.stop
-            apart = offsets[i] + a.size_bytes <= offsets[j] or offsets[j] + b.size_bytes <= offsets[i]
-            if at_once and not apart:
-                return True
-    return False
+from tests.optimize.placement.drawn_blocks import UNIT, block_lists, jigsaw, lowest_height, overlaps
 
 
 @given(block_lists(30))
@@ -67,28 +44,6 @@ def test_known_places_are_kept(blocks: list[Block], count: int) -> None:
     assert height == max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
 
 
-def lowest_height(blocks: list[Block]) -> int:
-    """Every order, each block at the lowest free place: some order gives the optimum."""
-    best = sum(b.size_bytes for b in blocks)
-    for order in permutations(range(len(blocks))):
-        offsets: dict[int, int] = {}
-        for i in order:
-            block = blocks[i]
-            taken = sorted(
-                (offsets[j], offsets[j] + blocks[j].size_bytes)
-                for j in offsets
-                if block.start < blocks[j].stop and blocks[j].start < block.stop
-            )
-            at = 0
-            for low, high in taken:
-                if low - at >= block.size_bytes:
-                    break
-                at = max(at, high)
-            offsets[i] = at
-        best = min(best, max(offsets[i] + blocks[i].size_bytes for i in offsets))
-    return best
-
-
 @given(block_lists(6))
 @settings(max_examples=60)
 def test_placement_of_few_blocks_is_optimal(blocks: list[Block]) -> None:
@@ -111,31 +66,16 @@ def test_peak_is_the_most_alive_at_any_launch(blocks: list[Block]) -> None:
     assert peak_bytes(blocks)[0] == naive
 
 
-def cut(rng: random.Random, low: int, high: int, start: int, stop: int, count: int) -> list[tuple[int, int, int, int]]:
-    """A rectangle cut into `count` at most, which therefore fit it without a gap."""
-    if count > 1 and rng.random() < 0.5 and high - low >= 8:
-        middle = rng.randrange(low + 2, high - 1)
-        parts = (low, middle, start, stop), (middle, high, start, stop)
-    elif count > 1 and stop - start >= 4:
-        middle = rng.randrange(start + 1, stop)
-        parts = (low, high, start, middle), (low, high, middle, stop)
-    else:
-        return [(low, high, start, stop)]
-    first = rng.randrange(1, count)
-    return cut(rng, *parts[0], first) + cut(rng, *parts[1], count - first)
-
-
-def jigsaw(count: int, seed: int = 2) -> list[Block]:
-    parts = cut(random.Random(seed), 0, 2000, 0, 400, count)
-    blocks = [Block((i,), UNIT * (high - low), start, stop) for i, (low, high, start, stop) in enumerate(parts)]
-    return sorted(blocks, key=lambda block: block.start)
-
-
 def nothing(blocks: list[Block], good: int) -> list[list[int]]:
     return []
 
 
+def never(blocks: list[Block], limit_bytes: int, most_nodes: int) -> None:
+    """Finds nothing."""
+
+
 def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", never)
     blocks = jigsaw(400)
     bound = peak_bytes(blocks)[0]
     offsets, height = place(blocks, int(1.02 * bound))
@@ -159,3 +99,43 @@ def test_rounds_get_lower() -> None:
     heights = [max(o + b.size_bytes for o, b in zip(found, blocks, strict=True)) for found in fill_up(blocks, 0)]
     assert len(heights) > 2, "the first round is the best: what is too high does not come earlier"
     assert heights == sorted(heights, reverse=True)
+
+
+def test_a_budget_that_heuristics_exceed_is_searched_for() -> None:
+    blocks = jigsaw(400)
+    bound = peak_bytes(blocks)[0]
+    offsets, height = place(blocks, bound)
+    assert height == bound
+    assert not overlaps(blocks, offsets)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.99, 1.1])  # none, less than any placement, more than heuristics need
+def test_nothing_is_searched_without_a_budget_that_it_can_help(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(blocks: list[Block], limit_bytes: int, most_nodes: int) -> None:
+        pytest.fail(f"searched within {limit_bytes}")
+
+    monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", asked)
+    blocks = jigsaw(400)
+    bound = peak_bytes(blocks)[0]
+    _, height = place(blocks, int(budget * bound))
+    assert bound < height < 1.1 * bound
+
+
+def test_the_search_lowers_what_it_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = jigsaw(400)
+    bound = peak_bytes(blocks)[0]
+    _, heuristic = place(blocks)
+    lowest = (3 * bound + heuristic) // 4
+    limits: list[int] = []
+
+    def from_lowest(blocks: list[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
+        limits.append(limit_bytes)
+        found = search(blocks, bound, most_nodes) or []
+        return [offset + limit_bytes - bound for offset in found] if limit_bytes >= lowest else None
+
+    monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", from_lowest)
+    offsets, height = place(blocks, int(1.002 * bound))
+    assert limits[:2] == [bound, int(1.002 * bound)], "the lower bound first, then the budget"
+    assert len(limits) == effort.SKYLINE_SEARCH_LIMITS
+    assert lowest <= height < lowest + (heuristic - bound) / 8, "halved three times"
+    assert not overlaps(blocks, offsets)
