@@ -72,56 +72,55 @@ def data_of(plan: Plan, folder: Path, part: str) -> Data:
     return open_data(str(folder / f"{part}.npz"), inputs_of(plan.graph), part)
 
 
+def steps_trained(
+    net: Module, plan: Plan, data: Data, schedule: Schedule, seed: int, epochs: int
+) -> Iterator[tuple[float, int, float]]:
+    """After each step of a training: the epochs behind it, its number within the epoch, from 1, and its loss."""
+    inputs, share = inputs_of(plan.graph), step_share_of(plan.graph, 0)
+    assert data.rows is not None
+    steps = data.rows // plan.graph.batch
+    for epoch in range(epochs):
+        for step, part in enumerate(part for part in data.shuffled(share, seed, epoch) if part.whole):
+            loss = net.step(*converted(part.arrays, inputs), lr=schedule.at(epoch + step / steps, 1 / steps))
+            yield epoch + (step + 1) / steps, step + 1, float(loss)
+
+
+def tested(task: Task, net: Module, plan: Plan, test: Data) -> float:
+    told = evaluate_on(net, plan.graph, test)
+    value = told.accuracy if task.metric == "accuracy" else told.metrics[task.metric]
+    assert value is not None
+    return value
+
+
 def trained(task: Task, folder: Path, batch: int, rate: float, seed: int, most_epochs: int) -> dict[str, Any]:
     """Epochs to the target, in tenths; None where it is not reached. `cost_s` is of what was trained, as planned."""
     plan = plan_of(task, batch)
     data, test, target = data_of(plan, folder, "train"), data_of(plan, folder, "test"), target_of(task, folder)
-    inputs, share = inputs_of(plan.graph), step_share_of(plan.graph, 0)
     schedule = Schedule(rate, most_epochs, warmup_epochs=WARM_UP_SHARE * task.epochs)
     assert data.rows is not None
-    steps = data.rows // batch
+    steps, epoch_s = data.rows // batch, data.rows / images_per_s(task, batch)
     tests_after = {round(steps * part / PARTS_OF_AN_EPOCH) for part in range(1, PARTS_OF_AN_EPOCH + 1)}
-    done = best = None
+    best = None
     with Module(plan, seed=seed, device="cpu", shadow=False) as net:
-        for epoch in range(most_epochs):
-            parts = (part for part in data.shuffled(share, seed, epoch) if part.whole)
-            for step, part in enumerate(parts):
-                loss = net.step(*converted(part.arrays, inputs), lr=schedule.at(epoch + step / steps, 1 / steps))
-                if not np.isfinite(float(loss)):
-                    cost_s = (epoch + step / steps) * data.rows / images_per_s(task, batch)
-                    return {"epochs": None, "best": best, "cost_s": cost_s}
-                if step + 1 in tests_after:
-                    told = evaluate_on(net, plan.graph, test)
-                    value = told.accuracy if task.metric == "accuracy" else told.metrics[task.metric]
-                    assert value is not None
-                    best = value if best is None else (max if task.rises else min)(best, value)
-                    if (value >= target) if task.rises else (value <= target):
-                        done = epoch + (step + 1) / steps
-                        break
-            if done is not None:
-                break
-    return {
-        "epochs": done,
-        "best": best,
-        "seconds": None if done is None else done * data.rows / images_per_s(task, batch),
-        "cost_s": (done or most_epochs) * data.rows / images_per_s(task, batch),
-    }
+        for epochs, step, loss in steps_trained(net, plan, data, schedule, seed, most_epochs):
+            if not math.isfinite(loss):
+                return {"epochs": None, "best": best, "cost_s": (epochs - 1 / steps) * epoch_s}
+            if step in tests_after:
+                value = tested(task, net, plan, test)
+                best = value if best is None else (max if task.rises else min)(best, value)
+                if (value >= target) if task.rises else (value <= target):
+                    return {"epochs": epochs, "best": best, "seconds": epochs * epoch_s, "cost_s": epochs * epoch_s}
+    return {"epochs": None, "best": best, "seconds": None, "cost_s": most_epochs * epoch_s}
 
 
 def value_after(task: Task, folder: Path, batch: int, rate: float, epochs: int, seed: int) -> dict[str, Any]:
     """The metric on test data after so many epochs."""
     plan = plan_of(task, batch)
-    data, inputs, share = data_of(plan, folder, "train"), inputs_of(plan.graph), step_share_of(plan.graph, 0)
-    schedule = Schedule(rate, epochs, "cosine", WARM_UP_SHARE * task.epochs)
-    assert data.rows is not None
-    steps = data.rows // batch
+    data, schedule = data_of(plan, folder, "train"), Schedule(rate, epochs, "cosine", WARM_UP_SHARE * task.epochs)
     with Module(plan, seed=seed, device="cpu", shadow=False) as net:
-        for epoch in range(epochs):
-            parts = (part for part in data.shuffled(share, seed, epoch) if part.whole)
-            for step, part in enumerate(parts):
-                net.step(*converted(part.arrays, inputs), lr=schedule.at(epoch + step / steps, 1 / steps))
-        told = evaluate_on(net, plan.graph, data_of(plan, folder, "test"))
-        return {"value": told.accuracy if task.metric == "accuracy" else told.metrics[task.metric]}
+        for _ in steps_trained(net, plan, data, schedule, seed, epochs):
+            pass
+        return {"value": tested(task, net, plan, data_of(plan, folder, "test"))}
 
 
 def tuned(task: Task, folder: Path, seed: int) -> dict[str, Any]:

@@ -283,7 +283,7 @@ def _is_finished(prepared: _Prepared) -> bool:
 
 def _report(prepared: _Prepared, job: Job, history: tuple[Epoch, ...], net: Module, reached: bool) -> None:
     """`reached`: the target, if there is one."""
-    target = job.aim()
+    target = job.resolved_target()
     arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
     record = None if prepared.record is None else prepared.record.written
     page = None if prepared.page is None else prepared.page.write(net.plan, None if record is None else record[1])

@@ -52,7 +52,7 @@ def epochs_to_target(
     schedule = Schedule(rate, arguments.epochs, SCHEDULE, warmup_epochs)
     data, test = open_data_and_test(arguments.data, arguments.test, inputs_of(plan.graph))
     job = Job(plan.graph, data, schedule, test, arguments.seed, target=arguments.target)
-    target = job.aim()
+    target = job.resolved_target()
     assert target is not None
     with busy(f"training to {target.by.name} {target.value:g}") as at:
 

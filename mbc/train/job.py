@@ -107,6 +107,6 @@ class Job:
         """MBC237 where it is not known."""
         return criterion_for(wanted, self.graph, self.test is not None)
 
-    def aim(self) -> Target | None:
+    def resolved_target(self) -> Target | None:
         """The target, if there is one. MBC237 where its metric is not known."""
         return None if self.target is None else target_for(self.target, self.graph, self.test is not None)

@@ -42,7 +42,7 @@ def train(
     for file in (job.checkpoint, job.best, job.ema):
         if file is not None:
             check_writable(file)
-    plateau, by, target = job.criterion(job.schedule.metric), job.criterion(job.best_metric), job.aim()
+    plateau, by, target = job.criterion(job.schedule.metric), job.criterion(job.best_metric), job.resolved_target()
     done = Progress(epochs=0, steps=0, seed=job.seed, batch=job.share.batch)
     if job.resume is not None:
         done = load_checkpoint(net, job.resume)
