@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
-from mbc.kernels.cudnn_convolution import shapes_of
+from mbc.kernels.convolution_shapes import shapes_of
 from mbc.options import Options, Policy
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise

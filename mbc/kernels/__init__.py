@@ -2,8 +2,10 @@
 
 * `base`: the interface of providers: requests, candidates, acceptance
 * `calibration`: estimated times: a roofline fitted to a measured GPU
+* `convolution_shapes`: convolutions as libraries see them
 * `cudnn`: the provider `cudnn`: the graph API
 * `cudnn_convolution`: its convolutions
+* `cudnn_estimates`: what these should take where nobody measured them
 * `cudnn_statistics`: its convolutions with batch statistics in the epilogue
 * `statistics`: launches with batch statistics in the epilogue, of any provider
 * `cudnn_legacy`: the provider of cuDNN's legacy API: FFT and Winograd

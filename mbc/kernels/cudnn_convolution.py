@@ -8,9 +8,9 @@ admitted engine needed no workspace. What the planned bytes decide is how fast a
 candidates a layout:
 
   bare   no workspace: often a direct kernel without tensor cores. Filter gradients of fp32 operands get what engines
-         that split the sum count their parts with (`_counters_bytes`): in strict fp32 with channels first there is
+         that split the sum count their parts with (`cudnn_estimates`): in strict fp32 with channels first there is
          without it a direct kernel alone in 136 of 140 cases, some 0.1 to 1 TFLOP/s where others do 20
-  lean   room for partial sums (`_sums_bytes`), where engines work on the operands as they lie: channels first in strict
+  lean   room for partial sums (`sums_bytes`), where engines work on the operands as they lie: channels first in strict
          fp32 (filter gradients channels last), channels last on aligned channels for tensor cores
   full   elsewhere: besides, copies of operands in the other layout or with channels padded to what loads want
 
@@ -23,17 +23,24 @@ engine writes fp32 from them. The workspace of such a candidate, measured or not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
-from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
-from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
-from mbc.ops.convolution import Convolution, read_share
-
-PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
+from mbc.kernels.calibration import Effort, estimate_us
+from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
+from mbc.kernels.cudnn_estimates import (
+    ALIGNMENT_BYTES,
+    copies_bytes,
+    effort_of,
+    is_natural,
+    least_bytes,
+    padded,
+    sums_bytes,
+    widened_bytes,
+)
 
 # The integers of a launch, in order; pairs (type, value) of knobs follow. As `ConvolutionRow` of
 # templates/host/convolution.cpp.
@@ -70,186 +77,10 @@ ROW_FIELDS = (
 HEURISTIC_ENGINE = -1
 _LAYOUTS = {code: layout for layout, code in LAYOUT_CODES.items()}
 
-ALIGNMENT_BYTES = 256
-_MOST_SUMS_BYTES = 32 << 20
-_LEAST_SUMS_BYTES = 3 << 19  # small filters of large images split further: 1.5 MiB, but not above their own size
-_SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
-_SLACK_BYTES = 4096  # pointers, counters and alignment of parts
-# On an H100 in bf16 what groups of 4 to 32 channels computed in a second was in proportion to their channels, and would
-# be at 128 what a convolution without groups computes.
-_GROUP_TILE_CHANNELS = 128
-_COUNTED_BYTES = 512  # of a filter gradient, by one of the bytes that engines count finished parts of its sum with
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """One convolution as cuDNN sees it, whatever the pass: image, filter, result."""
-
-    image: TensorType
-    filter: TensorType
-    result: TensorType
-    attributes: Convolution
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions of one pass."""
-        return 2 * self.result.elements * math.prod(self.filter.shape[1:])
-
-    @property
-    def depthwise(self) -> bool:
-        return self.attributes.groups > 1 and self.filter.shape[1] == 1
-
-    @property
-    def is_product(self) -> bool:
-        """Whether the convolution is one GEMM over the pixels as they lie."""
-        a = self.attributes
-        return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
-
-    def product(self, number: int) -> tuple[int, int, int]:
-        """M, N and K of the implicit GEMM of a pass."""
-        filters, *terms = self.filter.shape
-        if number == 0:
-            return self.result.elements // filters, filters, math.prod(terms)
-        if number == 2:
-            return filters, math.prod(terms), self.result.elements // filters
-        a = self.attributes
-        # With a stride each pixel of the image takes part in some positions of the filter only.
-        positions = max(1, math.prod(a.kernel) // math.prod(a.stride))
-        return self.image.elements // self.image.shape[1], self.image.shape[1], filters // a.groups * positions
-
-    def touched_bytes(self, number: int) -> int:
-        """Of the image: what is read of it, but a data gradient writes zeros where nothing comes from."""
-        size_bytes = self.image.size_bytes
-        return size_bytes if number == 1 else round(size_bytes * read_share(self.attributes))
-
-
-def shapes_of(request: Request) -> Shapes | None:
-    """None where the request is not a convolution of images."""
-    number = PASSES.get(request.kind)
-    if number is None or not isinstance(request.attributes, Convolution):
-        return None
-    operands = (*request.inputs, *request.outputs)
-    if len(operands) != 3 or any(len(t.shape) != 4 for t in operands):
-        return None
-    order = {0: (0, 1, 2), 1: (2, 1, 0), 2: (0, 2, 1)}[number]
-    image, filter_, result = (operands[i] for i in order)
-    return Shapes(image, filter_, result, request.attributes)
-
-
-def padded(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
 
 def _math(precision: Precision) -> int:
     """As `Math` of convolution.cpp: 0 admits no tensor cores."""
     return 0 if precision is Precision.FP32 else 1
-
-
-def _channel_multiple(precision: Precision) -> int:
-    """Channels of which 16-byte loads of the operands take whole numbers; strict engines load one by one."""
-    return {Precision.FP32: 1, Precision.TF32: 4}.get(precision, 8)
-
-
-def widened_bytes(filter_: TensorType, working: DType) -> int:
-    """Workspace that a filter gradient takes in the type of its operands, 0 where that is fp32 already."""
-    if working not in (DType.BF16, DType.FP16):
-        return 0
-    return padded(filter_.elements * working.size_bytes, ALIGNMENT_BYTES)
-
-
-def _counters_bytes(filter_: TensorType, working: DType) -> int:
-    """What it takes to count the parts of a filter gradient; engines for bf16 and fp16 do with none."""
-    return filter_.size_bytes // _COUNTED_BYTES + ALIGNMENT_BYTES if working is DType.FP32 else 0
-
-
-def least_bytes(filter_: TensorType, working: DType) -> int:
-    """Workspace of a filter gradient that gets none to be fast with."""
-    return padded(widened_bytes(filter_, working) + _counters_bytes(filter_, working), ALIGNMENT_BYTES)
-
-
-def _sums_bytes(shapes: Shapes, number: int) -> int:
-    working = shapes.image.dtype
-    sums = _SUMS_PER_PASS[number] * (shapes.filter.elements * working.size_bytes + 512)
-    if number == 2:
-        sums = max(sums, min(_LEAST_SUMS_BYTES, (shapes.image.size_bytes + shapes.result.size_bytes) // 8))
-    widened = widened_bytes(shapes.filter, working) if number == 2 else 0
-    return widened + min(sums, _MOST_SUMS_BYTES) + _SLACK_BYTES
-
-
-def _copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
-    """Copies of the operands as engines want them: all of them, or, where half-precision operands lie right but for
-    their alignment, those whose channels are not aligned."""
-    multiple, groups, size = _channel_multiple(precision), shapes.attributes.groups, shapes.image.dtype.size_bytes
-    rows, channels, height, width = shapes.image.shape
-    filters, per_group, kernel_height, kernel_width = shapes.filter.shape
-    out_height, out_width = shapes.result.shape[2:]
-    wide, deep = padded(per_group, multiple), padded(filters // groups, multiple)
-    image = rows * wide * groups * height * width
-    filter_ = deep * groups * wide * kernel_height * kernel_width
-    result = rows * deep * groups * out_height * out_width
-    if layout is Layout.CHANNELS_LAST and precision in (Precision.BF16, Precision.FP16) and groups == 1:
-        top, bottom, left, right = shapes.attributes.pad
-        if top == bottom and left == right:
-            image *= wide != channels
-            result *= deep != filters
-    return (image + filter_ + result) * size + 3 * 512
-
-
-def _natural(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> bool:
-    """Whether the engines of this precision work on the operands as they lie."""
-    if shapes.depthwise:
-        return layout is Layout.CHANNELS_LAST or (precision is Precision.FP32 and number != 2)
-    top, bottom, left, right = shapes.attributes.pad
-    if shapes.attributes.groups > 1 or top != bottom or left != right:
-        return False
-    if precision is Precision.FP32:
-        return (layout is Layout.CHANNELS_LAST) == (number == 2)
-    multiple = _channel_multiple(precision)
-    aligned = shapes.filter.shape[0] % multiple == 0 and shapes.filter.shape[1] % multiple == 0
-    return layout is Layout.CHANNELS_LAST and aligned
-
-
-def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> str:
-    """How engines come at the operands: what estimates have in common."""
-    strided = number == 1 and shapes.attributes.stride != (1, 1)
-    if shapes.depthwise or shapes.attributes.groups > 1:
-        return "depthwise" if shapes.depthwise else "grouped strided" if strided else "grouped"
-    multiple = _channel_multiple(precision)
-    if any(channels % multiple for channels in shapes.filter.shape[:2]):
-        return "unaligned"
-    # A GEMM either way: rows of pixels can be loaded where rows of channels are not.
-    product = shapes.is_product and precision is not Precision.FP32
-    if product and math.prod(shapes.image.shape[2:]) % multiple == 0:
-        return "straight"
-    if not _natural(shapes, number, layout, precision):
-        return "converted"
-    # The data gradient of a strided convolution is as many small ones as a window of strides has pixels.
-    return "strided" if strided else "straight"
-
-
-def _filling(shapes: Shapes) -> float:
-    """What tensor cores compute over what counts: narrow groups are blocks on the diagonal of a GEMM of whole tiles."""
-    grouped = shapes.attributes.groups > 1 and not shapes.depthwise
-    return max(1.0, _GROUP_TILE_CHANNELS / shapes.filter.shape[1]) if grouped else 1.0
-
-
-def _effort(shapes: Shapes, kind: str, layout: Layout, precision: Precision, device: DeviceSpec, bare: bool) -> Effort:
-    number = PASSES[kind]
-    variant = _variant(shapes, number, layout, precision)
-    # Direct kernels, which are left where operands cannot be copied, use no tensor cores.
-    direct = bare and variant not in ("straight", "strided")
-    peak = device.fp32_tflops if direct else peak_tflops(device, precision)
-    half = precision in (Precision.BF16, Precision.FP16)
-    filling = _filling(shapes) if half and not direct else 1.0
-    share = busy(*shapes.product(number), device)
-    moved_bytes = shapes.filter.size_bytes + shapes.result.size_bytes + shapes.touched_bytes(number)
-    return Effort(
-        group("cudnn", kind, precision),
-        f"{WITHOUT_WORKSPACE} {variant}" if bare else variant,
-        device.launch_us,
-        shapes.operations * filling / (peak * 1e6 * share),
-        moved_bytes / (device.copy_gb_s * 1e3),
-    )
 
 
 @dataclass(frozen=True)
@@ -272,11 +103,11 @@ class CudnnConvolution:
         number = PASSES[request.kind]
         bare_bytes = least_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
         for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
-            full_bytes = _sums_bytes(shapes, number)
-            if not _natural(shapes, number, layout, request.precision):
-                full_bytes += _copies_bytes(shapes, request.precision, layout)
+            full_bytes = sums_bytes(shapes, number)
+            if not is_natural(shapes, number, layout, request.precision):
+                full_bytes += copies_bytes(shapes, request.precision, layout)
             for workspace_bytes, bare in ((bare_bytes, True), (full_bytes, False)):
-                effort = _effort(shapes, request.kind, layout, request.precision, device, bare)
+                effort = effort_of(shapes, request.kind, layout, request.precision, device, bare)
                 yield self._candidate(request, layout, workspace_bytes, effort), effort
 
     def _candidate(self, request: Request, layout: Layout, workspace_bytes: int, effort: Effort) -> Candidate:

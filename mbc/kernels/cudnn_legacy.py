@@ -17,14 +17,9 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
-from mbc.kernels.cudnn_convolution import (
-    PASSES,
-    Shapes,
-    library_workspace,
-    shapes_of,
-    type_refusal,
-    widened_bytes,
-)
+from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
+from mbc.kernels.cudnn_convolution import library_workspace, type_refusal
+from mbc.kernels.cudnn_estimates import widened_bytes
 
 # Names of the algorithms of each pass at the place of their number, as the header has them.
 ALGORITHMS = {

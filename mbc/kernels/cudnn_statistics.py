@@ -20,21 +20,18 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import (
-    ALIGNMENT_BYTES,
     CUDNN_CONVOLUTION,
     HEURISTIC_ENGINE,
-    PASSES,
-    Shapes,
     engine_layouts,
     engine_refusal,
     library_workspace,
-    padded,
     row,
-    shapes_of,
     type_refusal,
 )
+from mbc.kernels.cudnn_estimates import ALIGNMENT_BYTES, padded
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
 

@@ -12,7 +12,7 @@ from mbc.kernels import LISTED_BY_CUDNN, PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn import CUDNN
-from mbc.kernels.cudnn_convolution import widened_bytes
+from mbc.kernels.cudnn_estimates import widened_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.cudnn_engines import ENGINE_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal

@@ -23,8 +23,9 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.convolution_shapes import PASSES
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, PASSES
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.measure.cudnn_legacy import legacy_candidates
 from mbc.measure.cudnn_library import Library
 from mbc.ops import KINDS

@@ -27,9 +27,10 @@ from mbc.kernels.calibration import (
     shares_of,
     unfitted,
 )
+from mbc.kernels.convolution_shapes import PASSES, shapes_of
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import OWN
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, PASSES, shapes_of
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear

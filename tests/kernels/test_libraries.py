@@ -8,7 +8,8 @@ from mbc.hardware.spec import device_specs, find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, least_bytes
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 

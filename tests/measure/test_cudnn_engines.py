@@ -14,7 +14,7 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn import CUDNN
-from mbc.kernels.cudnn_convolution import least_bytes
+from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.measure.cudnn_constants import Constant
 from mbc.measure.cudnn_engines import ConvolutionGraph, Device, refusal, strides

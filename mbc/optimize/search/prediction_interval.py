@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
-from mbc.kernels.cudnn_convolution import least_bytes
+from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.optimize.candidates.scaled_times import LargerSizes
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import simulate

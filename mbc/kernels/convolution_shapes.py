@@ -1,0 +1,67 @@
+"""The shapes of a convolution as libraries see it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mbc.ir.types import TensorType
+from mbc.kernels.base import Request
+from mbc.ops.convolution import Convolution, read_share
+
+PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """One convolution as cuDNN sees it, whatever the pass: image, filter, result."""
+
+    image: TensorType
+    filter: TensorType
+    result: TensorType
+    attributes: Convolution
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of one pass."""
+        return 2 * self.result.elements * math.prod(self.filter.shape[1:])
+
+    @property
+    def depthwise(self) -> bool:
+        return self.attributes.groups > 1 and self.filter.shape[1] == 1
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the convolution is one GEMM over the pixels as they lie."""
+        a = self.attributes
+        return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
+
+    def product(self, number: int) -> tuple[int, int, int]:
+        """M, N and K of the implicit GEMM of a pass."""
+        filters, *terms = self.filter.shape
+        if number == 0:
+            return self.result.elements // filters, filters, math.prod(terms)
+        if number == 2:
+            return filters, math.prod(terms), self.result.elements // filters
+        a = self.attributes
+        # With a stride each pixel of the image takes part in some positions of the filter only.
+        positions = max(1, math.prod(a.kernel) // math.prod(a.stride))
+        return self.image.elements // self.image.shape[1], self.image.shape[1], filters // a.groups * positions
+
+    def touched_bytes(self, number: int) -> int:
+        """Of the image: what is read of it, but a data gradient writes zeros where nothing comes from."""
+        size_bytes = self.image.size_bytes
+        return size_bytes if number == 1 else round(size_bytes * read_share(self.attributes))
+
+
+def shapes_of(request: Request) -> Shapes | None:
+    """None where the request is not a convolution of images."""
+    number = PASSES.get(request.kind)
+    if number is None or not isinstance(request.attributes, Convolution):
+        return None
+    operands = (*request.inputs, *request.outputs)
+    if len(operands) != 3 or any(len(t.shape) != 4 for t in operands):
+        return None
+    order = {0: (0, 1, 2), 1: (2, 1, 0), 2: (0, 2, 1)}[number]
+    image, filter_, result = (operands[i] for i in order)
+    return Shapes(image, filter_, result, request.attributes)
