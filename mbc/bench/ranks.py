@@ -66,7 +66,7 @@ def run_ranks(job: Job, contender: Contender, ranks: int, timeout_s: float) -> R
         with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
             meeting = str(Path(folder) / "meeting")
             jobs = [replace(job, share=Share(rank, ranks, False, meeting, job.share.sizes)) for rank in range(ranks)]
-            left_s = deadline - time.monotonic()
+            left_s = max(0.0, deadline - time.monotonic())  # of a short time the folder may have taken all
             # One that hangs leaves time for the next.
             share = 1.0 if number == len(variants) else _STAGE_SHARE
             found = combined(_run(jobs, variant, left_s * share))
