@@ -3,12 +3,13 @@
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
 own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--build-first`: mbc's kernels
-are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: rows without
-`memory_ratio`, which another call does not fill in unless `--again`, and without `known_s`.
+are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: nothing smaller than
+mbc's own plan is looked for, which another call does not do then unless `--again`, and there is no `known_s`.
 
 `ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
 and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
-speed. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same where a profile knows all kernels.
+speed; that of the least plan which was found (in a `share` of PyTorch's memory), or else of the one that was timed.
+`first_step_s`: from `from_torch` to the first loss; `known_s`: the same where a profile knows all kernels.
 `loss_error`: the largest relative distance of the first five losses from those of PyTorch's plain loop, and
 `torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
@@ -40,6 +41,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +160,11 @@ def judged(found: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     best = min(peers, key=lambda name: peers[name]["ms"])
     row |= {"mbc_ms": mine["ms"], "best": best, "speedup": peers[best]["ms"] / mine["ms"]}
     row |= {"first_step_s": mine["first_step_s"]}
+    at_its_speed = [one for one in (mine, at_speed) if "failed" not in one and one.get("ms", inf) <= peers[best]["ms"]]
+    if at_its_speed:
+        row["memory_ratio"] = min(one["taken_bytes"] for one in at_its_speed) / peers[best]["reserved_bytes"]
     if "share" in at_speed:
-        row["memory_ratio"] = at_speed["taken_bytes"] / peers[best]["reserved_bytes"]
-        row["known_s"] = at_speed["first_step_s"]
+        row |= {"share": at_speed["share"], "known_s": at_speed["first_step_s"]}
     if "eager" in peers and not mine["drops"]:
         losses = peers["eager"]["losses"]
         others = [distance(peer["losses"], losses) for name, peer in peers.items() if name != "eager"]

@@ -13,15 +13,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
 from imported import built
 from imported_gradients import drops
+from planner import processes
 
 import mbc
 from mbc.bench.timing import time_steps
@@ -38,7 +38,7 @@ MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 SHARES = tuple(share / 100 for share in range(20, 105, 5))
 MARGIN = 0.98
 UPDATES_TIMED = 20
-SEARCH_PROCESSES = 8
+SEARCH_PROCESSES, SEARCH_S = 8, 90.0
 POLL_S = 0.05
 
 
@@ -181,11 +181,13 @@ def run_mbc(asked: Asked, memory: str = "auto") -> dict[str, Any]:
 
 
 def run_mbc_at_speed(asked: Asked) -> dict[str, Any]:
-    """mbc with the least of PyTorch's memory at which its step is no slower: looked for by predictions, then timed,
-    with a step more of memory where it is slower after all."""
+    """mbc with the least of PyTorch's memory at which its step is no slower: looked for by predictions, which are
+    made for `SEARCH_S`, then timed, with a step more of memory where it is slower after all."""
     began = time.perf_counter()
-    with ProcessPoolExecutor(SEARCH_PROCESSES, mp_context=get_context("spawn")) as pool:
-        predicted = list(pool.map(predicted_ms, [asked] * len(SHARES), SHARES))
+    with processes(SEARCH_PROCESSES) as pool:
+        looked = [pool.submit(predicted_ms, asked, share) for share in SHARES]
+        done, _ = wait(looked, SEARCH_S)
+        predicted = [one.result() if one in done else float("inf") for one in looked]
     place = first_fast(asked, predicted)
     search_s = time.perf_counter() - began
     for share in SHARES[place:]:

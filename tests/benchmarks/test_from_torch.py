@@ -37,10 +37,13 @@ def test_a_row_compares_with_the_fastest_of_pytorchs() -> None:
     }  # fmt: skip
     row = from_torch.judged(found)
     assert row["best"] == "compile" and row["speedup"] == 1.5 and row["memory_ratio"] == 0.6
+    assert row["share"] == 0.6
     assert row["first_step_s"] == 90.0 and row["known_s"] == 9.0 and "cuda_graph_ms" not in row
     assert row["loss_error"] == pytest.approx(0.01) and row["torch_loss_error"] == pytest.approx(0.001)
     drawing = from_torch.judged({**found, "mbc": mine(drops=True), "mbc_at_speed": {"failed": "slower"}})
-    assert "loss_error" not in drawing and "memory_ratio" not in drawing and "failed" not in drawing
+    assert "loss_error" not in drawing and drawing["memory_ratio"] == 1.2 and "failed" not in drawing
+    slower = from_torch.judged({**found, "mbc": mine(ms=13.0), "mbc_at_speed": {"failed": "slower"}})
+    assert "memory_ratio" not in slower and slower["speedup"] < 1.0
 
 
 def test_a_row_without_mbc_or_without_pytorch_failed() -> None:
