@@ -9,6 +9,7 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
@@ -23,7 +24,10 @@ from mbc.options import Measure, Options, Policy
 from mbc.profile.locate import find_profile, own_path
 from mbc.profile.model import Profile
 from mbc.profile.signature import described, rows_of, signature
-from mbc.units import show_duration
+from mbc.units import show_duration, show_time
+
+if TYPE_CHECKING:
+    from mbc.measure.measure import Decide
 
 Say = Callable[[str], None]
 
@@ -42,10 +46,11 @@ class Measuring:
     def __init__(
         self, graph: TrainingGraph, device: DeviceSpec, rules: Rules, options: Options, say: Say = _silent
     ) -> None:
-        self._graph, self._device, self._policy, self._options, self._say = graph, device, rules.policy, options, say
+        self._graph, self._device, self._rules, self._options, self._say = graph, device, rules, options, say
         # Operations that have to be divided are measured as such.
         at_once = options.measure is Measure.ALWAYS or rules.micro_batch
         self._first = rules.policy if at_once else Policy.UNDIVIDED
+        self._decides = not at_once  # what is measured of it
         self._over = False  # interrupted, or out of time
         self._left_s = options.measure_for_s
         self.has_more = False  # than what `begin` measured
@@ -55,8 +60,8 @@ class Measuring:
         where measuring is wanted in any case and cannot be."""
         obstacle = _obstacle(self._device, self._options)
         if obstacle is None:
-            self._measure(self._needs(self._first))
-            self.has_more = self._first is not self._policy and not self._over
+            self._measure(self._needs(self._first), self._decisive() if self._decides else None)
+            self.has_more = self._first is not self._rules.policy and not self._over
         elif self._options.measure is Measure.ALWAYS:
             raise MbcError(
                 "MBC089",
@@ -68,7 +73,7 @@ class Measuring:
     def micro_batches(self) -> bool:
         """The micro-batches as well. Whether planning again makes sense: something was measured."""
         self.has_more = False
-        return self._measure(self._needs(self._policy))
+        return self._measure(self._needs(self._rules.policy))
 
     def chosen(self, requests: Iterable[Request]) -> bool:
         """What is missing of just these, such as those that were chosen by interpolated times. Whether planning again
@@ -78,23 +83,29 @@ class Measuring:
         needs = [Need((request,), 0.0) for request in dict.fromkeys(requests)]
         return self._measure(needs, again=False) and not self._over
 
+    def _decisive(self) -> Decide:
+        from mbc.optimize.search.decisive_requests import Decisive
+
+        return Decisive(self._graph, self._device, self._rules)
+
     def _needs(self, policy: Policy) -> Sequence[Need]:
         from mbc.optimize.search.profiling_requests import needs
 
         return needs(self._graph, self._device, policy)
 
-    def _measure(self, needs: Sequence[Need], again: bool = True) -> bool:
+    def _measure(self, needs: Sequence[Need], decide: Decide | None = None, again: bool = True) -> bool:
         """Whether anything was measured. `again`: all of it anew where `options` say so."""
         device, limit_bytes = self._device, self._options.workspace_limit_bytes
         limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes
         again = again and self._options.measure is Measure.ALWAYS
         path = own_path(device.name)
-        wanted = tuple(needs) if again else missing(needs, find_profile(device), limit_bytes)
-        if not wanted or self._over:
+        profile = find_profile(device)
+        wanted = tuple(needs) if again else missing(needs, profile, limit_bytes)
+        if not wanted or self._over or (decide is not None and profile is not None and _ruled_out(wanted, profile)):
             return False
         self._say("starting to measure")
         _, multiprocessors = split_name(device.name)
-        task = Task(wanted, path, self._left_s, limit_bytes, again, multiprocessors=multiprocessors)
+        task = Task(wanted, path, self._left_s, limit_bytes, again, multiprocessors=multiprocessors, decide=decide)
         began_s = time.monotonic()
         outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: self._say(progress_text(now)))
         self._left_s = max(0.0, self._left_s - (time.monotonic() - began_s))
@@ -151,10 +162,19 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
     return tuple(found)
 
 
+def _ruled_out(needs: Iterable[Need], profile: Profile) -> bool:
+    """Whether an earlier plan did without all of them. What this one wants of these after all is measured then."""
+    return all(profile.ruled_out(need.undivided) for need in needs)
+
+
 def progress_text(now: Progress) -> str:
-    """`measuring 12 of 80, 2 min 5 s left: convolution fp32 …`"""
+    """`measuring 12 of 80, 20 s left (a step of 24.1 ms or more, 28 % of it to be measured): convolution fp32 …`"""
     left = "" if now.left_s is None else f", {show_duration(now.left_s)} left"
-    return f"measuring {now.done} of {now.total}{left}: {described(now.request)}"
+    so_far = ""
+    if now.decision is not None:
+        least, share = show_time(now.decision.step_us), now.decision.missing_share
+        so_far = f" (a step of {least} or more, {share:.0%} of it to be measured)"
+    return f"measuring {now.done} of {now.total}{left}{so_far}: {described(now.request)}"
 
 
 def shortcomings(outcome: Outcome) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from mbc.hardware.spec import find_spec
 from mbc.kernels.base import Request
 from mbc.measure.fleet import Outcome, Progress, Task
 from mbc.measure.measure import Summary
-from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Decision, Need
 from mbc.measuring import Measuring, missing, progress_text, shortcomings
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options, Policy
@@ -295,6 +295,8 @@ def test_what_was_measured_as_a_part_is_missed_as_a_whole():
 def test_texts():
     assert progress_text(Progress(3, 9, request(5), None)) == "measuring 3 of 9: convolution fp32 [5, 4, 8, 8] 3x3"
     assert progress_text(Progress(3, 9, request(5), 125.0)).startswith("measuring 3 of 9, 2 min 5 s left: ")
+    decided = progress_text(Progress(3, 9, request(5), 20.0, Decision((), 24_120.0, 0.281)))
+    assert decided.startswith("measuring 3 of 9, 20 s left (a step of 24.1 ms or more, 28% of it to be measured): conv")
     assert shortcomings(Outcome(Summary(measured=3), 0, False)) == ()
     over, failed, unsteady = shortcomings(Outcome(Summary(failures=("a: no\nmore", "b"), unsteady=("c",)), 2, False))
     assert over.startswith("the time for measuring is over: 2 operations")

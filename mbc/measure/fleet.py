@@ -24,12 +24,12 @@ from mbc.errors import MbcError
 from mbc.hardware.part import whole_name
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.kernels.base import Request
-from mbc.measure.need import Need
+from mbc.measure.need import Decision, Need
 from mbc.measure.processes import Process, Told, started, stop
 from mbc.profile.writer import fold_log
 
 if TYPE_CHECKING:
-    from mbc.measure.measure import Summary
+    from mbc.measure.measure import Decide, Summary
 
 _MOST_FAILURES = 20
 WORKER = (sys.executable, "-m", "mbc.measure.worker")
@@ -38,7 +38,7 @@ WORKER = (sys.executable, "-m", "mbc.measure.worker")
 @dataclass(frozen=True, slots=True)
 class Task:
     """What one process is to measure, and to leave out: see `mbc.measure.measure.measure`. `multiprocessors`: of the
-    GPU, to measure on; None: all."""
+    GPU, to measure on; None: all. `decide` can be sent to another process."""
 
     needs: tuple[Need, ...]
     path: Path
@@ -47,16 +47,19 @@ class Task:
     again: bool
     link: bool = True
     multiprocessors: int | None = None
+    decide: Decide | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far all processes have come together. `left_s`: seconds that the rest will take, None while unknown."""
+    """How far all processes have come together. `left_s`: seconds that the rest will take, None while unknown.
+    `decision`: by which these are measured, if any."""
 
     done: int
     total: int
     request: Request
     left_s: float | None
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,7 @@ class _Watch:
         self._progress = progress
         self._counts = {i: (0, sum(len(need.requests) for need in part)) for i, part in enumerate(parts)}
         self._left_s: dict[int, float | None] = {}
+        self._decision: Decision | None = None
         self._summaries: dict[int, Summary] = {}
         self._errors: list[MbcError] = []
         self._ended: set[int] = set()
@@ -242,7 +246,9 @@ class _Watch:
                 self._left_s[index] = left_s
                 known = [s for s in self._left_s.values() if s is not None]
                 dones, totals = zip(*self._counts.values(), strict=True)
-                self._progress(Progress(sum(dones), sum(totals), request, max(known, default=None)))
+                self._progress(Progress(sum(dones), sum(totals), request, max(known, default=None), self._decision))
+            case "decision", decision:
+                self._decision = decision
             case "summary", summary:
                 self._summaries[index] = summary
             case "error", error:

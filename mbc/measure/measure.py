@@ -9,7 +9,8 @@ What is not measured, and why that loses nothing or little:
   than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
   least workspace gets better again further down;
   one that is sure to take over ten times as long by what few rows take is not run on all of them;
-  mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes.
+  mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes;
+  for one step without a budget, all that cannot decide its plan by what is measured so far (`decide`).
 Each request's extent says which of these it met.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,12 +30,12 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 from mbc.measure.gpu import DoesNotFit, Gpu
 from mbc.measure.ladder import Ladder, key_of
-from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
+from mbc.measure.need import MOST_WORKSPACE_BYTES, Decision, Need
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import GpuFailed, Harness, Workbench
 from mbc.measure.session import GPU_FAILED, Session
 from mbc.measure.workbench import Bench, identity
-from mbc.profile.model import Extent, Measurement, Profile
+from mbc.profile.model import RULED_OUT, Extent, Identity, Measurement, Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import rows_of, signature
 from mbc.profile.writer import ProfileWriter
@@ -45,6 +46,8 @@ __all__ = ["Summary", "identity", "measure", "measure_on"]
 _LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
+# What to measure next: by the machine, by what could not be measured and by what is missing, both by signature.
+Decide = Callable[[Identity, Collection[str], Collection[str]], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ def measure(
     progress: Progress = _silent,
     again: bool = False,
     link: bool = True,
+    decide: Decide | None = None,
 ) -> Summary:
     """Measure into the profile at `path` what it lacks of `needs`, those of most weight first: all undivided, then each
     from larger to smaller micro-batches. Stop when the time is over.
@@ -97,10 +101,13 @@ def measure(
     measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
     of its time and is told in the summary. An operation that fails is told there and does not stop the others;
     where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
-    `link`: also copies between GPU and host, where the profile does not know them.
+    `link`: also copies between GPU and host, where the profile does not know them. `decide`: of the undivided requests
+    only those that can decide a plan, in the order that it says; the others are marked as ruled out.
     """
     with Bench(gpu) as bench:
-        return measure_on(bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link)
+        return measure_on(
+            bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide=decide
+        )
 
 
 def measure_on(
@@ -113,6 +120,7 @@ def measure_on(
     again: bool = False,
     link: bool = True,
     clock: Callable[[], float] = time.monotonic,
+    decide: Decide | None = None,
 ) -> Summary:
     """`measure` on any workbench."""
     with ProfileWriter(path, bench.identity()) as writer:
@@ -121,7 +129,7 @@ def measure_on(
             held = Profile(held.identity, {}, constants=held.constants)
         wants_link = link and (again or measured_link(held.constants) is None)
         run = _Run(bench, writer, held, workspace_limit_bytes, progress, clock, clock() + measure_for_s, wants_link)
-        return run.all(sorted(needs, key=lambda need: -need.weight_us))
+        return run.all(sorted(needs, key=lambda need: -need.weight_us), decide)
 
 
 class _OutOfTime(Exception):
@@ -144,7 +152,7 @@ class _Run:
     wholes: frozenset[str] = frozenset()  # signatures of requests that run an operation undivided
     found: dict[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])  # in this run
 
-    def all(self, needs: Sequence[Need]) -> Summary:
+    def all(self, needs: Sequence[Need], decide: Decide | None = None) -> Summary:
         wanted = {signature(r): r for need in needs for r in need.requests}
         self.wholes = frozenset(signature(need.undivided) for need in needs if need.whole)
         known = sum(self._known(key) for key in wanted)
@@ -154,6 +162,9 @@ class _Run:
             if wanted and (self.total or self.wants_link) and self.clock() < self.deadline_s:
                 self._prepare(next(iter(wanted.values())).precision)
             self.started_s = self.clock()
+            if decide is not None:
+                self._decisive({signature(need.undivided): need for need in needs if need.whole}, decide)
+                return self._ended()
             seen: set[str] = set()
             # Every operation undivided first: where memory is no matter that is all that a plan needs.
             for need in needs:
@@ -165,7 +176,32 @@ class _Run:
             pass
         except KeyboardInterrupt:
             self.summary = replace(self.summary, interrupted=True)
+        return self._ended()
+
+    def _ended(self) -> Summary:
         return replace(self.summary, left=self.total - self._done())
+
+    def _decisive(self, needs: Mapping[str, Need], decide: Decide) -> None:
+        """What `decide` says of undivided `needs`, by signature, until it says nothing; the rest is ruled out."""
+        missing = dict.fromkeys(key for key in needs if not self._known(key))
+        pending, seen = tuple(missing), set[str]()
+        try:
+            while pending:
+                failed = seen - self.found.keys()
+                pending = decide(self.bench.identity(), failed, missing).requests
+                self.total = self._done() + len(pending)
+                for key in pending:
+                    self._need(needs[key], seen, sizes=1)
+                    del missing[key]
+        finally:
+            self._rule_out(needs[key].undivided for key in missing if key not in pending)
+
+    def _rule_out(self, requests: Iterable[Request]) -> None:
+        held = {*self.held.extents, *self.held.measurements}
+        with self.writer.all_at_once():
+            for request in requests:
+                if signature(request) not in held:
+                    self.writer.record(request, (), Extent(0, RULED_OUT))
 
     def _done(self) -> int:
         return self.summary.measured + self.summary.ruled_out + len(self.summary.failures)

@@ -14,6 +14,17 @@ Measured = tuple[int, tuple[Measurement, ...]]  # rows, and what was measured of
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """What can decide a plan of what is not measured, by signature, those that take longest first; none where it is not
+    worth measuring more. `step_us`: of the step if what is not measured takes as little as it may; `missing_share`: of
+    its time what is not measured."""
+
+    requests: tuple[str, ...]
+    step_us: float
+    missing_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
     """One distinct operation: `requests[0]` runs it undivided, the others are its micro-batches, largest first.
 

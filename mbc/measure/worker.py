@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +14,9 @@ from mbc.kernels.base import Request
 from mbc.measure.fleet import Task
 from mbc.measure.gpu import Gpu
 from mbc.measure.measure import Summary, measure
+from mbc.measure.need import Decision
 from mbc.measure.processes import received, speaker
+from mbc.profile.model import Identity
 
 
 def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
@@ -29,6 +31,12 @@ def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Ca
         if ended.is_set():
             raise KeyboardInterrupt
 
+    def decided(identity: Identity, failed: Collection[str], missing: Collection[str]) -> Decision:
+        assert task.decide is not None
+        decision = task.decide(identity, failed, missing)
+        say(("decision", decision))
+        return decision
+
     try:
         with open_gpu(task) as gpu:
             summary = measuring(
@@ -40,6 +48,7 @@ def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Ca
                 progress=progress,
                 again=task.again,
                 link=task.link,
+                decide=None if task.decide is None else decided,
             )
         say(("summary", summary))
     except MbcError as error:

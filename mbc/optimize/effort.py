@@ -24,6 +24,12 @@ MEASURED_SHARE = 0.75
 # measured (063).
 MEASURING_GAIN = 1.01
 
+# What was not measured is taken to need this share of its estimate where it is decided what to measure next (067): one
+# estimate in ten is lower still.
+OPTIMISM = 0.7
+# Share of a step, planned with that optimism, that is not measured: with less no more is measured (067).
+UNDECIDED_SHARE = 0.01
+
 # --- selection ---
 
 # CP-SAT's deterministic time to divide workspace, in seconds of a nominal machine: ResNet-50 needs a fraction of one

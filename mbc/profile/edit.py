@@ -87,6 +87,7 @@ def _union(best_first: list[dict[CandidateKey, Measurement]]) -> Mapping[Candida
 
 
 def _wider(best_first: list[Extent]) -> Extent:
+    best_first = [e for e in best_first if not e.ruled_out] or best_first
     limit = max(e.workspace_limit_bytes for e in best_first)
     widest = [e for e in best_first if e.workspace_limit_bytes == limit]
     widest = [e for e in widest if not e.micro_batches_only] or widest

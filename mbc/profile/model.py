@@ -107,6 +107,10 @@ def collective_subject(ranks: int, max_ctas: int) -> str:
     return f"{ranks} ranks, {max_ctas} thread blocks"
 
 
+# What `Extent.left_out` says of a request of which nothing was measured, since it loses by its estimate.
+RULED_OUT = "ruled out: by its estimate slower than what was measured"
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How far the candidates of one request were looked for.
@@ -122,9 +126,16 @@ class Extent:
     date: str = ""
     micro_batches_only: bool = False
 
+    @property
+    def ruled_out(self) -> bool:
+        """Whether nothing was measured, since others are faster by measurement than this by its estimate, in the step
+        that was planned then (`mbc.optimize.search.decisive_requests`)."""
+        return self.left_out == RULED_OUT
+
     def covers(self, workspace_limit_bytes: int, whole: bool) -> bool:
         """Whether nothing is missed up to a limit of workspace, for a whole batch or a part of one."""
-        return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
+        enough = self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
+        return enough and not self.ruled_out
 
 
 @dataclass(frozen=True)
@@ -184,6 +195,11 @@ class Profile:
         """The candidates for `request`, fastest first, measured or between measured sizes (then not `measured`); none
         where neither is known."""
         return candidates_at(self.family(request), rows_of(request))
+
+    def ruled_out(self, request: Request) -> bool:
+        """Whether `request` was left unmeasured since others were faster (`Extent.ruled_out`)."""
+        extent = self.extents.get(signature(request))
+        return extent is not None and extent.ruled_out
 
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         """The candidates of every size at which the operation of `request` was measured, by their number of rows,

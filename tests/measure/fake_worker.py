@@ -21,7 +21,7 @@ from tests.profile.profiles import IDENTITY, measurement
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else ""
 
 
-def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link):
+def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide):
     assert gpu == os.environ["CUDA_VISIBLE_DEVICES"] and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     print("what a library prints")
     requests = [r for need in needs for r in need.requests]
@@ -29,6 +29,9 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
     with ProfileWriter(path, IDENTITY) as writer:
         known = writer.known() if not again else frozenset()
         missing = [r for r in requests if signature(r) not in known]
+        if decide is not None:
+            chosen = decide(IDENTITY, (), [signature(r) for r in missing]).requests
+            missing = [r for r in missing if signature(r) in chosen]
         try:
             for done, request in enumerate(missing):
                 progress(done, len(missing), request, 1.0 * (len(missing) - done))

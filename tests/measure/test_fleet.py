@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +21,8 @@ from mbc.hardware.target import LocalGpu
 from mbc.measure import fleet
 from mbc.measure.fleet import Progress, Task, choose_gpus, combined, deal, gpus_named, measure_on, name_of, visible_gpus
 from mbc.measure.measure import Summary
-from mbc.measure.need import Need
+from mbc.measure.need import Decision, Need
+from mbc.profile.model import Identity
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
@@ -72,6 +73,19 @@ def test_all_gpus_write_one_profile(tmp_path: Path, gpus: tuple[str, ...]):
     assert [p.done for p in seen] == sorted(p.done for p in seen)
     again = measure_on(gpus, task(path), worker=worker())
     assert again.summary is not None and again.summary.known == len(EVERYTHING) and not again.summary.measured
+
+
+def decide_the_last(identity: Identity, failed: Sequence[str], missing: Sequence[str]) -> Decision:
+    assert identity == IDENTITY and not failed
+    return Decision(tuple(missing[-1:]), 250.0, 0.75)
+
+
+def test_a_process_measures_what_is_decided_and_says_why(tmp_path: Path):
+    path = tmp_path / "p.sqlite"
+    seen: list[Progress] = []
+    measure_on(("0",), replace(task(path), decide=decide_the_last), seen.append, worker())
+    (only,) = read_profile(path).extents
+    assert only in EVERYTHING and [p.decision for p in seen] == [Decision((only,), 250.0, 0.75)]
 
 
 def test_nothing_to_measure(tmp_path: Path):

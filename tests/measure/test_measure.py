@@ -18,7 +18,7 @@ from mbc.measure.clock import Times
 from mbc.measure.gpu import DoesNotFit
 from mbc.measure.ladder import Ladder
 from mbc.measure.measure import Summary, measure_on
-from mbc.measure.need import Need
+from mbc.measure.need import Decision, Need
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import Attempt, GpuFailed
 from mbc.measuring import missing
@@ -153,8 +153,9 @@ def need(sizes: Sequence[int], weight_us: float = 1.0, channels: int = 8) -> Nee
 
 
 def run(table: Table, path: Path, *needs: Need, limit: int = LIMIT, seconds: float = math.inf, again: bool = False,
-        progress: Callable[..., None] = lambda *a: None, link: bool = True) -> Summary:  # fmt: skip
-    return measure_on(table, needs, path, seconds, limit, progress, again, link, lambda: table.seconds)
+        progress: Callable[..., None] = lambda *a: None, link: bool = True,
+        decide: Callable[..., Decision] | None = None) -> Summary:  # fmt: skip
+    return measure_on(table, needs, path, seconds, limit, progress, again, link, lambda: table.seconds, decide)
 
 
 def found(path: Path, asked: Need, place: int = 0) -> dict[int, Measurement]:
@@ -418,6 +419,55 @@ def test_time_left_is_estimated(path: Path) -> None:
     table = Table([FAST, LEAN])
     run(table, path, need([8, 4, 2]), progress=lambda d, t, r, s: told.append(s))
     assert told == [None, 4.0, 2.0]  # two seconds a request
+
+
+@dataclass
+class Decide:
+    """Answers in turn, the numbers of `needs`, and knows what it was asked."""
+
+    needs: Sequence[Need]
+    answers: list[tuple[int, ...]]
+    failed: list[list[int]] = field(default_factory=list[list[int]])
+    missing: list[list[int]] = field(default_factory=list[list[int]])
+
+    def __call__(self, _: Identity, failed: Sequence[str], missing: Sequence[str]) -> Decision:
+        numbers = {signature(need.undivided): number for number, need in enumerate(self.needs)}
+        self.failed.append(sorted(numbers[key] for key in failed))
+        self.missing.append(sorted(numbers[key] for key in missing))
+        chosen = self.answers.pop(0)
+        return Decision(tuple(signature(self.needs[number].undivided) for number in chosen), 100.0, 0.5)
+
+
+def test_only_what_can_decide_a_plan_is_measured(path: Path) -> None:
+    needs = [need([8], channels=channels) for channels in (8, 16, 24, 32)]
+    table, decide, told = Table([FAST]), Decide(needs, [(2, 0), (1,), ()]), list[tuple[int, int]]()
+    summary = run(table, path, *needs, decide=decide, progress=lambda d, t, r, s: told.append((d, t)))
+    assert (summary.measured, summary.left) == (3, 0) and decide.missing == [[0, 1, 2, 3], [1, 3], [3]]
+    assert told == [(0, 2), (1, 2), (2, 3)]
+    profile = read_profile(path)
+    assert [profile.ruled_out(one.undivided) for one in needs] == [False, False, False, True]
+    assert missing(needs, profile, LIMIT) == (needs[3],)  # by whom all is to be measured
+    assert run(Table([FAST]), path, *needs).measured == 1
+    assert not read_profile(path).ruled_out(needs[3].undivided)
+
+
+def test_what_was_chosen_when_the_time_was_over_is_not_ruled_out(path: Path) -> None:
+    needs = [need([8], channels=channels) for channels in (8, 16, 24)]
+    summary = run(Table([FAST]), path, *needs, decide=Decide(needs, [(1, 0)]), seconds=0.5)
+    assert (summary.measured, summary.left) == (1, 1)
+    profile = read_profile(path)
+    assert [profile.ruled_out(one.undivided) for one in needs] == [False, False, True]
+    assert signature(needs[0].undivided) not in profile.extents
+    decide = Decide(needs, [(0,), ()])
+    assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and decide.missing[0] == [0, 2]
+
+
+def test_what_cannot_be_measured_is_told_to_who_decides(path: Path) -> None:
+    needs = [need([8], channels=channels) for channels in (8, 16)]
+    decide = Decide(needs, [(0,), ()])
+    error = MbcError("MBC150", "it has none", "none")
+    assert len(run(Table([FAST], error=error), path, *needs, decide=decide).failures) == 1
+    assert decide.failed == [[], [0]] and decide.missing == [[0, 1], [1]]
 
 
 def test_an_interrupted_run_leaves_a_valid_profile(path: Path) -> None:

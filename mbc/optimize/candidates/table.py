@@ -26,6 +26,7 @@ from mbc.optimize.candidates.user_rules import Rules, no_candidate
 from mbc.options import Policy
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile
+from mbc.profile.signature import signature
 
 RematKernels = frozenset[str]  # names of kernels
 ParetoFronts = Mapping[tuple[Layout, ...], ParetoFront]  # by layouts of the operands
@@ -38,7 +39,8 @@ class CandidateTable:
     """Candidates of the operations of one graph on one device.
 
     `recomputed`: convolutions, by name, that launches of these kernels recompute elsewhere
-    (`mbc.optimize.fusion.bitwise_remat_match`). They run only by kernels that give the same bits.
+    (`mbc.optimize.fusion.bitwise_remat_match`). They run only by kernels that give the same bits. `optimism`: what
+    was not measured counts as measured, at this share of its estimate; 0: it counts as what it is.
 
     The answers are the same for equal requests, so a deep network of few distinct layers costs little.
     """
@@ -49,6 +51,7 @@ class CandidateTable:
     profile: Profile | None = None
     rules: Rules = field(default_factory=Rules)
     recomputed: Mapping[str, RematKernels] = field(default_factory=dict[str, RematKernels])
+    optimism: float = 0.0
     _known: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
     _of_micro_batches: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
     _fronts: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
@@ -66,7 +69,9 @@ class CandidateTable:
     def without_determinism(self) -> CandidateTable:
         """The same table with nondeterministic kernels: the difference is what `deterministic = true` costs."""
         rules = replace(self.rules, deterministic=False)
-        return CandidateTable(self.graph, self.device, self.providers, self.profile, rules, self.recomputed)
+        return CandidateTable(
+            self.graph, self.device, self.providers, self.profile, rules, self.recomputed, self.optimism
+        )
 
     def of(self, graph: TrainingGraph) -> CandidateTable:
         """The same for another graph of the same mini-batch."""
@@ -83,7 +88,7 @@ class CandidateTable:
     def _like(self, graph: TrainingGraph, recomputed: Mapping[str, RematKernels]) -> CandidateTable:
         """With the same answers to equal requests."""
         assert graph.batch == self.graph.batch
-        copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed)
+        copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed, self.optimism)
         copy._known, copy._of_micro_batches = self._known, self._of_micro_batches
         copy._fronts, copy._divided = self._fronts, self._divided
         copy._conversions, copy.buckets = self._conversions, self.buckets
@@ -144,13 +149,22 @@ class CandidateTable:
 
     def timed(self, operation: Operation) -> bool:
         """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
-        or of an earlier version of the kernel."""
+        or of an earlier version of the kernel; or says that it was ruled out by its estimate, which may then be
+        compared with what was measured."""
         key = "timed", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-            known = self._named[key] = bool(self._admitted(found, self._remat_kernels(operation)))
+            known = self._named[key] = self.optimism > 0 or self._timed(operation)
         return known
+
+    def _timed(self, operation: Operation) -> bool:
+        found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
+        return bool(self._admitted(found, self._remat_kernels(operation))) or self.ruled_out(operation)
+
+    def ruled_out(self, operation: Operation) -> bool:
+        """Whether the profile says that it was left unmeasured for the whole mini-batch, being slower by its estimate
+        than others by measurement."""
+        return self.profile is not None and self.profile.ruled_out(self.request(operation, self.whole))
 
     def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
         """Admitted candidates for the whole mini-batch with their estimates, whatever was measured."""
@@ -198,6 +212,8 @@ class CandidateTable:
         """`known` candidates of a profile, and estimates of those that need less workspace; all estimates where a
         profile has none."""
         admitted = self._admitted(self._estimated(request), remat_kernels)
+        if self.optimism and isinstance(request.attributes, Fused) and not known and self._was_tried(request):
+            return ()
         # Where the measured kernels of a group need too much workspace, its operations can run one by one.
         if not known or isinstance(request.attributes, Fused):
             return known or admitted
@@ -206,9 +222,19 @@ class CandidateTable:
         smaller = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
         return (*known, *smaller)
 
+    def _was_tried(self, request: Request) -> bool:
+        """Whether measuring found no kernel for it: all were refused, or it failed."""
+        key = signature(request)
+        return self.profile is not None and (
+            key in self.profile.measurements or (key in self.profile.extents and not self.profile.ruled_out(request))
+        )
+
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if self.rules.allow(p.name)]
-        return tuple(c for p in named for c in p.candidates(request, self.device))
+        found = tuple(c for p in named for c in p.candidates(request, self.device))
+        if not self.optimism:
+            return found
+        return tuple(replace(c, time_us=self.optimism * c.time_us, measured=True) for c in found)
 
     def _admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         admitted = (c for c in candidates if self.rules.admit(c, self.graph.precision))

@@ -23,6 +23,7 @@ from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.options import Policy
 from mbc.plan.group import operation_of, rows_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
+from mbc.profile.model import Profile
 
 
 def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
@@ -108,6 +109,16 @@ def untried(plan: Plan) -> tuple[Request, ...]:
             if divided or is_numbered(launch.work):
                 found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
     return tuple(found)
+
+
+def ruled_out(plan: Plan, profile: Profile | None) -> tuple[Request, ...]:
+    """The distinct requests of launches of the training step that were left unmeasured for being slower by their
+    estimates (`mbc.optimize.search.decisive_requests`), and are chosen after all; none where what is not measured takes
+    too small a share of the step."""
+    wanted = unmeasured(plan)
+    found = tuple(request for request in wanted if profile is not None and profile.ruled_out(request))
+    share = 1.0 - plan.predictions.measured_share
+    return found if share >= effort.UNDECIDED_SHARE else ()
 
 
 def is_numbered(work: Kernel) -> bool:

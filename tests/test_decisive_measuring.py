@@ -1,0 +1,108 @@
+"""A compilation on a GPU that nobody measured: what can decide its plan is measured, and the plan is as good as with
+all measured. Times are those of the bundled profile, given out as if they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from mbc import measuring
+from mbc.compiler import compile_plan
+from mbc.measure.fleet import Outcome, Progress, Task
+from mbc.measure.measure import Summary
+from mbc.optimize import effort
+from mbc.optimize.search.decisive_requests import Decisive
+from mbc.options import Measure, Options
+from mbc.profile import locate as profile_places
+from mbc.profile.locate import bundled_path, user_path
+from mbc.profile.model import RULED_OUT, Extent, Profile
+from mbc.profile.read import read_profile
+from mbc.profile.signature import signature
+from mbc.profile.writer import ProfileWriter
+from mbc.source import Source
+from tests.profile.profiles import GPU
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text(encoding="utf-8"))
+SETTINGS = (("depth", "18"), ("batch", "256"), ("train.precision", "bf16"))
+OPTIONS = Options(gpu="h200", settings=SETTINGS)
+
+
+@dataclass
+class Machine:
+    """Measures what is decided, or all of a task without `decide`, and knows what it was asked for."""
+
+    times: Profile
+    tasks: list[Task] = field(default_factory=list[Task])
+    measured: set[str] = field(default_factory=set[str])
+
+    def measure_on(self, gpus: tuple[str, ...], task: Task, progress: Callable[[Progress], None]) -> Outcome:
+        self.tasks.append(task)
+        missing = {signature(request): request for need in task.needs for request in need.requests}
+        asked, known = len(missing), self.times.measurements
+        failed = [key for key in missing if key not in known]
+        with ProfileWriter(task.path, self.times.identity) as writer:
+            for key in failed:
+                writer.record(missing.pop(key), (), Extent(task.workspace_limit_bytes, "could not be measured"))
+        chosen = tuple(missing)
+        while chosen:
+            if task.decide is not None:
+                chosen = task.decide(self.times.identity, failed, missing).requests
+            with ProfileWriter(task.path, self.times.identity) as writer:
+                for key in chosen:
+                    writer.record(missing.pop(key), known[key], Extent(task.workspace_limit_bytes))
+                    self.measured.add(key)
+            chosen = chosen if task.decide is not None else ()
+        with ProfileWriter(task.path, self.times.identity) as writer, writer.all_at_once():
+            for request in missing.values():
+                writer.record(request, (), Extent(0, RULED_OUT))
+        return Outcome(Summary(measured=asked - len(missing)), 0, False)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """With an H200 and no profile."""
+    made = Machine(read_profile(bundled_path(GPU.name)))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: made.times.cudnn)
+    monkeypatch.setattr(measuring, "gpus_named", lambda name: ("0",))
+    monkeypatch.setattr(measuring, "measure_on", made.measure_on)
+    monkeypatch.setattr(measuring, "find_toolchain", lambda: type("Toolchain", (), {"nvcc": Path("nvcc")}))
+    monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: object())
+    return made
+
+
+def test_a_plan_of_less_than_half_of_the_measurements_is_as_good(machine: Machine) -> None:
+    plan = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
+    needs = len(machine.tasks[0].needs)
+    assert isinstance(machine.tasks[0].decide, Decisive) and 0 < len(machine.measured) < 0.5 * needs
+    assert plan.predictions.measured_share > 1 - effort.UNDECIDED_SHARE
+    first = set(machine.measured)
+    compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
+    assert machine.measured == first
+
+    path = user_path(GPU.name)
+    path.unlink()
+    compile_plan(SOURCE, replace(OPTIONS, measure=Measure.ALWAYS))
+    assert len(machine.measured) > 2 * len(first)
+    best = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.NEVER))
+    assert plan.predictions.train_us < 1.01 * best.predictions.train_us
+
+
+def test_what_a_plan_chooses_of_the_ruled_out_is_measured(machine: Machine) -> None:
+    """Another network may want what the first one did without."""
+    compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
+    path = user_path(GPU.name)
+    known = read_profile(path)
+    chosen = max(machine.measured, key=lambda key: min(m.time_us for m in known.measurements[key] if not m.refused))
+    with ProfileWriter(path, known.identity) as writer:
+        writer.record_signature(chosen, 256, (), Extent(0, RULED_OUT))
+    machine.measured.clear()
+    plan = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
+    assert chosen in machine.measured and plan.predictions.measured_share > 1 - effort.UNDECIDED_SHARE
+    assert machine.tasks[-1].decide is None  # of just these
