@@ -1,0 +1,136 @@
+"""From `mbc compile` to the first step on a GPU of which mbc has no profile, and what that step is worth.
+
+A copy of mbc without the bundled profile of this machine's GPU compiles each network into a package with an empty
+profile of its own; profiles of other GPUs stay, as for any new GPU. Its kernels are compiled before, as after any
+earlier use of mbc on that machine. `first_step_s`: until a step was made, in a new process. `measured` requests were
+measured for it, `ruled_out` were not. Beside it stands the step of the plan with all that is known: by the bundled
+profile, and with `--full S` after measuring all undivided ones, for S seconds at most. `over_full`: the step over the
+faster one of these.
+
+    python benchmarks/first_step.py [--only NAME ...] [--for SECONDS] [--full SECONDS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from modules import Job, example
+from record import ROOT, attempt, build_kernels, need_gpu, results, show, start
+from stepping import time_packages
+
+from mbc.hardware.target import find_device
+from mbc.profile.locate import bundled_path, file_name
+from mbc.profile.read import read_profile
+
+PRECISION = (("train.precision", "bf16"),)
+DENSENET_201 = (("counts", "(6, 12, 48, 32)"), ("batch", "64"))
+# Networks, and seconds to the first step that were asked for.
+CASES: Mapping[str, tuple[Job, float | None]] = {
+    "resnet50 256": (example("resnet", ("depth", "50"), ("batch", "256"), *PRECISION), 60.0),
+    "densenet201 64": (example("densenet121", *DENSENET_201, *PRECISION), 120.0),
+    "mobilenet_v2 128": (example("mobilenet_v2", ("batch", "128"), *PRECISION), None),
+    "googlenet 64": (example("googlenet", ("batch", "64"), *PRECISION), None),
+}
+MOST_OVER = 1.03  # of the step over that with all measured
+TIMEOUT_S = 400.0
+COLUMNS = (
+    "name", "compile_s", "first_step_s", "measured", "ruled_out", "step_ms", "predicted_ms", "bundled_ms", "full_ms",
+    "over_full", "passed",
+)  # fmt: skip
+
+
+def unseen(folder: Path) -> Path:
+    """A copy of mbc in `folder` that has no profile of this machine's GPU."""
+    for part in ("mbc", "templates", "grammar"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / bundled_path(find_device("auto").name).relative_to(ROOT)).unlink(missing_ok=True)
+    return folder
+
+
+def run(copy: Path, home: Path, words: Sequence[str]) -> None:
+    """The command line of a copy of mbc, with profiles of its own."""
+    environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "mbc.cli", *words]
+    done = subprocess.run(
+        command, cwd=copy, env={**environment, "XDG_DATA_HOME": str(home)}, capture_output=True, text=True,
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-5:]))
+
+
+def words_of(job: Job) -> list[str]:
+    return [
+        str(ROOT / "examples" / Path(job.source.name).name),
+        *(f"--set={name}={value}" for name, value in job.settings),
+    ]
+
+
+def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        new, bundled, full = (folder / name for name in ("new", "bundled", "full"))
+        began = time.monotonic()
+        run(copy, folder / "home", ("compile", *words_of(job), "-o", str(new)))
+        compile_s = time.monotonic() - began
+        found = time_packages({"new": new}, 1, timeout_s=TIMEOUT_S)
+        row: dict[str, Any] = {"compile_s": compile_s, "first_step_s": time.monotonic() - began}
+        own = folder / "home" / "mbc" / "profiles" / file_name(find_device("auto").name)
+        extents = read_profile(own).extents.values()
+        row["ruled_out"] = sum(extent.ruled_out for extent in extents)
+        row["measured"] = len(extents) - row["ruled_out"]
+        run(ROOT, folder / "none", ("compile", *words_of(job), "-o", str(bundled), "--measure", "never"))
+        packages = {"bundled": bundled, "new": new}
+        if full_s:
+            began = time.monotonic()
+            limit = f"--measure-for={full_s:.0f}s"
+            run(copy, folder / "home", ("profile", *words_of(job), "--policy", "undivided", limit))
+            row["full_s"] = time.monotonic() - began
+            run(copy, folder / "home", ("compile", *words_of(job), "-o", str(full), "--measure", "never"))
+            packages["full"] = full
+        found = time_packages(packages, 20, timeout_s=TIMEOUT_S)
+    if failed := [f"{name}: {one['failed']}" for name, one in found.items() if "failed" in one]:
+        return row | {"failed": "; ".join(failed)}
+    row |= {"step_ms": found["new"]["step_ms"], "predicted_ms": found["new"]["predicted_ms"]}
+    row |= {"measured_share": found["new"]["measured_share"]}
+    row |= {f"{name}_ms": one["step_ms"] for name, one in found.items() if name != "new"}
+    row["over_full"] = row["step_ms"] / min(one["step_ms"] for name, one in found.items() if name != "new")
+    in_time = asked_s is None or row["first_step_s"] <= asked_s
+    return row | {"asked_s": asked_s, "passed": in_time and row["over_full"] <= MOST_OVER}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
+    parser.add_argument("--for", dest="for_s", type=float, default=1e9, metavar="S", help="begin no row later")
+    parser.add_argument("--full", type=float, default=0.0, metavar="S", help="measure all, for so long at most")
+    parser.add_argument("--again", action="store_true")
+    arguments = parser.parse_args()
+    need_gpu("nothing of it can be told without")
+    began = time.monotonic()
+    kept = results("first_step", again=arguments.again)
+    names = [name for name in CASES if not arguments.only or any(word in name for word in arguments.only)]
+    build_kernels("bf16")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = unseen(Path(folder))
+        for name in names:
+            if kept.done(name) or time.monotonic() - began > arguments.for_s:
+                continue
+            job, asked_s = CASES[name]
+            kept.put(attempt(partial(measured, copy, job, asked_s, arguments.full), name))
+            show([kept.rows[name]], COLUMNS)
+    show(list(kept.rows.values()), COLUMNS)
+
+
+if __name__ == "__main__":
+    start(main)
