@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mbc.cli import INTERRUPTED, TERMINATED
 from mbc.cli.arguments.groups import measuring_options, options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import check_plannable, package_for_training, plans_of_ranks
+from mbc.cli.places import check_plannable, package_for_training, plans_of_ranks, training_graph
 from mbc.cli.ranks import (
     check_plan_of_ranks,
     device_of_ranks,
@@ -38,13 +38,13 @@ from mbc.runtime.checkpoint import Checkpoint
 from mbc.source import visible
 from mbc.train.accuracy import inputs_of
 from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
-from mbc.train.data import Data, check_place, open_data_and_test
+from mbc.train.data import Data, check_place, is_tested, open_data_and_test
 from mbc.train.epoch import Epoch, Interval, Running
 from mbc.train.job import Job
 from mbc.train.logs import Logs, check_logs
 from mbc.train.loop import train
 from mbc.train.schedule import USUAL_RATES, Schedule
-from mbc.train.target import TargetMissed
+from mbc.train.target import TargetMissed, target_for
 
 if TYPE_CHECKING:
     from mbc.runtime.module import Module
@@ -276,9 +276,17 @@ def _how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoin
 
 
 def _is_finished(prepared: _Prepared) -> bool:
-    """Whether the checkpoint has all epochs behind it."""
+    """Whether the checkpoint has all epochs behind it, or its last one has reached the target."""
+    arguments = prepared.arguments
     assert prepared.checkpoint is not None
-    return read_progress(prepared.checkpoint).epochs >= prepared.arguments.epochs
+    progress = read_progress(prepared.checkpoint)
+    if progress.epochs >= arguments.epochs:
+        return True
+    if arguments.target is None or progress.last is None:
+        return False
+    graph = training_graph(arguments.network_or_package, options(arguments))
+    tested = is_tested(arguments.data, arguments.test, inputs_of(graph))
+    return target_for(arguments.target, graph, tested).is_reached(progress.last)
 
 
 def _report(prepared: _Prepared, job: Job, history: tuple[Epoch, ...], net: Module, reached: bool) -> None:
