@@ -11,7 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from calibrate import ESTIMATING, calibrate, fit, interpolated, put_into, samples, scaled_times, text
+from calibrate import calibrate, put_into, text
+from calibrate_fit import ESTIMATING, fit, samples
+from calibrate_sizes import interpolated, scaled_times
 
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
