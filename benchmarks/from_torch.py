@@ -6,10 +6,12 @@ own with a limit of time. PyTorch's three compile side by side, and are timed in
 are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: nothing smaller than
 mbc's own plan is looked for, which another call does not do then unless `--again`, and there is no `known_s`.
 
-`ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
-and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
-speed; that of the least plan which was found (in a `share` of PyTorch's memory), or else of the one that was timed.
-`first_step_s`: from `from_torch` to the first loss; `known_s`: the same where a profile knows all kernels.
+`ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: the least memory of the GPU with
+which mbc's step was no slower than that fastest one, over what PyTorch's allocator had reserved for it; mbc's counts
+its context and libraries, PyTorch's does not. Two plans of mbc are timed for it: that with the whole GPU, and the
+smallest that was found to be fast enough, whose budget is a `share` of those reserved bytes; without a `share` there is
+the first one alone. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same of the second plan, when a
+profile knows all kernels.
 `loss_error`: the largest relative distance of the first five losses from those of PyTorch's plain loop, and
 `torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
@@ -41,6 +43,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,8 @@ NAMED = {
 }
 ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn ones
 SIZE = 224
+BLOCKS, BLOCK_S = 7, 0.3  # of steps that are timed together
+REHEARSED_BLOCKS = 2  # of one step each
 COLUMNS = (
     "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s", "known_s",
     "loss_error", "torch_loss_error",
@@ -259,22 +264,28 @@ def main() -> None:
     run = Run(arguments.limit, arguments.fresh_profile, not arguments.no_memory)
     networks = {
         name: Asked(
-            "", name, arguments.batch or batches.get(name, 64), arguments.size, arguments.device,
-            7 if on_gpu else 2, 0.3 if on_gpu else 0.0, arguments.measure_for,
+            contender="",
+            model=name,
+            batch=arguments.batch or batches.get(name, 64),
+            size=arguments.size,
+            device=arguments.device,
+            blocks=BLOCKS if on_gpu else REHEARSED_BLOCKS,
+            block_s=BLOCK_S if on_gpu else 0.0,
+            measure_for=arguments.measure_for,
         )
-        for name in names if not kept.done(name)
-    }  # fmt: skip
+        for name in names
+        if not kept.done(name)
+    }
+
+    def row_of(asked: Asked) -> dict[str, Any]:
+        return planned(asked, arguments.gpu, there.get(asked.model, {})) if arguments.plan_only else run.row(asked)
+
     if arguments.build_first and on_gpu and networks:
         build_kernels("bf16")
     for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:
             break
-        work = (
-            (lambda a=asked: planned(a, arguments.gpu, there.get(a.model, {})))
-            if arguments.plan_only
-            else (lambda a=asked: run.row(a))
-        )
-        row = attempt(work, name) | {"batch": asked.batch}
+        row = attempt(partial(row_of, asked), name) | {"batch": asked.batch}
         if name in NAMED and "speedup" in row:
             row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
         kept.put(row)
