@@ -3,8 +3,8 @@
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
 own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--build-first`: mbc's kernels
-are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: nothing smaller than
-mbc's own plan is looked for, which another call does not do then unless `--again`, and there is no `known_s`.
+are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: no smaller plan of
+mbc is looked for, so that rows have no `share` and no `known_s`; another call takes them as done, unless `--again`.
 
 `ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: the least memory of the GPU with
 which mbc's step was no slower than that fastest one, over what PyTorch's allocator had reserved for it; mbc's counts
@@ -48,17 +48,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from from_torch_contenders import MODES, POLL_S, Asked, made, sgd
+from from_torch_contenders import MODES, POLL_S, SIZE, Asked
 from from_torch_draw import draw, drawn
+from from_torch_plans import PLAN_COLUMNS, measured_on, planned
 from from_torch_steps import run as fifty_steps
-from record import RESULTS, Results, attempt, build_kernels, need_gpu, results, show, start
-
-from mbc.compiler import compile_plan
-from mbc.hardware.spec import find_spec
-from mbc.options import Options
-from mbc.pytorch.trainer import import_training
-from mbc.source import Source
-from mbc.stages import Stages
+from record import Results, attempt, build_kernels, need_gpu, results, show, start
 
 # Those whose speed was asked for by name: the rows of a mini-batch, and over PyTorch's fastest.
 NAMED = {
@@ -68,16 +62,11 @@ NAMED = {
     "torchvision/mobilenet_v3_large": (128, 1.25),
 }
 ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn ones
-SIZE = 224
 BLOCKS, BLOCK_S = 7, 0.3  # of steps that are timed together
 REHEARSED_BLOCKS = 2  # of one step each
 COLUMNS = (
     "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s", "known_s",
     "loss_error", "torch_loss_error",
-)  # fmt: skip
-PLAN_COLUMNS = (
-    "name", "batch", "predicted_ms", "measured_share", "over_measured", "arena_gib", "import_s", "plan_s", "operations",
-    "lines",
 )  # fmt: skip
 
 
@@ -195,34 +184,6 @@ def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found["median_memory_ratio"] = statistics.median(ratios)
         reached["median_memory_ratio"] = found["median_memory_ratio"] <= ASKED["median_memory_ratio"]
     return {**found, "asked": ASKED, "reached": reached}
-
-
-def planned(asked: Asked, gpu: str, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The step of the network as it is planned for a GPU by the profile that is there, over that of its `measured`
-    row."""
-    began = time.perf_counter()
-    model, images, _ = made(replace(asked, batch=1, device="cpu"))
-    images = images.expand(asked.batch, -1, -1, -1)
-    network, text = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
-    imported_s, stages = time.perf_counter() - began, Stages()
-    options = Options(gpu, (("train.precision", "bf16"),))
-    plan = compile_plan(Source(f"{network.name}.mbc", text), options, stages)
-    comparable = "mbc_ms" in measured and (measured["batch"], SIZE) == (asked.batch, asked.size)
-    return {
-        "batch": asked.batch, "predicted_ms": plan.predictions.train_us / 1e3,
-        "arena_gib": plan.predictions.arena_bytes / 2**30, "measured_share": plan.predictions.measured_share,
-        "import_s": imported_s, "plan_s": stages.planning_seconds, "operations": len(network.steps),
-        "lines": text.count("\n"),
-        **({"over_measured": plan.predictions.train_us / 1e3 / measured["mbc_ms"]} if comparable else {}),
-    }  # fmt: skip
-
-
-def measured_on(gpu: str) -> dict[str, dict[str, Any]]:
-    """Rows that were measured on such a GPU, by name."""
-    file = RESULTS / "from_torch_cuda.json"
-    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": []}
-    of_gpu = find_spec(gpu).name
-    return {row["name"]: row for row in document["rows"] if row.get("gpu", document["gpu"]) == of_gpu}
 
 
 def main() -> None:

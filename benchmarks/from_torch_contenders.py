@@ -31,6 +31,7 @@ from mbc.options import Options
 from mbc.source import Source
 
 LOSSES, CLASSES = 5, 1000
+SIZE = 224  # pixels of a side, where nothing else is asked for
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
 MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 # Shares of PyTorch's memory that plans at its speed are looked for at; and how much faster than PyTorch the predicted
