@@ -3,13 +3,15 @@
 Fifteen networks of timm, drawn by a seed (`from_torch_draw.py`), and four of torchvision, each in bf16 at 224 pixels:
 PyTorch's plain loop, `torch.compile`, `torch.compile` with CUDA graphs, and `mbc.from_torch`, each in a process of its
 own with a limit of time. PyTorch's three compile side by side, and are timed in turn. `--build-first`: mbc's kernels
-are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: nothing smaller than
-mbc's own plan is looked for, which another call does not do then unless `--again`, and there is no `known_s`.
+are compiled before the first row, as after any earlier use of mbc on that machine. `--no-memory`: no smaller plan of
+mbc is looked for, so that rows have no `share` and no `known_s`; another call takes them as done, unless `--again`.
 
-`ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: what mbc takes of the GPU, context
-and libraries included, at PyTorch's best speed or a faster one, over what PyTorch's allocator had reserved at that
-speed; that of the least plan which was found (in a `share` of PyTorch's memory), or else of the one that was timed.
-`first_step_s`: from `from_torch` to the first loss; `known_s`: the same where a profile knows all kernels.
+`ms` are those of a step; `speedup` is over the fastest of PyTorch's. `memory_ratio`: the least memory of the GPU with
+which mbc's step was no slower than that fastest one, over what PyTorch's allocator had reserved for it; mbc's counts
+its context and libraries, PyTorch's does not. Two plans of mbc are timed for it: that with the whole GPU, and the
+smallest that was found to be fast enough, whose budget is a `share` of those reserved bytes; without a `share` there is
+the first one alone. `first_step_s`: from `from_torch` to the first loss; `known_s`: the same of the second plan, when a
+profile knows all kernels.
 `loss_error`: the largest relative distance of the first five losses from those of PyTorch's plain loop, and
 `torch_loss_error` that of its compiled ones; what draws random numbers has none.
 
@@ -41,21 +43,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from from_torch_contenders import MODES, POLL_S, Asked, made, sgd
+from from_torch_contenders import MODES, POLL_S, SIZE, Asked
 from from_torch_draw import draw, drawn
+from from_torch_plans import PLAN_COLUMNS, measured_on, planned
 from from_torch_steps import run as fifty_steps
-from record import RESULTS, Results, attempt, build_kernels, need_gpu, results, show, start
-
-from mbc.compiler import compile_plan
-from mbc.hardware.spec import find_spec
-from mbc.options import Options
-from mbc.pytorch.trainer import import_training
-from mbc.source import Source
-from mbc.stages import Stages
+from record import Results, attempt, build_kernels, need_gpu, results, show, start
 
 # Those whose speed was asked for by name: the rows of a mini-batch, and over PyTorch's fastest.
 NAMED = {
@@ -65,14 +62,11 @@ NAMED = {
     "torchvision/mobilenet_v3_large": (128, 1.25),
 }
 ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn ones
-SIZE = 224
+BLOCKS, BLOCK_S = 7, 0.3  # of steps that are timed together
+REHEARSED_BLOCKS = 2  # of one step each
 COLUMNS = (
     "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s", "known_s",
     "loss_error", "torch_loss_error",
-)  # fmt: skip
-PLAN_COLUMNS = (
-    "name", "batch", "predicted_ms", "measured_share", "over_measured", "arena_gib", "import_s", "plan_s", "operations",
-    "lines",
 )  # fmt: skip
 
 
@@ -192,34 +186,6 @@ def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**found, "asked": ASKED, "reached": reached}
 
 
-def planned(asked: Asked, gpu: str, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The step of the network as it is planned for a GPU by the profile that is there, over that of its `measured`
-    row."""
-    began = time.perf_counter()
-    model, images, _ = made(replace(asked, batch=1, device="cpu"))
-    images = images.expand(asked.batch, -1, -1, -1)
-    network, text = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
-    imported_s, stages = time.perf_counter() - began, Stages()
-    options = Options(gpu, (("train.precision", "bf16"),))
-    plan = compile_plan(Source(f"{network.name}.mbc", text), options, stages)
-    comparable = "mbc_ms" in measured and (measured["batch"], SIZE) == (asked.batch, asked.size)
-    return {
-        "batch": asked.batch, "predicted_ms": plan.predictions.train_us / 1e3,
-        "arena_gib": plan.predictions.arena_bytes / 2**30, "measured_share": plan.predictions.measured_share,
-        "import_s": imported_s, "plan_s": stages.planning_seconds, "operations": len(network.steps),
-        "lines": text.count("\n"),
-        **({"over_measured": plan.predictions.train_us / 1e3 / measured["mbc_ms"]} if comparable else {}),
-    }  # fmt: skip
-
-
-def measured_on(gpu: str) -> dict[str, dict[str, Any]]:
-    """Rows that were measured on such a GPU, by name."""
-    file = RESULTS / "from_torch_cuda.json"
-    document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": []}
-    of_gpu = find_spec(gpu).name
-    return {row["name"]: row for row in document["rows"] if row.get("gpu", document["gpu"]) == of_gpu}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnest26d")
@@ -259,22 +225,28 @@ def main() -> None:
     run = Run(arguments.limit, arguments.fresh_profile, not arguments.no_memory)
     networks = {
         name: Asked(
-            "", name, arguments.batch or batches.get(name, 64), arguments.size, arguments.device,
-            7 if on_gpu else 2, 0.3 if on_gpu else 0.0, arguments.measure_for,
+            contender="",
+            model=name,
+            batch=arguments.batch or batches.get(name, 64),
+            size=arguments.size,
+            device=arguments.device,
+            blocks=BLOCKS if on_gpu else REHEARSED_BLOCKS,
+            block_s=BLOCK_S if on_gpu else 0.0,
+            measure_for=arguments.measure_for,
         )
-        for name in names if not kept.done(name)
-    }  # fmt: skip
+        for name in names
+        if not kept.done(name)
+    }
+
+    def row_of(asked: Asked) -> dict[str, Any]:
+        return planned(asked, arguments.gpu, there.get(asked.model, {})) if arguments.plan_only else run.row(asked)
+
     if arguments.build_first and on_gpu and networks:
         build_kernels("bf16")
     for name, asked in networks.items():
         if time.monotonic() - began > arguments.seconds:
             break
-        work = (
-            (lambda a=asked: planned(a, arguments.gpu, there.get(a.model, {})))
-            if arguments.plan_only
-            else (lambda a=asked: run.row(a))
-        )
-        row = attempt(work, name) | {"batch": asked.batch}
+        row = attempt(partial(row_of, asked), name) | {"batch": asked.batch}
         if name in NAMED and "speedup" in row:
             row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
         kept.put(row)

@@ -31,6 +31,7 @@ from mbc.options import Options
 from mbc.source import Source
 
 LOSSES, CLASSES = 5, 1000
+SIZE = 224  # pixels of a side, where nothing else is asked for
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
 MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 # Shares of PyTorch's memory that plans at its speed are looked for at; and how much faster than PyTorch the predicted
@@ -44,10 +45,14 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Asked:
-    """`model`: a network as `family/name`. `turn`: a folder, in which a contender says by a file of its name that it is
-    ready to be timed, and waits for its turn, another file; none where it is alone. `memory_bytes` and `step_ms`: of
-    PyTorch's fastest, for mbc at its speed, with the `source` that mbc trained and the step that it `took_ms` for
-    `predicted_ms`."""
+    """`contender`: a name of `RUNS`. `model`: a network as `family/name`. Steps are timed in so many `blocks` of
+    `block_s` seconds each, of one step at least. `measure_for`: passed on to `from_torch`. `turn`: a folder, in which a
+    contender says by a file of its name that it is ready to be timed, and waits for its turn, another file; none where
+    it is alone.
+
+    What follows is for `mbc_at_speed` alone: what the fastest of PyTorch's had reserved (`memory_bytes`) and its step
+    (`step_ms`); of mbc with the whole GPU the `source` that it trained, and what its step took (`took_ms`) and was
+    predicted to take."""
 
     contender: str
     model: str
@@ -198,8 +203,8 @@ def run_mbc_at_speed(asked: Asked) -> dict[str, Any]:
 
 
 def first_fast(asked: Asked, predicted: Sequence[float]) -> int:
-    """The place of the first plan that is as fast as PyTorch where all take as much longer than predicted, in ms, as
-    the one with all memory did; their number where none is."""
+    """The index of the first plan that is as fast as PyTorch, their number where none is. `predicted`: their steps in
+    ms, each of which is taken to be off by the factor by which that of the plan with the whole GPU was."""
     slower = asked.took_ms / asked.predicted_ms
     return next((i for i, ms in enumerate(predicted) if ms * slower <= asked.step_ms * MARGIN), len(predicted))
 

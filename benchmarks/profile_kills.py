@@ -15,8 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,17 +41,16 @@ def known(file: Path) -> dict[str, Any]:
     return dict(read_profile(file).measurements) if file.exists() else {}
 
 
-def kill_after(seconds: float, file: Path) -> bool:
-    """Whether it was still at work then."""
-    process = subprocess.Popen(
-        command(file, "120s"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    time.sleep(seconds)
-    at_work = process.poll() is None
-    if at_work:
+def kill_after(seconds: float, words: Sequence[str]) -> bool:
+    """Run this command for so long at most; whether it was still at work then."""
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return at_work
+        process.wait()
+        return True
+    return False
 
 
 def judged(name: str, at_work: bool, before: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -68,7 +66,7 @@ def campaign(kills: int, seed: int, file: Path) -> Iterator[dict[str, Any]]:
     draws = random.Random(seed)
     for number in range(kills):
         before = known(file)
-        at_work = kill_after(draws.uniform(FIRST_S, LONGEST_S), file)
+        at_work = kill_after(draws.uniform(FIRST_S, LONGEST_S), command(file, "120s"))
         yield judged(f"kill {number}", at_work, before, file)
     before = known(file)
     done = subprocess.run(command(file, f"{LAST_S}s"), capture_output=True, text=True, timeout=4 * LAST_S)
@@ -77,6 +75,13 @@ def campaign(kills: int, seed: int, file: Path) -> Iterator[dict[str, Any]]:
         "passed": row["passed"] and done.returncode == 0,
         "said": done.stderr[-300:] if done.returncode else "",
     }
+
+
+def together(rows: Sequence[dict[str, Any]], kills: int) -> dict[str, Any]:
+    """The row of the campaign: whether it says something, and nothing was lost."""
+    killed = [row for row in rows if row.get("at_work")]
+    told = 2 * len(killed) > kills and max((row["known"] for row in killed), default=0) > 0
+    return {"name": "all", "at_work": len(killed), "passed": told and all(row.get("passed") for row in rows)}
 
 
 def main() -> None:
@@ -92,10 +97,7 @@ def main() -> None:
             kept.put(row)
             if "failed" in row:
                 break
-    killed = [row for row in kept.rows.values() if row.get("at_work")]
-    told = 2 * len(killed) > arguments.kills and max((row["known"] for row in killed), default=0) > 0
-    passed = told and all(row.get("passed") for row in kept.rows.values())
-    kept.put({"name": "all", "at_work": len(killed), "passed": passed})
+    kept.put(together([*kept.rows.values()], arguments.kills))
     show([*kept.rows.values()], COLUMNS)
 
 

@@ -2,7 +2,7 @@
 
 Each measured size of a profile is scaled from each larger one of up to 64 times the rows; of every provider the
 kernel that looks fastest is compared with what was measured. Beside it, for the same sizes, stands the estimate that no
-profile informs: the provider's best, and the fastest measured kernel that may take its place, as in calibrate.py.
+profile informs: the provider's best, and the fastest measured kernel that may take its place, as in calibrate_fit.py.
 cuDNN's legacy API has none of its own, and is beside the estimate of cuDNN's engines. Needs no GPU.
 
     python benchmarks/scaled.py [--profile FILE]
@@ -20,7 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calibrate import ScaledTime, fastest_us, scaled_times, vars_of
+from calibrate import vars_of
+from calibrate_fit import fastest_us
+from calibrate_sizes import ScaledTime, scaled_times
 from record import show, write
 
 from mbc.hardware.spec import DeviceSpec, device_specs

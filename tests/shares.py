@@ -1,7 +1,7 @@
 """`pytest --shares`: a table of the suites of tests, with the processor seconds of each.
 
 Run by `make test-all SHARES=1`, it tells what `make test` takes, too: the same less the exhaustive tests. What several
-tests share (a plan, a compiled library) counts where it is made first. tests/README.md has the table of a whole run.
+tests share (a plan, a compiled library) counts where it is made first. tests/README.md lists what each suite shows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pytest
 SUITES = {
     "analysis": "rooflines and traffic of a plan",
     "bench": "peers are run alike: same recipe, same network, timed the same way",
-    "benchmarks": "scripts of benchmarks: pictures, staleness, campaigns at small sizes",
+    "benchmarks": "scripts of benchmarks: what they compute of what was measured, campaigns at small sizes; hostile"
+    " inputs (`fuzz/corpus`), sudden ends",
     "cli": "every command, from arguments to output and exit code",
     "codegen": "generated sources, packages, the build with the real headers",
     "editor": "mistakes, shapes, completions and definitions of sources; the language server, driven as by an editor",
@@ -26,7 +27,8 @@ SUITES = {
     "frontend": "parser, messages word for word, the language page, fuzzed sources",
     "gpu": "kernels, libraries and measurements on a GPU (elsewhere skipped)",
     "hardware": "specifications of GPUs, and their links to the host",
-    "interchange": "models of PyTorch become sources that compute the same; weights there and back; hostile files",
+    "interchange": "models of PyTorch and ONNX become sources that compute the same; weights and networks there and"
+    " back; hostile files",
     "ir": "the graph, differentiation and its passes: bits before and after",
     "kernels": "every kernel on the emulator, in each layout and type, against float64",
     "measure": "the measuring worker and its harnesses, on a GPU that is not there",

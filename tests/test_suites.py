@@ -1,8 +1,9 @@
-"""Every test asserts something, and `--shares` knows every suite."""
+"""Every test asserts something, and `--shares` and the page on tests know every suite."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -78,3 +79,8 @@ def test_an_assertion_is_found(body: str, asserts: bool) -> None:
 def test_every_suite_has_its_line_in_the_table_of_shares() -> None:
     folders = {file.relative_to(ROOT / "tests").parts[0] for file in FILES if file.parent != ROOT / "tests"}
     assert folders | {"the whole"} == set(SUITES)
+
+
+def test_the_page_on_tests_says_what_every_suite_shows() -> None:
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.MULTILINE) == sorted(SUITES.items())

@@ -19,8 +19,11 @@ failed first, 70 a bug in mbc, 130 Ctrl-C, 143 SIGTERM.
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
+* `train_arguments`: what it is asked for, checked before anything is planned
 * `train_page`: the page that a training writes at its end
 * `train_record`: the record of a step that a training writes
+* `train_result`: what a training tells at its end
+* `train_resume`: the command with which one that ended early goes on
 * `train_stop`: what Ctrl-C and SIGTERM do to one
 * `train_view`: what it shows while it runs
 * `tune_command`: `mbc tune`

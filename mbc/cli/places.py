@@ -17,6 +17,7 @@ from mbc.source import Source
 
 if TYPE_CHECKING:
     from mbc.codegen.build import Package
+    from mbc.ir.graph import TrainingGraph
     from mbc.plan.model import Plan
 
 
@@ -111,6 +112,19 @@ def sound_plan(place: str, options: Options) -> Plan:
         with busy(f"verifying {place}"):
             verify_plan(plan)
     return plan
+
+
+def training_graph(place: str, options: Options) -> TrainingGraph:
+    """The training step that `place` names, planned or not."""
+    file = plan_file(place)
+    if file is not None:
+        return read_plan(file).graph
+    from mbc.frontend.lower import lower
+    from mbc.frontend.parse import parse
+    from mbc.ir.transforms.training_step import differentiate
+
+    lowered = lower(parse(read_source(place)), options.settings, options.network)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
 def check_plannable(place: str, options: Options) -> None:

@@ -19,7 +19,7 @@ from mbc.progress import busy
 from mbc.runtime.module import Module
 from mbc.source import visible
 from mbc.train.accuracy import inputs_of
-from mbc.train.data import has_part, open_data_and_test
+from mbc.train.data import is_tested, open_data_and_test
 from mbc.train.epoch import Epoch
 from mbc.train.job import Job
 from mbc.train.loop import train
@@ -38,8 +38,7 @@ def check_target(arguments: argparse.Namespace) -> None:
 
 def check_metric(arguments: argparse.Namespace, graph: TrainingGraph) -> None:
     """MBC237 where the metric of the target is not known: known before anything is trained."""
-    tested = arguments.test is not None or has_part(arguments.data, inputs_of(graph), "test")
-    target_for(arguments.target, graph, tested)
+    target_for(arguments.target, graph, is_tested(arguments.data, arguments.test, inputs_of(graph)))
 
 
 def epochs_to_target(

@@ -67,6 +67,11 @@ class Progress:
         """Those of an epoch that has begun included."""
         return self.steps + (0 if self.running is None else self.running.steps)
 
+    @property
+    def last(self) -> Best | None:
+        """The last finished epoch where it is the one nearest to a target; None where nothing is known of it."""
+        return self.nearest if self.nearest is not None and self.nearest.epoch == self.epochs else None
+
 
 def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
     """Write weights and progress to `path`, whole or not at all. MBC162 where it cannot be written."""

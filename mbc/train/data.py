@@ -104,7 +104,12 @@ def open_data_and_test(place: str, test_place: str | None, inputs: Sequence[Inpu
     data = open_data(place, inputs, "train")
     if test_place is not None:
         return data, open_data(test_place, inputs, "test")
-    return data, open_data(place, inputs, "test") if has_part(place, inputs, "test") else None
+    return data, open_data(place, inputs, "test") if is_tested(place, None, inputs) else None
+
+
+def is_tested(place: str, test_place: str | None, inputs: Sequence[Input]) -> bool:
+    """Whether `open_data_and_test` would find data to test on."""
+    return test_place is not None or has_part(place, inputs, "test")
 
 
 def check_place(place: str) -> None:

@@ -51,7 +51,7 @@ def train(
     kept = job.resume
 
     # An earlier epoch may have reached it, of whose weights nothing is left.
-    last = done.nearest if done.nearest is not None and done.nearest.epoch == done.epochs else None
+    last = done.last
 
     def is_reached() -> bool:
         return target is not None and target.is_reached(last)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from calibrate import ESTIMATING, calibrate, fit, interpolated, put_into, samples, scaled_times, text
+from calibrate import add_missing, calibrate, put_into, text
+from calibrate_fit import ESTIMATING, LEAST_LAYERS, fit, samples
+from calibrate_sizes import interpolated, scaled_times
 
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import ALL, INTERPOLATED, Shares, calibration, read_calibration, scaled_group
+from mbc.kernels.calibration import ALL, INTERPOLATED, Shares, Spread, calibration, read_calibration, scaled_group
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.ops.base import NoAttributes
@@ -190,3 +194,47 @@ def test_one_group_can_be_put_into_an_earlier_fit(exact: Profile) -> None:
     assert put.shares["mbc relu"] == old.shares["mbc relu"] != new.shares["mbc relu"]
     assert put.spreads["cudnn convolution half"] == new.spreads["cudnn convolution half"]
     assert put.gpu == old.gpu and put.requests == old.requests
+
+
+def without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """What does not begin so."""
+    return {key: value for key, value in table.items() if not key.startswith(names)}
+
+
+def test_missing_classes_are_added_to_an_earlier_fit(exact: Profile) -> None:
+    fitted = calibrate(exact)[0]
+    lacking = ("cudnn convolution half", "mbc relu")
+    old = replace(fitted, shares=without(fitted.shares, *lacking), spreads=without(fitted.spreads, *lacking))
+    old = replace(old, gpu="NVIDIA Z1", shares={key: Shares(0.5, 0.5, 5.0) for key in old.shares})
+    new, rows = add_missing(old, exact)
+    # Libraries without workspace stay as they are: a profile has only those that were worth measuring.
+    added = {"cudnn convolution half straight", "cudnn convolution half converted", "mbc relu", "mbc relu nchw"}
+    assert set(new.shares) - set(old.shares) == added | {"mbc relu nhwc"}
+    assert {key: new.shares[key] for key in added} == {key: fitted.shares[key] for key in added}
+    assert {key: new.shares[key] for key in old.shares} == old.shares and new.gpu == "NVIDIA Z1"
+    assert set(new.spreads) - set(old.spreads) == set(lacking) == {row["name"] for row in rows}
+    assert {name: new.spreads[name] for name in old.spreads} == old.spreads
+    assert add_missing(fitted, exact) == (fitted, [])
+
+
+def test_a_group_of_mbcs_kernels_is_added_whole_or_not_at_all(exact: Profile) -> None:
+    fitted = calibrate(exact)[0]
+    layouts = ("mbc relu nchw", "mbc relu nhwc")
+    assert set(layouts) <= set(fitted.shares)
+    old = replace(fitted, shares=without(fitted.shares, *layouts))
+    assert add_missing(old, exact) == (old, [])
+
+
+def test_a_spread_that_is_there_stays_and_one_of_few_requests_is_not_made(exact: Profile) -> None:
+    fitted = calibrate(exact)[0]
+    earlier = {**fitted.spreads, "mbc relu": Spread.of([3.0])}
+    old = replace(fitted, shares=without(fitted.shares, "mbc relu"), spreads=earlier)
+    known, rows = add_missing(old, exact)
+    assert known.spreads == earlier and [row["name"] for row in rows] == ["mbc relu"]
+    compared = list(dict.fromkeys(s.request for s in samples(exact, H200) if s.tested and s.effort.group == "mbc relu"))
+    old = replace(old, spreads=without(old.spreads, "mbc relu"))
+    for count in (LEAST_LAYERS - 1, LEAST_LAYERS):
+        few = replace(exact, measurements=without(exact.measurements, *compared[count:]))
+        new, rows = add_missing(old, few)
+        assert "mbc relu" in new.shares
+        assert ("mbc relu" in new.spreads) == (count == LEAST_LAYERS) == bool(rows)

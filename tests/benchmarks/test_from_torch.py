@@ -3,6 +3,7 @@ fifty steps of a small network."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,10 @@ torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is n
 import from_torch  # noqa: E402
 import from_torch_contenders as contenders  # noqa: E402
 import from_torch_draw  # noqa: E402
+import from_torch_plans  # noqa: E402
 import from_torch_steps  # noqa: E402
+
+from mbc.hardware.spec import find_spec  # noqa: E402
 
 GIB = 1 << 30
 
@@ -137,3 +141,31 @@ def test_fifty_steps_of_a_small_network_keep_the_rule(monkeypatch: pytest.Monkey
     assert row["passed"] and row["loss_error"] < 1e-5 and 0 < row["torch_median"] < 1e-4
     assert not from_torch_steps.keeps({**row, "loss_error": 1e-3})
     assert not from_torch_steps.keeps({**row, "evaluation_error": 1e-3})
+
+
+def test_a_plan_is_compared_with_a_row_of_as_many_images_of_that_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    nn = torch.nn
+
+    def made(asked: contenders.Asked) -> tuple[Any, Any, Any]:
+        size = asked.size
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+        return model.train(), torch.zeros(asked.batch, 3, size, size), torch.zeros(asked.batch, dtype=torch.long)
+
+    monkeypatch.setattr(from_torch_plans, "made", made)
+    monkeypatch.setattr(from_torch_plans, "SIZE", 16)
+    asked = contenders.Asked("", "timm/none", 4, 16, "cpu", 2, 0.0, None)
+    row = from_torch_plans.planned(asked, "h200", {"mbc_ms": 2.0, "batch": 4})
+    assert row["batch"] == 4 and row["over_measured"] == row["predicted_ms"] / 2.0 > 0
+    assert set(from_torch_plans.PLAN_COLUMNS) - {"name"} == row.keys()
+    for other in ({}, {"mbc_ms": 2.0, "batch": 8}):
+        assert "over_measured" not in from_torch_plans.planned(asked, "h200", other)
+
+
+def test_rows_are_those_that_were_measured_on_such_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(from_torch_plans, "RESULTS", tmp_path)
+    assert from_torch_plans.measured_on("h200") == {}
+    # A row of an earlier run says on which GPU that was.
+    rows = [{"name": "a"}, {"name": "b", "gpu": find_spec("h100").name}]
+    held = {"gpu": find_spec("h200").name, "rows": rows}
+    (tmp_path / "from_torch_cuda.json").write_text(json.dumps(held))
+    assert list(from_torch_plans.measured_on("h200")) == ["a"] and list(from_torch_plans.measured_on("h100")) == ["b"]

@@ -70,6 +70,29 @@ def test_a_target(mbc, data):
     assert unknown.code == 1 and "error MBC237: 'iou' is not known" in unknown.err
 
 
+@pytest.mark.parametrize("subject", ["tiny.mbc", "tiny"])
+@pytest.mark.parametrize(
+    ("target", "finished"), [("loss=10", True), ("loss=0", False), ("accuracy=0", True), ("accuracy=1.5", False)]
+)
+def test_ranks_that_fail_after_the_target_leave_nothing_to_go_on_with(
+    mbc, data, monkeypatch, subject, target, finished
+):
+    """As where the page of a training cannot be written at its end, which is after its last checkpoint."""
+    if subject == "tiny":
+        assert mbc("compile", "tiny.mbc", "--gpus", "2", *CPU[2:]).code == 0
+    common = ("--data", data, "--test", data, "--device", "cpu", "--target", target)
+    assert mbc("train", "tiny.mbc", *common, *CPU[2:], "--epochs", "1", "--checkpoint", "w").code == 1 - finished
+
+    def fail(_) -> int:
+        Path("w").rename("c")
+        return 1
+
+    monkeypatch.setattr(train_command, "start_ranks", fail)
+    settings = () if subject == "tiny" else CPU[2:]
+    done = mbc("train", subject, *common, *settings, "--epochs", "3", "--gpus", "2", "--checkpoint", "c")
+    assert done.code == 1 and ("go on with" in done.err) is not finished
+
+
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_two_epochs_and_two_resumed_are_four(mbc, data, precision):
     common = ("--data", data, "--device", "cpu", "--set", f"train.precision={precision}", "--seed", "5")

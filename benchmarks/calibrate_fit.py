@@ -1,0 +1,153 @@
+"""Shares of a GPU's peaks that are fitted to a profile, and how far off they are on layers that the fit has not seen:
+what `calibrate.py` fits and compares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.kernels.base import Candidate
+from mbc.kernels.calibration import ALL, WITHOUT_WORKSPACE, Effort, Shares, shares_of, unfitted
+from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cuda import OWN
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.profile.model import Measurement, Profile
+from mbc.profile.signature import read_signature, signature, with_rows
+
+ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
+LEAST_LAYERS = 3  # of a class on the fitting side
+# Of fewer layers than these one figure is fitted: how much longer they take than the shares say that their class would
+# have otherwise. Three figures fit a handful of sizes exactly, and miss all others.
+MANY_LAYERS = 12
+# A class without workspace is fitted where most of its candidates were found. What was found of the others is the
+# exception: a request for which no engine without workspace was worth measuring has only slow ones.
+LEAST_FOUND = 0.75
+ARITHMETIC = np.geomspace(0.002, 4, 48)
+MEMORY = np.geomspace(0.01, 4, 48)
+BYTES_ALONE = np.geomspace(0.01, 1, 37)  # no kernel moves bytes faster by doing nothing else
+STARTS = np.geomspace(1, 32, 16)
+FINER = np.geomspace(0.82, 1 / 0.82, 21)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One estimated candidate and the fastest measured one that takes its place (None: nothing was found)."""
+
+    layer: str
+    request: str
+    provider: str
+    effort: Effort
+    measured_us: float | None
+    tested: bool
+
+    @property
+    def bare(self) -> bool:
+        return self.effort.variant.startswith(WITHOUT_WORKSPACE)
+
+    @property
+    def group(self) -> str:
+        return f"{self.effort.group} {WITHOUT_WORKSPACE}" if self.bare else self.effort.group
+
+
+def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
+    """Of what was measured: profiling leaves out layouts of sizes that gain nothing, and kernels far slower."""
+    for key, measurements in profile.measurements.items():
+        request = read_signature(key)
+        layer = signature(with_rows(request, 0))
+        tested = hashlib.sha256(layer.encode()).digest()[0] % 2 == 1
+        alike: dict[tuple[Any, ...], list[Measurement]] = defaultdict(list)
+        for m in measurements:
+            if not m.refused:
+                alike[m.provider, m.name, m.layouts].append(m)
+        found = (
+            Sample(layer, key, provider.name, effort, fastest_us(candidate, mine), tested)
+            for provider in ESTIMATING
+            for candidate, effort in provider.estimated(request, device)
+            if (mine := alike.get((candidate.provider, candidate.name, candidate.layouts)))
+        )
+        yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
+
+
+def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
+    """Of what a module may run for an estimated candidate."""
+    admitted = (m for m in measurements if m.deterministic or not candidate.deterministic)
+    return min((m.time_us for m in admitted if m.workspace_bytes <= candidate.workspace_bytes), default=None)
+
+
+def fit(found: Sequence[Sample]) -> Shares:
+    """The shares with the least mean distance between the logarithms of measured and estimated times."""
+    measured = np.log([s.measured_us or 0.0 for s in found])
+    launch, arithmetic, memory = (
+        np.array([getattr(s.effort, name) for s in found]) for name in ("launch_us", "arithmetic_us", "memory_us")
+    )
+    best = (np.inf, 1.0, 1.0, 1.0)
+    grids = (ARITHMETIC, MEMORY if arithmetic.any() else BYTES_ALONE, STARTS)
+    for _ in range(2):  # over the whole range, then between the neighbours of the best
+        # Where nothing is computed the share of the peak says nothing.
+        for share, starts in product(grids[0] if arithmetic.any() else (1.0,), grids[2]):
+            estimated = np.log((launch * starts + arithmetic / share)[None, :] + memory[None, :] / grids[1][:, None])
+            distances = np.abs(measured[None, :] - estimated).mean(axis=1)
+            place = int(distances.argmin())
+            best = min(best, (float(distances[place]), float(share), float(grids[1][place]), float(starts)))
+        grids = (best[1] * FINER, best[2] * FINER, np.maximum(1.0, best[3] * FINER))
+    return Shares(*(round(figure, 4) for figure in best[1:]))
+
+
+def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
+    classes: dict[str, list[Sample]] = defaultdict(list)
+    for sample in found:
+        if not sample.tested:
+            classes[sample.effort.key].append(sample)
+            if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
+                classes[sample.effort.group].append(sample)
+                classes[OWN.name].append(sample)
+    shares: dict[str, Shares] = {}
+    for key, group in sorted(classes.items()):
+        known = [s for s in group if s.measured_us is not None]
+        enough = len({s.layer for s in known}) >= LEAST_LAYERS
+        if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
+            few = len({s.layer for s in known}) < MANY_LAYERS
+            # In order of the keys: the shares of all kernels of mbc come before those of each.
+            start = shares.get(OWN.name) if key.startswith(f"{OWN.name} ") else unfitted(group[0].effort)
+            shares[key] = scaled_shares(start, known) if few and start is not None else fit(known)
+    return shares
+
+
+def scaled_shares(shares: Shares, found: Sequence[Sample]) -> Shares:
+    """The same shares of work that takes longer, or less long, by one factor."""
+    factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in found]))
+    figures = (shares.arithmetic / factor, shares.memory / factor, shares.starts * factor)
+    return Shares(*(round(figure, 4) for figure in figures))
+
+
+def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
+    """Measured over estimated by group: of each request the best, of the half that was not fitted. Overall a request
+    counts once, as the provider does it that planning would take."""
+    requests: dict[tuple[str, bool], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
+    for sample in found:
+        if sample.tested:
+            requests[sample.request, sample.bare][sample.provider].append(sample)
+    by_group: dict[str, list[float]] = defaultdict(list)
+    for (_, bare), providers in requests.items():
+        compared: list[tuple[float, float]] = []
+        for group in providers.values():
+            known = [s for s in group if s.measured_us is not None]
+            if known:
+                estimate_us, best = min(((s.effort.time_us(shares_of(shares, s.effort)), s) for s in known), key=_first)
+                ratio = min(s.measured_us or 0.0 for s in known) / estimate_us
+                by_group[best.group].append(ratio)
+                compared.append((estimate_us, ratio))
+        if compared:
+            by_group[f"{ALL} {WITHOUT_WORKSPACE}" if bare else ALL].append(min(compared)[1])
+    return by_group
+
+
+def _first(pair: tuple[float, Sample]) -> float:
+    return pair[0]

@@ -1,0 +1,79 @@
+"""Measured times over those that follow from other sizes: from the two beside it, and from a larger one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+from mbc.hardware.spec import DeviceSpec
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.profile.interpolate import between
+from mbc.profile.model import Profile
+from mbc.profile.scale import MOST_TIMES, scaled
+from mbc.profile.signature import read_signature, rows_of, signature, with_rows
+
+
+def interpolated(profile: Profile) -> list[float]:
+    """Measured over interpolated time of the candidate that looks fastest at a size, when its neighbours alone are
+    known."""
+    families: dict[str, dict[int, tuple[Candidate, ...]]] = defaultdict(dict)
+    for key in profile.measurements:
+        request = read_signature(key)
+        families[signature(with_rows(request, 0))][rows_of(request)] = profile.candidates(request)
+    found: list[float] = []
+    for family in families.values():
+        sizes = sorted(rows for rows, candidates in family.items() if candidates)
+        for low, rows, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
+            guesses = between((low, family[low]), (high, family[high]), rows)
+            known = {_key(c): c.time_us for c in family[rows]}
+            guess = next((g for g in guesses if _key(g) in known), None)
+            if guess is not None:
+                found.append(known[_key(guess)] / guess.time_us)
+    return found
+
+
+@dataclass(frozen=True)
+class ScaledTime:
+    """A measured size scaled from a larger one: of one provider the kernel that looks fastest. `ratio`: measured over
+    scaled time; `times`: how many times as many rows the larger size has."""
+
+    request: Request
+    provider: str
+    times: float
+    ratio: float
+
+
+def scaled_times(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIMES) -> Iterator[ScaledTime]:
+    """Of every size from every larger one of up to so many times the rows."""
+
+    @cache
+    def offered(request: Request) -> tuple[Candidate, ...]:
+        return tuple(c for p in PROVIDERS for c in p.candidates(request, device))
+
+    for family in dict.fromkeys(with_rows(read_signature(key), 0) for key in profile.measurements):
+        sizes = {
+            rows: measured
+            for rows, candidates in profile.family(family).items()
+            if (measured := tuple(c for c in candidates if c.measured))
+        }
+        for rows, larger in product(sizes, sizes):
+            if not rows < larger <= most_times * rows:
+                continue
+            request = with_rows(family, rows)
+            known = {_key(c): c.time_us for c in sizes[rows]}
+            guesses = scaled((larger, sizes[larger]), rows, offered(with_rows(family, larger)), offered(request))
+            first: dict[str, Candidate] = {}
+            for guess in guesses:
+                if _key(guess) in known:
+                    first.setdefault(guess.provider, guess)
+            for provider, guess in first.items():
+                yield ScaledTime(request, provider, larger / rows, known[_key(guess)] / guess.time_us)
+
+
+def _key(candidate: Candidate) -> tuple[Any, ...]:
+    return candidate.provider, candidate.name, candidate.settings, candidate.layouts

@@ -1,0 +1,105 @@
+"""What `mbc train` is asked for, checked before anything is planned."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from mbc.cli.arguments.groups import options
+from mbc.cli.outputs import check_outputs
+from mbc.cli.places import check_plannable
+from mbc.cli.train_page import TrainPage
+from mbc.cli.train_record import TrainRecord
+from mbc.errors import MbcError
+from mbc.runtime.checkpoint import Checkpoint
+from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
+from mbc.train.data import check_place
+from mbc.train.logs import check_logs
+from mbc.train.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A training whose arguments have been checked."""
+
+    arguments: argparse.Namespace
+    schedule: Schedule
+    seed: int
+    checkpoint: Path | None  # None where another rank writes it
+    best: Path | None  # likewise
+    ema: Path | None  # likewise
+    log: Path | None  # likewise
+    tensorboard: Path | None  # likewise
+    page: TrainPage | None  # likewise
+    record: TrainRecord | None  # likewise
+    resume: Path | None
+    weights: Path | None  # to begin with; None where it is resumed
+    steps: int  # those before `resume` was written
+
+    @property
+    def keeps_nothing(self) -> bool:
+        return (self.arguments.checkpoint, self.arguments.resume, self.arguments.save_ema) == (None, None, None)
+
+
+def prepare(arguments: argparse.Namespace, writes: bool = True) -> Prepared:
+    schedule = Schedule(  # which refuses what is out of range, before anything is planned
+        1.0 if arguments.lr is None else arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup,
+        arguments.step_epochs, arguments.step_factor, arguments.milestones, arguments.power, arguments.patience,
+        arguments.plateau_metric,
+    )  # fmt: skip
+    resume = None if arguments.resume is None else Path(arguments.resume)
+    progress = None if resume is None else read_progress(resume)
+    if resume is not None and progress is not None and arguments.checkpoint is None:
+        check_not_best(resume, progress)
+    seed = arguments.seed
+    if seed is None:
+        seed = 0 if progress is None else progress.seed
+    checkpoint = resume if arguments.checkpoint is None else Path(arguments.checkpoint)
+    log, tensorboard = (None if place is None else Path(place) for place in (arguments.log, arguments.tensorboard))
+    _check_places(arguments, checkpoint is not None, any((log, tensorboard, arguments.report)))
+    best = None if arguments.keep_best is None or checkpoint is None else best_beside(checkpoint)
+    ema = None if arguments.save_ema is None else Path(arguments.save_ema)
+    check_outputs(
+        {
+            "--checkpoint": checkpoint, "--keep-best": best, "--save-ema": ema, "--log": log,
+            "--report": arguments.report, "--record": arguments.record,
+        },
+        {
+            "NET": arguments.network_or_package, "--data": arguments.data, "--test": arguments.test,
+            "--settings": arguments.settings_file, "--weights": None if resume is not None else arguments.weights,
+        },
+    )  # fmt: skip
+    if not writes:
+        checkpoint = best = ema = log = tensorboard = None
+    for file in filter(None, (checkpoint, best, ema)):
+        check_writable(file)
+    check_logs(log, tensorboard)
+    page = TrainPage(Path(arguments.report), log) if writes and arguments.report is not None else None
+    record = TrainRecord(Path(arguments.record), arguments.device) if writes and arguments.record is not None else None
+
+    check_plannable(arguments.network_or_package, options(arguments))
+    for place in (arguments.data, arguments.test):
+        if place is not None:
+            check_place(place)
+    weights = None if arguments.weights is None or resume is not None else Path(arguments.weights)
+    if weights is not None:
+        Checkpoint(weights)  # before anything is planned
+    steps = 0 if progress is None else progress.steps_in_all
+    return Prepared(
+        arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, page, record, resume, weights, steps
+    )
+
+
+def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
+    """MBC238 where an option needs a checkpoint, a log or test data that are not asked for."""
+    if arguments.evaluate == "ema" and arguments.test is None:
+        raise MbcError("MBC238", "--evaluate ema does not say on what the averages are tested", "give --test DATA, too")
+    for option, there, where, remedy in (
+        ("checkpoint_every", checkpoint, "the checkpoint", "--checkpoint FILE"),
+        ("keep_best", checkpoint, "the checkpoint", "--checkpoint FILE"),
+        ("log_every", log, "the log", "--log FILE, --tensorboard FOLDER or --report FILE"),
+    ):
+        if getattr(arguments, option) is not None and not there:
+            name = option.replace("_", "-")
+            raise MbcError("MBC238", f"--{name} does not say where {where} is to be", f"give {remedy}, too")
