@@ -100,6 +100,8 @@ class Measuring:
         again = again and self._options.measure is Measure.ALWAYS
         path = own_path(device.name)
         profile = find_profile(device)
+        if profile is not None and profile.stale:  # another GPU's
+            profile = None
         wanted = tuple(needs) if again else missing(needs, profile, limit_bytes)
         if not wanted or self._over or (decide is not None and profile is not None and _ruled_out(wanted, profile)):
             return False

@@ -3,6 +3,7 @@ all measured. Times are those of the bundled profile, given out as if they were 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from mbc import measuring
 from mbc.compiler import compile_plan
+from mbc.hardware.spec import find_spec
 from mbc.measure.fleet import Outcome, Progress, Task
 from mbc.measure.measure import Summary
 from mbc.optimize import effort
@@ -28,6 +30,7 @@ from tests.profile.profiles import GPU
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text(encoding="utf-8"))
 SETTINGS = (("depth", "18"), ("batch", "256"), ("train.precision", "bf16"))
+SHIPPED = bundled_path(GPU.name)
 OPTIONS = Options(gpu="h200", settings=SETTINGS)
 
 
@@ -65,7 +68,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """With an H200 and no profile."""
-    made = Machine(read_profile(bundled_path(GPU.name)))
+    made = Machine(read_profile(SHIPPED))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
@@ -92,6 +95,17 @@ def test_a_plan_of_less_than_half_of_the_measurements_is_as_good(machine: Machin
     assert len(machine.measured) > 2 * len(first)
     best = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.NEVER))
     assert plan.predictions.train_us < 1.01 * best.predictions.train_us
+
+
+def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -> None:
+    """Its times are estimates here, by which plans are made where nothing can be measured."""
+    here = find_spec("h100")
+    machine.times = replace(machine.times, identity=replace(machine.times.identity, gpu=here.name))
+    profile_places.BUNDLED.mkdir()
+    shutil.copy(SHIPPED, profile_places.BUNDLED)
+    options = replace(OPTIONS, gpu="h100", measure=Measure.MISSING)
+    assert compile_plan(SOURCE, options).predictions.measured_share > 1 - effort.UNDECIDED_SHARE
+    assert len(machine.measured) > 80
 
 
 def test_what_a_plan_chooses_of_the_ruled_out_is_measured(machine: Machine) -> None:

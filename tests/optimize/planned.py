@@ -84,6 +84,9 @@ class NoSizes(Any):
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         return {}
 
+    def ruled_out(self, request: Request) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Adapted:

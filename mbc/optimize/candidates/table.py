@@ -92,6 +92,8 @@ class CandidateTable:
         copy._known, copy._of_micro_batches = self._known, self._of_micro_batches
         copy._fronts, copy._divided = self._fronts, self._divided
         copy._conversions, copy.buckets = self._conversions, self.buckets
+        if graph is self.graph and "matches" in self.groups:
+            copy.groups["matches"] = self.groups["matches"]  # which are of the graph alone
         return copy
 
     @cached_property

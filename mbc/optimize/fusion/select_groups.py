@@ -95,7 +95,10 @@ def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Gro
     """The same, including those that have to be measured before they may be selected."""
     if "possible" not in table.groups:
         graph = table.graph
-        train, infer = (groups(program, kept(graph, program)) for program in (graph.train, graph.infer))
+        if "matches" not in table.groups:
+            programs = (graph.train, graph.infer)
+            table.groups["matches"] = tuple(groups(program, kept(graph, program)) for program in programs)
+        train, infer = table.groups["matches"]
         table.groups["possible"] = _offered(table, train), _offered(table, infer)
     return table.groups["possible"]
 

@@ -48,25 +48,32 @@ class Decisive:
             self.graph, calibrated(self.device, profile), PROVIDERS, profile, self.rules, optimism=effort.OPTIMISM
         )
         masked = table.of(mask_relus(self.graph, residual_relus(self.graph)))
-        variants = (variant for one in (table, masked) for variant in (one, with_bitwise_remat(one)))
-        steps = [(variant, choose(variant, {}, programs=fuse(variant))) for variant in variants]
-        chosen = [_missing_us(variant, choices, missing) for variant, choices in steps]
-        requests = {request: None for of_step, _ in chosen for request in of_step}
-        fastest_us, share = min(choices.train_us for _, choices in steps), max(share for _, share in chosen)
-        return Decision(tuple(requests) if share >= effort.UNDECIDED_SHARE else (), fastest_us, share)
+        steps = [_of_step(with_bitwise_remat(variant), missing) for variant in (table, masked)]
+        requests = dict.fromkeys(request for step in steps for request in step.requests)
+        step_us, share = min(step.step_us for step in steps), max(step.missing_share for step in steps)
+        return Decision(tuple(requests), step_us, share)
 
 
-def _missing_us(table: CandidateTable, choices: Choices, missing: Collection[str]) -> tuple[tuple[str, ...], float]:
-    """What a step chooses of `missing`, those that take longest first, and their share of the training step."""
-    times_us: dict[str, float] = {}
+def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
+    """By the fastest step of a table: what it chooses of `missing`, without the shortest ones that take a share of the
+    step that is not worth measuring."""
+    choices = choose(table, {}, programs=fuse(table))
+    weights_us: dict[str, float] = {}
     train_us = 0.0
-    for program in (choices.train, choices.infer):
+    for program, weight in ((choices.train, 1.0), (choices.infer, effort.INFERENCE_WEIGHT)):
         for request, time_us in _chosen(table, choices, program):
             key = signature(request)
             if key in missing:
-                times_us[key] = times_us.get(key, 0.0) + time_us
+                weights_us[key] = weights_us.get(key, 0.0) + weight * time_us
                 train_us += time_us if program is choices.train else 0.0
-    return tuple(sorted(times_us, key=lambda key: -times_us[key])), train_us / choices.train_us
+    left_us, worth_us = sum(weights_us.values()), effort.UNDECIDED_SHARE * choices.train_us
+    requests: list[str] = []
+    for key in sorted(weights_us, key=lambda key: -weights_us[key]):
+        if left_us < worth_us:
+            break
+        requests.append(key)
+        left_us -= weights_us[key]
+    return Decision(tuple(requests), choices.train_us, train_us / choices.train_us)
 
 
 def _chosen(table: CandidateTable, choices: Choices, program: Sequence[Operation]) -> Iterator[tuple[Request, float]]:
