@@ -19,6 +19,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
     relu_backward_kinds,
     with_affine,
     with_reduction,
+    without_mask_read,
 )
 from mbc.kernels.cuda.fused.wiring import AFFINE, Numbers, Wiring, run
 
@@ -110,9 +111,10 @@ def add_relu_remat(kernel: OwnKernel, name: str, added: bool, by_mask: bool, x_f
 
     y = relu(normalize(x) + r), d is the data gradient (rounded) + b where y, as it is stored, is positive. The
     reductions are over d before it is rounded, and x."""
-    launcher = f"{name}_add_relu_remat_bn_reduce{'_two_grads' if added else ''}{'_masked' if by_mask else ''}"
+    launcher = f"{name}_add_relu_remat_bn_reduce{'_two_grads' if added else ''}"
     wirings = (wiring for operands in AFFINE for wiring in _add_relu_wiring(operands, added, by_mask, x_from_gemm))
-    return with_reduction(kernel, launcher, add_relu_remat_kinds(added, by_mask), wirings)
+    made = with_reduction(kernel, launcher, add_relu_remat_kinds(added, by_mask), wirings)
+    return without_mask_read(made) if by_mask else made
 
 
 KERNELS = (
