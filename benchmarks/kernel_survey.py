@@ -4,14 +4,15 @@
 
 Plans are of every example (of ResNet by bottlenecks as well), in four precisions, for the GPUs of the bundled profiles:
 undivided without a limit at the default batch and at two smaller ones, and at the default batch within budgets that
-leave shares of the free plan's arena. `--also`: further sources, such as `mbc import` writes. Writes
-`results/kernel_survey.json`, a row a plan, and goes on where it stopped; plans of other code do not count.
+leave shares of the free plan's arena; and likewise of what `mbc bench` timed. `--also`: further sources, such as
+`mbc import` writes. Writes `results/kernel_survey.json`, a row a plan, and goes on where it stopped; plans of other
+code do not count.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from modules import Job, example, examples
-from record import Results, attempt, results, show, start
+from record import ROOT, Results, attempt, results, show, start
 
 from mbc.errors import BudgetError
 from mbc.frontend.parse import parse
@@ -39,17 +40,13 @@ SMALL_BATCH, BATCH_DIVISOR = 8, 4
 
 @dataclass(frozen=True)
 class Case:
-    """`divisor` of the default batch, 0: SMALL_BATCH; `share`: the budget, 0: none."""
+    """`share`: the budget, 0: none."""
 
     job: Job
+    batch: int
     precision: str
     gpu: str
-    divisor: int = 1
     share: float = 0.0
-
-    @property
-    def batch(self) -> int:
-        return max(1, _batch(self.job) // self.divisor) if self.divisor else SMALL_BATCH
 
     @property
     def name(self) -> str:
@@ -68,11 +65,6 @@ class Case:
         return (job if self.share else job.with_options(policy=Policy.UNDIVIDED)).plan()
 
 
-@functools.cache
-def _batch(job: Job) -> int:
-    return int(dict(job.lowered().settings)["batch"])
-
-
 def networks(also: Iterable[str]) -> list[Job]:
     jobs = [*examples(), example("resnet", ("depth", "50"))]
     for path in also:
@@ -81,15 +73,28 @@ def networks(also: Iterable[str]) -> list[Job]:
     return jobs
 
 
+def timed() -> Iterator[tuple[Job, int, str]]:
+    """What `mbc bench` timed: network, batch and precision, most of whose kernels are measured at just these sizes."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        settings = {name: value for name, value in about["settings"].items() if name != "memory.device"}
+        precision = settings.pop("train.precision", about["precision"])
+        batch = settings.pop("batch", about["batch"])
+        yield example(about["network"], *settings.items()), int(batch), precision
+
+
 def cases(jobs: list[Job]) -> Iterator[Case]:
-    """Each once, in rounds of all networks; those without a budget come first, which take a second each."""
-    free = [
-        Case(job, precision, gpu, divisor)
-        for gpu, divisor, precision, job in product(GPUS, (1, 0, BATCH_DIVISOR), PRECISIONS, jobs)
-    ]
+    """Each once; those without a budget come first, which take a second each."""
+    default = {job: int(dict(job.lowered().settings)["batch"]) for job in jobs}
+    fewer = {job: max(1, batch // BATCH_DIVISOR) for job, batch in default.items()}
+    batches = (default, dict.fromkeys(jobs, SMALL_BATCH), fewer)
+    free = [Case(job, of[job], precision, gpu) for gpu, of, precision, job in product(GPUS, batches, PRECISIONS, jobs)]
+    free += [Case(*told, gpu) for gpu, told in product(GPUS, timed())]
     within = [
-        Case(job, precision, gpu, share=share) for gpu, precision, share, job in product(GPUS, PRECISIONS, SHARES, jobs)
+        Case(job, default[job], precision, gpu, share)
+        for gpu, precision, share, job in product(GPUS, PRECISIONS, SHARES, jobs)
     ]
+    within += [Case(*told, gpu, share) for gpu, told, share in product(GPUS, timed(), SHARES)]
     yield from {case.name: case for case in (*free, *within)}.values()
 
 
