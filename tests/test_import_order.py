@@ -90,6 +90,7 @@ LAZY = {
     ("mbc.fit", "mbc.report.html.notebook"): "only in a notebook",
     ("mbc.measure.kernel_library", "mbc.kernels"): "only without providers of the caller's",
     ("mbc.measuring", "mbc.measure.ladder"): "only where something is measured",
+    ("mbc.measuring", "mbc.optimize.search.decisive_requests"): "only where something is measured",
     ("mbc.measuring", "mbc.optimize.search.profiling_requests"): "only where something is measured",
     ("mbc.plan.model", "mbc.report.html.notebook"): "only in a notebook",
     ("mbc.runtime.opening", "mbc.runtime.cuda"): "needs PyCUDA",

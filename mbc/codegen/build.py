@@ -27,6 +27,7 @@ from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, View, view, work
 from mbc.errors import MbcError
 from mbc.hardware.spec import is_plan_only
 from mbc.ir.types import Precision
+from mbc.kernels.cuda import function_of
 from mbc.plan.file import PLAN_FILE, dump_plan, rank_folder
 from mbc.plan.model import Plan
 from mbc.resources import folder as resource_folder
@@ -232,7 +233,7 @@ def build_kernel_library(
         told = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
         raise MbcError("MBC096", f"the kernels cannot be built: no {told}", "; ".join(p.remedy for p in missing))
     files = tuple(
-        every_kernel_file() if kernels is None else files_defining([f"mbc_{k}" for k in kernels], KERNEL_LIBRARIES)
+        every_kernel_file() if kernels is None else files_defining(list(map(function_of, kernels)), KERNEL_LIBRARIES)
     )
     hosts = (KERNEL_LIBRARY_SOURCE, *_library_files(KERNEL_LIBRARIES))
     with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:

@@ -12,6 +12,7 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.kernels.base import Arguments, Provider
+from mbc.kernels.cuda import function_of
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
@@ -26,14 +27,14 @@ COPY = "copy"  # the name of the launcher of copies
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """What a row calls. `library`: one of `LIBRARIES`, which ready their calls once; `kernel`: mbc's own, whose
-    C function is `symbol`; `copy`."""
+    C function is `symbol`, which several may share; `copy`."""
 
     library: str
     name: str
 
     @property
     def symbol(self) -> str:
-        return f"mbc_{self.name}"
+        return function_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class View:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """C functions that the kernels must define."""
-        return tuple(launcher.symbol for launcher in self.launchers if launcher.library == "kernel")
+        """C functions that the kernels must define, each once."""
+        return tuple(dict.fromkeys(launcher.symbol for launcher in self.launchers if launcher.library == "kernel"))
 
 
 KERNEL_LIBRARIES = ("cudnn", "cudnn_legacy", "cublaslt")  # providers whose calls go through a library of their own

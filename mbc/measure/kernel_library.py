@@ -19,6 +19,7 @@ from mbc.codegen.view import KERNEL_LIBRARIES
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.cuda import function_of
 from mbc.measure.gpu import Gpu
 
 
@@ -148,7 +149,7 @@ class KernelLibrary:
 
     def _launcher(self, name: str) -> Any:
         try:
-            function = getattr(self._calls, f"mbc_{name}")
+            function = getattr(self._calls, function_of(name))
         except AttributeError:
             raise MbcError("MBC086", f"mbc has no kernel called {name}", "measure again with this version") from None
         function.restype = ctypes.c_char_p

@@ -22,6 +22,7 @@ from mbc.codegen.build import host_files
 from mbc.codegen.render import render, render_kernel_library
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
 from mbc.kernels.base import Provider
+from mbc.kernels.cuda import function_of
 from mbc.plan.model import Copy, Kernel, Plan, Program, Space, Stream
 from mbc.resources import folder
 from mbc.runtime.library import RanksInterface
@@ -266,7 +267,7 @@ def _name(work: object) -> str:
     if isinstance(work, Copy):
         return "copy"
     provider: str = getattr(work, "provider")  # noqa: B009
-    return provider if provider in LIBRARIES else f"mbc_{getattr(work, 'name')}"  # noqa: B009
+    return provider if provider in LIBRARIES else function_of(getattr(work, "name"))  # noqa: B009
 
 
 def _offset(plan: Plan, number: int, row: int) -> int:

@@ -90,6 +90,7 @@ def test_one_gpu_has_no_collectives(tmp_path: Path):
 def test_the_kernels_beside_are_there():
     from mbc.codegen.render import files_defining
     from mbc.codegen.view import LIBRARIES
+    from mbc.kernels.cuda import function_of
 
-    files = files_defining([f"mbc_{name}" for name in CONCURRENT_KERNELS], LIBRARIES)
+    files = files_defining(list(map(function_of, CONCURRENT_KERNELS)), LIBRARIES)
     assert {"elementwise.cu", "batch_norm.cu"} <= set(files) and len(files) < 8

@@ -138,6 +138,12 @@ def without_statistics(name: str) -> str:
     return known.without_statistics if known else ""
 
 
+def function_of(name: str) -> str:
+    """The C function that launches the kernel `name`, also of one that this mbc does not have."""
+    known = KERNELS.get(name)
+    return known.function if known else f"mbc_{name}"
+
+
 def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP32) -> bool:
     """Whether the kernel makes a product of fp32 of several of a shorter type. In tf32 the same kernel makes one."""
     known = KERNELS.get(name) if provider == PROVIDER and precision is Precision.FP32 else None

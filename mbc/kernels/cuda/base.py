@@ -152,7 +152,9 @@ def layout_code(layout: Layout) -> int:
 class OwnKernel:
     """One way to run the operation `kind`, by a launcher in `file` of templates/kernels.
 
-    launcher            its name, `kind` where that is empty; `mbc_` stands before it in the source
+    launcher            its C function in the source, less `mbc_`; empty: `kind`
+    named               what candidates and plans call it; empty: as its launcher. Where one launcher serves several
+                        kernels, whose launches differ in arguments only, all but one of them have names of their own
     takes               which requests of the kind it can run
     offered             which of those get an estimated candidate; measured ones count all the same
     struct              the integers that the launcher reads, made by `integers`
@@ -186,6 +188,7 @@ class OwnKernel:
     launches: int = 1
     accumulates: bool = False
     launcher: str = ""
+    named: str = ""
     takes: Callable[[Request], bool] = always
     offered: Callable[[Request], bool] = always
     shared: Callable[[Request], int] = no_shared
@@ -201,7 +204,12 @@ class OwnKernel:
     @property
     def name(self) -> str:
         """What candidates and plans call it."""
-        return self.launcher or self.kind
+        return self.named or self.launcher or self.kind
+
+    @property
+    def function(self) -> str:
+        """The C function that launches it."""
+        return f"mbc_{self.launcher or self.kind}"
 
     def refusal(self, call: Call) -> str:
         """Why it cannot run a call, whatever its workspace; empty where it can. What `layouts`, `takes` and

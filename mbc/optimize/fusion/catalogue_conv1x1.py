@@ -22,9 +22,9 @@ _DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), "dy = add(a, b)")
 _CONVOLUTION = "x = convolution(image, w)"
 _ADDED: tuple[tuple[str, ...], ...] = ((), ("dy = add(a, b)",))
 _RELU_GRADIENTS = ((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK)  # ReLU's gradient: by its output, or by its bit mask
-_SECOND = tuple(
-    tuple(text.replace("w)", "w2)") for text in texts) for texts in ((_DATA_GRADIENT,), _DATA_GRADIENT_ADDED)
-)
+# Behind a residual sum a gradient comes back along the shortcut, too: what has both GEMMs or recomputes the sum is for
+# such a sum of gradients alone (decision 066).
+_SECOND_ADDED = tuple(text.replace("w)", "w2)") for text in _DATA_GRADIENT_ADDED)
 
 
 def _single_launch(*texts: str, writes: str, recomputed: tuple[int, ...] = (), measured: bool = False) -> Pattern:
@@ -54,8 +54,11 @@ def _after_residual_sum(
 DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = (
     *(
         _single_launch(*gradient, through_relu, REDUCTIONS, writes="d dgamma dbeta", measured=True)
-        for through_relu in (THROUGH_RELU, BY_MASK)
-        for gradient in ((_DATA_GRADIENT,), _DATA_GRADIENT_ADDED)
+        for gradient, through_relu in (
+            ((_DATA_GRADIENT,), THROUGH_RELU),
+            (_DATA_GRADIENT_ADDED, THROUGH_RELU),
+            (_DATA_GRADIENT_ADDED, BY_MASK),
+        )
     ),
     Pattern.of(
         _DATA_GRADIENT,
@@ -129,10 +132,9 @@ REMAT_INSIDE_REDUCTIONS: tuple[Pattern, ...] = tuple(
 # The same with the data gradient that they reduce: neither is read or written.
 PAIR_REDUCTIONS: tuple[Pattern, ...] = tuple(
     _single_launch(
-        _CONVOLUTION, *gradient, through_relu, REDUCTIONS, writes="d dgamma dbeta", recomputed=(0,), measured=True
+        _CONVOLUTION, *_SECOND_ADDED, through_relu, REDUCTIONS, writes="d dgamma dbeta", recomputed=(0,), measured=True
     )
     for through_relu in (THROUGH_RELU, BY_MASK)
-    for gradient in _SECOND
 )
 
 # Reductions that recompute the convolution whose output they reduce, where that takes less time than reading it.
@@ -164,15 +166,13 @@ DATA_GRADIENT_FUSED_REMAT: tuple[Pattern, ...] = (
         recomputed=(1, 2),
     ),
     *(
-        _after_residual_sum((first,), others, *relu, writes="y d dgamma dbeta")
+        _after_residual_sum(_DATA_GRADIENT_ADDED[:1], _DATA_GRADIENT_ADDED[1:], *relu, writes="y d dgamma dbeta")
         for relu in _RELU_GRADIENTS
-        for first, *others in ((_DATA_GRADIENT,), _DATA_GRADIENT_ADDED)
     ),
 )
 
 # The same by those of `PAIR_REDUCTIONS`.
 PAIR_FUSED_REMAT: tuple[Pattern, ...] = tuple(
-    _after_residual_sum((_CONVOLUTION, first), others, *relu, writes="y d dgamma dbeta")
+    _after_residual_sum((_CONVOLUTION, _SECOND_ADDED[0]), _SECOND_ADDED[1:], *relu, writes="y d dgamma dbeta")
     for relu in _RELU_GRADIENTS
-    for first, *others in _SECOND
 )

@@ -13,4 +13,5 @@
 * `prediction_interval`: the interval of a predicted time
 * `predicted_times`: times and intervals of both programs of a plan
 * `profiling_requests`: requests to be profiled, most important first
+* `decisive_requests`: those of them that can decide a plan
 """

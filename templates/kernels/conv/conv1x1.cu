@@ -107,16 +107,10 @@ extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_bn_reduce(const Mb
 extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X_NOT_STORED, true, true>(call);
 }
-// `_masked`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
+// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
 extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::run_add_relu_remat<false>(call);
 }
-extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
-  return mbc::run_add_relu_remat<false>(call);
-}
 extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::run_add_relu_remat<true>(call);
-}
-extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::run_add_relu_remat<true>(call);
 }

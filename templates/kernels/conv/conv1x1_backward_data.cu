@@ -44,9 +44,6 @@ extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
 extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce(const MbcCall& call) {
   return mbc::run_gradient_relu_reduction<mbc::GemmResult::GRADIENT, false, false>(call);
 }
-extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce_masked(const MbcCall& call) {
-  return mbc::run_gradient_relu_reduction<mbc::GemmResult::GRADIENT, false, true>(call);
-}
 extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce(const MbcCall& call) {
   return mbc::run_gradient_relu_reduction<mbc::GemmResult::GRADIENT, true, false>(call);
 }
@@ -59,16 +56,7 @@ extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall
 extern "C" const char* mbc_conv1x1_backward_data_bn_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::run_data_normalize_relu_reduction<true>(call);
 }
-// `_masked`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
-extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT, false>(call);
-}
-extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT, false>(call);
-}
+// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
 extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT, true>(call);
-}
-extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT, true>(call);
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT>(call);
 }

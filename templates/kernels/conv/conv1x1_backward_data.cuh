@@ -28,19 +28,19 @@ const char* run_gradient_relu_reduction(const MbcCall& call) {
   });
 }
 
-// Accesses after those: x if it is read, mean, variance, scale and shift if there are, r, a gradient that is added
-// (ADD); ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
-template <GemmResult M, bool ADD>
+// Accesses after those: x if it is read, mean, variance, scale and shift if there are, r, a gradient that is added;
+// ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
+template <GemmResult M>
 const char* run_gradient_add_relu_remat(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
     constexpr int X = GEMM_OPERANDS<M>, MEAN = COMPUTES_X<M> ? X : X + 1;
     const bool affine = arguments<Conv1x1RematArguments>(call).affine;
-    const int r = MEAN + (affine ? 4 : 2), y = r + (ADD ? 2 : 1);
-    const T *addend = ADD ? in<T>(call, r + 1) : nullptr, *x = COMPUTES_X<M> ? nullptr : in<T>(call, X);
+    const int r = MEAN + (affine ? 4 : 2), y = r + 2;
+    const T* x = COMPUTES_X<M> ? nullptr : in<T>(call, X);
     const NormalizeAddRelu f{normalize(call, MEAN, affine, eps(call, 0))};
-    const RematAddReluSource<T, ADD, NormalizeAddRelu> source(in<T>(call, r), nullptr, addend, x, out<T>(call, y + 1),
-                                                       out<T>(call, y), f);
+    const RematAddReluSource<T, true, NormalizeAddRelu> source(in<T>(call, r), nullptr, in<T>(call, r + 1), x,
+                                                               out<T>(call, y + 1), out<T>(call, y), f);
     const RematReduction<NormalizeAddRelu> sums(sums_of(call, MEAN, y + 2, eps(call, 1)), f);
     run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, y + 4));
   });

@@ -9,28 +9,13 @@
 //            ReLU's output where it is recomputed for others.
 #include "conv1x1_backward_data.cuh"
 
-extern "C" const char* mbc_dual_conv1x1_relu_bn_reduce(const MbcCall& call) {
-  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, false, false>(call);
-}
-extern "C" const char* mbc_dual_conv1x1_relu_bn_reduce_masked(const MbcCall& call) {
-  return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, false, true>(call);
-}
 extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce(const MbcCall& call) {
   return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, false>(call);
 }
 extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce_masked(const MbcCall& call) {
   return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, true>(call);
 }
-// `_masked`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
-extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, false>(call);
-}
-extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, false>(call);
-}
+// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
 extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, true>(call);
-}
-extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT, true>(call);
+  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT>(call);
 }

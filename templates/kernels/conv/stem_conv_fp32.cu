@@ -111,6 +111,7 @@ void run_stem_conv_fp32(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
+// Of images in either layout (`image_layout`): kernels stem_conv_fp32 and stem_conv_fp32_nchw.
 extern "C" const char* mbc_stem_conv_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);
@@ -123,8 +124,4 @@ extern "C" const char* mbc_stem_conv_fp32(const MbcCall& call) {
   else
     run_stem_conv_fp32<false, 4>(call, f);
   return launched();
-}
-// The same for images with channels first (`image_layout`).
-extern "C" const char* mbc_stem_conv_fp32_nchw(const MbcCall& call) {
-  return mbc_stem_conv_fp32(call);
 }

@@ -292,6 +292,7 @@ const char* run_weight_stationary(
 
 }  // namespace mbc
 
+// Also of data gradients, with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_weight_stationary_conv(const MbcCall& call) {
   using namespace mbc;
   return with_working_type(MBC_WORKING, [&](auto of) {
@@ -299,10 +300,6 @@ extern "C" const char* mbc_weight_stationary_conv(const MbcCall& call) {
     if (const char* problem = run_weight_stationary<decltype(of), false>(call, a, 0, nullptr)) return problem;
     return launched();
   });
-}
-// The same with transposed and rotated weights (`backward`).
-extern "C" const char* mbc_weight_stationary_conv_backward_data(const MbcCall& call) {
-  return mbc_weight_stationary_conv(call);
 }
 // Accesses: image, weights, result, mean, variance, workspace.
 extern "C" const char* mbc_weight_stationary_conv_statistics(const MbcCall& call) {

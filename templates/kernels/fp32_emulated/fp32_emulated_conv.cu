@@ -178,6 +178,7 @@ void run_fp32_emulated(const MbcCall& call, const Fp32EmulatedArguments& a) {
 
 }  // namespace mbc
 
+// Also of data gradients, with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_fp32_emulated_conv(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);
@@ -187,8 +188,4 @@ extern "C" const char* mbc_fp32_emulated_conv(const MbcCall& call) {
   else
     run_fp32_emulated<64>(call, a);
   return launched();
-}
-// The same with transposed and rotated weights (`backward`).
-extern "C" const char* mbc_fp32_emulated_conv_backward_data(const MbcCall& call) {
-  return mbc_fp32_emulated_conv(call);
 }

@@ -316,6 +316,7 @@ __global__ void __launch_bounds__(HALO_THREADS, 1)
 
 }  // namespace mbc
 
+// Also of data gradients, with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_fp32_emulated_halo(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<HaloArguments>(call);
@@ -332,8 +333,4 @@ extern "C" const char* mbc_fp32_emulated_halo(const MbcCall& call) {
   MBC_LAUNCH_SHARED(fp32_emulated_halo_conv, blocks, HALO_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);
   return launched();
-}
-// The same with transposed and rotated weights (`backward`).
-extern "C" const char* mbc_fp32_emulated_halo_backward_data(const MbcCall& call) {
-  return mbc_fp32_emulated_halo(call);
 }

@@ -82,29 +82,16 @@ extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& c
   });
   return launched();
 }
-// `_masked`: the plan has the bit mask of what is recomputed; the launch computes it anyway, and does not read it.
-// Each of these two fusion groups has a kernel name of its own.
+// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
 extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_add_relu_and_sums<false>(call);
-}
-extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }
 extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<true>(call);
 }
-extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
-  return mbc::normalize_add_relu_and_sums<true>(call);
-}
 extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<false>(call);
 }
-extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_masked(const MbcCall& call) {
-  return mbc::normalize_twice_add_relu_and_sums<false>(call);
-}
 extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::normalize_twice_add_relu_and_sums<true>(call);
-}
-extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads_masked(const MbcCall& call) {
   return mbc::normalize_twice_add_relu_and_sums<true>(call);
 }

@@ -181,6 +181,7 @@ struct NormalizedReduction : BnBackwardReduction {
 
 }  // namespace mbc
 
+// These three are of group and of layer normalisation (`groups` is 0).
 extern "C" const char* mbc_group_norm(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GroupNormArguments>(call);
@@ -222,8 +223,6 @@ extern "C" const char* mbc_group_norm_backward_reduce(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_layer_norm(const MbcCall& call) { return mbc_group_norm(call); }
-extern "C" const char* mbc_layer_norm_backward(const MbcCall& call) { return mbc_group_norm_backward(call); }
 extern "C" const char* mbc_layer_norm_backward_add(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GroupNormArguments>(call);
@@ -233,9 +232,6 @@ extern "C" const char* mbc_layer_norm_backward_add(const MbcCall& call) {
                                                          in<float>(call, 2), in<float>(call, 3), in<float>(call, 4)});
   });
   return launched();
-}
-extern "C" const char* mbc_layer_norm_backward_reduce(const MbcCall& call) {
-  return mbc_group_norm_backward_reduce(call);
 }
 
 extern "C" const char* mbc_rms_norm(const MbcCall& call) {

@@ -245,7 +245,6 @@ const char* run_sums(const MbcCall& call, int second, F f) {
 
 }  // namespace mbc
 
+// Also of sums over rows, `row_reduce_sum` and `row_reduce_dot`: axes are extents and strides.
 extern "C" const char* mbc_reduce_sum(const MbcCall& call) { return mbc::run_sums(call, 0, mbc::SumOf{}); }
 extern "C" const char* mbc_reduce_dot(const MbcCall& call) { return mbc::run_sums(call, 1, mbc::DotOf{}); }
-extern "C" const char* mbc_row_reduce_sum(const MbcCall& call) { return mbc::run_sums(call, 0, mbc::SumOf{}); }
-extern "C" const char* mbc_row_reduce_dot(const MbcCall& call) { return mbc::run_sums(call, 1, mbc::DotOf{}); }

@@ -121,6 +121,7 @@ inline Mask mask_of(const MbcCall& call) {
 
 }  // namespace mbc
 
+// Both also of gradients, which go through the same mask.
 extern "C" const char* mbc_dropout(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DropoutArguments>(call);
@@ -143,9 +144,6 @@ extern "C" const char* mbc_dropout(const MbcCall& call) {
   return launched();
 }
 
-// The gradient goes through the same mask.
-extern "C" const char* mbc_dropout_backward(const MbcCall& call) { return mbc_dropout(call); }
-
 extern "C" const char* mbc_drop_path(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DropoutArguments>(call);
@@ -161,5 +159,3 @@ extern "C" const char* mbc_drop_path(const MbcCall& call) {
   });
   return launched();
 }
-
-extern "C" const char* mbc_drop_path_backward(const MbcCall& call) { return mbc_drop_path(call); }

@@ -200,8 +200,8 @@ extern "C" const char* mbc_rearrange(const MbcCall& call) {
   return launched();
 }
 
+// Also of `pad`: what lies outside is padding.
 extern "C" const char* mbc_strided_slice(const MbcCall& call) { return mbc::run_window(call); }
-extern "C" const char* mbc_pad(const MbcCall& call) { return mbc::run_window(call); }
 
 extern "C" const char* mbc_pad_backward(const MbcCall& call) {
   using namespace mbc;

@@ -271,19 +271,11 @@ inline const char* lars_updates(const MbcCall& call) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_lars_ratio(const MbcCall& call) { return mbc::lars_ratios(call); }
+// Of one parameter, too.
 extern "C" const char* mbc_multi_tensor_lars_ratio(const MbcCall& call) { return mbc::lars_ratios(call); }
-extern "C" const char* mbc_lars_update(const MbcCall& call) { return mbc::lars_updates(call); }
 extern "C" const char* mbc_multi_tensor_lars_update(const MbcCall& call) { return mbc::lars_updates(call); }
-
-extern "C" const char* mbc_lamb_ratio(const MbcCall& call) {
-  return mbc::run_ratios<mbc::LambRatio>(call, mbc::adamw_settings(call));
-}
 extern "C" const char* mbc_multi_tensor_lamb_ratio(const MbcCall& call) {
   return mbc::run_ratios<mbc::LambRatio>(call, mbc::adamw_settings(call));
-}
-extern "C" const char* mbc_lamb_update(const MbcCall& call) {
-  return mbc::run_steps<mbc::LambUpdate>(call, mbc::adamw_settings(call));
 }
 extern "C" const char* mbc_multi_tensor_lamb_update(const MbcCall& call) {
   return mbc::run_steps<mbc::LambUpdate>(call, mbc::adamw_settings(call));

@@ -71,6 +71,7 @@ const char* run_sharded(const MbcCall& call, const typename Rule::Settings& sett
 
 }  // namespace mbc
 
+// Of one parameter, too.
 extern "C" const char* mbc_multi_tensor_sgd_part(const MbcCall& call) {
   using namespace mbc;
   return run_sharded<Sgd<true>>(call, sgd_settings(call, arguments<ShardedUpdateArguments>(call).nesterov != 0));
@@ -80,7 +81,3 @@ extern "C" const char* mbc_multi_tensor_adamw_part(const MbcCall& call) {
   using namespace mbc;
   return run_sharded<Adamw>(call, adamw_settings(call));
 }
-
-extern "C" const char* mbc_sgd_update_part(const MbcCall& call) { return mbc_multi_tensor_sgd_part(call); }
-
-extern "C" const char* mbc_adamw_update_part(const MbcCall& call) { return mbc_multi_tensor_adamw_part(call); }

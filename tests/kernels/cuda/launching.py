@@ -17,7 +17,7 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda import KERNELS, OWN, function_of
 from mbc.kernels.cuda.base import layout_of
 from mbc.measure.kernel_library import MbcCall
 from mbc.measure.own_kernel_harness import ROUNDED_INSIDE
@@ -77,7 +77,7 @@ class Library:
     stream: int = 0
 
     def launch(self, name: str, pointers: Sequence[int], arguments: Arguments) -> None:
-        function = getattr(self.handle, f"mbc_{name}")
+        function = getattr(self.handle, function_of(name))
         function.restype = ctypes.c_char_p
         function.argtypes = (ctypes.POINTER(MbcCall),)
         call = MbcCall(

@@ -16,7 +16,7 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
-from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda import KERNELS, OWN, function_of
 from mbc.kernels.cuda.base import THREADS, always
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
 from mbc.kernels.nccl import COLLECTIVES
@@ -33,6 +33,8 @@ SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
 STRUCT = re.compile(r"^struct (\w+Arguments|ConvolutionSizes)(?: : (\w+))? \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
+LAUNCHER = re.compile(r"^(?:extern \"C\" )?const char\* (mbc_\w+)\(const MbcCall& call\) \{", re.MULTILINE)
+BODY = re.compile(LAUNCHER.pattern + r"(.*?)(?:^\}| \}$)", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 
 
@@ -70,10 +72,33 @@ def test_every_field_of_a_structure_is_a_plain_integer():
             assert len(lines) == len(FIELD.findall(body)), name
 
 
+def _launchers(file: str) -> set[str]:
+    return set(LAUNCHER.findall((SOURCES / file).read_text(encoding="utf-8")))
+
+
 def test_every_kernel_has_a_launcher_in_its_file():
     for kernel in KERNELS.values():
-        text = (SOURCES / kernel.file).read_text(encoding="utf-8")
-        assert re.search(rf"const char\* mbc_{kernel.name}\(const MbcCall& call\) \{{", text), kernel.name
+        assert kernel.function in _launchers(kernel.file), kernel.name
+
+
+def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
+    called = {kernel.function for kernel in KERNELS.values()}
+    bodies: dict[str, str] = {}
+    for path in SOURCES.rglob("*.cu"):
+        text = path.read_text(encoding="utf-8")
+        assert called >= _launchers(path.relative_to(SOURCES).as_posix())
+        for name, body in BODY.findall(text):
+            same = bodies.setdefault(f"{path.name} {' '.join(body.split())}", name)
+            assert same == name, f"{name} is {same}: one launcher serves both kernels (`OwnKernel.named`)"
+            assert not re.fullmatch(r"\s*return mbc_\w+\(call\);\s*", body), f"{name} only calls another launcher"
+    assert len(bodies) > 250
+
+
+def test_kernels_of_one_launcher_fill_the_same_structure():
+    for kernel in KERNELS.values():
+        others = {other.struct for other in KERNELS.values() if other.function == kernel.function}
+        assert others == {kernel.struct}, kernel.name
+    assert function_of("pad") == "mbc_strided_slice" and function_of("no_such_kernel") == "mbc_no_such_kernel"
 
 
 def test_files_of_kernels_have_names_of_their_own():

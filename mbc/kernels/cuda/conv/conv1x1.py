@@ -223,6 +223,12 @@ def with_affine(kernel: OwnKernel) -> OwnKernel:
     return replace(kernel, struct=Conv1x1RematArguments, integers=_remat_arguments)
 
 
+def without_mask_read(kernel: OwnKernel) -> OwnKernel:
+    """For groups that recompute what they have the bit mask of: it is computed anyway, so that the launcher is that of
+    the group without a mask."""
+    return replace(kernel, named=f"{kernel.launcher}_masked")
+
+
 def _bitwise(kernel: OwnKernel) -> OwnKernel:
     """Recomputes the result of one of these kernels to the bit."""
     return replace(kernel, bitwise_equal_to=(PLAIN.name, _WITH_STATISTICS.name))
@@ -275,9 +281,10 @@ def _add_relu_remat(added: bool, by_mask: bool) -> OwnKernel:
     """Accesses: image, weights, mean, variance, scale and shift if the normalisation has them (`affine`), r, the
     gradient (of two: and the second one), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
     the sums. y may be written over r, d over a gradient."""
-    launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}{'_masked' if by_mask else ''}"
+    launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}"
     wirings = (_add_relu_wiring(operands, swapped, added, by_mask) for operands in AFFINE for swapped in (False, True))
-    return with_affine(_fused_remat(launcher, add_relu_remat_kinds(added, by_mask), wirings))
+    kernel = with_affine(_fused_remat(launcher, add_relu_remat_kinds(added, by_mask), wirings))
+    return without_mask_read(kernel) if by_mask else kernel
 
 
 FORMS = tuple(product((False, True), repeat=2))  # (added, by_mask)

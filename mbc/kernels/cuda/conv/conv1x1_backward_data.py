@@ -1,6 +1,7 @@
 """Data gradients of 1x1 convolutions at a stride of one, in bf16 and fp16: the GEMM of
 `mbc.kernels.cuda.conv.conv1x1` with transposed weights. Alone, and with the reductions of batch normalisation's
-backward pass that are over it (`DATA_SUMS` and `DATA_GRADIENT_FUSED_REMAT` of `mbc.optimize.fusion.catalogue_conv1x1`).
+backward pass that are over it (`DATA_GRADIENT_REDUCTIONS` and `DATA_GRADIENT_FUSED_REMAT` of
+`mbc.optimize.fusion.catalogue_conv1x1`).
 
 `channels` there are here those of the gradient that is read, `filters` those of the gradient that is written.
 A result is rounded as if it had been stored before anything else reads it.
@@ -13,12 +14,12 @@ from dataclasses import replace
 
 from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.conv.conv1x1 import (
-    FORMS,
     PLAIN,
     add_relu_remat_kinds,
     relu_backward_kinds,
     with_affine,
     with_reduction,
+    without_mask_read,
 )
 from mbc.kernels.cuda.fused.wiring import AFFINE, Numbers, Wiring, run
 
@@ -57,22 +58,22 @@ def _relu_remat_wiring(operands: int, relu_stored: bool) -> Wiring:
     return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), given
 
 
-def _add_relu_wiring(operands: int, added: bool, by_mask: bool, x_from_gemm: bool = False) -> Iterable[Wiring]:
-    """Inputs: a gradient, weights, the `operands` of the normalisation, r, and another gradient (`added`). Outputs:
-    ReLU's output, the gradient through it, and the reductions. `by_mask`: the group has the bit mask, which is not
-    written. `x_from_gemm`: what is normalised is recomputed from an image and weights, which come first."""
+def _add_relu_wiring(operands: int, by_mask: bool, x_from_gemm: bool = False) -> Iterable[Wiring]:
+    """Inputs: a gradient, weights, the `operands` of the normalisation, r, and another gradient. Outputs: ReLU's
+    output, the gradient through it, and the reductions. `by_mask`: the group has the bit mask, which is not written.
+    `x_from_gemm`: what is normalised is recomputed from an image and weights, which come first."""
     gemms = ((0, 1), (2, 3)) if x_from_gemm else ((0, 1),)
     mean = 2 * len(gemms) + (0 if x_from_gemm else 1)
     r = mean + operands - 1
-    b, not_stored = r + 1, r + (2 if added else 1)
+    b, not_stored = r + 1, r + 2
     x, a = (not_stored, not_stored + 1) if x_from_gemm else (mean - 1, not_stored)
     z, s, y = run(a + 1, 3)
     relu_operand = y + 1 if by_mask else y
-    dy, d = (relu_operand + 1, relu_operand + 2) if added else (a, relu_operand + 1)
+    dy, d = relu_operand + 1, relu_operand + 2
     masks = ((y,),) if by_mask else ()
     relu_inputs = (dy, relu_operand) if by_mask else (relu_operand, dy)
     for forward in _add_wirings(z, r):
-        for add in _add_wirings(a, b) if added else ((),):
+        for add in _add_wirings(a, b):
             start = (*gemms, (x, *run(mean, operands - 1)), *forward, (s,), *masks, *add)
             yield (*start, relu_inputs, (x, d, mean, mean + 1)), (y, d, d + 1, d + 2)
 
@@ -103,21 +104,23 @@ def _relu_remat(relu_stored: bool) -> OwnKernel:
     return with_affine(with_reduction(_PLAIN, launcher, "batch_normalize+relu+relu_backward", wirings))
 
 
-def add_relu_remat(kernel: OwnKernel, name: str, added: bool, by_mask: bool, x_from_gemm: bool = False) -> OwnKernel:
-    """`name_add_relu_remat_bn_reduce[_two_grads][_masked]`. Accesses: gradient, weights, x, mean, variance, scale
-    and shift if the normalisation has them (`affine`), r, [b]; y, d, dgamma, dbeta, workspace. `x_from_gemm`: as above.
+def add_relu_remat(kernel: OwnKernel, name: str, by_mask: bool, x_from_gemm: bool = False) -> OwnKernel:
+    """`name_add_relu_remat_bn_reduce_two_grads[_masked]`. Accesses: gradient, weights, x, mean, variance, scale
+    and shift if the normalisation has them (`affine`), r, b; y, d, dgamma, dbeta, workspace. `x_from_gemm`: as above.
     Reals: eps of the normalisation, and of the reductions. y may be written over x or r, d over b.
 
     y = relu(normalize(x) + r), d is the data gradient (rounded) + b where y, as it is stored, is positive. The
     reductions are over d before it is rounded, and x."""
-    launcher = f"{name}_add_relu_remat_bn_reduce{'_two_grads' if added else ''}{'_masked' if by_mask else ''}"
-    wirings = (wiring for operands in AFFINE for wiring in _add_relu_wiring(operands, added, by_mask, x_from_gemm))
-    return with_reduction(kernel, launcher, add_relu_remat_kinds(added, by_mask), wirings)
+    launcher = f"{name}_add_relu_remat_bn_reduce_two_grads"
+    wirings = (wiring for operands in AFFINE for wiring in _add_relu_wiring(operands, by_mask, x_from_gemm))
+    made = with_reduction(kernel, launcher, add_relu_remat_kinds(True, by_mask), wirings)
+    return without_mask_read(made) if by_mask else made
 
 
 KERNELS = (
     _PLAIN,
-    *(relu_backward_reduction(_PLAIN, "conv1x1_backward_data", *form) for form in FORMS),
+    relu_backward_reduction(_PLAIN, "conv1x1_backward_data", added=False, by_mask=False),
+    *(relu_backward_reduction(_PLAIN, "conv1x1_backward_data", added=True, by_mask=mask) for mask in (False, True)),
     *(_relu_remat(relu_stored) for relu_stored in (False, True)),
-    *(with_affine(add_relu_remat(_PLAIN, "conv1x1_backward_data", *form)) for form in FORMS),
+    *(with_affine(add_relu_remat(_PLAIN, "conv1x1_backward_data", by_mask)) for by_mask in (False, True)),
 )

@@ -1,5 +1,5 @@
 """Two 1x1 GEMMs in one launch, in bf16 and fp16, for the reductions of batch normalisation's backward pass: x,
-recomputed from its image, and the gradient of x (`PAIR_SUMS` and `PAIR_FUSED_REMAT` of
+recomputed from its image, and the gradient of x (`PAIR_REDUCTIONS` and `PAIR_FUSED_REMAT` of
 `mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as if they had been
 stored, and neither is written. For accesses see `relu_backward_reduction` and `add_relu_remat`.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mbc.kernels.cuda.base import Slice
-from mbc.kernels.cuda.conv.conv1x1 import FORMS, PLAIN, Conv1x1RematArguments, arguments, not_stored
+from mbc.kernels.cuda.conv.conv1x1 import PLAIN, Conv1x1RematArguments, arguments, not_stored
 from mbc.kernels.cuda.conv.conv1x1_backward_data import add_relu_remat, relu_backward_reduction
 from mbc.kernels.cuda.fused.wiring import affines
 
@@ -32,8 +32,11 @@ _DUAL = replace(
     integers=_arguments,
 )
 
+_NAME = "dual_conv1x1"
 KERNELS = tuple(
-    not_stored(of(_DUAL, "dual_conv1x1", *form, x_from_gemm=True))
-    for of in (relu_backward_reduction, add_relu_remat)
-    for form in FORMS
+    not_stored(kernel)
+    for kernel in (
+        *(relu_backward_reduction(_DUAL, _NAME, added=True, by_mask=mask, x_from_gemm=True) for mask in (False, True)),
+        *(add_relu_remat(_DUAL, _NAME, by_mask=mask, x_from_gemm=True) for mask in (False, True)),
+    )
 )

@@ -187,7 +187,7 @@ def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
     last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)
     first = replace(
         last,
-        launcher=f"{launcher}_nchw",
+        named=f"{launcher}_nchw",
         layouts=_image_first,
         integers=partial(_arguments, image=Layout.CHANNELS_FIRST),
     )

@@ -90,7 +90,7 @@ _FORWARD = OwnKernel(
 _BACKWARD_DATA = replace(
     _FORWARD,
     kind="convolution_backward_data",
-    launcher="weight_stationary_conv_backward_data",
+    named="weight_stationary_conv_backward_data",
 )
 
 

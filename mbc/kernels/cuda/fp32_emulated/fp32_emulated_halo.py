@@ -122,7 +122,8 @@ def _with_halo(kernel: OwnKernel) -> OwnKernel:
         integers=halo_arguments,
         workspace=_weights_bytes,
         time_us=time_us,
-        launcher=f"fp32_emulated_halo{kernel.kind.removeprefix('convolution')}",
+        launcher="fp32_emulated_halo",
+        named=f"fp32_emulated_halo{kernel.kind.removeprefix('convolution')}",
         takes=takes,
         shared=shared_of(SHARED_BYTES),
     )

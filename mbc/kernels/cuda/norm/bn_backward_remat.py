@@ -66,7 +66,9 @@ def _add_relu_wiring(operands: int, operands2: int, added: bool, swapped: bool, 
 def _fused_remat(
     forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, by_mask: bool = False
 ) -> OwnKernel:
+    """`by_mask`: the group has the bit mask of what is recomputed, which is computed anyway, and the mask not read."""
     forward = f"{forward}{'+relu_mask' if by_mask else ''}{'+add' if added else ''}"
+    launcher += "_two_grads" if added else ""
     backward = "relu_backward_masked" if by_mask else "relu_backward"
     return OwnKernel(
         f"{forward}+{backward}+batch_normalize_backward_reduce",
@@ -76,7 +78,8 @@ def _fused_remat(
         eps,
         workspace=sums_workspace,
         launches=2,
-        launcher=launcher + ("_two_grads" if added else "") + ("_masked" if by_mask else ""),
+        launcher=launcher,
+        named=f"{launcher}_masked" if by_mask else "",
         takes=taking(*wirings),
     )
 

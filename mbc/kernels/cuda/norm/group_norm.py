@@ -54,13 +54,33 @@ def _reduce(at: Slice) -> GroupNormReduceArguments:
     return GroupNormReduceArguments(*image_of(at), groups=_groups(at), parts=count, accumulate=int(at.accumulate))
 
 
-# Channels first, the channels of a pixel are far apart: layer normalisation asks for channels last.
+# Layer normalisation is that of one group at each pixel, by the same launchers. Channels first, the channels of a pixel
+# are far apart: it asks for channels last.
 _SINGLE = tuple(
     kernel
     for kind, layouts, version in (("group_norm", same_layout, 1), ("layer_norm", pixel_by_pixel, 2))
     for kernel in (
-        OwnKernel(kind, FILE, GroupNormArguments, _arguments, _eps, layouts=layouts, version=version),
-        OwnKernel(f"{kind}_backward", FILE, GroupNormArguments, _arguments, layouts=layouts, version=version),
+        OwnKernel(
+            kind,
+            FILE,
+            GroupNormArguments,
+            _arguments,
+            _eps,
+            layouts=layouts,
+            launcher="group_norm",
+            named=kind,
+            version=version,
+        ),
+        OwnKernel(
+            f"{kind}_backward",
+            FILE,
+            GroupNormArguments,
+            _arguments,
+            layouts=layouts,
+            launcher="group_norm_backward",
+            named=f"{kind}_backward",
+            version=version,
+        ),
         OwnKernel(
             f"{kind}_backward_reduce",
             FILE,
@@ -70,6 +90,8 @@ _SINGLE = tuple(
             workspace=sums_workspace,
             launches=2,
             accumulates=True,
+            launcher="group_norm_backward_reduce",
+            named=f"{kind}_backward_reduce",
             version=version,
         ),
     )

@@ -163,6 +163,8 @@ KERNELS = tuple(
         workspace=_workspace,
         launches=2,
         accumulates=bool(rows),
+        launcher=kind,
+        named=f"{rows}{kind}",
         version=2,
     )
     for rows in ("", "row_")

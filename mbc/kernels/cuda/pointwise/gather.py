@@ -166,7 +166,7 @@ KERNELS = (
         trailing=_gather_trailing,
         time_us=touched_us,
     ),
-    OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing),
+    OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing, launcher="strided_slice", named="pad"),
     OwnKernel("pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing),
     OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing),
 )

@@ -115,8 +115,18 @@ KERNELS = (
     OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, version=2),
     OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, trailing=_channels_of_inputs, version=2),
     OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
-    OwnKernel("dropout", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
-    OwnKernel("dropout_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
-    OwnKernel("drop_path", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
-    OwnKernel("drop_path_backward", "pointwise/dropout.cu", DropoutArguments, _dropout, _kept),
+    # The gradient goes through the same mask.
+    *(
+        OwnKernel(
+            f"{kind}{direction}",
+            "pointwise/dropout.cu",
+            DropoutArguments,
+            _dropout,
+            _kept,
+            launcher=kind,
+            named=f"{kind}{direction}",
+        )
+        for kind in ("dropout", "drop_path")
+        for direction in ("", "_backward")
+    ),
 )

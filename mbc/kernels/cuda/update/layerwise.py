@@ -90,7 +90,16 @@ def _takes(request: Request) -> bool:
 
 
 def _kernels(kind: str) -> Iterator[OwnKernel]:
-    alone = OwnKernel(kind, FILE, LayerwiseArguments, _arguments, _reals, trailing=_fields)
+    alone = OwnKernel(
+        kind,
+        FILE,
+        LayerwiseArguments,
+        _arguments,
+        _reals,
+        trailing=_fields,
+        launcher=f"multi_tensor_{kind}",
+        named=kind,
+    )
     if kind.endswith("_ratio"):
         alone = replace(alone, workspace=_workspace, launches=2)
     yield alone
@@ -99,7 +108,7 @@ def _kernels(kind: str) -> Iterator[OwnKernel]:
         kind=f"{kind}*",
         layouts=any_layouts,
         accepts_layouts=same_layouts,
-        launcher=f"multi_tensor_{kind}",
+        named="",
         takes=_takes,
     )
 

@@ -58,9 +58,19 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 
 KERNELS = (
-    OwnKernel("sgd_update_part", FILE, ShardedUpdateArguments, _arguments, _reals, trailing=_fields, time_us=_time_us),
-    OwnKernel(
-        "adamw_update_part", FILE, ShardedUpdateArguments, _arguments, _reals, trailing=_fields, time_us=_time_us
+    *(
+        OwnKernel(
+            f"{rule}_update_part",
+            FILE,
+            ShardedUpdateArguments,
+            _arguments,
+            _reals,
+            trailing=_fields,
+            time_us=_time_us,
+            launcher=f"multi_tensor_{rule}_part",
+            named=f"{rule}_update_part",
+        )
+        for rule in ("sgd", "adamw")
     ),
     *(
         OwnKernel(

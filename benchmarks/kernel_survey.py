@@ -1,0 +1,163 @@
+"""In how many plans each of mbc's own kernels is chosen. Needs no GPU.
+
+    python benchmarks/kernel_survey.py [--also SOURCE ...] [--only NAME ...] [--for SECONDS] [--again]
+
+Plans are of every example (of ResNet by bottlenecks as well), in four precisions, for the GPUs of the bundled profiles:
+undivided without a limit at the default batch and at two smaller ones, and at the default batch within budgets that
+leave shares of the free plan's arena; and likewise of what `mbc bench` timed. `--also`: further sources, such as
+`mbc import` writes. Writes `results/kernel_survey.json`, a row a plan, and goes on where it stopped; plans of other
+code do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from modules import Job, example, examples
+from record import ROOT, Results, attempt, results, show, start
+
+from mbc.errors import BudgetError
+from mbc.frontend.parse import parse
+from mbc.kernels.cuda import KERNELS
+from mbc.kernels.cuda.base import PROVIDER
+from mbc.options import Policy
+from mbc.plan.model import Kernel, Plan
+from mbc.source import Source
+
+GPUS = ("h200", "h100")  # those of the bundled profiles
+PRECISIONS = ("bf16", "fp32", "fp16", "tf32")
+SHARES = (0.7, 0.5, 0.4)  # of the arena of the free plan: of the overhead no plan saves any
+SMALL_BATCH, BATCH_DIVISOR = 8, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """`share`: the budget, 0: none."""
+
+    job: Job
+    batch: int
+    precision: str
+    gpu: str
+    share: float = 0.0
+
+    @property
+    def name(self) -> str:
+        settings = " ".join(f"{name}={value}" for name, value in self.job.settings)
+        within = f" in {self.share:.0%}" if self.share else ""
+        return f"{self.job.name}{settings and ' ' + settings} {self.batch} {self.precision} {self.gpu}{within}"
+
+    @property
+    def free(self) -> Case:
+        return replace(self, share=0.0)
+
+    def plan(self, memory_bytes: int) -> Plan:
+        told = [("batch", str(self.batch)), ("train.precision", self.precision)]
+        told += [("memory.device", f"{memory_bytes} B")] if memory_bytes else []
+        job = replace(self.job.with_settings(*told), gpu=self.gpu)
+        return (job if self.share else job.with_options(policy=Policy.UNDIVIDED)).plan()
+
+
+def networks(also: Iterable[str]) -> list[Job]:
+    jobs = [*examples(), example("resnet", ("depth", "50"))]
+    for path in also:
+        source = Source(path, Path(path).read_text(encoding="utf-8"))
+        jobs += [Job(str(network.name), source, (), str(network.name)) for network in parse(source).networks]
+    return jobs
+
+
+def timed() -> Iterator[tuple[Job, int, str]]:
+    """What `mbc bench` timed: network, batch and precision, most of whose kernels are measured at just these sizes."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        settings = {name: value for name, value in about["settings"].items() if name != "memory.device"}
+        precision = settings.pop("train.precision", about["precision"])
+        batch = settings.pop("batch", about["batch"])
+        yield example(about["network"], *settings.items()), int(batch), precision
+
+
+def cases(jobs: list[Job]) -> Iterator[Case]:
+    """Each once; those without a budget come first, which take a second each."""
+    default = {job: int(dict(job.lowered().settings)["batch"]) for job in jobs}
+    fewer = {job: max(1, batch // BATCH_DIVISOR) for job, batch in default.items()}
+    batches = (default, dict.fromkeys(jobs, SMALL_BATCH), fewer)
+    free = [Case(job, of[job], precision, gpu) for gpu, of, precision, job in product(GPUS, batches, PRECISIONS, jobs)]
+    free += [Case(*told, gpu) for gpu, told in product(GPUS, timed())]
+    within = [
+        Case(job, default[job], precision, gpu, share)
+        for gpu, precision, share, job in product(GPUS, PRECISIONS, SHARES, jobs)
+    ]
+    within += [Case(*told, gpu, share) for gpu, told, share in product(GPUS, timed(), SHARES)]
+    yield from {case.name: case for case in (*free, *within)}.values()
+
+
+def row_of(case: Case, kept: Results) -> dict[str, Any]:
+    """The kernels of the plan by launches. A budget is by a plan that was made before."""
+    free = kept.rows.get(case.free.name, {}) if case.share else {}
+    if case.share and "arena_bytes" not in free:
+        raise RuntimeError("the free plan is missing")
+    budget_bytes = int(case.share * free["arena_bytes"]) + free["overhead_bytes"] if free else 0
+    began = time.monotonic()
+    try:
+        plan = case.plan(budget_bytes)
+    except BudgetError as error:
+        return {"plan_s": time.monotonic() - began, "refused": error.code, "kernels": {}}
+    launches = (launch for program in (plan.train, plan.infer) for launch in program.launches)
+    works = (launch.work for launch in launches)
+    own = Counter(w.name for w in works if isinstance(w, Kernel) and w.provider == PROVIDER)
+    return {
+        "plan_s": time.monotonic() - began,
+        "predicted_ms": plan.predictions.train_us / 1e3,
+        "arena_bytes": plan.predictions.arena_bytes,
+        "overhead_bytes": plan.predictions.overhead_bytes,
+        "measured_share": plan.predictions.measured_share,
+        "kernels": dict(sorted(own.items())),
+    }
+
+
+def plans_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each kernel: in how many plans it is, and in which for example; the rarest first."""
+    chosen: dict[str, list[str]] = {name: [] for name in KERNELS}
+    for row in rows:
+        for name in row.get("kernels", ()):
+            chosen[name].append(row["name"])
+    rare = sorted(chosen, key=lambda name: (len(chosen[name]), name))
+    return [{"name": name, "plans": len(chosen[name]), "such as": next(iter(chosen[name]), None)} for name in rare]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--also", nargs="*", default=[], metavar="SOURCE", help="further sources of networks")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
+    parser.add_argument("--again", action="store_true", help="not only what is missing")
+    parser.add_argument(
+        "--for", dest="for_s", type=float, default=1e9, metavar="S", help="start no row after S seconds"
+    )
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    kept = results("kernel_survey", arguments.again and not arguments.only, current=True)
+    wanted = [
+        case
+        for case in cases(networks(arguments.also))
+        if not arguments.only or any(word in case.name for word in arguments.only)
+    ]
+    waiting = [case for case in wanted if arguments.again or not kept.done(case.name)]
+    for number, case in enumerate(waiting):
+        if time.monotonic() - began > arguments.for_s:
+            print(f"{len(waiting) - number} of {len(wanted)} plans are left: run this again")
+            break
+        kept.put(attempt(lambda case=case: row_of(case, kept), case.name))
+        show([kept.rows[case.name]], ["name", "plan_s", "predicted_ms", "refused"])
+    kept.arrange([case.name for case in wanted])
+    show(plans_of(kept.rows.values()), ["name", "plans", "such as"])
+
+
+if __name__ == "__main__":
+    start(main)
