@@ -1,9 +1,9 @@
 """How few measurements decide a plan (`mbc.optimize.search.decisive_requests`), told by a profile that has all of them.
 
 Each step is planned as on a GPU that nobody measured: what is decided to be measured next is taken from the bundled
-profile, and the rest ruled out. `measured` of the `known` requests of the profile were. `over_full`: the step of that
-plan, by what it knows, over the one by the whole profile; `rounds`: decisions, and `decide_s` what they took here.
-Needs no GPU.
+profile, and the rest left to estimates. `measured` of the `known` requests of the profile were. `over_full`: the step
+of that plan, by what it knows, over the one by the whole profile; `rounds`: decisions, and `decide_s` what they took
+here. With `--stop N` measuring is interrupted after N requests. Needs no GPU.
 
     python benchmarks/decisive_requests.py [--gpu h200] [--only NAME ...]
 """
@@ -11,6 +11,7 @@ Needs no GPU.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Plan
 from mbc.profile.locate import bundled_path
-from mbc.profile.model import RULED_OUT, Extent, Measurement, Profile, calibrated
+from mbc.profile.model import Measurement, Profile, calibrated
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 
@@ -51,8 +52,10 @@ def planned(graph: TrainingGraph, device: DeviceSpec, profile: Profile) -> Plan:
     return search(table, Limits(), device.memory_bytes)
 
 
-def decided(graph: TrainingGraph, device: DeviceSpec, profile: Profile, known: set[str]) -> tuple[Profile, int]:
-    """What of `profile` would have been measured, by its keys `known`, and by how many decisions."""
+def decided(
+    graph: TrainingGraph, device: DeviceSpec, profile: Profile, known: set[str], most: float
+) -> tuple[Profile, int]:
+    """What of `profile` would have been measured, by its keys `known`, `most` of these, and by how many decisions."""
     found: dict[str, tuple[Measurement, ...]] = {}
     decisive, rounds = decisive_requests.Decisive(graph, device, Rules()), 0
 
@@ -61,15 +64,14 @@ def decided(graph: TrainingGraph, device: DeviceSpec, profile: Profile, known: s
         return replace(profile, measurements=dict(found), extents=extents, earlier={})
 
     with patch.object(decisive_requests, "find_profile", lambda _: so_far()):  # pyright: ignore[reportUnknownLambdaType]
-        while requests := decisive(profile.identity, (), known - found.keys()).requests:
-            found |= {key: profile.measurements[key] for key in requests}
+        while len(found) < most and (requests := decisive((), known - found.keys()).requests):
+            found |= {key: profile.measurements[key] for key in requests[: int(min(most, 1e9)) - len(found)]}
             rounds += 1
     made = so_far()
-    ruled_out = dict.fromkeys(known - found.keys(), Extent(0, RULED_OUT))
-    return replace(made, extents={**made.extents, **ruled_out}), rounds + 1
+    return replace(made, left_to_estimate=frozenset(known - found.keys())), rounds + 1
 
 
-def compared(job: Job, device: DeviceSpec, profile: Profile) -> dict[str, Any]:
+def compared(job: Job, device: DeviceSpec, profile: Profile, most: float) -> dict[str, Any]:
     lowered = job.lowered()
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     wanted = {signature(need.undivided) for need in needs(graph, device, Policy.UNDIVIDED)}
@@ -79,7 +81,7 @@ def compared(job: Job, device: DeviceSpec, profile: Profile) -> dict[str, Any]:
         return row
     full = planned(graph, device, profile)
     began = time.perf_counter()
-    found, rounds = decided(graph, device, profile, known)
+    found, rounds = decided(graph, device, profile, known, most)
     row |= {"measured": len(found.measurements), "rounds": rounds, "decide_s": time.perf_counter() - began}
     plan = planned(graph, device, found)
     row |= {"full_ms": full.predictions.train_us / 1e3, "step_ms": plan.predictions.train_us / 1e3}
@@ -91,6 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h200", help="whose bundled profile to take (default h200)")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
+    parser.add_argument(
+        "--stop", type=float, default=math.inf, metavar="N", help="after N requests (default: at the end)"
+    )
     arguments = parser.parse_args()
     device = find_spec(arguments.gpu)
     profile = read_profile(bundled_path(device.name))
@@ -101,9 +106,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, job in jobs.items():
         if not arguments.only or any(word in name for word in arguments.only):
-            rows.append(attempt(partial(compared, job, device, profile), name))
+            rows.append(attempt(partial(compared, job, device, profile, arguments.stop), name))
             show(rows[-1:], COLUMNS)
-    write("decisive_requests", rows, gpu=device.name)
+    write(f"decisive_requests{'' if math.isinf(arguments.stop) else '_stopped'}", rows, gpu=device.name)
     show([row for row in rows if "over_full" in row], COLUMNS)
 
 

@@ -3,9 +3,9 @@
 A copy of mbc without the bundled profile of this machine's GPU compiles each network into a package with an empty
 profile of its own; profiles of other GPUs stay, as for any new GPU. Its kernels are compiled before, as after any
 earlier use of mbc on that machine. `first_step_s`: until a step was made, in a new process. `measured` requests were
-measured for it, `ruled_out` were not. Beside it stands the step of the plan with all that is known: by the bundled
-profile, and with `--full S` after measuring all undivided ones, for S seconds at most. `over_full`: the step over the
-faster one of these.
+measured for it, `left` were left to their estimates. Beside it stands the step of the plan with all that is known: by
+the bundled profile, and with `--full S` after measuring all undivided ones, for S seconds at most. `over_full`: the
+step over the faster one of these.
 
     python benchmarks/first_step.py [--only NAME ...] [--for SECONDS] [--full SECONDS]
 """
@@ -44,7 +44,7 @@ CASES: Mapping[str, tuple[Job, float | None]] = {
 MOST_OVER = 1.03  # of the step over that with all measured
 TIMEOUT_S = 400.0
 COLUMNS = (
-    "name", "compile_s", "first_step_s", "measured", "ruled_out", "step_ms", "predicted_ms", "bundled_ms", "full_ms",
+    "name", "compile_s", "first_step_s", "measured", "left", "step_ms", "predicted_ms", "bundled_ms", "full_ms",
     "over_full", "passed",
 )  # fmt: skip
 
@@ -86,9 +86,8 @@ def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict
         found = time_packages({"new": new}, 2, timeout_s=TIMEOUT_S)
         row: dict[str, Any] = {"compile_s": compile_s, "first_step_s": time.monotonic() - began}
         own = folder / "home" / "mbc" / "profiles" / file_name(find_device("auto").name)
-        extents = read_profile(own).extents.values()
-        row["ruled_out"] = sum(extent.ruled_out for extent in extents)
-        row["measured"] = len(extents) - row["ruled_out"]
+        known = read_profile(own)
+        row |= {"measured": len(known.extents), "left": len(known.left_to_estimate)}
         run(ROOT, folder / "none", ("compile", *words_of(job), "-o", str(bundled), "--measure", "never"))
         packages = {"bundled": bundled, "new": new}
         if full_s:

@@ -34,7 +34,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.host_sharing import beside_other_ranks
-from mbc.optimize.search.profiling_requests import may_gain_by_micro_batches, ruled_out, unmeasured, untried
+from mbc.optimize.search.profiling_requests import chosen_by_estimate, may_gain_by_micro_batches, unmeasured, untried
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
@@ -301,11 +301,12 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             raise
         table, plan = search_again()
     # What was chosen by times between two measured sizes is measured, and chosen again; so are micro-batches by times
-    # scaled from larger sizes, what cuDNN may not run, since it was tried on more rows only, and what was ruled out.
+    # scaled from larger sizes, what cuDNN may not run, since it was tried on more rows only, and what was left to its
+    # estimate.
     of_estimates = unmeasured if rules.policy is Policy.ALL else untried
 
     def wanted() -> tuple[Request, ...]:
-        return *of_estimates(plan), *ruled_out(plan, table.profile)
+        return *of_estimates(plan), *chosen_by_estimate(plan, table.profile)
 
     while stages.run("measure again", lambda: measuring.chosen(wanted())):
         table, plan = search_again()

@@ -103,11 +103,19 @@ class Measuring:
         if profile is not None and profile.stale:  # another GPU's
             profile = None
         wanted = tuple(needs) if again else missing(needs, profile, limit_bytes)
-        if not wanted or self._over or (decide is not None and profile is not None and _ruled_out(wanted, profile)):
+        if not wanted or self._over:
             return False
+        decision = None
+        if decide is not None:
+            decision = decide((), {signature(need.undivided) for need in wanted})
+            if not decision.requests:
+                return False
         self._say("starting to measure")
         _, multiprocessors = split_name(device.name)
-        task = Task(wanted, path, self._left_s, limit_bytes, again, multiprocessors=multiprocessors, decide=decide)
+        task = Task(
+            wanted, path, self._left_s, limit_bytes, again,
+            multiprocessors=multiprocessors, decide=decide, decision=decision,
+        )  # fmt: skip
         began_s = time.monotonic()
         outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: self._say(progress_text(now)))
         self._left_s = max(0.0, self._left_s - (time.monotonic() - began_s))
@@ -162,11 +170,6 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
             whole = need.whole and lacking[0] is need.requests[0]
             found.append(Need(tuple(lacking), need.weight_us, whole, tuple(larger)))
     return tuple(found)
-
-
-def _ruled_out(needs: Iterable[Need], profile: Profile) -> bool:
-    """Whether an earlier plan did without all of them. What this one wants of these after all is measured then."""
-    return all(profile.ruled_out(need.undivided) for need in needs)
 
 
 def progress_text(now: Progress) -> str:

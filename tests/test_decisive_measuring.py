@@ -3,6 +3,7 @@ all measured. Times are those of the bundled profile, given out as if they were 
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,11 @@ from mbc.measure.fleet import Outcome, Progress, Task
 from mbc.measure.measure import Summary
 from mbc.optimize import effort
 from mbc.optimize.search.decisive_requests import Decisive
+from mbc.optimize.search.profiling_requests import chosen_by_estimate, unmeasured
 from mbc.options import Measure, Options
 from mbc.profile import locate as profile_places
 from mbc.profile.locate import bundled_path, user_path
-from mbc.profile.model import RULED_OUT, Extent, Profile
+from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
@@ -31,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text(encoding="utf-8"))
 SETTINGS = (("depth", "18"), ("batch", "256"), ("train.precision", "bf16"))
 SHIPPED = bundled_path(GPU.name)
+DECIDED = 1 - effort.UNDECIDED_SHARE / effort.OPTIMISM  # of a step, by its estimates, is measured
 OPTIONS = Options(gpu="h200", settings=SETTINGS)
 
 
@@ -41,6 +44,7 @@ class Machine:
     times: Profile
     tasks: list[Task] = field(default_factory=list[Task])
     measured: set[str] = field(default_factory=set[str])
+    most: float = math.inf  # is measured before somebody interrupts
 
     def measure_on(self, gpus: tuple[str, ...], task: Task, progress: Callable[[Progress], None]) -> Outcome:
         self.tasks.append(task)
@@ -51,17 +55,17 @@ class Machine:
             for key in failed:
                 writer.record(missing.pop(key), (), Extent(task.workspace_limit_bytes, "could not be measured"))
         chosen = tuple(missing)
-        while chosen:
+        while chosen and len(self.measured) < self.most:
             if task.decide is not None:
-                chosen = task.decide(self.times.identity, failed, missing).requests
+                chosen = task.decide(failed, missing).requests
             with ProfileWriter(task.path, self.times.identity) as writer:
-                for key in chosen:
+                for key in chosen[: None if math.isinf(self.most) else int(self.most)]:
                     writer.record(missing.pop(key), known[key], Extent(task.workspace_limit_bytes))
                     self.measured.add(key)
             chosen = chosen if task.decide is not None else ()
         with ProfileWriter(task.path, self.times.identity) as writer, writer.all_at_once():
             for request in missing.values():
-                writer.record(request, (), Extent(0, RULED_OUT))
+                writer.record(request, (), Extent(0, LEFT_TO_ESTIMATE))
         return Outcome(Summary(measured=asked - len(missing)), 0, False)
 
 
@@ -84,7 +88,7 @@ def test_a_plan_of_less_than_half_of_the_measurements_is_as_good(machine: Machin
     plan = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
     needs = len(machine.tasks[0].needs)
     assert isinstance(machine.tasks[0].decide, Decisive) and 0 < len(machine.measured) < 0.5 * needs
-    assert plan.predictions.measured_share > 1 - effort.UNDECIDED_SHARE
+    assert plan.predictions.measured_share > DECIDED
     first = set(machine.measured)
     compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
     assert machine.measured == first
@@ -97,6 +101,17 @@ def test_a_plan_of_less_than_half_of_the_measurements_is_as_good(machine: Machin
     assert plan.predictions.train_us < 1.01 * best.predictions.train_us
 
 
+def test_a_plan_after_an_interrupt_is_no_worse_than_without_measuring(machine: Machine) -> None:
+    guess = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.NEVER)).predictions.train_us
+    machine.most = 30
+    plan = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
+    assert len(machine.measured) == 30 and 0.2 < plan.predictions.measured_share < 0.9
+    machine.most = math.inf
+    best = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
+    assert best.predictions.measured_share > DECIDED
+    assert best.predictions.train_us < plan.predictions.train_us < 1.1 * guess
+
+
 def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -> None:
     """Its times are estimates here, by which plans are made where nothing can be measured."""
     here = find_spec("h100")
@@ -104,19 +119,33 @@ def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -
     profile_places.BUNDLED.mkdir()
     shutil.copy(SHIPPED, profile_places.BUNDLED)
     options = replace(OPTIONS, gpu="h100", measure=Measure.MISSING)
-    assert compile_plan(SOURCE, options).predictions.measured_share > 1 - effort.UNDECIDED_SHARE
+    assert compile_plan(SOURCE, options).predictions.measured_share > DECIDED
     assert len(machine.measured) > 80
 
 
-def test_what_a_plan_chooses_of_the_ruled_out_is_measured(machine: Machine) -> None:
+def test_what_a_plan_chooses_by_its_estimate_is_measured(machine: Machine) -> None:
     """Another network may want what the first one did without."""
     compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
     path = user_path(GPU.name)
     known = read_profile(path)
     chosen = max(machine.measured, key=lambda key: min(m.time_us for m in known.measurements[key] if not m.refused))
     with ProfileWriter(path, known.identity) as writer:
-        writer.record_signature(chosen, 256, (), Extent(0, RULED_OUT))
+        writer.record_signature(chosen, 256, (), Extent(0, LEFT_TO_ESTIMATE))
     machine.measured.clear()
     plan = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
-    assert chosen in machine.measured and plan.predictions.measured_share > 1 - effort.UNDECIDED_SHARE
-    assert machine.tasks[-1].decide is None  # of just these
+    assert chosen in machine.measured and plan.predictions.measured_share > DECIDED
+    assert (decision := machine.tasks[-1].decision) is not None and chosen in decision.requests
+
+
+def test_what_a_plan_takes_by_its_estimate_is_measured_where_it_takes_long() -> None:
+    """A budget, say, may make it choose otherwise than the step without one."""
+    plan = compile_plan(SOURCE, OPTIONS)
+    estimated = compile_plan(SOURCE, replace(OPTIONS, gpu="rtx-4090"))
+    known = read_profile(SHIPPED)
+    assert chosen_by_estimate(estimated, known) == ()
+    everything = frozenset(map(signature, unmeasured(estimated)))
+    left = replace(known, left_to_estimate=everything)
+    assert set(map(signature, chosen_by_estimate(estimated, left))) == everything != set()
+    least = min(unmeasured(estimated), key=lambda request: sum(t.size_bytes for t in request.inputs))
+    assert chosen_by_estimate(estimated, replace(known, left_to_estimate=frozenset([signature(least)]))) == ()
+    assert chosen_by_estimate(plan, left) == ()  # which has measured them

@@ -38,7 +38,7 @@ WORKER = (sys.executable, "-m", "mbc.measure.worker")
 @dataclass(frozen=True, slots=True)
 class Task:
     """What one process is to measure, and to leave out: see `mbc.measure.measure.measure`. `multiprocessors`: of the
-    GPU, to measure on; None: all. `decide` can be sent to another process."""
+    GPU, to measure on; None: all. `decide` can be sent to another process; `decision`: its first."""
 
     needs: tuple[Need, ...]
     path: Path
@@ -48,6 +48,7 @@ class Task:
     link: bool = True
     multiprocessors: int | None = None
     decide: Decide | None = None
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ What is not measured, and why that loses nothing or little:
   least workspace gets better again further down;
   one that is sure to take over ten times as long by what few rows take is not run on all of them;
   mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes;
-  for one step without a budget, all that cannot decide its plan by what is measured so far (`decide`).
+  for one step without a budget, all that does not decide its plan (`decide`), by estimates of what is not measured.
 Each request's extent says which of these it met.
 """
 
@@ -35,7 +35,7 @@ from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import GpuFailed, Harness, Workbench
 from mbc.measure.session import GPU_FAILED, Session
 from mbc.measure.workbench import Bench, identity
-from mbc.profile.model import RULED_OUT, Extent, Identity, Measurement, Profile
+from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Measurement, Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import rows_of, signature
 from mbc.profile.writer import ProfileWriter
@@ -46,8 +46,8 @@ __all__ = ["Summary", "identity", "measure", "measure_on"]
 _LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
-# What to measure next: by the machine, by what could not be measured and by what is missing, both by signature.
-Decide = Callable[[Identity, Collection[str], Collection[str]], Decision]
+# What to measure next, by what could not be measured and what is missing, both by signature.
+Decide = Callable[[Collection[str], Collection[str]], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def measure(
     of its time and is told in the summary. An operation that fails is told there and does not stop the others;
     where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
     `link`: also copies between GPU and host, where the profile does not know them. `decide`: of the undivided requests
-    only those that can decide a plan, in the order that it says; the others are marked as ruled out.
+    only those that can decide a plan, in the order that it says; the others are left to their estimates.
     """
     with Bench(gpu) as bench:
         return measure_on(
@@ -182,26 +182,28 @@ class _Run:
         return replace(self.summary, left=self.total - self._done())
 
     def _decisive(self, needs: Mapping[str, Need], decide: Decide) -> None:
-        """What `decide` says of undivided `needs`, by signature, until it says nothing; the rest is ruled out."""
+        """What `decide` says of undivided `needs`, by signature, until it says nothing. All that is then not measured,
+        or was not reached, is left to its estimate: plans that compare it with what was measured are better than plans
+        that know only a part of what they compare."""
         missing = dict.fromkeys(key for key in needs if not self._known(key))
         pending, seen = tuple(missing), set[str]()
         try:
             while pending:
                 failed = seen - self.found.keys()
-                pending = decide(self.bench.identity(), failed, missing).requests
+                pending = decide(failed, missing).requests
                 self.total = self._done() + len(pending)
                 for key in pending:
                     self._need(needs[key], seen, sizes=1)
                     del missing[key]
         finally:
-            self._rule_out(needs[key].undivided for key in missing if key not in pending)
+            self._leave_to_estimate(needs[key].undivided for key in missing)
 
-    def _rule_out(self, requests: Iterable[Request]) -> None:
-        held = {*self.held.extents, *self.held.measurements}
+    def _leave_to_estimate(self, requests: Iterable[Request]) -> None:
+        held = {*self.held.extents, *self.held.measurements, *self.held.earlier}
         with self.writer.all_at_once():
             for request in requests:
                 if signature(request) not in held:
-                    self.writer.record(request, (), Extent(0, RULED_OUT))
+                    self.writer.record(request, (), Extent(0, LEFT_TO_ESTIMATE))
 
     def _done(self) -> int:
         return self.summary.measured + self.summary.ruled_out + len(self.summary.failures)

@@ -16,7 +16,6 @@ from mbc.measure.gpu import Gpu
 from mbc.measure.measure import Summary, measure
 from mbc.measure.need import Decision
 from mbc.measure.processes import received, speaker
-from mbc.profile.model import Identity
 
 
 def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
@@ -31,9 +30,11 @@ def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Ca
         if ended.is_set():
             raise KeyboardInterrupt
 
-    def decided(identity: Identity, failed: Collection[str], missing: Collection[str]) -> Decision:
+    first = [task.decision] if task.decision is not None else []
+
+    def decided(failed: Collection[str], missing: Collection[str]) -> Decision:
         assert task.decide is not None
-        decision = task.decide(identity, failed, missing)
+        decision = first.pop() if first else task.decide(failed, missing)
         say(("decision", decision))
         return decision
 

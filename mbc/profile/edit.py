@@ -58,6 +58,9 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         {key: rows for key, rows in {**second.earlier, **first.earlier}.items() if key not in extents},
         _first_of(first.collectives + second.collectives),
         _first_of(first.collective_slowdowns + second.collective_slowdowns),
+        left_to_estimate=(first.left_to_estimate | second.left_to_estimate).difference(
+            extents, measurements, first.earlier, second.earlier
+        ),
     )
 
 
@@ -87,7 +90,6 @@ def _union(best_first: list[dict[CandidateKey, Measurement]]) -> Mapping[Candida
 
 
 def _wider(best_first: list[Extent]) -> Extent:
-    best_first = [e for e in best_first if not e.ruled_out] or best_first
     limit = max(e.workspace_limit_bytes for e in best_first)
     widest = [e for e in best_first if e.workspace_limit_bytes == limit]
     widest = [e for e in widest if not e.micro_batches_only] or widest

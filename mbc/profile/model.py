@@ -107,8 +107,8 @@ def collective_subject(ranks: int, max_ctas: int) -> str:
     return f"{ranks} ranks, {max_ctas} thread blocks"
 
 
-# What `Extent.left_out` says of a request of which nothing was measured, since it loses by its estimate.
-RULED_OUT = "ruled out: by its estimate slower than what was measured"
+# What `Extent.left_out` says in a file of the requests of `Profile.left_to_estimate`.
+LEFT_TO_ESTIMATE = "left to its estimate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +126,9 @@ class Extent:
     date: str = ""
     micro_batches_only: bool = False
 
-    @property
-    def ruled_out(self) -> bool:
-        """Whether nothing was measured, since others are faster by measurement than this by its estimate, in the step
-        that was planned then (`mbc.optimize.search.decisive_requests`)."""
-        return self.left_out == RULED_OUT
-
     def covers(self, workspace_limit_bytes: int, whole: bool) -> bool:
         """Whether nothing is missed up to a limit of workspace, for a whole batch or a part of one."""
-        enough = self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
-        return enough and not self.ruled_out
+        return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,9 @@ class Profile:
     another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
     times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
     of which this is a part (`mbc.profile.part`). `scaling`: to the GPU that is planned for, of a stale profile of
-    another (`scaled_to`).
+    another (`scaled_to`). `left_to_estimate`: requests, by signature, that a compilation did not measure, since its
+    plan did without them (`mbc.optimize.search.decisive_requests`) or its time was over: nothing is known of them, but
+    their estimates may be compared with measurements.
     """
 
     identity: Identity
@@ -161,6 +156,7 @@ class Profile:
     collectives: tuple[CollectiveTime, ...] = ()
     collective_slowdowns: tuple[CollectiveSlowdown, ...] = ()
     scaling: Scaling | None = None
+    left_to_estimate: frozenset[str] = frozenset()
 
     @property
     def cudnn(self) -> int:
@@ -196,10 +192,9 @@ class Profile:
         where neither is known."""
         return candidates_at(self.family(request), rows_of(request))
 
-    def ruled_out(self, request: Request) -> bool:
-        """Whether `request` was left unmeasured since others were faster (`Extent.ruled_out`)."""
-        extent = self.extents.get(signature(request))
-        return extent is not None and extent.ruled_out
+    def compares_estimate(self, request: Request) -> bool:
+        """Whether the estimate of a request may be compared with what was measured (`left_to_estimate`)."""
+        return bool(self.left_to_estimate) and signature(request) in self.left_to_estimate
 
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         """The candidates of every size at which the operation of `request` was measured, by their number of rows,

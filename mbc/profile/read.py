@@ -17,7 +17,7 @@ from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, Collect
 from mbc.profile.check import check_contents, check_structure, guard
 from mbc.profile.kernel_versions import current
 from mbc.profile.migrate import migrate
-from mbc.profile.model import Extent, Overhead, Profile
+from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Overhead, Profile
 from mbc.profile.rows import LazyMeasurements
 from mbc.profile.schema import (
     COLUMNS,
@@ -80,6 +80,7 @@ def _read(path: Path) -> Profile:
             columns = "signature, workspace_limit_bytes, left_out, date, micro_batches_only"
             limits = connection.execute(f"SELECT {columns} FROM request")
             extents = {key: Extent(*row, micro_batches_only=bool(only)) for key, *row, only in limits}
+            marked = frozenset(key for key, extent in extents.items() if extent.left_out == LEFT_TO_ESTIMATE)
             constants: dict[str, float] = dict(connection.execute("SELECT name, value FROM constant"))
             times = tuple(
                 CollectiveTime(CollectiveKind(kind), ranks, Link(link), *rest)
@@ -94,7 +95,15 @@ def _read(path: Path) -> Profile:
     found = LazyMeasurements(rows)
     return current(
         Profile(
-            identity, found, overheads, str(path), extents, constants, collectives=times, collective_slowdowns=slowdowns
+            identity,
+            found,
+            overheads,
+            str(path),
+            {key: extent for key, extent in extents.items() if key not in marked},
+            constants,
+            collectives=times,
+            collective_slowdowns=slowdowns,
+            left_to_estimate=marked.difference(rows),
         )
     )
 

@@ -30,7 +30,7 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
         known = writer.known() if not again else frozenset()
         missing = [r for r in requests if signature(r) not in known]
         if decide is not None:
-            chosen = decide(IDENTITY, (), [signature(r) for r in missing]).requests
+            chosen = decide((), [signature(r) for r in missing]).requests
             missing = [r for r in missing if signature(r) in chosen]
         try:
             for done, request in enumerate(missing):

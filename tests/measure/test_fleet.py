@@ -22,7 +22,6 @@ from mbc.measure import fleet
 from mbc.measure.fleet import Progress, Task, choose_gpus, combined, deal, gpus_named, measure_on, name_of, visible_gpus
 from mbc.measure.measure import Summary
 from mbc.measure.need import Decision, Need
-from mbc.profile.model import Identity
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
@@ -75,8 +74,8 @@ def test_all_gpus_write_one_profile(tmp_path: Path, gpus: tuple[str, ...]):
     assert again.summary is not None and again.summary.known == len(EVERYTHING) and not again.summary.measured
 
 
-def decide_the_last(identity: Identity, failed: Sequence[str], missing: Sequence[str]) -> Decision:
-    assert identity == IDENTITY and not failed
+def decide_the_last(failed: Sequence[str], missing: Sequence[str]) -> Decision:
+    assert not failed
     return Decision(tuple(missing[-1:]), 250.0, 0.75)
 
 
@@ -86,6 +85,9 @@ def test_a_process_measures_what_is_decided_and_says_why(tmp_path: Path):
     measure_on(("0",), replace(task(path), decide=decide_the_last), seen.append, worker())
     (only,) = read_profile(path).extents
     assert only in EVERYTHING and [p.decision for p in seen] == [Decision((only,), 250.0, 0.75)]
+    first = Decision(tuple(EVERYTHING - {only}), 300.0, 0.5)  # made before the process began
+    measure_on(("0",), replace(task(path), decide=decide_the_last, decision=first), seen.append, worker())
+    assert set(read_profile(path).extents) == EVERYTHING and seen[-1].decision == first
 
 
 def test_nothing_to_measure(tmp_path: Path):

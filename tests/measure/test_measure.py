@@ -14,6 +14,7 @@ from mbc.errors import MbcError
 from mbc.hardware.transfers import HostLink, estimated_link, link_constants, measured_link
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Request
+from mbc.measure import measure as measuring
 from mbc.measure.clock import Times
 from mbc.measure.gpu import DoesNotFit
 from mbc.measure.ladder import Ladder
@@ -430,7 +431,7 @@ class Decide:
     failed: list[list[int]] = field(default_factory=list[list[int]])
     missing: list[list[int]] = field(default_factory=list[list[int]])
 
-    def __call__(self, _: Identity, failed: Sequence[str], missing: Sequence[str]) -> Decision:
+    def __call__(self, failed: Sequence[str], missing: Sequence[str]) -> Decision:
         numbers = {signature(need.undivided): number for number, need in enumerate(self.needs)}
         self.failed.append(sorted(numbers[key] for key in failed))
         self.missing.append(sorted(numbers[key] for key in missing))
@@ -445,21 +446,33 @@ def test_only_what_can_decide_a_plan_is_measured(path: Path) -> None:
     assert (summary.measured, summary.left) == (3, 0) and decide.missing == [[0, 1, 2, 3], [1, 3], [3]]
     assert told == [(0, 2), (1, 2), (2, 3)]
     profile = read_profile(path)
-    assert [profile.ruled_out(one.undivided) for one in needs] == [False, False, False, True]
+    assert profile.left_to_estimate == {signature(needs[3].undivided)} and profile.compares_estimate(needs[3].undivided)
     assert missing(needs, profile, LIMIT) == (needs[3],)  # by whom all is to be measured
-    assert run(Table([FAST]), path, *needs).measured == 1
-    assert not read_profile(path).ruled_out(needs[3].undivided)
+    assert run(Table([FAST, LEAN]), path, *needs).measured == 1
+    assert len(found(path, needs[3])) == 2 and not read_profile(path).left_to_estimate
 
 
-def test_what_was_chosen_when_the_time_was_over_is_not_ruled_out(path: Path) -> None:
+@pytest.mark.parametrize("stop_at", ["", "fast 8"])
+def test_what_was_not_reached_is_left_to_its_estimate_and_asked_for_again(path: Path, stop_at: str) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16, 24)]
-    summary = run(Table([FAST]), path, *needs, decide=Decide(needs, [(1, 0)]), seconds=0.5)
-    assert (summary.measured, summary.left) == (1, 1)
-    profile = read_profile(path)
-    assert [profile.ruled_out(one.undivided) for one in needs] == [False, False, True]
-    assert signature(needs[0].undivided) not in profile.extents
+    stopped = Table([FAST], stop_at=stop_at)
+    summary = run(stopped, path, *needs, decide=Decide(needs, [(1, 0)]), seconds=math.inf if stop_at else 0.5)
+    assert (summary.measured, summary.left, summary.interrupted) == ((0, 2, True) if stop_at else (1, 1, False))
+    known = read_profile(path)
+    assert known.left_to_estimate == {signature(one.undivided) for one in needs} - known.extents.keys()
     decide = Decide(needs, [(0,), ()])
-    assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and decide.missing[0] == [0, 2]
+    assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and {0, 2} <= set(decide.missing[0])
+
+
+def test_what_is_known_of_an_earlier_version_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = [need([8], channels=channels) for channels in (8, 16)]
+    run(Table([FAST]), path, needs[0])
+    known = read_profile(path)
+    key = signature(needs[0].undivided)
+    outdated = replace(known, measurements={}, extents={}, earlier={key: known.measurements[key]})
+    monkeypatch.setattr(measuring, "read_profile", lambda _: outdated)
+    run(Table([FAST]), path, *needs, decide=Decide(needs, [()]))
+    assert read_profile(path).left_to_estimate == {signature(needs[1].undivided)} and found(path, needs[0])
 
 
 def test_what_cannot_be_measured_is_told_to_who_decides(path: Path) -> None:

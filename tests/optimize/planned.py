@@ -84,7 +84,7 @@ class NoSizes(Any):
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
         return {}
 
-    def ruled_out(self, request: Request) -> bool:
+    def compares_estimate(self, request: Request) -> bool:
         return False
 
 

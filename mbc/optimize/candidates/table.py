@@ -151,8 +151,8 @@ class CandidateTable:
 
     def timed(self, operation: Operation) -> bool:
         """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
-        or of an earlier version of the kernel; or says that it was ruled out by its estimate, which may then be
-        compared with what was measured."""
+        or of an earlier version of the kernel; or leaves it to its estimate, which may then be compared with what was
+        measured."""
         key = "timed", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
@@ -161,12 +161,11 @@ class CandidateTable:
 
     def _timed(self, operation: Operation) -> bool:
         found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-        return bool(self._admitted(found, self._remat_kernels(operation))) or self.ruled_out(operation)
+        return bool(self._admitted(found, self._remat_kernels(operation))) or self.compares_estimate(operation)
 
-    def ruled_out(self, operation: Operation) -> bool:
-        """Whether the profile says that it was left unmeasured for the whole mini-batch, being slower by its estimate
-        than others by measurement."""
-        return self.profile is not None and self.profile.ruled_out(self.request(operation, self.whole))
+    def compares_estimate(self, operation: Operation) -> bool:
+        """Whether the profile leaves it to its estimate for the whole mini-batch (`Profile.left_to_estimate`)."""
+        return self.profile is not None and self.profile.compares_estimate(self.request(operation, self.whole))
 
     def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
         """Admitted candidates for the whole mini-batch with their estimates, whatever was measured."""
@@ -227,9 +226,7 @@ class CandidateTable:
     def _was_tried(self, request: Request) -> bool:
         """Whether measuring found no kernel for it: all were refused, or it failed."""
         key = signature(request)
-        return self.profile is not None and (
-            key in self.profile.measurements or (key in self.profile.extents and not self.profile.ruled_out(request))
-        )
+        return self.profile is not None and (key in self.profile.measurements or key in self.profile.extents)
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if self.rules.allow(p.name)]

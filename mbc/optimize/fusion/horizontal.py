@@ -83,7 +83,7 @@ def fuse_horizontally(
     table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice], updates: bool = True
 ) -> HorizontallyFused:
     """`program` with every bundle (`bundles`) fused whose single launch takes less time than its operations one by
-    one, half of it where only one of the two was measured and the other one is not ruled out by its estimate."""
+    one, half of it where only one of the two was measured and the other one is not left to its estimate."""
     saved_us = 0.0
     chosen = dict(choices)
     for bundle in bundles(program, table, updates):
@@ -98,7 +98,7 @@ def fuse_horizontally(
         singly_us = sum(choices[operation.name].point.time_us for operation in group)
         measured = all(s.candidate.measured for o in group for s in choices[o.name].micro_batches)
         layouts = _layouts(joined, group, choices)
-        comparable = best.measured == measured or any(map(table.ruled_out, (joined, *group)))
+        comparable = best.measured == measured or any(map(table.compares_estimate, (joined, *group)))
         margin = 1.0 if comparable else effort.CLEARLY_FASTER
         if best.time_us * margin >= singly_us or layouts is None:
             continue

@@ -102,7 +102,8 @@ def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
         table.groups["fused_remat"] = tuple(
             fused_remat
             for fused_remat in found
-            if not has_product(fused_remat.operation.attributes) or table.timed(fused_remat.operation)
+            if not has_product(fused_remat.operation.attributes)
+            or (table.timed(fused_remat.operation) and not table.compares_estimate(fused_remat.operation))
         )
     return table.groups["fused_remat"]
 

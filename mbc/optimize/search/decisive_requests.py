@@ -27,7 +27,7 @@ from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.selection.select import Choices, choose
 from mbc.profile.locate import find_profile
-from mbc.profile.model import Extent, Identity, Profile, calibrated
+from mbc.profile.model import Extent, calibrated
 from mbc.profile.signature import signature
 
 
@@ -39,19 +39,19 @@ class Decisive:
     device: DeviceSpec
     rules: Rules
 
-    def __call__(self, identity: Identity, failed: Collection[str], missing: Collection[str]) -> Decision:
-        """By what the profiles of this machine, of this identity, hold. Requests by signature: `missing` are not
-        measured, and those of the decision are some of these; `failed` could not be."""
-        profile = find_profile(self.device) or Profile(identity, {})
-        profile = replace(profile, extents={**profile.extents, **dict.fromkeys(failed, Extent(0))})
+    def __call__(self, failed: Collection[str], missing: Collection[str]) -> Decision:
+        """By what the profiles of this machine hold. Requests by signature: `missing` are not measured, and those of
+        the decision are some of these; `failed` could not be."""
+        profile = find_profile(self.device)
+        if profile is not None:
+            profile = replace(profile, extents={**profile.extents, **dict.fromkeys(failed, Extent(0))})
         table = CandidateTable(
             self.graph, calibrated(self.device, profile), PROVIDERS, profile, self.rules, optimism=effort.OPTIMISM
         )
         masked = table.of(mask_relus(self.graph, residual_relus(self.graph)))
         steps = [_of_step(with_bitwise_remat(variant), missing) for variant in (table, masked)]
         requests = dict.fromkeys(request for step in steps for request in step.requests)
-        step_us, share = min(step.step_us for step in steps), max(step.missing_share for step in steps)
-        return Decision(tuple(requests), step_us, share)
+        return replace(min(steps, key=lambda step: step.step_us), requests=tuple(requests))
 
 
 def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
@@ -66,10 +66,10 @@ def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
             if key in missing:
                 weights_us[key] = weights_us.get(key, 0.0) + weight * time_us
                 train_us += time_us if program is choices.train else 0.0
-    left_us, worth_us = sum(weights_us.values()), effort.UNDECIDED_SHARE * choices.train_us
+    left_us, threshold_us = sum(weights_us.values()), effort.UNDECIDED_SHARE * choices.train_us
     requests: list[str] = []
     for key in sorted(weights_us, key=lambda key: -weights_us[key]):
-        if left_us < worth_us:
+        if left_us < threshold_us:
             break
         requests.append(key)
         left_us -= weights_us[key]
@@ -78,17 +78,17 @@ def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
 
 def _chosen(table: CandidateTable, choices: Choices, program: Sequence[Operation]) -> Iterator[tuple[Request, float]]:
     """The requests of a program's launches and of the conversions between them, and their times in us."""
-    lies: dict[tuple[str, Layout], None] = dict.fromkeys(choices.states.items())
+    available: dict[tuple[str, Layout], None] = dict.fromkeys(choices.states.items())
     for operation in program:
         choice = choices.operations.get(operation.name)
         if choice is None:  # a view
             continue
         yield table.request(operation, table.whole), choice.point.time_us
         for name, layout in zip(operation.inputs, choice.layouts, strict=False):
-            here = [known for known in Layout if (name, known) in lies] or [Layout.CHANNELS_FIRST]
-            if name in table.layouted and layout not in here:
+            layouts = [known for known in Layout if (name, known) in available] or [Layout.CHANNELS_FIRST]
+            if name in table.layouted and layout not in layouts:
                 type_ = table.graph.values[name].type
-                lies[name, layout] = None
+                available[name, layout] = None
                 yield conversion_request(type_, table.graph), table.conversion_us(type_, layout)
         written = choice.layouts[len(operation.inputs) :]
-        lies.update(dict.fromkeys(zip(operation.outputs, written, strict=True)))
+        available.update(dict.fromkeys(zip(operation.outputs, written, strict=True)))

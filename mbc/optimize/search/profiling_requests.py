@@ -111,14 +111,22 @@ def untried(plan: Plan) -> tuple[Request, ...]:
     return tuple(found)
 
 
-def ruled_out(plan: Plan, profile: Profile | None) -> tuple[Request, ...]:
-    """The distinct requests of launches of the training step that were left unmeasured for being slower by their
-    estimates (`mbc.optimize.search.decisive_requests`), and are chosen after all; none where what is not measured takes
-    too small a share of the step."""
-    wanted = unmeasured(plan)
-    found = tuple(request for request in wanted if profile is not None and profile.ruled_out(request))
-    share = 1.0 - plan.predictions.measured_share
-    return found if share >= effort.UNDECIDED_SHARE else ()
+def chosen_by_estimate(plan: Plan, profile: Profile | None) -> tuple[Request, ...]:
+    """The distinct requests of launches of the training step that the profile leaves to their estimates, and that are
+    chosen after all; none where they take a share of the step that decisions leave unmeasured, too."""
+    if profile is None or not profile.left_to_estimate:
+        return ()
+    operations = {operation.name: operation for operation in plan.graph.train}
+    found: dict[Request, None] = {}
+    time_us = 0.0
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
+            request = launched_request(plan.graph, launch, operations, plan.buffers)
+            if profile.compares_estimate(request):
+                found[request] = None
+                time_us += launch.work.time_us
+    left_us = effort.UNDECIDED_SHARE / effort.OPTIMISM * plan.predictions.train_us
+    return tuple(found) if time_us > left_us else ()
 
 
 def is_numbered(work: Kernel) -> bool:
