@@ -1,5 +1,5 @@
 # make run   set up, compile the digits example, train it, print the test accuracy and where the plan lies
-# make test  set up and run every check, and all tests but those marked exhaustive, as continuous integration does (some 20
+# make test  set up and run every check, and all tests but those marked exhaustive, as continuous integration does (some 12
 #            minutes on two cores)
 # make test-all  the same with the exhaustive ones (some 30 minutes)
 # make test ORACLE=1  with PyTorch (CPU) installed as an independent reference: without it the tests that
