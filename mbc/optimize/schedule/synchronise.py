@@ -3,34 +3,10 @@ may still use. Redundant waits, which others imply, are left out."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mbc.plan.model import Buffer, Launch, Mode, Program, Space, Stream
-
-
-@dataclass
-class _Segments:
-    """Byte ranges of one space, each with its last writer and its last reader on every stream since."""
-
-    edges: list[int] = field(default_factory=lambda: [0])
-    writer: list[int | None] = field(default_factory=lambda: [None])
-    readers: list[dict[Stream, int]] = field(default_factory=lambda: [{}])
-
-    def over(self, low: int, high: int) -> range:
-        """Indices of the segments that make up [low, high), split at its ends."""
-        first = self._split(low)
-        return range(first, self._split(high))
-
-    def _split(self, at: int) -> int:
-        i = bisect_right(self.edges, at) - 1
-        if self.edges[i] == at:
-            return i
-        self.edges.insert(i + 1, at)
-        self.writer.insert(i + 1, self.writer[i])
-        self.readers.insert(i + 1, dict(self.readers[i]))
-        return i + 1
+from mbc.plan.model import Access, Buffer, Launch, Mode, Program, Space, Stream
 
 
 def synchronise(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -68,23 +44,56 @@ def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> t
 def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Pairs of a launch of another stream and one that reads or overwrites its bytes."""
     streams = [launch.stream for launch in program.launches]
+    accesses = [[_bytes(access, buffers, offsets) for access in launch.accesses] for launch in program.launches]
     spaces = {space: _Segments() for space in Space}
-    for i, launch in enumerate(program.launches):
-        ranges: list[tuple[_Segments, range, Mode]] = []
-        for access in launch.accesses:
-            buffer = buffers[access.buffer]
-            per_row = buffer.size_bytes // max(1, buffer.rows.count)
-            low = offsets[access.buffer] + (access.rows.start - buffer.rows.start) * per_row
-            segments = spaces[buffer.space]
-            for k in segments.over(low, low + access.rows.count * per_row):
-                others = () if access.mode is Mode.READ else segments.readers[k].values()
-                for other in (segments.writer[k], *others):
-                    if other is not None and streams[other] is not launch.stream:
-                        yield other, i
-            ranges.append((segments, range(low, low + access.rows.count * per_row), access.mode))
-        for segments, span, mode in ranges:
-            for k in segments.over(span.start, span.stop):
-                if mode is Mode.READ:
-                    segments.readers[k][launch.stream] = i
+    for ranges in accesses:
+        for space, low, high, _ in ranges:
+            spaces[space].ends.update((low, high))
+    for segments in spaces.values():
+        segments.divide()
+    for i, ranges in enumerate(accesses):
+        stream = streams[i]
+        touched = [(spaces[space], spaces[space].over(low, high), reads) for space, low, high, reads in ranges]
+        for segments, span, reads in touched:
+            for k in span:
+                writer = segments.writer[k]
+                if writer is not None and streams[writer] is not stream:
+                    yield writer, i
+                if not reads:
+                    for other in segments.readers[k].values():
+                        if streams[other] is not stream:
+                            yield other, i
+        for segments, span, reads in touched:
+            for k in span:
+                if reads:
+                    segments.readers[k][stream] = i
                 else:
                     segments.writer[k], segments.readers[k] = i, {}
+
+
+def _bytes(access: Access, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[Space, int, int, bool]:
+    """The space and the range of bytes of an access, and whether it reads."""
+    buffer, rows = buffers[access.buffer], access.rows
+    per_row = buffer.size_bytes // max(1, buffer.rows.count)
+    low = offsets[access.buffer] + (rows.start - buffer.rows.start) * per_row
+    return buffer.space, low, low + rows.count * per_row, access.mode is Mode.READ
+
+
+@dataclass
+class _Segments:
+    """The bytes of one space between the `ends` of all accesses, each with its last writer and its last reader on every
+    stream since."""
+
+    ends: set[int] = field(default_factory=set[int])
+    place: dict[int, int] = field(default_factory=dict[int, int])  # of the segment that begins at a byte
+    writer: list[int | None] = field(default_factory=list[int | None])
+    readers: list[dict[Stream, int]] = field(default_factory=list[dict[Stream, int]])
+
+    def divide(self) -> None:
+        self.place = {end: number for number, end in enumerate(sorted(self.ends))}
+        self.writer = [None] * len(self.ends)
+        self.readers = [{} for _ in self.ends]
+
+    def over(self, low: int, high: int) -> range:
+        """The segments that make up [low, high)."""
+        return range(self.place[low], self.place[high])
