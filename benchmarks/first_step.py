@@ -83,7 +83,7 @@ def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict
         began = time.monotonic()
         run(copy, folder / "home", ("compile", *words_of(job), "-o", str(new)))
         compile_s = time.monotonic() - began
-        found = time_packages({"new": new}, 2, timeout_s=TIMEOUT_S)
+        time_packages({"new": new}, 2, timeout_s=TIMEOUT_S)
         row: dict[str, Any] = {"compile_s": compile_s, "first_step_s": time.monotonic() - began}
         own = folder / "home" / "mbc" / "profiles" / file_name(find_device("auto").name)
         known = read_profile(own)

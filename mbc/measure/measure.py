@@ -194,7 +194,7 @@ class _Run:
                 self.total = self._done() + len(pending)
                 for key in pending:
                     self._need(needs[key], seen, sizes=1)
-                    del missing[key]
+                    missing.pop(key, None)  # a first decision may be older than what is known
         finally:
             self._leave_to_estimate(needs[key].undivided for key in missing)
 

@@ -464,6 +464,14 @@ def test_what_was_not_reached_is_left_to_its_estimate_and_asked_for_again(path: 
     assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and {0, 2} <= set(decide.missing[0])
 
 
+def test_what_a_decision_asks_for_and_is_known_by_now_is_passed_over(path: Path) -> None:
+    """As in a process that takes the place of one whose GPU failed."""
+    needs = [need([8], channels=channels) for channels in (8, 16)]
+    run(Table([FAST]), path, needs[0])
+    decide = Decide(needs, [(0, 1), ()])
+    assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and decide.missing == [[1], []]
+
+
 def test_what_is_known_of_an_earlier_version_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16)]
     run(Table([FAST]), path, needs[0])
