@@ -78,8 +78,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# Where PyTorch is not installed its types are unknown, and what is made of them is left out.
 types: setup
-	$(BIN)/pyright
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/pyright; \
+	    else $(BIN)/pyright --project pyright.without-torch.json; fi
 
 # Tests of one plan go to one worker, which then makes the plan once. Where the environment forbids Python to keep what it
 # compiled, each of the hundreds of processes that tests start would compile all of mbc again.
