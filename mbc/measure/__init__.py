@@ -16,6 +16,7 @@
 * `statistics_harness`: convolutions with batch statistics in the epilogue
 * `operand_buffers`: operands of one operation on a GPU
 * `random_operands`: random operands for any kind of operation
+* `random_pool`: the numbers that they are cut from
 * `compare`: distances between results, computed on the GPU
 * `host_copies`: copies between device and pinned host memory, or another GPU's
 * `kernel_library`: any candidate, by the code of a generated module

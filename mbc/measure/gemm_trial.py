@@ -24,13 +24,13 @@ from mbc.kernels.base import Request
 from mbc.kernels.statistics import convolution_of
 from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, ConvolutionGraph, CudnnRefusal, refusal
 from mbc.measure.gpu import Gpu
+from mbc.measure.random_pool import numbers
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from mbc.runtime.formats import loaded, stored_bytes
 
 MOST_PERIOD_ROWS = 4
 PERIOD_ELEMENTS = 1 << 21  # of the larger operand: keeps what the host does per operation to some milliseconds
-POOL_ELEMENTS = (1 << 20) + 61  # odd, so that no two tensors cut from it are alike
 
 # Normalised L2 distance from float64 that a result may have: rounding of operands and of the result, each about a
 # third of a unit in the last place, and for fp32 the sum over up to millions of terms.
@@ -149,7 +149,6 @@ class Trials:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._pool = np.random.default_rng(0).standard_normal(POOL_ELEMENTS, np.float32)
 
     def make(self, request: Request) -> Trial:
         """Of a convolution or a linear layer at its largest."""
@@ -160,13 +159,8 @@ class Trials:
         return Trial(self, whole, period, tuple(self._random(t, i, scale) for i, t in enumerate(short.inputs)))
 
     def _random(self, tensor: TensorType, index: int, scale: float) -> Floats:
-        start = (index * 1_000_003) % POOL_ELEMENTS
-        count = min(tensor.elements, POOL_ELEMENTS)
-        pool = np.roll(self._pool, -start)[:count] * np.float32(scale)
-        # Rounded to storage and back: the reference has to see what the kernel sees.
-        data = stored_bytes(pool, tensor.dtype, Layout.CHANNELS_FIRST)
-        rounded = loaded(data, pool.shape, tensor.dtype, Layout.CHANNELS_FIRST)
-        return (rounded if count == tensor.elements else np.resize(rounded, tensor.elements)).reshape(tensor.shape)
+        # As storage rounds them: the reference has to see what the kernel sees.
+        return numbers(tensor.dtype, tensor.elements, index, scale=scale).reshape(tensor.shape)
 
     def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
         """The result of the convolution of these operands, canonical."""

@@ -16,7 +16,8 @@ from mbc.measure.harness import POISON, Checker, Harness
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.offers import Offer, device_spec
 from mbc.measure.operand_buffers import Pointers, operand_types
-from mbc.measure.random_operands import BLOCK_ELEMENTS, few, values
+from mbc.measure.random_operands import few, stored_values, values
+from mbc.measure.random_pool import MOST_ELEMENTS
 from mbc.ops.base import Array
 from mbc.ops.base import Call as Evaluation
 from mbc.ops.fused import Fused, evaluate_epilogue, gives_product, rounds_inside, sums
@@ -38,16 +39,13 @@ class PlainHarness(Harness):
         super().__init__(gpu, library, clock, request, 1)
         self._spec = device_spec(gpu)
         self._few = few(request)
-        self._inputs = [
-            values(self._few, i, t.elements, seed=1).reshape(t.shape) for i, t in enumerate(self._few.inputs)
-        ]
+        self._inputs = [values(self._few, i, t.elements).reshape(t.shape) for i, t in enumerate(self._few.inputs)]
         self._meaning: list[Array] | None = None
         self._checked: dict[tuple[object, ...], tuple[str, float]] = {}
 
     def fill(self, index: int, layout: Layout, address: int) -> None:
         tensor = self.largest.inputs[index]
-        block = values(self.largest, index, min(tensor.elements, BLOCK_ELEMENTS))
-        data = stored_bytes(block, tensor.dtype, Layout.CHANNELS_FIRST)
+        data = stored_values(self.largest, index, min(tensor.elements, MOST_ELEMENTS))
         self.gpu.upload(address, data)
         self.gpu.repeat(address, data.size, tensor.size_bytes)
 
@@ -149,6 +147,9 @@ def distance(found: Array, wanted: Array) -> float:
         return float(np.count_nonzero(found != wanted)) / max(1, found.size)
     if not np.array_equal(np.isfinite(found), np.isfinite(wanted)):
         return math.inf
-    difference = np.nan_to_num(found.astype(np.float64)) - np.nan_to_num(wanted)
-    scale = float(np.linalg.norm(np.nan_to_num(wanted)))
+    found = found.astype(np.float64)
+    if not np.isfinite(wanted).all():
+        found, wanted = np.nan_to_num(found), np.nan_to_num(wanted)
+    difference = found - wanted
+    scale = float(np.linalg.norm(wanted))
     return float(np.linalg.norm(difference)) / (scale or 1.0)

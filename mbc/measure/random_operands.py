@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
+from mbc.measure.random_pool import numbers, stored_numbers
 from mbc.ops.base import ShapeError
 from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.fused import SEVERAL, leading_products
@@ -23,38 +24,48 @@ from mbc.ops.pooling import MaxPool
 from mbc.ops.shard import UPDATES_OF_PARTS
 from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.profile.signature import asked_kind
-from mbc.runtime.formats import loaded, stored_bytes
+from mbc.runtime.formats import STORED, stored_bytes
 
 FEW_ELEMENTS = 1 << 17  # of one row, about what is compared on the host
 FEW_STATES = 4099  # elements of a state that is compared, about
-BLOCK_ELEMENTS = (1 << 20) + 61  # random ones, repeated over a large tensor
 MOST_FEW_ROWS = 3
 
 Array = NDArray[Any]
 
 
-def values(request: Request, index: int, count: int, seed: int = 0) -> Array:
-    """`count` random elements of input `index`, flat, as NumPy computes with them, rounded as their type does."""
+def values(request: Request, index: int, count: int) -> Array:
+    """`count` random elements of input `index`, flat, as NumPy computes with them, rounded as their type does. Not to
+    be written to."""
     tensor = request.inputs[index]
-    rng = np.random.default_rng((seed, index))
     if tensor == CONTROL_TYPE:
         return np.resize(_control(), count)
     if tensor.dtype is DType.INT32:
-        return rng.integers(0, _classes(request), count, dtype=np.int32)
+        return _whole(index, count, _classes(request), tensor.dtype)
     if tensor.dtype is DType.UINT8:
-        return rng.integers(0, _positions(request), count).astype(np.uint8)
+        return _whole(index, count, _positions(request), tensor.dtype)
+    return numbers(tensor.dtype, count, index, _is_positive(request, index))
+
+
+def stored_values(request: Request, index: int, count: int) -> NDArray[np.uint8]:
+    """The same as the bytes of a buffer."""
+    tensor = request.inputs[index]
+    if tensor == CONTROL_TYPE or tensor.dtype in (DType.INT32, DType.UINT8):
+        return stored_bytes(values(request, index, count), tensor.dtype, Layout.CHANNELS_FIRST)
+    return stored_numbers(tensor.dtype, count, index, _is_positive(request, index))
+
+
+def _is_positive(request: Request, index: int) -> bool:
     kind = asked_kind(request)
     probable = kind is not None and index in kind.probabilities
-    drawn = _drawn(len(tensor.shape) == 1 or probable or _updates(request), count, seed, index)
-    data = stored_bytes(drawn, tensor.dtype, Layout.CHANNELS_FIRST)
-    return loaded(data, drawn.shape, tensor.dtype, Layout.CHANNELS_FIRST)
+    return len(request.inputs[index].shape) == 1 or probable or _updates(request)
 
 
 @lru_cache(maxsize=32)
-def _drawn(positive: bool, count: int, seed: int, index: int) -> Array:
-    """Drawing takes longer than anything else that a small operation is measured with."""
-    rng = np.random.default_rng((seed, index))
-    return rng.uniform(0.5, 2.0, count).astype(np.float32) if positive else rng.standard_normal(count, np.float32)
+def _whole(index: int, count: int, end: int, dtype: DType) -> Array:
+    """Random whole numbers from 0 to `end`, without it."""
+    drawn = np.random.default_rng(index).integers(0, end, count).astype(STORED[dtype])
+    drawn.flags.writeable = False
+    return drawn
 
 
 def few(request: Request) -> Request:

@@ -25,12 +25,19 @@ def operand(x: Array, precision: Precision) -> Array:
 def to_bf16(array: Array) -> NDArray[np.uint16]:
     """The bits of the nearest bfloat16 of every element. A NaN stays a (quiet) NaN, overflow becomes infinity."""
     single = np.asarray(array, np.float32)
-    bits = single.view(np.uint32)
+    bits = single.reshape(-1).view(np.uint32)
     # Adding just under half of the last kept bit, and that bit itself, rounds ties to even; a carry that runs into
     # the exponent is the right one. A NaN could be carried into infinity, so it is handled apart.
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-    return np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    result = rounded.astype(np.uint16)
+    nan = np.isnan(single).reshape(-1)
+    if nan.any():
+        result[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+    return result.reshape(single.shape)
 
 
 def from_bf16(bits: Array) -> NDArray[np.float32]:

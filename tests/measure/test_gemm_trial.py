@@ -13,7 +13,6 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.measure.gemm_trial import (
-    POOL_ELEMENTS,
     Floats,
     Trial,
     Trials,
@@ -47,7 +46,6 @@ def request(kind: str, rows: int, precision: Precision) -> Request:
 
 class OnCpu(Trials):
     def __init__(self) -> None:
-        self._pool = np.random.default_rng(0).standard_normal(POOL_ELEMENTS, np.float32)
         self.computed = 0
 
     def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
