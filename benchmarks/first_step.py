@@ -13,6 +13,7 @@ step over the faster one of these.
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import shutil
 import subprocess
@@ -54,6 +55,7 @@ def unseen(folder: Path) -> Path:
     for part in ("mbc", "templates", "grammar"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / bundled_path(find_device("auto").name).relative_to(ROOT)).unlink(missing_ok=True)
+    compileall.compile_dir(folder / "mbc", quiet=1, workers=0)  # as pip does where it installs
     return folder
 
 
