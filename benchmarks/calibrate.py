@@ -7,10 +7,12 @@ are, for each request and provider, the best estimate and the fastest measured c
 stand times between measured sizes, and those from larger ones (scaled.py says more of them). Needs no GPU.
 
     python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP | --missing]
+    python benchmarks/calibrate.py --profile FILE --check
 
 Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
 mbc finds it (mbc/data/estimates.json); with `--only` of the groups whose names begin so, the others stay. `--missing`
-adds classes that the file lacks, from a profile of any GPU.
+adds classes that the file lacks, from a profile of any GPU. `--check` says how far off the shares that ship are on all
+requests of a profile, such as one of a GPU that the fit has not seen, and fits nothing.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ from mbc.hardware.spec import device_specs
 from mbc.kernels.calibration import ESTIMATES_FILE, INTERPOLATED, Calibration, Shares, Spread, scaled_group
 from mbc.kernels.calibration import calibration as shipped
 from mbc.kernels.cuda import OWN
-from mbc.profile.locate import bundled_path
+from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.profile.locate import bundled_path, file_name
 from mbc.profile.model import Profile, calibrated
 from mbc.profile.read import read_profile
 from mbc.profile.scale import octave
+
+COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error| p90")
 
 
 def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
@@ -110,10 +115,12 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     found = list(samples(profile, calibrated(spec, profile)))
     groups = {s.effort.key: s for s in found}
+    # Statistics in the epilogue gain nothing by an estimate (decision 026).
+    unfit = {name for s in found if s.kind == WITH_STATISTICS for name in (s.effort.key, s.effort.group)}
 
     def is_missing(key: str) -> bool:
         sample = groups.get(key)
-        if key in old.shares or (sample is not None and sample.bare):
+        if key in old.shares or key in unfit or (sample is not None and sample.bare):
             return False
         return not key.startswith(f"{OWN.name} ") or " ".join(key.split()[:2]) not in old.shares
 
@@ -128,6 +135,17 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
     return replace(old, shares=shares, spreads={**old.spreads, **spreads}), rows
 
 
+def checked(profile: Profile) -> list[dict[str, Any]]:
+    """A row for each group: measured over estimated times, by the shares that ship, of all requests of a profile."""
+    (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
+    found = (replace(sample, tested=True) for sample in samples(profile, calibrated(spec, profile)))
+    by_group = ratios(found, shipped().shares)
+    by_group[OWN.name] = [
+        ratio for name, group in by_group.items() if name.startswith(f"{OWN.name} ") for ratio in group
+    ]
+    return [row(name, Spread.of(group)) for name, group in sorted(by_group.items()) if group]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, default=bundled_path("NVIDIA H200"))
@@ -135,15 +153,24 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--only", default="", metavar="GROUP", help="write the groups that begin so, keep the others")
     which.add_argument("--missing", action="store_true", help="write the groups that are not there, keep the others")
+    which.add_argument("--check", action="store_true", help="compare the shares that ship, fit nothing")
     arguments = parser.parse_args()
+    if arguments.check and arguments.write:
+        parser.error("--check has nothing to write")
     if (arguments.only or arguments.missing) and not arguments.write:
         parser.error("--only and --missing say what --write writes")
     profile = read_profile(arguments.profile)
+    of = file_name(profile.identity.gpu).removesuffix(".sqlite")
+    if arguments.check:
+        rows = checked(profile)
+        record.write(f"calibrate_check_{of}", rows, profile=vars_of(profile))
+        record.show(rows, COLUMNS)
+        return
     calibration, rows = add_missing(shipped(), profile) if arguments.missing else calibrate(profile)
     shares = {key: astuple(share) for key, share in calibration.shares.items()}
-    name = "calibrate_missing" if arguments.missing else "calibrate"
+    name = f"calibrate_missing_{of}" if arguments.missing else "calibrate"
     path = record.write(name, rows, profile=vars_of(profile), shares=shares)
-    record.show(rows, ["name", "requests", "median", "p10", "p90", "|error| median", "|error| p90"])
+    record.show(rows, COLUMNS)
     if arguments.write:
         put = calibration
         if arguments.only:

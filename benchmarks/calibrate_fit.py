@@ -22,7 +22,7 @@ from mbc.profile.model import Measurement, Profile
 from mbc.profile.signature import read_signature, signature, with_rows
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
-LEAST_LAYERS = 3  # of a class on the fitting side
+LEAST_LAYERS = 3  # of a class on the fitting side; one of mbc's own kernels has its own ways with one layer
 # Of fewer layers than these one figure is fitted: how much longer they take than the shares say that their class would
 # have otherwise. Three figures fit a handful of sizes exactly, and miss all others.
 MANY_LAYERS = 12
@@ -46,6 +46,10 @@ class Sample:
     effort: Effort
     measured_us: float | None
     tested: bool
+
+    @property
+    def kind(self) -> str:
+        return read_signature(self.request).kind
 
     @property
     def bare(self) -> bool:
@@ -111,7 +115,7 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
     shares: dict[str, Shares] = {}
     for key, group in sorted(classes.items()):
         known = [s for s in group if s.measured_us is not None]
-        enough = len({s.layer for s in known}) >= LEAST_LAYERS
+        enough = len({s.layer for s in known}) >= (1 if group[0].provider == OWN.name else LEAST_LAYERS)
         if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
             few = len({s.layer for s in known}) < MANY_LAYERS
             # In order of the keys: the shares of all kernels of mbc come before those of each.
@@ -123,7 +127,7 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
 def scaled_shares(shares: Shares, found: Sequence[Sample]) -> Shares:
     """The same shares of work that takes longer, or less long, by one factor."""
     factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in found]))
-    figures = (shares.arithmetic / factor, shares.memory / factor, shares.starts * factor)
+    figures = (shares.arithmetic / factor, shares.memory / factor, max(1.0, shares.starts * factor))
     return Shares(*(round(figure, 4) for figure in figures))
 
 

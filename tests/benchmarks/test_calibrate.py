@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from calibrate import add_missing, calibrate, put_into, text
+from calibrate import add_missing, calibrate, checked, put_into, text
 from calibrate_fit import ESTIMATING, LEAST_LAYERS, fit, samples
 from calibrate_sizes import interpolated, scaled_times
 
@@ -238,3 +238,15 @@ def test_a_spread_that_is_there_stays_and_one_of_few_requests_is_not_made(exact:
         new, rows = add_missing(old, few)
         assert "mbc relu" in new.shares
         assert ("mbc relu" in new.spreads) == (count == LEAST_LAYERS) == bool(rows)
+
+
+def test_shares_that_ship_are_compared_with_all_requests() -> None:
+    requests = [relu(n, 64) for n in (8, 16, 32)]
+    measurements: dict[str, tuple[Measurement, ...]] = {}
+    for request in requests:
+        candidates = OWN.candidates(request, calibrated(H200, None))
+        measurements[signature(request)] = tuple(measurement(c, 2 * c.time_us) for c in candidates)
+    profile = Profile(Identity("NVIDIA H200", "sm_90", 132, "1", 91900, "2026-11-27"), measurements)
+    rows = {row["name"]: row for row in checked(profile)}
+    assert rows["mbc relu"]["requests"] == rows["mbc"]["requests"] == len(requests)
+    assert rows["mbc relu"]["median"] == pytest.approx(2.0)
