@@ -77,6 +77,7 @@ class NoSizes(Any):
     """Stands in for a Profile, made up here: it knows the size that it is asked for, and no other."""
 
     scaling = None
+    similar = None
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)  # that of Any takes no arguments for the fields of subclasses

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from mbc.cli.compile_command import summary
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.optimize import effort
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import simulate
@@ -31,7 +34,14 @@ from tests.optimize.remat.test_apply_decisions import trained
 ROOT = Path(__file__).parents[3]
 ROOM_BYTES = 140 * 10**9
 NONE_AND_THIS = (frozenset[str](), frozenset({"concurrent_stream"}))
-CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "fp32")]
+CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "fp16")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_whole_buffers() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
+    """The arena of a small network grows by large shares."""
+    with patch.object(effort, "CONCURRENT_MAX_ARENA", 1.2):
+        yield
 
 
 def timed(launch: Launch, time_us: float) -> Launch:
