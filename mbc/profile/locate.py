@@ -63,8 +63,9 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
     than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
     stale profiles are left out with a warning. What is not known of a part of a GPU is estimated from the profile of
-    the whole (`mbc.profile.part`), and times of a GPU of which nothing is known are scaled from the profile of the one
-    most like it, of its architecture (`mbc.profile.scaling`). Raises MBC072 to MBC075 for a file that cannot be read.
+    the whole (`mbc.profile.part`). What is not known of a whole GPU is estimated by the profile of the one most like
+    it, of its architecture, scaled to it (`mbc.profile.scaling`): `Profile.similar`, or that profile itself where
+    nothing is known. Raises MBC072 to MBC075 for a file that cannot be read.
     """
     here = next((gpu for gpu in local_gpus() if gpu.name == whole_name(device.name)), None)
     if path is not None:
@@ -83,7 +84,8 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     found = _found(device, here)
     _, multiprocessors = split_name(device.name)
     if multiprocessors is None:
-        return _of_similar(device) if found is None else found
+        similar = _of_similar(device)
+        return similar if found is None else replace(found, similar=_with_cudnn_of(found, similar))
     whole = spec_like(whole_name(device.name), device.architecture)
     known = _found(whole, here)
     return found if known is None else completed(found, known, whole.multiprocessors / multiprocessors)
@@ -114,6 +116,11 @@ def _of_similar(device: DeviceSpec) -> Profile | None:
         if profile is not None:
             return scaled_to(profile, source, device)
     return None
+
+
+def _with_cudnn_of(profile: Profile, other: Profile | None) -> Profile | None:
+    """`other` if it has the engines of the same cuDNN."""
+    return other if other is not None and other.cudnn // 100 == profile.cudnn // 100 else None
 
 
 def staleness(profile: Profile, device: DeviceSpec, here: LocalGpu | None) -> str:

@@ -142,7 +142,8 @@ class Profile:
     of which this is a part (`mbc.profile.part`). `scaling`: to the GPU that is planned for, of a stale profile of
     another (`scaled_to`). `left_to_estimate`: requests, by signature, that a compilation did not measure, since its
     plan did without them (`mbc.optimize.search.decisive_requests`) or its time was over: nothing is known of them, but
-    their estimates may be compared with measurements.
+    their estimates may be compared with measurements. `similar`: the profile of the GPU most like this one, scaled to
+    it, by whose times is estimated what this one does not know.
     """
 
     identity: Identity
@@ -157,6 +158,7 @@ class Profile:
     collective_slowdowns: tuple[CollectiveSlowdown, ...] = ()
     scaling: Scaling | None = None
     left_to_estimate: frozenset[str] = frozenset()
+    similar: Profile | None = field(default=None, compare=False)
 
     @property
     def cudnn(self) -> int:
@@ -262,6 +264,11 @@ def scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profi
         collective_slowdowns=(),
         scaling=Scaling(calibrated(source, profile), target),
     )
+
+
+def unmeasured(similar: Profile) -> Profile:
+    """The profile of a GPU of which nothing was measured, with that of a `similar` one, scaled to it."""
+    return replace(similar, measurements={}, extents={}, earlier={}, stale=False, scaling=None, similar=similar)
 
 
 # Device memory of a communicator where it was not measured.

@@ -76,6 +76,21 @@ def test_a_gpu_of_other_memory_is_planned_from_the_one_most_like_it(tmp_path: Pa
     measured = find_profile(PCIE)
     assert measured is not None and measured.scaling is None
     assert [c.measured for c in measured.candidates(asked)] == [True]
+    assert measured.similar is not None and measured.similar.candidates(asked) == found.candidates(asked)
+
+
+def test_a_gpu_of_another_cudnn_completes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(locate, "BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr(locate, "local_gpus", lambda: ())
+    user_path(GPU.name).parent.mkdir(parents=True)
+    for cudnn in (91900, 92000):
+        for name, version in (("h200", 91900), ("h100", cudnn)):
+            spec = find_spec(name)
+            identity = replace(profile({}).identity, gpu=spec.name, cudnn=version)
+            write_profile(profile({request(8): [measurement(1, 100.0)]}, identity=identity), user_path(spec.name))
+        found = find_profile(GPU)
+        assert found is not None and (found.similar is None) == (cudnn == 92000)
 
 
 def test_gpus_are_most_like_themselves() -> None:

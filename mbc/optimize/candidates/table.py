@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -167,12 +167,30 @@ class CandidateTable:
         """Whether the profile leaves it to its estimate for the whole mini-batch (`Profile.left_to_estimate`)."""
         return self.profile is not None and self.profile.compares_estimate(self.request(operation, self.whole))
 
-    def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
-        """Admitted candidates for the whole mini-batch with their estimates, whatever was measured."""
-        key = "estimated", operation.name, operation.outputs
+    def scaled(self, operation: Operation) -> bool:
+        """Whether its estimates for the whole mini-batch are times of a similar GPU."""
+        key = "scaled", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            found = self._estimated(self.request(operation, self.whole))
+            found = self._of_similar_gpu(self.request(operation, self.whole))
+            known = self._named[key] = bool(self._admitted(found, self._remat_kernels(operation)))
+        return known
+
+    def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
+        """Admitted candidates for the whole mini-batch with their estimates, whatever was measured here."""
+        return self._named_estimates("estimated", operation, self._estimated)
+
+    def modelled(self, operation: Operation) -> tuple[Candidate, ...]:
+        """The same by the model alone."""
+        return self._named_estimates("modelled", operation, self._modelled)
+
+    def _named_estimates(
+        self, name: str, operation: Operation, find: Callable[[Request], tuple[Candidate, ...]]
+    ) -> tuple[Candidate, ...]:
+        key = name, operation.name, operation.outputs
+        known = self._named.get(key)
+        if known is None:
+            found = find(self.request(operation, self.whole))
             known = self._named[key] = self._admitted(found, self._remat_kernels(operation))
         return known
 
@@ -212,16 +230,9 @@ class CandidateTable:
     ) -> tuple[Candidate, ...]:
         """`known` candidates of a profile, and estimates of those that need less workspace; all estimates where a
         profile has none."""
-        admitted = self._admitted(self._estimated(request), remat_kernels)
         if self.optimism and isinstance(request.attributes, Fused) and not known and self._was_tried(request):
             return ()
-        # Where the measured kernels of a group need too much workspace, its operations can run one by one.
-        if not known or isinstance(request.attributes, Fused):
-            return known or admitted
-        least_bytes = min(c.workspace_bytes for c in known)
-        slowest_us = max(c.time_us for c in known)
-        smaller = (replace(c, time_us=max(c.time_us, slowest_us)) for c in admitted if c.workspace_bytes < least_bytes)
-        return (*known, *smaller)
+        return _with_leaner(request, known, self._admitted(self._estimated(request), remat_kernels))
 
     def _was_tried(self, request: Request) -> bool:
         """Whether measuring found no kernel for it: all were refused, or it failed."""
@@ -229,11 +240,21 @@ class CandidateTable:
         return self.profile is not None and (key in self.profile.measurements or key in self.profile.extents)
 
     def _estimated(self, request: Request) -> tuple[Candidate, ...]:
+        """Times of a similar GPU where those are known, else by the model."""
+        similar = self._of_similar_gpu(request)
+        if self.optimism:
+            similar = _sooner(similar, effort.SCALED_OPTIMISM)
+        return _with_leaner(request, similar, self._modelled(request))
+
+    def _modelled(self, request: Request) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if self.rules.allow(p.name)]
         found = tuple(c for p in named for c in p.candidates(request, self.device))
-        if not self.optimism:
-            return found
-        return tuple(replace(c, time_us=self.optimism * c.time_us, measured=True) for c in found)
+        return _sooner(found, self.optimism) if self.optimism else found
+
+    def _of_similar_gpu(self, request: Request) -> tuple[Candidate, ...]:
+        if self.profile is None or self.profile.similar is None:
+            return ()
+        return tuple(c for c in self.profile.similar.candidates(request) if self.rules.allow(c.provider))
 
     def _admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         admitted = (c for c in candidates if self.rules.admit(c, self.graph.precision))
@@ -394,6 +415,24 @@ class CandidateTable:
     def is_conversion_measured(self, type_: TensorType) -> bool:
         """Whether `conversion_us` is from the profile."""
         return self.profile is not None and bool(self.profile.candidates(conversion_request(type_, self.graph)))
+
+
+def _with_leaner(
+    request: Request, known: tuple[Candidate, ...], estimates: tuple[Candidate, ...]
+) -> tuple[Candidate, ...]:
+    """`known`, and of `estimates` those that need less workspace, none as faster; all of these where none is known.
+    Where the known kernels of a fusion group need too much workspace, its operations can run one by one."""
+    if not known or isinstance(request.attributes, Fused):
+        return known or estimates
+    least_bytes = min(c.workspace_bytes for c in known)
+    slowest_us = max(c.time_us for c in known)
+    smaller = (replace(c, time_us=max(c.time_us, slowest_us)) for c in estimates if c.workspace_bytes < least_bytes)
+    return (*known, *smaller)
+
+
+def _sooner(estimates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
+    """In this share of their time, as if that had been measured."""
+    return tuple(replace(c, time_us=share * c.time_us, measured=True) for c in estimates)
 
 
 def _holds_convolution(operation: Operation) -> bool:

@@ -6,7 +6,7 @@ that overlap exclude one another, and those that save most are selected first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
@@ -87,8 +87,8 @@ def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ..
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
-    """Whether the time of a group is known."""
-    return not group.measured or all(map(table.timed, group.launches))
+    """Whether the time of a group is known, if only that on a similar GPU."""
+    return not group.measured or all(map(table.timed, group.launches)) or all(map(table.scaled, group.launches))
 
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
@@ -261,26 +261,39 @@ def _with_late(
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
     """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
-    group cannot run. Measurements are not compared with estimates: where a profile has times of only some of these, the
-    estimates of all are compared if the pattern's may be trusted, otherwise the group does not run."""
+    group cannot run."""
     # In one order: a sum of the same times in another one may differ in its last bit, and decide between equal groups.
     return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, limit_bytes)
 
 
 def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limit_bytes: int | None) -> float:
     """The same with other launches in the place of its operations."""
-    fused = [_within(table.offered(launch), limit_bytes) for launch in group.launches]
-    if not all(fused):
+    if not all(_within(table.offered(launch), limit_bytes) for launch in group.launches):
         return -1.0
-    singles: list[Sequence[Candidate]] = [table.candidates(operation, table.whole) for operation in one_by_one]
-    if len({table.timed(operation) for operation in (*one_by_one, *group.launches)}) > 1:
-        singles = [table.estimated(operation) for operation in one_by_one]
-        fused = [_within(table.estimated(launch), limit_bytes) for launch in group.launches]
-        if not (group.estimated and all(singles) and all(fused)):
-            return -1.0
+    candidates = _comparable(table, group, (*one_by_one, *group.launches))
+    if candidates is None:
+        return -1.0
+    singles = [candidates(operation) for operation in one_by_one]
+    fused = [_within(candidates(launch), limit_bytes) for launch in group.launches]
+    if not (all(singles) and all(fused)):
+        return -1.0
     return sum(min(c.time_us for c in found) for found in singles) - sum(
         min(c.time_us for c in found) for found in fused
     )
+
+
+def _comparable(
+    table: CandidateTable, group: Group, launches: Sequence[Operation]
+) -> Callable[[Operation], Sequence[Candidate]] | None:
+    """Candidates whose times are of one kind: where a profile has times of all launches those, else times of a similar
+    GPU if it has all, else those of the model. None where it has times of some, and the model does not predict the
+    group well: the model must not stand in for them."""
+    timed = {table.timed(operation) for operation in launches}
+    if timed == {True}:
+        return lambda operation: table.candidates(operation, table.whole)
+    if all(map(table.scaled, launches)):
+        return table.estimated
+    return table.modelled if group.estimated or True not in timed else None
 
 
 def _within(candidates: Sequence[Candidate], limit_bytes: int | None) -> Sequence[Candidate]:

@@ -2,10 +2,10 @@
 
 Most launches that could run a step are in none of its plans: operations that fusion replaces, and fusion groups that
 overlap with better ones. So the step is planned with optimism: what was not measured takes a share of its estimate
-(`effort.OPTIMISM`) and counts as measured. What such a plan does not choose is slower by an estimate, one that is too
-low for nine in ten, than what it chooses. That is measured, and the step planned again, until all that it chooses is
-measured, but for a share of its time that is not worth more (`effort.UNDECIDED_SHARE`). This is optimism in the face of
-uncertainty, as in branch and bound.
+(`effort.OPTIMISM`, and `SCALED_OPTIMISM` of a time scaled from a similar GPU) and counts as measured. What such a plan
+does not choose is slower by an estimate, one that is too low for nine in ten, than what it chooses. That is measured,
+and the step planned again, until all that it chooses is measured, but for a share of its time that is not worth more
+(`effort.UNDECIDED_SHARE`). This is optimism in the face of uncertainty, as in branch and bound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.selection.select import Choices, choose
 from mbc.profile.locate import find_profile
-from mbc.profile.model import Extent, calibrated
+from mbc.profile.model import Extent, calibrated, unmeasured
 from mbc.profile.signature import signature
 
 
@@ -43,6 +43,8 @@ class Decisive:
         """By what the profiles of this machine hold. Requests by signature: `missing` are not measured, and those of
         the decision are some of these; `failed` could not be."""
         profile = find_profile(self.device)
+        if profile is not None and profile.stale:
+            profile = unmeasured(profile)
         if profile is not None:
             profile = replace(profile, extents={**profile.extents, **dict.fromkeys(failed, Extent(0))})
         table = CandidateTable(

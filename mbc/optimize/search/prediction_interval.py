@@ -73,14 +73,17 @@ def _of_similar_gpu(
 ) -> Spread | None:
     """The range of a launch whose time is that of another GPU, scaled (`mbc.profile.scaling`); None where it is not."""
     work = launch.work
-    if larger is None or larger.profile.scaling is None or isinstance(work, Copy) or not launch.operations:
+    if larger is None or work.measured or isinstance(work, Copy) or not launch.operations:
+        return None
+    other = larger.profile.similar or larger.profile
+    if other.scaling is None:
         return None
     wanted = (work.provider, work.name, work.settings)
-    known = larger.profile.candidates(launched_request(graph, launch, operations, buffers))
+    known = other.candidates(launched_request(graph, launch, operations, buffers))
     found = any(
         (c.provider, c.name, c.settings) == wanted and work.time_us in (c.time_us, c.accumulate_us) for c in known
     )
-    return larger.profile.scaling.spread(graph.precision) if found else None
+    return other.scaling.spread(graph.precision) if found else None
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:

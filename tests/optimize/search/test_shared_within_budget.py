@@ -14,7 +14,6 @@ from mbc.kernels.nccl import collective_of, is_bucket, is_collective
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.search import Limits, search
 from mbc.options import TECHNIQUES, Options
-from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.plan.verify_ranks import verify_ranks
@@ -140,6 +139,6 @@ def test_the_same_plan_in_every_process() -> None:
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
             capture_output=True, text=True, check=True,
         ).stdout
-        for seed in ("1", "2")
+        for seed in ("0", "1", "2")
     }  # fmt: skip
-    assert found == {dump_plan(within("dense", 0.6))}
+    assert len(found) == 1

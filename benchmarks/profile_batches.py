@@ -1,0 +1,89 @@
+"""Measure on this GPU what decides plans of the examples at several batches, for the profile that comes with mbc.
+
+Each network is compiled as by `mbc compile`: what the user's own profile and the bundled one lack is measured where it
+can decide the plan (decision 067). `--ship FILE` writes both together, the part that a planner can use. Runs may be
+repeated: what is known is not measured again.
+
+    python benchmarks/profile_batches.py [--batches 32,256] [--precisions bf16,fp32] [--only NAME ...]
+                                         [--seconds 500] [--ship FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from modules import Job, examples
+from record import attempt, need_gpu, results, show, start
+
+from mbc.hardware.target import find_device
+from mbc.options import Measure
+from mbc.profile.edit import ship
+from mbc.profile.locate import file_name, find_profile
+
+COLUMNS = ("name", "predicted_ms", "measured_share", "new", "left", "seconds")
+NOT_OF_BATCHES = ("resnet_deep",)  # a ResNet whose layers the others have
+
+
+def jobs(batches: str, precisions: str) -> Iterator[tuple[str, Job]]:
+    """The first batch and precision of all networks first."""
+    networks = [job for job in examples() if job.name not in NOT_OF_BATCHES]
+    networks += [job.with_settings(("depth", "50")) for job in networks if job.name == "resnet"]
+    for batch in batches.split(","):
+        for precision in precisions.split(","):
+            for job in networks:
+                made = job.with_settings(("batch", batch), ("train.precision", precision))
+                yield " ".join((job.name, *("=".join(pair) for pair in made.settings))), made
+
+
+def known() -> tuple[int, int]:
+    """Requests that the profiles of this GPU have, and those that they leave to estimates."""
+    profile = find_profile(find_device("auto"))
+    if profile is None or profile.stale:
+        return 0, 0
+    return len(profile.measurements), len(profile.left_to_estimate)
+
+
+def compiled(job: Job, left_s: float) -> dict[str, Any]:
+    began, (before, _) = time.monotonic(), known()
+    predictions = job.with_options(measure=Measure.MISSING, measure_for_s=left_s).plan().predictions
+    after, left = known()
+    return {
+        "predicted_ms": predictions.train_us / 1e3, "measured_share": predictions.measured_share,
+        "new": after - before, "left": left, "seconds": time.monotonic() - began,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", default="32,256")
+    parser.add_argument("--precisions", default="bf16,fp32")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="networks whose label holds one of these")
+    parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--ship", type=Path)
+    arguments = parser.parse_args()
+    need_gpu("nothing can be measured without")
+    until_s = time.monotonic() + arguments.seconds
+    kept = results(f"profile_batches_{Path(file_name(find_device('auto').name)).stem}")
+    for name, job in jobs(arguments.batches, arguments.precisions):
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            break
+        if not kept.done(name) and (not arguments.only or any(word in name for word in arguments.only)):
+            row = attempt(partial(compiled, job, left_s), name)
+            if row.get("seconds", 0.0) < left_s:  # else it is cut off, and goes on in the next run
+                kept.put(row)
+            show([row], COLUMNS)
+    show(list(kept.rows.values()), COLUMNS)
+    profile = find_profile(find_device("auto"))
+    if arguments.ship and profile is not None and not profile.stale:
+        count = ship(profile, arguments.ship)
+        print(f"{count} candidates, {arguments.ship.stat().st_size} bytes: {arguments.ship}")
+
+
+if __name__ == "__main__":
+    start(main)
