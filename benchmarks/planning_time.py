@@ -3,7 +3,9 @@
 Limits: ResNet-50 at batch 256 in 5 s under `power_of_two` and 30 s under `all`; the Pareto fronts of one
 operation at batch 512 under `all`, 12 candidates a size, in 0.3 s.
 
-And within tight budgets: ResNet-50 in 10 s, ResNet-152 in 20 s, a ResNet of 2,498 layers in 90 s.
+And within tight budgets: ResNet-50 in 10 s, ResNet-152 in 20 s, a ResNet of 2,498 layers in 90 s. Whole commands, in
+processes of their own: ResNet-50 next to the least that holds it in 30 s, a budget that cannot hold it refused in 20 s,
+the largest batch of the digits found in 20 s, and what plans nothing in 0.5 s.
 
     python benchmarks/planning_time.py [--profile FILE] [--precisions fp32,bf16] [--cores 2]
 """
@@ -16,13 +18,15 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from modules import example
-from record import attempt, show, start, write
+from record import ROOT, attempt, show, start, write
 
 from mbc.compiler import compile_plan
 from mbc.ir.types import Layout
@@ -63,6 +67,17 @@ TIGHT = (
         (("n1", "6"), ("n2", "32"), ("n3", "788"), ("n4", "6"), ("batch", "1"), ("memory.device", "12 GB")), 90.0,
     ),
 )  # fmt: skip
+RESNET50_64 = (
+    "compile", "examples/resnet.mbc", "--set", "depth=50", "--set", "batch=64", "--measure", "never", "--force",
+)  # fmt: skip
+# By name: what mbc is told, its exit status, and the limit in seconds.
+COMMANDS: Mapping[str, tuple[tuple[str, ...], int, float]] = {
+    "compile resnet50 64 in 2 GiB": ((*RESNET50_64, "--set", "memory.device=2GiB"), 0, 30.0),
+    "refuse resnet50 64 in 1 GB": ((*RESNET50_64, "--set", "memory.device=1GB"), 1, 20.0),
+    "fit digits": (("fit", "examples/01_digits/net.mbc"), 0, 20.0),
+    "start: --version": (("--version",), 0, 0.5),
+    "start: gpus": (("gpus",), 0, 0.5),
+}
 
 
 def plan_here(network: int, precision: str, policy: str, gpu: str, profile: str | None) -> dict[str, Any]:
@@ -95,6 +110,23 @@ def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     limit_s = TIGHT[network].limit_s if network >= 0 else LIMITS_S[policy]
     return {**found, "limit_s": limit_s, "passed": found["plan_s"] <= limit_s}
+
+
+def command(words: Sequence[str], status: int, limit_s: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    """A whole command, whose first word says whether it plans."""
+    with tempfile.TemporaryDirectory() as folder:
+        planning = {"compile": ["-o", f"{folder}/package"], "fit": []}.get(words[0])
+        more = [] if planning is None else ["--gpu", arguments.gpu, *planning]
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "mbc.cli", *words, *more],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": folder},
+            capture_output=True, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        took_s = time.perf_counter() - started
+    if done.returncode != status:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return {"command_s": took_s, "limit_s": limit_s, "passed": took_s <= limit_s}
 
 
 def candidates(rows: int, random: np.random.Generator) -> list[Candidate]:
@@ -152,12 +184,14 @@ def main() -> None:
         for i, network in enumerate(TIGHT)
     ]
     rows.append(attempt(menus_here, f"menu, batch {MENU_BATCH}, {MENU_CANDIDATES} candidates a size"))
+    rows += [attempt(lambda told=told: command(*told, arguments), name) for name, told in COMMANDS.items()]
     path = write("planning_time", rows, cores=arguments.cores, planned_for=arguments.gpu)
     show(
         rows,
         [
             "name",
             "plan_s",
+            "command_s",
             "menu_s",
             "menu_of_sums_s",
             "limit_s",

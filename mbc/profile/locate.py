@@ -85,7 +85,7 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     _, multiprocessors = split_name(device.name)
     if multiprocessors is None:
         similar = _of_similar(device)
-        return similar if found is None else replace(found, similar=_with_cudnn_of(found, similar))
+        return similar if found is None else found.completed_by(_with_cudnn_of(found, similar))
     whole = spec_like(whole_name(device.name), device.architecture)
     known = _found(whole, here)
     return found if known is None else completed(found, known, whole.multiprocessors / multiprocessors)
