@@ -21,6 +21,7 @@ from mbc.kernels.base import Candidate
 from mbc.optimize import effort
 
 _ROUNDING = 1 + 1e-9  # two sums of the same times, added up in another order
+_FEW_ROWS = 8  # of which a call of NumPy costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,14 @@ def _admit(fastest: NDArray[np.float64], rows: int, time_us: float) -> None:
     """Allow one more call, any number of times."""
     if time_us >= fastest[rows]:
         return  # the calls admitted before are as fast for so many rows
+    if rows < _FEW_ROWS:
+        values: list[float] = fastest.tolist()
+        for i in range(rows, len(values)):
+            with_one_more_us = values[i - rows] + time_us
+            if with_one_more_us < values[i]:
+                values[i] = with_one_more_us
+        fastest[:] = values
+        return
     for low in range(rows, len(fastest), rows):
         part = fastest[low : low + rows]
         np.minimum(part, fastest[low - rows : low - rows + len(part)] + time_us, out=part)
