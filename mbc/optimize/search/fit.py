@@ -14,7 +14,8 @@ from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
 from mbc.optimize.remat.state import Techniques
-from mbc.optimize.schedule.depth_first_micro_batches import Division
+from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
+from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.solution import Problem, Solution, free_bytes, scheduled_draft
 from mbc.optimize.search.variants import placed_variants
@@ -74,16 +75,31 @@ def _with_depth_first(
     best = techniques
     for divisions in _divisions(problem, techniques, found):
         better = slower = False
+        drafts: list[Draft] = []
         for division in divisions:
             here = replace(techniques, division=division)
+            draft = _divided_draft(problem, here)
+            if draft in drafts:  # a price that no value reaches
+                continue
+            drafts.append(draft)
             solution = tried(here)
             if solution is not None and problem.best(found) is solution:
                 best, better = here, True
             elif solution is None or problem.fits(solution):
                 slower = True
-        if slower and not better:
-            break  # dividing more values takes longer
+        if not better and (slower or best is not techniques):
+            break  # dividing more values takes longer, or more bytes than dividing fewer
     return best
+
+
+def _divided_draft(problem: Problem, techniques: Techniques) -> Draft:
+    """The step as it is divided where workspace has no other limits than those of the problem."""
+    table, limits = problem.table, problem.workspace_limits
+    assert techniques.division is not None
+    choices = problem.choose(limits)
+    operations = (*choices.train, *choices.infer)
+    divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
+    return scheduled_draft(table, problem.choose(limits, divided), techniques, problem.available_bytes)
 
 
 def _movable_bytes(table: CandidateTable, techniques: Techniques) -> int:

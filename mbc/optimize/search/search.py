@@ -146,18 +146,23 @@ def _with_other_budgets(
         slow = found.step_us > effort.NEARBY_BUDGETS_SLOWDOWN * variants[0].unlimited.train_us and problem.fits(found)
         if not slow or len(found.draft.train.launches) > effort.NEARBY_BUDGETS_MAX_LAUNCHES:
             return found
-        found = problem.best((found, _with_or_without_masks(variants, limits, techniques, int(part * available_bytes))))
+        fewer_bytes = int(part * available_bytes)
+        found = problem.best((found, _with_or_without_masks(variants, limits, techniques, fewer_bytes, found.step_us)))
     return found
 
 
 def _with_or_without_masks(
-    variants: Sequence[StepVariant], limits: Limits, techniques: Techniques, available_bytes: int
+    variants: Sequence[StepVariant],
+    limits: Limits,
+    techniques: Techniques,
+    available_bytes: int,
+    known_us: float = math.inf,
 ) -> Solution:
     """The faster of a step without ReLU bit masks and, where masks could make it much faster, one with them for those
-    ReLUs whose output the first one keeps."""
+    ReLUs whose output the first one keeps. Steps that take at least `known_us` are given up."""
     unmasked, *others = variants
     found, problem = (
-        _solve(unmasked.table, limits, techniques, available_bytes),
+        _solve(unmasked.table, limits, techniques, available_bytes, known_us),
         Problem(unmasked.table, {}, available_bytes),
     )
     fits, least_us = problem.fits(found), unmasked.unlimited.train_us
@@ -173,8 +178,8 @@ def _with_or_without_masks(
         table = masks_of_kept(unmasked.table, masked.table, found.draft)
         if table is unmasked.table:  # no such output is kept
             continue
-        known_us = found.step_us if fits else math.inf
-        found = problem.best((found, _solve(table, limits, techniques, available_bytes, known_us)))
+        least_known_us = min(known_us, found.step_us) if fits else known_us
+        found = problem.best((found, _solve(table, limits, techniques, available_bytes, least_known_us)))
     return found
 
 
