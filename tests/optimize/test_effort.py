@@ -16,7 +16,7 @@ SOURCE = Path(effort.__file__).read_text()
 # Numbers of other files that tune nothing.
 ELSEWHERE = {
     "bounds/measured_floor.py": {"BANDWIDTH_SHARE"},  # what a good kernel reaches
-    "candidates/pareto.py": {"_ROUNDING"},  # rounding
+    "candidates/pareto.py": {"_ROUNDING", "_FEW_ROWS"},  # rounding, and what NumPy costs
     "candidates/table.py": {"MICRO_BATCH_ALIGNMENT_BYTES"},  # what candidates were measured with
     "schedule/contention.py": {"COMPUTING", "FILLING", "WAIT_US", "COPY_WAIT_US"},  # a model, fitted to measured steps
     "schedule/simulate.py": {"_IDLE_US"},  # rounding
