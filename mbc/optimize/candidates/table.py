@@ -185,13 +185,13 @@ class CandidateTable:
         return self._named_estimates("modelled", operation, self._modelled)
 
     def _named_estimates(
-        self, name: str, operation: Operation, find: Callable[[Request], tuple[Candidate, ...]]
+        self, name: str, operation: Operation, find: Callable[[Request, RematKernels], tuple[Candidate, ...]]
     ) -> tuple[Candidate, ...]:
         key = name, operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            found = find(self.request(operation, self.whole))
-            known = self._named[key] = self._admitted(found, self._remat_kernels(operation))
+            request = self.request(operation, self.whole)
+            known = self._named[key] = find(request, self._remat_kernels(operation))
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
@@ -232,27 +232,31 @@ class CandidateTable:
         profile has none."""
         if self.optimism and isinstance(request.attributes, Fused) and not known and self._was_tried(request):
             return ()
-        return _with_leaner(request, known, self._admitted(self._estimated(request), remat_kernels))
+        return _with_leaner(request, known, self._estimated(request, remat_kernels))
 
     def _was_tried(self, request: Request) -> bool:
         """Whether measuring found no kernel for it: all were refused, or it failed."""
         key = signature(request)
         return self.profile is not None and (key in self.profile.measurements or key in self.profile.extents)
 
-    def _estimated(self, request: Request) -> tuple[Candidate, ...]:
+    def _estimated(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """Times of a similar GPU where those are known, else by the model."""
-        similar = self._of_similar_gpu(request)
+        # Admitted first: what may not run must not stand in for what may.
+        similar = self._admitted(self._of_similar_gpu(request), remat_kernels)
         if self.optimism:
             similar = _sooner(similar, effort.SCALED_OPTIMISM)
-        return _with_leaner(request, similar, self._modelled(request))
+        return _with_leaner(request, similar, self._modelled(request, remat_kernels))
 
-    def _modelled(self, request: Request) -> tuple[Candidate, ...]:
+    def _modelled(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         named = [p for p in self.providers if self.rules.allow(p.name)]
-        found = tuple(c for p in named for c in p.candidates(request, self.device))
+        found = self._admitted(tuple(c for p in named for c in p.candidates(request, self.device)), remat_kernels)
         return _sooner(found, self.optimism) if self.optimism else found
 
     def _of_similar_gpu(self, request: Request) -> tuple[Candidate, ...]:
+        """None where measuring on this GPU was tried: what failed here does not come back."""
         if self.profile is None or self.profile.similar is None:
+            return ()
+        if self._was_tried(request) and not self.profile.compares_estimate(request):
             return ()
         return tuple(c for c in self.profile.similar.candidates(request) if self.rules.allow(c.provider))
 

@@ -293,7 +293,8 @@ def _comparable(
         return lambda operation: table.candidates(operation, table.whole)
     if all(map(table.scaled, launches)):
         return table.estimated
-    return table.modelled if group.estimated or True not in timed else None
+    trusted = group.estimated or True not in timed
+    return table.modelled if trusted and not group.measured else None
 
 
 def _within(candidates: Sequence[Candidate], limit_bytes: int | None) -> Sequence[Candidate]:
