@@ -22,7 +22,7 @@ from mbc.profile.model import Measurement, Profile
 from mbc.profile.signature import read_signature, signature, with_rows
 
 ESTIMATING = (CUDNN_CONVOLUTION, CUBLASLT, OWN)
-LEAST_LAYERS = 3  # of a class on the fitting side; one of mbc's own kernels has its own ways with one layer
+LEAST_LAYERS = 3  # of a class on the fitting side; a kernel of mbc's own gets shares of its own from one
 # Of fewer layers than these one figure is fitted: how much longer they take than the shares say that their class would
 # have otherwise. Three figures fit a handful of sizes exactly, and miss all others.
 MANY_LAYERS = 12

@@ -68,14 +68,14 @@ def main() -> None:
     arguments = parser.parse_args()
     need_gpu("nothing can be measured without")
     until_s = time.monotonic() + arguments.seconds
-    kept = results(f"profile_batches_{Path(file_name(find_device('auto').name)).stem}")
+    kept = results(f"profile_batches_{Path(file_name(find_device('auto').name)).stem}", current=True)
     for name, job in jobs(arguments.batches, arguments.precisions):
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             break
         if not kept.done(name) and (not arguments.only or any(word in name for word in arguments.only)):
             row = attempt(partial(compiled, job, left_s), name)
-            if row.get("seconds", 0.0) < left_s:  # else it is cut off, and goes on in the next run
+            if row.get("seconds", left_s) < left_s:  # else it failed or is cut off, and goes on in the next run
                 kept.put(row)
             show([row], COLUMNS)
     show(list(kept.rows.values()), COLUMNS)

@@ -1,7 +1,7 @@
 """Random numbers that the operands of everything measured are cut from.
 
 Drawing and rounding a million numbers takes longer than a small operation is measured with, so that is done once for
-each type that they are stored as. Every operand of an operation starts elsewhere in the pool.
+each type that they are stored as. The operands of an operation, up to 256 of them, start elsewhere in the pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mbc.ir.types import DType, Layout
 from mbc.runtime.formats import loaded, stored_bytes
 
 MOST_ELEMENTS = (1 << 20) + 61  # then they repeat; odd, so that no two rows are alike
-_STARTS, _START_STEP = 16, 4099
+_STARTS, _START_STEP = 256, 521
 
 Array = NDArray[Any]
 

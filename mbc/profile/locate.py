@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mbc.errors import MbcError
 from mbc.hardware.cudnn import installed_cudnn
@@ -19,6 +21,7 @@ from mbc.profile.read import read_profile
 from mbc.profile.scaling import distance
 from mbc.profile.schema import COMPRESSED
 
+MOST_MADE = 8
 BUNDLED = Path(__file__).resolve().parent.parent / "data" / "profiles"
 
 
@@ -58,7 +61,8 @@ def own_path(gpu: str) -> Path:
 
 
 def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool = False) -> Profile | None:
-    """The profile at `path`; without one, the user's own of this GPU completed by the bundled one, or either, or None.
+    """The profile at `path`; without one, the user's own of this GPU and the bundled one together, or either, completed
+    by that of a similar GPU; or that one; or None.
 
     A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
     than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
@@ -85,7 +89,7 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     _, multiprocessors = split_name(device.name)
     if multiprocessors is None:
         similar = _of_similar(device)
-        return similar if found is None else found.completed_by(_with_cudnn_of(found, similar))
+        return similar if found is None else _completed_by(found, similar)
     whole = spec_like(whole_name(device.name), device.architecture)
     known = _found(whole, here)
     return found if known is None else completed(found, known, whole.multiprocessors / multiprocessors)
@@ -103,7 +107,7 @@ def _found(device: DeviceSpec, here: LocalGpu | None) -> Profile | None:
             else:
                 fresh.append(_noted(profile, here))
     if len(fresh) == 2 and fresh[0].identity.alike(fresh[1].identity):
-        return merged(fresh[0], fresh[1], newer_wins=False)
+        return _once(_first_wins, *fresh)
     return fresh[0] if fresh else None
 
 
@@ -114,13 +118,37 @@ def _of_similar(device: DeviceSpec) -> Profile | None:
     for source in sorted(alike, key=lambda spec: distance(spec, device)):
         profile = _found(source, None)
         if profile is not None:
-            return scaled_to(profile, source, device)
+            return _once(scaled_to, profile, source, device)
     return None
 
 
-def _with_cudnn_of(profile: Profile, other: Profile | None) -> Profile | None:
-    """`other` if it has the engines of the same cuDNN."""
-    return other if other is not None and other.cudnn // 100 == profile.cudnn // 100 else None
+def _completed_by(profile: Profile, similar: Profile | None) -> Profile:
+    """With a `similar` one that has the engines of the same cuDNN."""
+    if similar is None or similar.cudnn // 100 != profile.cudnn // 100:
+        return profile
+    return _once(_with_similar, profile, similar)
+
+
+def _with_similar(profile: Profile, similar: Profile) -> Profile:
+    return replace(profile, similar=similar)
+
+
+def _first_wins(first: Profile, second: Profile) -> Profile:
+    return merged(first, second, newer_wins=False)
+
+
+_made: dict[tuple[object, ...], tuple[tuple[Any, ...], Profile]] = {}
+
+
+def _once(make: Callable[..., Profile], *of: Any) -> Profile:
+    """What `make` makes of these objects: the same as before if it is one of the last few, since a profile remembers
+    what it was asked."""
+    key = (make, *map(id, of))
+    if key not in _made:
+        _made[key] = of, make(*of)  # with the objects, whose ids are theirs as long as they live
+        while len(_made) > MOST_MADE:
+            del _made[next(iter(_made))]
+    return _made[key][1]
 
 
 def staleness(profile: Profile, device: DeviceSpec, here: LocalGpu | None) -> str:

@@ -215,25 +215,6 @@ class Profile:
             }
         return found
 
-    def completed_by(self, similar: Profile | None) -> Profile:
-        """This one with a `similar` one; the same each time, which remembers what it was asked."""
-        if similar is None:
-            return self
-        known = self._completed.get(id(similar))
-        if known is None:
-            known = self._completed[id(similar)] = replace(self, similar=similar)
-        return known
-
-    @cached_property
-    def _completed(self) -> dict[int, Profile]:
-        """By the similar profile, which each of these holds."""
-        return {}
-
-    @cached_property
-    def scaled(self) -> dict[DeviceSpec, Profile]:
-        """What `scaled_to` made of it."""
-        return {}
-
     @cached_property
     def _device(self) -> DeviceSpec:
         return spec_like(self.identity.gpu, self.identity.architecture)
@@ -273,14 +254,7 @@ class Profile:
 
 def scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profile:
     """`profile`, of `source`, as estimates for `target`. What it knows of links is left out: they are another
-    machine's, and of GPUs that may be joined otherwise. The same each time."""
-    known = profile.scaled.get(target)
-    if known is None:
-        known = profile.scaled[target] = _scaled_to(profile, source, target)
-    return known
-
-
-def _scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profile:
+    machine's, and of GPUs that may be joined otherwise."""
     gap = {name: value for name, value in profile.constants.items() if name == "graph_gap_us"}
     return replace(
         profile,
@@ -289,6 +263,7 @@ def _scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Prof
         collectives=(),
         collective_slowdowns=(),
         scaling=Scaling(calibrated(source, profile), target),
+        left_to_estimate=frozenset(),
     )
 
 

@@ -32,6 +32,7 @@ def test_a_scale_is_applied_before_rounding() -> None:
 def test_operands_differ_and_repeat_beyond_the_pool() -> None:
     first, second = numbers(DType.FP32, 1000, 0), numbers(DType.FP32, 1000, 1)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.15
+    assert len({numbers(DType.FP32, 8, operand).tobytes() for operand in range(256)}) == 256
     many = numbers(DType.FP32, 2 * MOST_ELEMENTS, 1)
     assert np.array_equal(many[:MOST_ELEMENTS], many[MOST_ELEMENTS:])
 

@@ -3,6 +3,7 @@
 * `table`: candidates by request, and the Pareto fronts of their divisions
 * `user_rules`: which of them the user's settings admit, and what is said where none is left
 * `pareto`: divisions of which none is both slower and larger in workspace than another
+* `estimates`: times that nobody measured on this GPU
 * `measured_rows`: for which numbers of rows a profile knows a network
 * `scaled_times`: times of a micro-batch scaled from larger measured sizes
 * `micro_batch`: whether `--micro-batch` can be kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,21 +14,19 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import bitwise_equal_to
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
+from mbc.optimize.candidates.estimates import Estimate, Estimates, RematKernels, with_leaner
 from mbc.optimize.candidates.pareto import ParetoFront, fixed_division, pareto_front, worthwhile
 from mbc.optimize.candidates.scaled_times import LargerSizes
 from mbc.optimize.candidates.user_rules import Rules, no_candidate
 from mbc.options import Policy
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile
-from mbc.profile.signature import signature
 
-RematKernels = frozenset[str]  # names of kernels
 ParetoFronts = Mapping[tuple[Layout, ...], ParetoFront]  # by layouts of the operands
 _Key = tuple[Request, RematKernels]
 MICRO_BATCH_ALIGNMENT_BYTES = 16  # of every operand of a micro-batch: what candidates were measured with
@@ -161,7 +159,7 @@ class CandidateTable:
 
     def _timed(self, operation: Operation) -> bool:
         found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-        return bool(self._admitted(found, self._remat_kernels(operation))) or self.compares_estimate(operation)
+        return bool(self.estimates.admitted(found, self._remat_kernels(operation))) or self.compares_estimate(operation)
 
     def compares_estimate(self, operation: Operation) -> bool:
         """Whether the profile leaves it to its estimate for the whole mini-batch (`Profile.left_to_estimate`)."""
@@ -169,24 +167,17 @@ class CandidateTable:
 
     def scaled(self, operation: Operation) -> bool:
         """Whether its estimates for the whole mini-batch are times of a similar GPU."""
-        key = "scaled", operation.name, operation.outputs
-        known = self._named.get(key)
-        if known is None:
-            found = self._of_similar_gpu(self.request(operation, self.whole))
-            known = self._named[key] = bool(self._admitted(found, self._remat_kernels(operation)))
-        return known
+        return bool(self._named_estimates("scaled", operation, self.estimates.of_similar_gpu))
 
     def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
         """Admitted candidates for the whole mini-batch with their estimates, whatever was measured here."""
-        return self._named_estimates("estimated", operation, self._estimated)
+        return self._named_estimates("estimated", operation, self.estimates.of)
 
     def modelled(self, operation: Operation) -> tuple[Candidate, ...]:
         """The same by the model alone."""
-        return self._named_estimates("modelled", operation, self._modelled)
+        return self._named_estimates("modelled", operation, self.estimates.modelled)
 
-    def _named_estimates(
-        self, name: str, operation: Operation, find: Callable[[Request, RematKernels], tuple[Candidate, ...]]
-    ) -> tuple[Candidate, ...]:
+    def _named_estimates(self, name: str, operation: Operation, find: Estimate) -> tuple[Candidate, ...]:
         key = name, operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
@@ -209,18 +200,22 @@ class CandidateTable:
         return self.recomputed.get(names_of(operation)[0], RematKernels()) if computes else RematKernels()
 
     @cached_property
+    def estimates(self) -> Estimates:
+        return Estimates(self.providers, self.device, self.profile, self.rules, self.graph.precision, self.optimism)
+
+    @cached_property
     def larger(self) -> LargerSizes | None:
         """Times scaled from the measured sizes of the profile."""
         return LargerSizes(self.profile, self.providers, self.device) if self.profile else None
 
     def _find(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         known = self.profile.candidates(request) if self.profile else ()
-        return self._with_estimates(self._admitted(known, remat_kernels), request, remat_kernels)
+        return self._with_estimates(self.estimates.admitted(known, remat_kernels), request, remat_kernels)
 
     def _find_micro_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         assert self.profile is not None and self.larger is not None
-        known = self._admitted(self.profile.candidates(request), remat_kernels)
-        scaled = self._admitted(self.larger.candidates(request), remat_kernels)
+        known = self.estimates.admitted(self.profile.candidates(request), remat_kernels)
+        scaled = self.estimates.admitted(self.larger.candidates(request), remat_kernels)
         if not known:
             return self._with_estimates(scaled, request, remat_kernels)
         return (*scaled, *self._with_estimates(known, request, remat_kernels))
@@ -230,39 +225,9 @@ class CandidateTable:
     ) -> tuple[Candidate, ...]:
         """`known` candidates of a profile, and estimates of those that need less workspace; all estimates where a
         profile has none."""
-        if self.optimism and isinstance(request.attributes, Fused) and not known and self._was_tried(request):
+        if self.optimism and isinstance(request.attributes, Fused) and not known and self.estimates.was_tried(request):
             return ()
-        return _with_leaner(request, known, self._estimated(request, remat_kernels))
-
-    def _was_tried(self, request: Request) -> bool:
-        """Whether measuring found no kernel for it: all were refused, or it failed."""
-        key = signature(request)
-        return self.profile is not None and (key in self.profile.measurements or key in self.profile.extents)
-
-    def _estimated(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """Times of a similar GPU where those are known, else by the model."""
-        # Admitted first: what may not run must not stand in for what may.
-        similar = self._admitted(self._of_similar_gpu(request), remat_kernels)
-        if self.optimism:
-            similar = _sooner(similar, effort.SCALED_OPTIMISM)
-        return _with_leaner(request, similar, self._modelled(request, remat_kernels))
-
-    def _modelled(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        named = [p for p in self.providers if self.rules.allow(p.name)]
-        found = self._admitted(tuple(c for p in named for c in p.candidates(request, self.device)), remat_kernels)
-        return _sooner(found, self.optimism) if self.optimism else found
-
-    def _of_similar_gpu(self, request: Request) -> tuple[Candidate, ...]:
-        """None where measuring on this GPU was tried: what failed here does not come back."""
-        if self.profile is None or self.profile.similar is None:
-            return ()
-        if self._was_tried(request) and not self.profile.compares_estimate(request):
-            return ()
-        return tuple(c for c in self.profile.similar.candidates(request) if self.rules.allow(c.provider))
-
-    def _admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        admitted = (c for c in candidates if self.rules.admit(c, self.graph.precision))
-        return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in remat_kernels))
+        return with_leaner(request, known, self.estimates.of(request, remat_kernels))
 
     def micro_batch_rows(self, operation: Operation) -> tuple[int, ...]:
         """Rows that a kernel call of the operation may work on, largest first: all of them, and the smaller sizes that
@@ -351,7 +316,7 @@ class CandidateTable:
             elif measured and self.profile is not None:
                 # A size that was not profiled is left out: its estimates would compete with measurements.
                 request = self.request(operation, Rows(0, rows))
-                found = self._admitted(self.profile.candidates(request), self._remat_kernels(operation))
+                found = self.estimates.admitted(self.profile.candidates(request), self._remat_kernels(operation))
                 found = tuple(_with_plain_layouts(c, request) for c in found)
             elif self.timed(operation):
                 found = self.candidates_of_micro_batch(operation, Rows(0, rows))
@@ -419,24 +384,6 @@ class CandidateTable:
     def is_conversion_measured(self, type_: TensorType) -> bool:
         """Whether `conversion_us` is from the profile."""
         return self.profile is not None and bool(self.profile.candidates(conversion_request(type_, self.graph)))
-
-
-def _with_leaner(
-    request: Request, known: tuple[Candidate, ...], estimates: tuple[Candidate, ...]
-) -> tuple[Candidate, ...]:
-    """`known`, and of `estimates` those that need less workspace, none as faster; all of these where none is known.
-    Where the known kernels of a fusion group need too much workspace, its operations can run one by one."""
-    if not known or isinstance(request.attributes, Fused):
-        return known or estimates
-    least_bytes = min(c.workspace_bytes for c in known)
-    slowest_us = max(c.time_us for c in known)
-    smaller = (replace(c, time_us=max(c.time_us, slowest_us)) for c in estimates if c.workspace_bytes < least_bytes)
-    return (*known, *smaller)
-
-
-def _sooner(estimates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
-    """In this share of their time, as if that had been measured."""
-    return tuple(replace(c, time_us=share * c.time_us, measured=True) for c in estimates)
 
 
 def _holds_convolution(operation: Operation) -> bool:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from mbc.ir.graph import Operation
 from mbc.ops.fused import names_of
-from mbc.optimize.candidates.table import CandidateTable, RematKernels
+from mbc.optimize.candidates.estimates import RematKernels
+from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
 
 

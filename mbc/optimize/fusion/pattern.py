@@ -55,8 +55,9 @@ class Pattern:
     """`replaces`: numbers of the statements that need no launch of their own any more. Matching starts at the last
     statement: all others have to be reached from it, from readers to producers, or as readers of what is bound. `late`:
     values that it does not store may have readers in other groups that do not read them; it is selected only where
-    these groups are. `measured`: no estimate predicts its time, so it is used only where it was measured;
-    `estimated`: estimates predict it well enough to decide where only some of its operations were measured."""
+    these groups are. `measured`: the model does not predict its time, so it is used only where it was measured, here or
+    on a similar GPU; `estimated`: the model predicts it well enough to decide where only some of its operations were
+    measured."""
 
     statements: tuple[Statement, ...]
     launches: tuple[LaunchPattern, ...]

@@ -285,9 +285,9 @@ def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Gr
 def _comparable(
     table: CandidateTable, group: Group, launches: Sequence[Operation]
 ) -> Callable[[Operation], Sequence[Candidate]] | None:
-    """Candidates whose times are of one kind: where a profile has times of all launches those, else times of a similar
-    GPU if it has all, else those of the model. None where it has times of some, and the model does not predict the
-    group well: the model must not stand in for them."""
+    """Candidates whose times may be compared: where the profile has times of all launches, or leaves them to their
+    estimates, those; else times of a similar GPU if it has all; else those of the model. None where the profile has
+    times of some, or the group has to be measured, and the model does not predict it well."""
     timed = {table.timed(operation) for operation in launches}
     if timed == {True}:
         return lambda operation: table.candidates(operation, table.whole)

@@ -79,7 +79,7 @@ def _with_depth_first(
         for division in divisions:
             here = replace(techniques, division=division)
             draft = _divided_draft(problem, here)
-            if draft in drafts:  # a price that no value reaches
+            if draft in drafts:  # the other price keeps no other value whole
                 continue
             drafts.append(draft)
             solution = tried(here)

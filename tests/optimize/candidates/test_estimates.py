@@ -1,0 +1,92 @@
+"""Estimates: a similar GPU's times before the model's, and only what may run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from mbc.compiler import compile_plan
+from mbc.hardware.spec import find_spec
+from mbc.ir.types import Precision
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Request
+from mbc.ops.fused import Fused
+from mbc.optimize import effort
+from mbc.optimize.candidates.estimates import Estimates, RematKernels
+from mbc.optimize.candidates.user_rules import Rules
+from mbc.options import Measure, Options
+from mbc.profile.locate import bundled_path
+from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Profile, scaled_to, unmeasured
+from mbc.profile.read import read_profile
+from mbc.profile.signature import read_signature, signature
+from mbc.source import Source
+from tests.examples.test_plan_digests import EXAMPLES
+from tests.profile.profiles import measurement, profile, request
+
+H100, H200 = find_spec("h100"), find_spec("h200")
+ASKED = request(8)
+NONE = RematKernels()
+MEASURED_US = 1.0  # far less than any estimate
+
+
+@cache
+def similar() -> Profile:
+    """Of an H200 that measured one kernel of ASKED, scaled to an H100."""
+    return scaled_to(profile({ASKED: [measurement(1, MEASURED_US)]}), H200, H100)
+
+
+def estimates(known: Profile | None, rules: Rules | None = None, optimism: float = 0.0) -> Estimates:
+    return Estimates(PROVIDERS, H100, known, rules or Rules(), ASKED.precision, optimism)
+
+
+def test_times_of_a_similar_gpu_come_before_the_models() -> None:
+    found = estimates(unmeasured(similar()))
+    (scaled,) = found.of_similar_gpu(ASKED, NONE)
+    assert not scaled.measured and scaled in found.of(ASKED, NONE)
+    slower = [c for c in found.of(ASKED, NONE) if c is not scaled]
+    assert all(c.time_us >= scaled.time_us and c.workspace_bytes < scaled.workspace_bytes for c in slower)
+    assert found.modelled(ASKED, NONE) == estimates(None).of(ASKED, NONE)
+    other = request(16)
+    assert found.of(other, NONE) == found.modelled(other, NONE) != ()
+
+
+def test_optimism_takes_less_of_the_models_than_of_a_similar_gpus() -> None:
+    plain, optimistic = (estimates(unmeasured(similar()), optimism=part) for part in (0.0, effort.OPTIMISM))
+    assert effort.OPTIMISM < effort.SCALED_OPTIMISM < 1
+    for part, name in ((effort.SCALED_OPTIMISM, "of_similar_gpu"), (effort.OPTIMISM, "modelled")):
+        before, after = (getattr(found, name)(ASKED, NONE) for found in (plain, optimistic))
+        assert [c.time_us for c in after] == pytest.approx([part * c.time_us for c in before])
+        assert all(c.measured for c in after)
+
+
+def test_what_failed_here_does_not_come_back_from_a_similar_gpu() -> None:
+    own = replace(unmeasured(similar()), extents={signature(ASKED): Extent(0, "could not be measured: it failed")})
+    assert not estimates(own).of_similar_gpu(ASKED, NONE)
+    key = signature(ASKED)
+    left = replace(own, extents={key: Extent(0, LEFT_TO_ESTIMATE)}, left_to_estimate=frozenset({key}))
+    assert estimates(left).of_similar_gpu(ASKED, NONE)
+
+
+@pytest.mark.parametrize("rules", [Rules(deterministic=True), Rules(emulated_fp32=False), Rules()])
+def test_what_may_not_run_leaves_what_may(rules: Rules) -> None:
+    """Of everything that the H200's bundled profile knows in fp32."""
+    theirs = scaled_to(read_profile(bundled_path(H200.name)), H200, H100)
+    found = replace(estimates(unmeasured(theirs), rules), precision=Precision.FP32)
+    asked = [r for r in _fp32(theirs) if not isinstance(r.attributes, Fused)]
+    assert len(asked) > 500
+    for one in asked:
+        assert bool(found.modelled(one, NONE)) <= bool(found.of(one, NONE)), one
+
+
+def _fp32(theirs: Profile) -> list[Request]:
+    found = [read_signature(key) for key in theirs.measurements if '"precision":"fp32"' in key]
+    return found[::7]
+
+
+def test_deterministic_steps_are_planned_beside_a_similar_gpus_times() -> None:
+    settings = (("depth", "18"), ("batch", "32"), ("train.precision", "fp32"), ("train.deterministic", "true"))
+    source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
+    plan = compile_plan(source, Options(gpu="h100", settings=settings, measure=Measure.NEVER))
+    assert plan.predictions.train_us > 0
