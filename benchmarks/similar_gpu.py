@@ -4,7 +4,9 @@ Rows of requests: times measured on `--gpu` over those scaled from `--similar`, 
 profile; `choice`: how much longer the fastest kernel by the scaled times takes there than the fastest measured one.
 Rows of steps that the profile of `--gpu` knows: planned with it (`measured_ms`), from the other GPU's alone and from
 estimates alone. `predicted` is such a plan's step by itself, `taken` by what its kernels were measured to take, both
-over `measured_ms`; `priced` is the share of it that was measured, the rest is as predicted. Needs no GPU.
+over `measured_ms`; `priced` is the share of it that was measured, the rest is as predicted. `asked` requests decide the
+plan beside the other GPU's profile, `asked alone` without it (`decisive_requests.py`); `decided` is the step of the
+plan by these over `measured_ms` as predicted, `stopped` that by the first STOPPED of them only. Needs no GPU.
 
     python benchmarks/similar_gpu.py [--gpu h100] [--similar h200] [--only NAME ...]
 """
@@ -12,11 +14,13 @@ over `measured_ms`; `priced` is the share of it that was measured, the rest is a
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from decisive_requests import compared
 from modules import Job, example
 from record import attempt, show, write
 
@@ -35,12 +39,14 @@ from mbc.profile.model import Profile, calibrated, scaled_to, unmeasured
 from mbc.profile.read import read_profile
 from mbc.profile.signature import read_signature, signature
 
+STOPPED = 20
 LEAST_KNOWN = 0.85  # of a step's requests, by either profile
 RESNETS = ("50", "101", "152")
 COLUMNS = ("name", "count", "median", "p10", "p90", "|error| median", "|error| p90")
 STEP_COLUMNS = (
     "name", "known", "known_by_similar", "measured_ms", "scaled predicted", "scaled taken", "scaled priced",
-    "estimated predicted", "estimated taken", "estimated priced",
+    "estimated predicted", "estimated taken", "estimated priced", "asked", "asked alone", "decided", "decided alone",
+    "stopped", "stopped alone",
 )  # fmt: skip
 
 
@@ -124,6 +130,10 @@ def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile) -> dict[s
         time_us, priced = taken(plan, own)
         row |= {f"{name} predicted": plan.predictions.train_us / measured_us, f"{name} taken": time_us / measured_us}
         row[f"{name} priced"] = priced
+    for name, profile in {"": replace(own, similar=similar), " alone": own}.items():
+        decided, stopped = (compared(job, device, profile, most) for most in (math.inf, STOPPED))
+        row |= {f"asked{name}": decided["measured"], f"decided{name}": decided["over_full"]}
+        row |= {f"stopped{name}": stopped["over_full"]}
     return row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -14,10 +15,17 @@ from mbc.kernels import calibration as module
 LONG_TO_START = ("mbc lrn", "mbc bias_add_relu_max_pool", "mbc relu_max_pool", "mbc max_pool_backward_add")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _pools_start_as_other_kernels_do() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
+@contextmanager
+def plain_starts() -> Generator[None]:
+    """With these kernels estimated as others are."""
     shipped = module.calibration()
     shares = {key: share for key, share in shipped.shares.items() if not key.startswith(LONG_TO_START)}
     plain = replace(shipped, shares=shares)
     with patch.object(module, "calibration", lambda: plain):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pools_start_as_other_kernels_do() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
+    with plain_starts():
         yield

@@ -270,7 +270,7 @@ def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Gr
     """The same with other launches in the place of its operations."""
     if not all(_within(table.offered(launch), limit_bytes) for launch in group.launches):
         return -1.0
-    candidates = _comparable(table, group, (*one_by_one, *group.launches))
+    candidates = comparable(table, group, (*one_by_one, *group.launches))
     if candidates is None:
         return -1.0
     singles = [candidates(operation) for operation in one_by_one]
@@ -282,7 +282,7 @@ def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Gr
     )
 
 
-def _comparable(
+def comparable(
     table: CandidateTable, group: Group, launches: Sequence[Operation]
 ) -> Callable[[Operation], Sequence[Candidate]] | None:
     """Candidates whose times may be compared: where the profile has times of all launches, or leaves them to their

@@ -86,6 +86,21 @@ def _of_similar_gpu(
     return other.scaling.spread(graph.precision) if found else None
 
 
+def similar_gpu(
+    program: Program,
+    graph: TrainingGraph,
+    buffers: Sequence[Buffer],
+    larger: LargerSizes | None,
+    operations: Sequence[Operation],
+) -> str:
+    """The GPU whose times, scaled, complete the profile for some launches; empty where none does."""
+    similar = larger.profile.similar if larger is not None else None
+    by_name = {operation.name: operation for operation in operations}
+    if similar is None or all(_of_similar_gpu(x, graph, buffers, larger, by_name) is None for x in program.launches):
+        return ""
+    return similar.identity.gpu
+
+
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
     """The error spread of a launch's time; None where it was measured."""
     work = launch.work

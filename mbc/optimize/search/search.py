@@ -25,12 +25,13 @@ from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.fit import fit
 from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
 from mbc.optimize.search.predicted_times import predicted_times
+from mbc.optimize.search.prediction_interval import similar_gpu
 from mbc.optimize.search.relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution
 from mbc.optimize.selection.select import Choices, check_limit, choose
 from mbc.optimize.selection.workspace_division import divide_workspace
 from mbc.options import Policy
-from mbc.plan.model import Bounds, Kernel, Plan, Predictions, Program, Stream, Target
+from mbc.plan.model import Bounds, Buffer, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
 
 
@@ -263,7 +264,7 @@ def _plan(
             device.multiprocessors,
             device.memory_bytes,
             cudnn,
-            table.profile.origin if table.profile else "",
+            _origin(table, draft.buffers, train, infer),
         ),
         budget_bytes,
         draft.buffers,
@@ -282,6 +283,17 @@ def _plan(
         limits.host_bytes,
         limits.peer_bytes,
     )
+
+
+def _origin(table: CandidateTable, buffers: Sequence[Buffer], train: Program, infer: Program) -> str:
+    """Of the times of both programs; empty where all are the model's."""
+    if table.profile is None:
+        return ""
+    graph, larger = table.graph, table.larger
+    scaled_from = similar_gpu(train, graph, buffers, larger, graph.train) or similar_gpu(
+        infer, graph, buffers, larger, graph.infer
+    )
+    return f"{table.profile.origin}{f'; some times are scaled from {scaled_from}' if scaled_from else ''}"
 
 
 def _settings(program: Program) -> list[tuple[str, int]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,17 @@ from mbc.kernels.interpreter import INTERPRETER
 from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import all_groups, fuse, groups, kept, plain
+from mbc.optimize.fusion.select_groups import (
+    Group,
+    all_groups,
+    comparable,
+    fuse,
+    groups,
+    is_measured,
+    kept,
+    plain,
+    possible_groups,
+)
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
@@ -236,6 +247,61 @@ def test_what_a_profile_expects_competes_with_what_it_measured():
 
     programs = fuse(CandidateTable(steps, H200, PROVIDERS, Expected()))
     assert programs == fuse(CandidateTable(steps, H200, PROVIDERS)) != plain(steps)
+
+
+class OfSimilar(NoSizes):
+    """Of a similar GPU, which has times of every request but of these kinds."""
+
+    def __init__(self, lacks: frozenset[str] = frozenset()) -> None:
+        self.lacks = lacks
+
+    def candidates(self, request: Request) -> tuple[Candidate, ...]:
+        if request.kind in self.lacks:
+            return ()
+        return tuple(c for p in PROVIDERS for c in p.candidates(request, H200))
+
+
+class Partly(NoSizes):
+    """Has measured requests of these kinds, and is completed by a similar GPU's profile."""
+
+    measurements: Mapping[str, object] = {}
+    extents: Mapping[str, object] = {}
+
+    def __init__(self, similar: OfSimilar, kinds: frozenset[str] = frozenset()) -> None:
+        self.similar, self.kinds = similar, kinds
+
+    def candidates(self, request: Request) -> tuple[Candidate, ...]:
+        found = (c for p in PROVIDERS for c in p.candidates(request, H200))
+        return tuple(replace(c, measured=True) for c in found) if request.kind in self.kinds else ()
+
+
+def test_times_of_one_kind_are_compared():
+    steps = graph("bf16")
+    made, _ = possible_groups(table(steps))
+    group = next(g for g in made if g.launches[0].kind == "batch_normalize+relu")
+    by_name = {operation.name: operation for operation in steps.train}
+    launches = [*(by_name[name] for name in group.replaces), *group.launches]
+    kinds = frozenset(operation.kind for operation in launches)
+    single = frozenset({"relu"})
+    assert single < kinds
+
+    def asked(lacks: frozenset[str], measured: frozenset[str], group: Group = group) -> tuple[CandidateTable, Any]:
+        known = CandidateTable(steps, H200, PROVIDERS, Partly(OfSimilar(lacks), measured))
+        return known, comparable(known, group, launches)
+
+    nothing, unpredicted = frozenset[str](), replace(group, measured=True, estimated=False)
+    known, found = asked(nothing, kinds)
+    assert found(launches[0]) == known.candidates(launches[0], known.whole)
+    assert found(launches[0])[0].measured
+    for measured in (nothing, single):  # all have times of the similar GPU
+        known, found = asked(nothing, measured, unpredicted)
+        assert found == known.estimated and is_measured(known, unpredicted)
+    known, found = asked(single, nothing)
+    assert found == known.modelled
+    for lacks, measured in ((single, nothing), (single, kinds - single)):  # the model must not stand in
+        assert asked(lacks, measured, unpredicted)[1] is None
+    known, found = asked(kinds, single, replace(group, estimated=True))
+    assert found == known.modelled
 
 
 def test_groups_are_measured_like_operations():
