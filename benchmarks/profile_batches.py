@@ -5,7 +5,9 @@ can decide the plan (decision 067). `--ship FILE` writes both together, the part
 repeated: what is known is not measured again.
 
     python benchmarks/profile_batches.py [--batches 32,256] [--precisions bf16,fp32] [--only NAME ...]
-                                         [--seconds 500] [--ship FILE]
+                                         [--seconds 500] [--part 0/4] [--ship FILE.sqlite.gz]
+
+`--part I/N`: only each N-th network and setting, from the I-th: one process for each of N GPUs, into one profile.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +67,14 @@ def main() -> None:
     parser.add_argument("--precisions", default="bf16,fp32")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="networks whose label holds one of these")
     parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--part", default="0/1", metavar="I/N")
     parser.add_argument("--ship", type=Path)
     arguments = parser.parse_args()
     need_gpu("nothing can be measured without")
     until_s = time.monotonic() + arguments.seconds
     kept = results(f"profile_batches_{Path(file_name(find_device('auto').name)).stem}", current=True)
-    for name, job in jobs(arguments.batches, arguments.precisions):
+    first, step = map(int, arguments.part.split("/"))
+    for name, job in islice(jobs(arguments.batches, arguments.precisions), first, None, step):
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             break

@@ -12,7 +12,7 @@ from typing import TypeVar
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.cuda import emulates_fp32
-from mbc.profile.model import Extent, Measurement, Profile
+from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Measurement, Profile
 from mbc.profile.schema import COMPRESSED
 from mbc.profile.signature import read_signature, rows_of
 from mbc.profile.writer import WHOLE_EXTENT, ProfileWriter
@@ -108,6 +108,8 @@ def write_profile(profile: Profile, path: Path) -> None:
                 writer.record_signature(
                     key, _rows(key), profile.measurements.get(key, ()), profile.extents.get(key, WHOLE_EXTENT)
                 )
+            for key in sorted(profile.left_to_estimate.difference(profile.extents, profile.measurements)):
+                writer.record_signature(key, _rows(key), (), Extent(0, LEFT_TO_ESTIMATE))
             for overhead in profile.overheads:
                 writer.record_overhead(overhead)
             for name, value in sorted(profile.constants.items()):

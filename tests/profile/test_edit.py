@@ -103,6 +103,15 @@ def test_shipping_keeps_what_no_other_candidate_beats(tmp_path: Path):
     assert shipped.extents[signature(B)].workspace_limit_bytes == 7 and signature(B) not in shipped.measurements
 
 
+def test_what_is_left_to_its_estimate_is_merged_and_shipped(tmp_path: Path):
+    measured = profile({A: [measurement(1, 10.0)]}, {A: Extent(64)})
+    left = replace(measured, left_to_estimate=frozenset({signature(B)}))
+    ship(merged(measured, left), tmp_path / "left.sqlite.gz")
+    assert read_profile(tmp_path / "left.sqlite.gz").left_to_estimate == {signature(B)}
+    ship(merged(left, profile({B: [measurement(1, 5.0)]}, {B: Extent(64)})), tmp_path / "measured.sqlite.gz")
+    assert not read_profile(tmp_path / "measured.sqlite.gz").left_to_estimate
+
+
 def test_what_is_faster_when_adding_is_shipped_too():
     adds = replace(measurement(1, 10.0), accumulates=True, accumulate_us=15.0)
     adds_faster = replace(measurement(2, 11.0), accumulates=True, accumulate_us=12.0)
