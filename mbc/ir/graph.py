@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
@@ -47,6 +48,10 @@ class Value:
 @dataclass(frozen=True, slots=True)
 class Attributes:
     """Settings of one kind of operation: subclasses hold only int, float, bool, str and tuples of these."""
+
+    def with_rows(self, rows: int, before: int) -> Self:
+        """Those of the same operation on another mini-batch than one of `before` rows: counts of elements differ."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

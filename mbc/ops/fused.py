@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, takewhile
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -42,6 +42,11 @@ class Fused(Attributes):
 
     members: tuple[Member, ...]
     given: tuple[int, ...]
+
+    def with_rows(self, rows: int, before: int) -> Self:
+        return replace(
+            self, members=tuple(replace(m, attributes=m.attributes.with_rows(rows, before)) for m in self.members)
+        )
 
 
 def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:

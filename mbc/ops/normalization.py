@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,6 +57,9 @@ class BatchNormalizeBackward(Attributes):
 
     eps: float
     count: int
+
+    def with_rows(self, rows: int, before: int) -> Self:
+        return replace(self, count=self.count * rows // before) if before else self
 
 
 @dataclass(frozen=True, slots=True)

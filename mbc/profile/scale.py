@@ -1,15 +1,15 @@
-"""Times of fewer rows than were measured, from a larger size: what was measured there, times what estimates
-(`mbc.kernels.calibration`) say that fewer rows take of it.
+"""Times of rows that were not measured, from other sizes: what was measured there, times what estimates
+(`mbc.kernels.calibration`) say that these rows take of it.
 
-Estimates know how a kernel's time falls with its rows better than how fast it is. `benchmarks/scaled.py` compares both
-with what was measured.
+Estimates know how a kernel's time changes with its rows better than how fast it is. `benchmarks/scaled.py` compares
+both with what was measured at fewer rows, `benchmarks/other_batches.py` whole steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout
 from mbc.kernels import LISTED_BY_CUDNN
@@ -27,6 +27,16 @@ def larger_size(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> Size 
     sorted by size."""
     smallest = next(iter(family), 0)
     return (smallest, family[smallest]) if rows < smallest <= MOST_TIMES * rows else None
+
+
+def nearest_sizes(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> tuple[Size | None, Size | None]:
+    """The nearest smaller and the nearest larger size of which some kernel is known, neither too far away."""
+    known = [
+        size for size, found in family.items() if found and rows <= MOST_TIMES * size and size <= MOST_TIMES * rows
+    ]
+    low = max((size for size in known if size < rows), default=0)
+    high = min((size for size in known if size > rows), default=0)
+    return (low, family[low]) if low else None, (high, family[high]) if high else None
 
 
 def larger_sizes(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> Iterable[Size]:
@@ -70,6 +80,73 @@ def scaled(larger: Size, rows: int, there: Sequence[Candidate], here: Sequence[C
     return tuple(sorted(found, key=rank))
 
 
+def resized(
+    low: Size | None, high: Size | None, rows: int, modelled: Callable[[int], Iterable[Candidate]]
+) -> tuple[Candidate, ...]:
+    """What was measured at the nearest smaller and the nearest larger size, for a whole mini-batch of `rows`, fastest
+    first and marked as not measured. `modelled`: what providers offer for a number of rows, with their estimates.
+
+    Measured times over estimates go evenly from one size to the other on a logarithmic scale of rows; those of a single
+    size are taken as they are there. No time changes by more than the rows do. A kernel that only cuDNN can list has to
+    be known of the larger size, whose workspace it keeps; others take the workspace that they are offered with. None
+    where such a kernel is the fastest of the smaller size, and there is no larger one: others must not stand in for it.
+    """
+    fastest = min(low[1], key=rank) if low else None
+    if high is None and (fastest is None or fastest.provider in LISTED_BY_CUDNN):
+        return ()
+    here = _by_kernel(modelled(rows))
+    sides = [
+        _Side(size, {_kernel(c): c for c in known}, _by_kernel(modelled(size)))
+        for size, known in filter(None, (low, high))
+    ]
+    found: list[Candidate] = []
+    for kernel, candidate in {key: c for side in sides for key, c in side.known.items()}.items():
+        offered, listed = _offered_as(candidate), candidate.provider in LISTED_BY_CUDNN
+        having = [side for side in sides if kernel in side.known and offered in side.modelled]
+        if offered not in here or not having or (listed and having[-1].size < rows):
+            continue
+        known = [side.known[kernel] for side in having]
+        estimates_us = [side.modelled[offered].time_us for side in having]
+        time_us = _resized_us([side.size for side in having], known, estimates_us, rows, here[offered].time_us)
+        sized = max(known, key=lambda c: c.workspace_bytes) if listed else here[offered]
+        found.append(
+            replace(
+                candidate,
+                workspace_bytes=sized.workspace_bytes,
+                time_us=time_us,
+                accumulate_us=max(c.accumulate_us / c.time_us for c in known) * time_us,
+                deterministic=all(c.deterministic for c in known),
+                accumulates=all(c.accumulates for c in known),
+                measured=False,
+            )
+        )
+    return tuple(sorted(found, key=rank))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What was measured at a size, and what providers offer for it."""
+
+    size: int
+    known: Mapping[_Kernel, Candidate]
+    modelled: Mapping[_Kernel, Candidate]
+
+
+def _resized_us(
+    sizes: Sequence[int], known: Sequence[Candidate], estimates_us: Sequence[float], rows: int, estimate_us: float
+) -> float:
+    """A kernel's time for `rows`, from its times at one or two `sizes` and the estimates of all."""
+    ratios = [c.time_us / us for c, us in zip(known, estimates_us, strict=True)]
+    if len(sizes) == 1:
+        bounds_us = [known[0].time_us, known[0].time_us * rows / sizes[0]]
+        ratio = ratios[0]
+    else:
+        bounds_us = [c.time_us for c in known]
+        share = math.log(rows / sizes[0]) / math.log(sizes[1] / sizes[0])
+        ratio = ratios[0] ** (1 - share) * ratios[1] ** share
+    return min(max(bounds_us), max(min(bounds_us), ratio * estimate_us))
+
+
 def _by_kernel(offered: Iterable[Candidate]) -> Mapping[_Kernel, Candidate]:
     """Of a kernel that is offered with more or less workspace the one with most: it is what the fastest ones take."""
     found: dict[_Kernel, Candidate] = {}
@@ -80,9 +157,13 @@ def _by_kernel(offered: Iterable[Candidate]) -> Mapping[_Kernel, Candidate]:
     return found
 
 
+def _kernel(candidate: Candidate) -> _Kernel:
+    return (candidate.provider, candidate.name, candidate.settings, candidate.layouts)
+
+
 def _offered_as(candidate: Candidate) -> _Kernel:
     """What tells a kernel from others; where only cuDNN can list them, what it has in common with what is offered in
     their place."""
     if candidate.provider in LISTED_BY_CUDNN:
         return (CUDNN.name, candidate.name, (), candidate.layouts)
-    return (candidate.provider, candidate.name, candidate.settings, candidate.layouts)
+    return _kernel(candidate)

@@ -93,27 +93,53 @@ def rows_of(request: Request) -> int:
 
 
 def with_rows(request: Request, rows: int) -> Request:
-    """The same operation on another number of rows; 0 stands for its whole family.
+    """The same operation on another number of rows, or of another mini-batch; 0 stands for its whole family.
 
-    The request itself where its kind cannot be divided. A weight keeps its first dimension, and so do vectors: they
-    belong to channels.
+    The request itself where its kind has no rows. A weight keeps its first dimension, and so do vectors: they belong to
+    channels.
     """
     kind = asked_kind(request)
-    if kind is None or not kind.divisible or kind.view:
+    if kind is None or not _has_rows(kind, request.attributes):
         return request
     here = rows_of(request)
+    whole_inputs, whole_outputs = _rowless(kind, request.attributes, len(request.inputs), len(request.outputs))
 
-    def sized(type_: TensorType) -> TensorType:
+    def sized(types: tuple[TensorType, ...], whole: frozenset[int]) -> tuple[TensorType, ...]:
         least = len(request.inputs[0].shape) if kind.broadcasts else 2
-        return type_.with_rows(rows) if len(type_.shape) >= least and type_.shape[0] == here else type_
+        return tuple(
+            t.with_rows(rows) if i not in whole and len(t.shape) >= least and t.shape[0] == here else t
+            for i, t in enumerate(types)
+        )
 
-    rowless = kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ()
-    whole = (*kind.working_inputs, *rowless)
     return replace(
         request,
-        inputs=tuple(t if i in whole else sized(t) for i, t in enumerate(request.inputs)),
-        outputs=request.outputs if kind.reduces else tuple(map(sized, request.outputs)),
+        attributes=request.attributes.with_rows(rows, here),
+        inputs=sized(request.inputs, whole_inputs),
+        outputs=sized(request.outputs, whole_outputs),
     )
+
+
+@lru_cache(maxsize=4096)
+def _has_rows(kind: OpKind, attributes: Attributes) -> bool:
+    """Whether rows can be counted: it can be divided, or reduces over all of the mini-batch, if only within a group."""
+    if isinstance(attributes, Fused):
+        return all(_has_rows(KINDS[member.kind], member.attributes) for member in attributes.members)
+    return not kind.view and not kind.updates and (kind.divisible or kind.reduces)
+
+
+@lru_cache(maxsize=4096)
+def _rowless(kind: OpKind, attributes: Attributes, inputs: int, outputs: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Inputs and outputs that have no rows whatever their shape is; of a group what is none to any of its members."""
+    if not isinstance(attributes, Fused):
+        rowless = kind.rowless(attributes, inputs) if kind.rowless else ()
+        return frozenset((*kind.working_inputs, *rowless)), frozenset(range(outputs) if kind.reduces else ())
+    values: set[int] = set()
+    for member in attributes.members:
+        sides = _rowless(KINDS[member.kind], member.attributes, len(member.inputs), len(member.outputs))
+        for operands, whole in zip((member.inputs, member.outputs), sides, strict=True):
+            values.update(operands[i] for i in whole if i < len(operands))
+    given = frozenset(i for i, value in enumerate(attributes.given) if value in values)
+    return frozenset(value for value in values if value < inputs), given
 
 
 def described(request: Request) -> str:

@@ -27,6 +27,7 @@ from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated
+from mbc.profile.signature import rows_of
 from mbc.runtime.module import Module
 from mbc.source import Source
 
@@ -82,8 +83,12 @@ class NoSizes(Any):
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)  # that of Any takes no arguments for the fields of subclasses
 
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        return ()
+
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
-        return {}
+        found = tuple(self.candidates(request))
+        return {rows_of(request): found} if found else {}
 
     def compares_estimate(self, request: Request) -> bool:
         return False

@@ -9,21 +9,24 @@ from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.base import NoAttributes
 from mbc.ops.matrix import Linear
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.select_groups import possible_groups
+from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.plan.model import Rows
 from mbc.profile.signature import described, read_signature, rows_of, signature, with_rows
 from mbc.source import Source
 from tests.profile.profiles import request
 
 NETWORK = """
-network n(batch = 6) {
+network n(batch = 6, channels = 6) {
   input x[batch, 3, 12, 12] : float
   input target[batch] : class
-  a = x |> conv(6, 3, pad=(1, 0, 1, 2), stride=2) |> bn |> relu |> lrn(3) |> dropout(0.25)
-  b = x |> conv_transpose(6, 3, pad=1) |> maxpool(2) |> leaky_relu(0.1)
+  a = x |> conv(channels, 3, pad=(1, 0, 1, 2), stride=2) |> bn |> relu |> lrn(3) |> dropout(0.25)
+  b = x |> conv_transpose(channels, 3, pad=1) |> maxpool(2) |> leaky_relu(0.1)
   c = (a |> avgpool(2), b |> avgpool(2)) |> concat |> upsample(2)
   logits = c |> global_avgpool |> linear(6)
   output logits
@@ -76,10 +79,36 @@ def test_sums_over_rows_keep_their_shape():
     assert {t.shape for t in with_rows(gradient, 2).inputs} == {(2, 4)}
 
 
-def test_what_cannot_be_divided_is_a_family_of_its_own():
-    image, sums = TensorType((4, 4, 2, 2), DType.FP32), TensorType((4,), DType.FP32)
-    statistics = Request("batch_statistics", NoAttributes(), (image,), (sums, sums), Precision.FP32)
-    assert with_rows(statistics, 2) is statistics
+def test_what_has_no_rows_is_a_family_of_its_own():
+    filter_ = TensorType((4, 4, 3, 3), DType.FP32)
+    update = Request("sgd", NoAttributes(), (filter_, filter_), (filter_,), Precision.FP32)
+    assert with_rows(update, 2) is update
+
+
+def at(batch: int, channels: int) -> dict[tuple[str, tuple[str, ...]], Request]:
+    """Requests of what has rows, also of launches that fuse, of a step on a mini-batch."""
+    lowered = lower(parse(Source("n.mbc", NETWORK)), (("batch", str(batch)), ("channels", str(channels))), None)
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    table = CandidateTable(graph, find_spec("h200"), PROVIDERS)
+    fused = (launch for group in possible_groups(table)[0] for launch in group.launches)
+    return {
+        (o.name, o.outputs): table.request(o, table.whole)
+        for o in (*graph.train, *fused, *(remat.operation for remat in all_fused_remats(table)))
+        if any(name in graph.values and graph.values[name].per_sample for name in (*o.inputs, *o.outputs))
+        and "cross_entropy" not in o.kind  # class numbers are vectors
+    }
+
+
+@pytest.mark.parametrize("channels", [6, 16])
+def test_a_mini_batch_is_of_the_family_of_another_one(channels: int):
+    """With as many channels as rows, too."""
+    few, many = at(6, channels), at(16, channels)
+    assert few.keys() == many.keys() and len(few) > 40
+    assert any("batch_statistics" in r.kind for r in few.values())
+    for key, one in few.items():
+        assert with_rows(one, 16) == many[key], one.kind
+        assert with_rows(many[key], 6) == one, one.kind
+        assert with_rows(one, 0) == with_rows(many[key], 0), one.kind
 
 
 def test_rows_and_description():

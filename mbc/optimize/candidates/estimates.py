@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
@@ -11,12 +10,12 @@ from mbc.kernels.base import Candidate, Provider, Request
 from mbc.kernels.cuda import bitwise_equal_to
 from mbc.ops.fused import Fused
 from mbc.optimize import effort
+from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.profile.model import Profile
 from mbc.profile.signature import signature
 
 RematKernels = frozenset[str]  # names of kernels
-Estimate = Callable[[Request, RematKernels], tuple[Candidate, ...]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Estimates:
     providers: tuple[Provider, ...]
     device: DeviceSpec
     profile: Profile | None
+    other_sizes: OtherSizes | None
     rules: Rules
     precision: Precision
     optimism: float = 0.0
@@ -39,18 +39,16 @@ class Estimates:
         """By the model alone."""
         named = [p for p in self.providers if self.rules.allow(p.name)]
         found = self.admitted(tuple(c for p in named for c in p.candidates(request, self.device)), remat_kernels)
-        return _sooner(found, self.optimism) if self.optimism else found
+        return sooner(found, self.optimism) if self.optimism else found
 
     def of_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """By its profile alone. None where measuring was tried here: what failed does not come back from there."""
-        similar = self.profile.similar if self.profile is not None else None
+        similar = self.other_sizes.of_similar_gpu if self.other_sizes is not None else None
         if similar is None or (self.was_tried(request) and not self.is_left(request)):
             return ()
         # Admitted at once: what may not run must not stand in for what may.
-        found = self.admitted(
-            tuple(c for c in similar.candidates(request) if self.rules.allow(c.provider)), remat_kernels
-        )
-        return _sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
+        found = self.admitted(tuple(c for c in similar.nearest(request) if self.rules.allow(c.provider)), remat_kernels)
+        return sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
 
     def admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """Those that the user's rules admit, and that give the same bits as what recomputes their outputs."""
@@ -80,6 +78,6 @@ def with_leaner(
     return (*known, *smaller)
 
 
-def _sooner(estimates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
-    """In this share of their time, as if that had been measured."""
-    return tuple(replace(c, time_us=share * c.time_us, measured=True) for c in estimates)
+def sooner(candidates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
+    """Those that were not measured in this share of their time, as if that had been."""
+    return tuple(c if c.measured else replace(c, time_us=share * c.time_us, measured=True) for c in candidates)

@@ -1,39 +1,61 @@
-"""Times of a micro-batch scaled from larger batch sizes of a profile."""
+"""Times of a micro-batch or a mini-batch scaled from other sizes of a profile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.calibration import Spread, calibration
+from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration
 from mbc.kernels.cuda import OWN
 from mbc.plan.model import Kernel
 from mbc.profile.model import Profile
-from mbc.profile.scale import larger_size, larger_sizes, octave, scaled
+from mbc.profile.scale import larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
 from mbc.profile.signature import rows_of, signature, with_rows
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledCandidate:
-    """A candidate whose time is scaled from a larger size of so many rows."""
+    """A candidate whose time is scaled from a size of so many times the rows, or the rows from so many times that;
+    `between`: from one of each."""
 
-    size: int
+    times: float
     candidate: Candidate
+    between: bool = False
 
 
 @dataclass
-class LargerSizes:
-    """Measured sizes of a profile that are larger than a request. `providers`, also those that may not be used, model
-    how times fall with the rows."""
+class OtherSizes:
+    """Measured sizes of a profile other than that of a request. `providers`, also those that may not be used, model
+    how times change with the rows. `batch`: rows of a whole mini-batch."""
 
     profile: Profile
     providers: tuple[Provider, ...]
     device: DeviceSpec
+    batch: int
     _known: dict[Request, tuple[ScaledCandidate, ...]] = field(
         default_factory=dict[Request, tuple[ScaledCandidate, ...]]
     )
+    _sized: dict[Request, tuple[ScaledCandidate, ...]] = field(
+        default_factory=dict[Request, tuple[ScaledCandidate, ...]]
+    )
+
+    @cached_property
+    def of_similar_gpu(self) -> OtherSizes | None:
+        """The same of the similar GPU's profile, where there is one."""
+        similar = self.profile.similar
+        return None if similar is None else replace(self, profile=similar, _known={}, _sized={})
+
+    def nearest(self, request: Request) -> tuple[Candidate, ...]:
+        """What the profile knows of a request, fastest first. For a whole mini-batch: what was measured at so many
+        rows, else times from the nearest smaller and larger sizes (`mbc.profile.scale.resized`); for a part of one only
+        those that both have."""
+        if rows_of(request) < self.batch:
+            return self.profile.candidates(request)
+        known = self.profile.family(request).get(rows_of(request))
+        return known if known is not None else tuple(sized.candidate for sized in self._of_mini_batch(request))
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
         """For fewer rows than were measured: times scaled from the nearest size. For rows that were measured: only
@@ -42,13 +64,28 @@ class LargerSizes:
         return tuple(scaled_candidate.candidate for scaled_candidate in self._all(request))
 
     def spread(self, request: Request, kernel: Kernel) -> Spread | None:
-        """The error spread of a kernel's time; None where it is not scaled from a larger size."""
-        wanted = (kernel.provider, kernel.name, kernel.settings)
-        for scaled_candidate in self._all(request):
-            c = scaled_candidate.candidate
-            if (c.provider, c.name, c.settings) == wanted and kernel.time_us in (c.time_us, c.accumulate_us):
-                return _spread(c.provider, scaled_candidate.size, rows_of(request))
+        """The error spread of a kernel's time; None where it is not scaled from another size."""
+        for scaled_candidate in (*self._all(request), *self._of_mini_batch(request)):
+            if is_of(kernel, scaled_candidate.candidate):
+                if scaled_candidate.between:
+                    return calibration().spreads.get(INTERPOLATED, UNCOMPARED)
+                return _spread(kernel.provider, scaled_candidate.times)
         return None
+
+    def _of_mini_batch(self, request: Request) -> tuple[ScaledCandidate, ...]:
+        known = self._sized.get(request)
+        if known is None:
+            known = self._sized[request] = tuple(self._resized(request))
+        return known
+
+    def _resized(self, request: Request) -> Iterator[ScaledCandidate]:
+        rows = rows_of(request)
+        low, high = nearest_sizes(self.profile.family(request), rows)
+        found = resized(low, high, rows, lambda size: self._offered(with_rows(request, size)))
+        sides = [(size, set(map(_key, known))) for size, known in (low or (0, ()), high or (0, ()))]
+        for candidate in found:
+            sizes = [size for size, known in sides if _key(candidate) in known]
+            yield ScaledCandidate(max(sizes[-1] / rows, rows / sizes[-1]), candidate, len(sizes) > 1)
 
     def _all(self, request: Request) -> tuple[ScaledCandidate, ...]:
         known = self._known.get(request)
@@ -64,7 +101,7 @@ class LargerSizes:
             return
         size, measured = nearest
         found = self._scaled(request, size, measured)
-        yield from (ScaledCandidate(size, candidate) for candidate in found)
+        yield from (ScaledCandidate(size / rows, candidate) for candidate in found)
         yield from self._newer(request, size, found)
 
     def _newer(self, request: Request, size: int, known: Sequence[Candidate]) -> Iterator[ScaledCandidate]:
@@ -79,9 +116,9 @@ class LargerSizes:
             if larger <= size or not new or self._date(request, larger) <= date:
                 continue
             seen.update(map(_key, new))
-            _, high = calibration().factors(_spread(OWN.name, larger, rows), self.device)
+            _, high = calibration().factors(_spread(OWN.name, larger / rows), self.device)
             found = self._scaled(request, larger, new)
-            yield from (ScaledCandidate(larger, c) for c in found if high * c.time_us < fastest_us)
+            yield from (ScaledCandidate(larger / rows, c) for c in found if high * c.time_us < fastest_us)
 
     def _scaled(self, request: Request, size: int, measured: Sequence[Candidate]) -> tuple[Candidate, ...]:
         there, here = (tuple(self._offered(r)) for r in (with_rows(request, size), request))
@@ -96,8 +133,16 @@ class LargerSizes:
         return extent.date if extent else ""
 
 
-def _spread(provider: str, size: int, rows: int) -> Spread:
-    return calibration().scaled(provider, octave(size / rows))
+def is_of(kernel: Kernel, candidate: Candidate) -> bool:
+    """Whether a kernel's time is that of a candidate."""
+    return _key(candidate)[:3] == (kernel.provider, kernel.name, kernel.settings) and kernel.time_us in (
+        candidate.time_us,
+        candidate.accumulate_us,
+    )
+
+
+def _spread(provider: str, times: float) -> Spread:
+    return calibration().scaled(provider, octave(times))
 
 
 def _key(candidate: Candidate) -> tuple[object, ...]:

@@ -19,9 +19,9 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.estimates import Estimate, Estimates, RematKernels, with_leaner
+from mbc.optimize.candidates.estimates import Estimates, RematKernels, sooner, with_leaner
 from mbc.optimize.candidates.pareto import ParetoFront, fixed_division, pareto_front, worthwhile
-from mbc.optimize.candidates.scaled_times import LargerSizes
+from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.user_rules import Rules, no_candidate
 from mbc.options import Policy
 from mbc.plan.model import Rows
@@ -89,7 +89,7 @@ class CandidateTable:
         copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed, self.optimism)
         copy._known, copy._of_micro_batches = self._known, self._of_micro_batches
         copy._fronts, copy._divided = self._fronts, self._divided
-        copy._conversions, copy.buckets = self._conversions, self.buckets
+        copy._conversions, copy.buckets, copy.other_sizes = self._conversions, self.buckets, self.other_sizes
         if graph is self.graph and "matches" in self.groups:
             copy.groups["matches"] = self.groups["matches"]  # which are of the graph alone
         return copy
@@ -112,7 +112,7 @@ class CandidateTable:
         return request_of(self.graph, operation, rows)
 
     def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
-        """Every admitted candidate: those of the profile, measured or between measured sizes, else estimates.
+        """Every admitted candidate: those of the profile, measured or scaled from other sizes, else estimates.
 
         An optimistic estimate must not beat a measurement: where a profile has candidates, estimates are added only of
         those that need less workspace than all of them, and none as faster. MBC200 and MBC202 where there is none.
@@ -126,7 +126,7 @@ class CandidateTable:
     def candidates_of_micro_batch(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
         """The same of a micro-batch that is not compared with the whole mini-batch, including times scaled from larger
         sizes, of kernels that were not measured at so few rows. MBC200 and MBC202 as before."""
-        if self.larger is None or rows.count >= self.graph.batch:
+        if self.other_sizes is None or rows.count >= self.graph.batch:
             return self.candidates(operation, rows)
         request = self.request(operation, rows)
         key = request, self._remat_kernels(operation)
@@ -148,9 +148,9 @@ class CandidateTable:
         return known
 
     def timed(self, operation: Operation) -> bool:
-        """Whether the profile has times of admitted kernels for the whole mini-batch: measured, between measured sizes,
-        or of an earlier version of the kernel; or leaves it to its estimate, which may then be compared with what was
-        measured."""
+        """Whether a profile has times of admitted kernels for the whole mini-batch, this GPU's or a similar one's:
+        measured, scaled from other sizes, or of an earlier version of the kernel; or leaves it to its estimate, which
+        may then be compared with what was measured."""
         key = "timed", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
@@ -158,31 +158,29 @@ class CandidateTable:
         return known
 
     def _timed(self, operation: Operation) -> bool:
-        found = self.profile.candidates(self.request(operation, self.whole)) if self.profile else ()
-        return bool(self.estimates.admitted(found, self._remat_kernels(operation))) or self.compares_estimate(operation)
+        request, remat_kernels = self.request(operation, self.whole), self._remat_kernels(operation)
+        return (
+            bool(self._of_profile(request, remat_kernels))
+            or self.compares_estimate(operation)
+            or bool(self.estimates.of_similar_gpu(request, remat_kernels))
+        )
+
+    def _of_profile(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
+        """Admitted candidates that the profile of this GPU knows."""
+        known = self.other_sizes.nearest(request) if self.other_sizes else ()
+        return self.estimates.admitted(known, remat_kernels)
 
     def compares_estimate(self, operation: Operation) -> bool:
         """Whether the profile leaves it to its estimate for the whole mini-batch (`Profile.left_to_estimate`)."""
         return self.profile is not None and self.profile.compares_estimate(self.request(operation, self.whole))
 
-    def scaled(self, operation: Operation) -> bool:
-        """Whether its estimates for the whole mini-batch are times of a similar GPU."""
-        return bool(self._named_estimates("scaled", operation, self.estimates.of_similar_gpu))
-
-    def estimated(self, operation: Operation) -> tuple[Candidate, ...]:
-        """Admitted candidates for the whole mini-batch with their estimates, whatever was measured here."""
-        return self._named_estimates("estimated", operation, self.estimates.of)
-
     def modelled(self, operation: Operation) -> tuple[Candidate, ...]:
-        """The same by the model alone."""
-        return self._named_estimates("modelled", operation, self.estimates.modelled)
-
-    def _named_estimates(self, name: str, operation: Operation, find: Estimate) -> tuple[Candidate, ...]:
-        key = name, operation.name, operation.outputs
+        """Admitted candidates for the whole mini-batch with the model's estimates, whatever was measured."""
+        key = "modelled", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
             request = self.request(operation, self.whole)
-            known = self._named[key] = find(request, self._remat_kernels(operation))
+            known = self._named[key] = self.estimates.modelled(request, self._remat_kernels(operation))
         return known
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
@@ -201,21 +199,25 @@ class CandidateTable:
 
     @cached_property
     def estimates(self) -> Estimates:
-        return Estimates(self.providers, self.device, self.profile, self.rules, self.graph.precision, self.optimism)
+        return Estimates(
+            self.providers, self.device, self.profile, self.other_sizes, self.rules, self.graph.precision, self.optimism
+        )
 
     @cached_property
-    def larger(self) -> LargerSizes | None:
+    def other_sizes(self) -> OtherSizes | None:
         """Times scaled from the measured sizes of the profile."""
-        return LargerSizes(self.profile, self.providers, self.device) if self.profile else None
+        return OtherSizes(self.profile, self.providers, self.device, self.graph.batch) if self.profile else None
 
     def _find(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        known = self.profile.candidates(request) if self.profile else ()
-        return self._with_estimates(self.estimates.admitted(known, remat_kernels), request, remat_kernels)
+        known = self._of_profile(request, remat_kernels)
+        if self.optimism:
+            known = sooner(known, effort.SCALED_OPTIMISM)
+        return self._with_estimates(known, request, remat_kernels)
 
     def _find_micro_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        assert self.profile is not None and self.larger is not None
-        known = self.estimates.admitted(self.profile.candidates(request), remat_kernels)
-        scaled = self.estimates.admitted(self.larger.candidates(request), remat_kernels)
+        assert self.profile is not None and self.other_sizes is not None
+        known = self._of_profile(request, remat_kernels)
+        scaled = self.estimates.admitted(self.other_sizes.candidates(request), remat_kernels)
         if not known:
             return self._with_estimates(scaled, request, remat_kernels)
         return (*scaled, *self._with_estimates(known, request, remat_kernels))
@@ -316,7 +318,7 @@ class CandidateTable:
             elif measured and self.profile is not None:
                 # A size that was not profiled is left out: its estimates would compete with measurements.
                 request = self.request(operation, Rows(0, rows))
-                found = self.estimates.admitted(self.profile.candidates(request), self._remat_kernels(operation))
+                found = self._of_profile(request, self._remat_kernels(operation))
                 found = tuple(_with_plain_layouts(c, request) for c in found)
             elif self.timed(operation):
                 found = self.candidates_of_micro_batch(operation, Rows(0, rows))

@@ -9,7 +9,7 @@ from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 # A gradient that reads the activation's input recomputes it from the input of the normalisation.
 ACTIVATIONS: tuple[Pattern, ...] = (
     *(
-        Pattern.of(f"z = {NORMALIZE}", f"y = {activation}(z)", late=True, estimated=True)
+        Pattern.of(f"z = {NORMALIZE}", f"y = {activation}(z)", late=True)
         for activation in ("silu", "hardswish", "relu6")
     ),
     *(
@@ -20,7 +20,6 @@ ACTIVATIONS: tuple[Pattern, ...] = (
             BACKWARD,
             launches=(LaunchPattern((0, 1, 2), ("dgamma", "dbeta")), LaunchPattern((0, 1, 3), ("dx",))),
             replaces=(1, 2, 3),
-            estimated=True,
         )
         for activation in ("silu", "hardswish")
     ),
@@ -32,29 +31,25 @@ ACTIVATIONS: tuple[Pattern, ...] = (
         BACKWARD,
         launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
-        estimated=True,
     ),
 )
 
 # Squeeze-excitation: an image is multiplied by a gate that was made of its means: both give it a gradient.
-GATES: tuple[Pattern, ...] = (
-    Pattern.of("a = broadcast_mul(do, gate)", "b = avg_pool_backward(ds)", "dy = add(a, b)", estimated=True),
-)
+GATES: tuple[Pattern, ...] = (Pattern.of("a = broadcast_mul(do, gate)", "b = avg_pool_backward(ds)", "dy = add(a, b)"),)
 
 # What has the bias added is recomputed by the gradients through gelu and of a scale.
 TRANSFORMER_BLOCKS: tuple[Pattern, ...] = (
-    Pattern.of("z = bias_add(x, bias)", "y = gelu(z)", late=True, estimated=True),
+    Pattern.of("z = bias_add(x, bias)", "y = gelu(z)", late=True),
     Pattern.of(
         "z = bias_add(x, bias)",
         "d = gelu_backward(z, dy)",
         "db = channel_sum(d)",
         launches=(LaunchPattern((0, 1, 2), ("d", "db")),),
         replaces=(1, 2),
-        estimated=True,
     ),
-    Pattern.of("b = layer_norm_backward(x, dy, pixel_mean, pixel_inverse, gamma)", "dx = add(a, b)", estimated=True),
-    Pattern.of("z = bias_add(x, bias)", "s = add(z, r)", estimated=True),
-    Pattern.of("z = bias_add(x, bias)", "m = broadcast(z, scale)", "s = add(m, r)", late=True, estimated=True),
+    Pattern.of("b = layer_norm_backward(x, dy, pixel_mean, pixel_inverse, gamma)", "dx = add(a, b)"),
+    Pattern.of("z = bias_add(x, bias)", "s = add(z, r)"),
+    Pattern.of("z = bias_add(x, bias)", "m = broadcast(z, scale)", "s = add(m, r)", late=True),
     Pattern.of(
         "z = bias_add(x, bias)",
         "d = broadcast(dy, scale)",
@@ -62,6 +57,5 @@ TRANSFORMER_BLOCKS: tuple[Pattern, ...] = (
         "dscale = row_reduce_dot(dy, z)",
         launches=(LaunchPattern((0, 1, 2, 3), ("d", "db", "dscale")),),
         replaces=(1, 2, 3),
-        estimated=True,
     ),
 )

@@ -56,15 +56,13 @@ class Pattern:
     statement: all others have to be reached from it, from readers to producers, or as readers of what is bound. `late`:
     values that it does not store may have readers in other groups that do not read them; it is selected only where
     these groups are. `measured`: the model does not predict its time, so it is used only where it was measured, here or
-    on a similar GPU; `estimated`: the model predicts it well enough to decide where only some of its operations were
-    measured."""
+    on a similar GPU."""
 
     statements: tuple[Statement, ...]
     launches: tuple[LaunchPattern, ...]
     replaces: tuple[int, ...]
     late: bool = False
     measured: bool = False
-    estimated: bool = False
 
     @staticmethod
     def of(
@@ -73,13 +71,12 @@ class Pattern:
         replaces: tuple[int, ...] = (),
         late: bool = False,
         measured: bool = False,
-        estimated: bool = False,
     ) -> Pattern:
         """By default one launch of all statements, which writes the outputs of the last."""
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
         launches = launches or (LaunchPattern(everything, statements[-1].outputs),)
-        return Pattern(statements, launches, replaces or everything, late, measured, estimated)
+        return Pattern(statements, launches, replaces or everything, late, measured)
 
 
 @dataclass(frozen=True, slots=True)

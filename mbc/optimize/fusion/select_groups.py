@@ -23,7 +23,7 @@ class Group:
     """A match of a pattern in a program. `launches`, and the `positions` of the operations that they stand at;
     `replaces`: operations by name; `unstored`: values that are then never stored. `late`: other operations may read
     these, so it may be selected only where other groups run those operations without reading them. `measured`: no
-    estimate predicts its time; `estimated`: estimates predict it well."""
+    estimate predicts its time."""
 
     launches: tuple[Operation, ...]
     positions: tuple[int, ...]
@@ -31,7 +31,6 @@ class Group:
     unstored: frozenset[str]
     late: bool = False
     measured: bool = False
-    estimated: bool = False
 
     @property
     def reads(self) -> frozenset[str]:
@@ -87,8 +86,8 @@ def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ..
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
-    """Whether the time of a group is known, if only that on a similar GPU."""
-    return not group.measured or all(map(table.timed, group.launches)) or all(map(table.scaled, group.launches))
+    """Whether the time of a group is known where it has to be."""
+    return not group.measured or all(map(table.timed, group.launches))
 
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
@@ -200,7 +199,6 @@ class _Positions:
             replaced,
             frozenset(unstored),
             measured=pattern.measured,
-            estimated=pattern.estimated,
         )
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
@@ -285,16 +283,11 @@ def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Gr
 def comparable(
     table: CandidateTable, group: Group, launches: Sequence[Operation]
 ) -> Callable[[Operation], Sequence[Candidate]] | None:
-    """Candidates whose times may be compared: where the profile has times of all launches, or leaves them to their
-    estimates, those; else times of a similar GPU if it has all; else those of the model. None where the profile has
-    times of some, or the group has to be measured, and the model does not predict it well."""
-    timed = {table.timed(operation) for operation in launches}
-    if timed == {True}:
+    """Candidates whose times may be compared: where times of all launches are known, or left to their estimates, those;
+    else the model's. None where the model does not predict the group."""
+    if all(map(table.timed, launches)):
         return lambda operation: table.candidates(operation, table.whole)
-    if all(map(table.scaled, launches)):
-        return table.estimated
-    trusted = group.estimated or True not in timed
-    return table.modelled if trusted and not group.measured else None
+    return None if group.measured else table.modelled
 
 
 def _within(candidates: Sequence[Candidate], limit_bytes: int | None) -> Sequence[Candidate]:

@@ -20,7 +20,7 @@ def predicted_times(
 
     def figures(timed: TimedProgram, operations: Sequence[Operation]) -> tuple[float, float, float]:
         program, time_us = timed
-        return time_us, *time_range_us(program, table.graph, buffers, table.device, table.larger, operations)
+        return time_us, *time_range_us(program, table.graph, buffers, table.device, table.other_sizes, operations)
 
     graph = table.graph
     return PredictedTimes(*figures(train, graph.train), *figures(infer, graph.infer), measured_share(train[0]))

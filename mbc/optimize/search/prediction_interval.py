@@ -8,7 +8,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
 from mbc.kernels.cudnn_estimates import least_bytes
-from mbc.optimize.candidates.scaled_times import LargerSizes
+from mbc.optimize.candidates.scaled_times import OtherSizes, is_of
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search.profiling_requests import is_numbered, launched_request
@@ -20,11 +20,11 @@ def time_range_us(
     graph: TrainingGraph,
     buffers: Sequence[Buffer],
     device: DeviceSpec,
-    larger: LargerSizes | None = None,
+    other_sizes: OtherSizes | None = None,
     operations: Sequence[Operation] = (),
 ) -> tuple[float, float]:
     """The time of a program with every estimated launch at the lower, and at the upper, end of its interval.
-    `operations`: those of the program; `larger` scales the times of some of them.
+    `operations`: those of the program; `other_sizes` scales the times of some of them.
 
     The interval of a kind of work holds eight in ten of its estimates. All estimates of a program are assumed to be off
     in the same direction, since their errors have common causes: where they cancel out, the interval is too wide.
@@ -34,10 +34,10 @@ def time_range_us(
     low_us: list[float] = []
     high_us: list[float] = []
     for launch in program.launches:
-        if (other := _of_similar_gpu(launch, graph, buffers, larger, by_name)) is not None:
+        if (other := _of_similar_gpu(launch, graph, buffers, other_sizes, by_name)) is not None:
             low, high = other.low, other.high
         else:
-            spread = _scaled(launch, graph, buffers, larger, by_name) or _spread(launch, graph, buffers)
+            spread = _scaled(launch, graph, buffers, other_sizes, by_name) or _spread(launch, graph, buffers)
             low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
@@ -54,49 +54,48 @@ def _scaled(
     launch: Launch,
     graph: TrainingGraph,
     buffers: Sequence[Buffer],
-    larger: LargerSizes | None,
+    other_sizes: OtherSizes | None,
     operations: Mapping[str, Operation],
 ) -> Spread | None:
-    """The error spread of a launch whose time is scaled from a larger size; None where it is not."""
+    """The error spread of a launch whose time is scaled from another size; None where it is not."""
     work = launch.work
-    if work.measured or isinstance(work, Copy) or not launch.operations or larger is None:
+    if work.measured or isinstance(work, Copy) or not launch.operations or other_sizes is None:
         return None
-    return larger.spread(launched_request(graph, launch, operations, buffers), work)
+    return other_sizes.spread(launched_request(graph, launch, operations, buffers), work)
 
 
 def _of_similar_gpu(
     launch: Launch,
     graph: TrainingGraph,
     buffers: Sequence[Buffer],
-    larger: LargerSizes | None,
+    other_sizes: OtherSizes | None,
     operations: Mapping[str, Operation],
 ) -> Spread | None:
     """The range of a launch whose time is that of another GPU, scaled (`mbc.profile.scaling`); None where it is not."""
     work = launch.work
-    if larger is None or work.measured or isinstance(work, Copy) or not launch.operations:
+    if other_sizes is None or work.measured or isinstance(work, Copy) or not launch.operations:
         return None
-    other = larger.profile.similar or larger.profile
-    if other.scaling is None:
+    other = other_sizes.of_similar_gpu or other_sizes
+    if other.profile.scaling is None:
         return None
-    wanted = (work.provider, work.name, work.settings)
-    known = other.candidates(launched_request(graph, launch, operations, buffers))
-    found = any(
-        (c.provider, c.name, c.settings) == wanted and work.time_us in (c.time_us, c.accumulate_us) for c in known
-    )
-    return other.scaling.spread(graph.precision) if found else None
+    known = other.nearest(launched_request(graph, launch, operations, buffers))
+    found = any(is_of(work, candidate) for candidate in known)
+    return other.profile.scaling.spread(graph.precision) if found else None
 
 
 def similar_gpu(
     program: Program,
     graph: TrainingGraph,
     buffers: Sequence[Buffer],
-    larger: LargerSizes | None,
+    other_sizes: OtherSizes | None,
     operations: Sequence[Operation],
 ) -> str:
     """The GPU whose times, scaled, complete the profile for some launches; empty where none does."""
-    similar = larger.profile.similar if larger is not None else None
+    similar = other_sizes.profile.similar if other_sizes is not None else None
     by_name = {operation.name: operation for operation in operations}
-    if similar is None or all(_of_similar_gpu(x, graph, buffers, larger, by_name) is None for x in program.launches):
+    if similar is None or all(
+        _of_similar_gpu(x, graph, buffers, other_sizes, by_name) is None for x in program.launches
+    ):
         return ""
     return similar.identity.gpu
 

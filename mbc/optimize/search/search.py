@@ -289,9 +289,9 @@ def _origin(table: CandidateTable, buffers: Sequence[Buffer], train: Program, in
     """Of the times of both programs; empty where all are the model's."""
     if table.profile is None:
         return ""
-    graph, larger = table.graph, table.larger
-    scaled_from = similar_gpu(train, graph, buffers, larger, graph.train) or similar_gpu(
-        infer, graph, buffers, larger, graph.infer
+    graph, other_sizes = table.graph, table.other_sizes
+    scaled_from = similar_gpu(train, graph, buffers, other_sizes, graph.train) or similar_gpu(
+        infer, graph, buffers, other_sizes, graph.infer
     )
     return f"{table.profile.origin}{f'; some times are scaled from {scaled_from}' if scaled_from else ''}"
 

@@ -15,6 +15,7 @@ from mbc.kernels.base import Request
 from mbc.ops.fused import Fused
 from mbc.optimize import effort
 from mbc.optimize.candidates.estimates import Estimates, RematKernels
+from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options
 from mbc.profile.locate import bundled_path
@@ -38,7 +39,8 @@ def similar() -> Profile:
 
 
 def estimates(known: Profile | None, rules: Rules | None = None, optimism: float = 0.0) -> Estimates:
-    return Estimates(PROVIDERS, H100, known, rules or Rules(), ASKED.precision, optimism)
+    sizes = OtherSizes(known, PROVIDERS, H100, 8) if known is not None else None
+    return Estimates(PROVIDERS, H100, known, sizes, rules or Rules(), ASKED.precision, optimism)
 
 
 def test_times_of_a_similar_gpu_come_before_the_models() -> None:

@@ -1,4 +1,4 @@
-"""What planning takes from larger sizes of a profile, and that it stands beside no fact without evidence."""
+"""What planning takes from other sizes of a profile, and that it stands beside no fact without evidence."""
 
 from __future__ import annotations
 
@@ -74,19 +74,30 @@ def test_micro_batches_are_told_by_the_nearest_size(kind: str):
     assert all(c.measured for c in own(made.candidates_of_micro_batch(operation, Rows(0, 64))).values())
 
 
-def test_whole_batches_are_not():
-    """There is no telling what else of a step would be."""
-    made, estimated = table(16, step_at(64)), table(16)
-    for operation in (first(made), first(made, "relu")):
-        assert made.candidates_of_micro_batch(operation, made.whole) == estimated.candidates(operation, made.whole)
-        assert not made.timed(operation)
+@pytest.mark.parametrize("batch", [16, 128])
+@pytest.mark.parametrize("kind", ["convolution", "relu", "channel_sum"])
+def test_a_whole_batch_is_told_by_the_nearest_size(kind: str, batch: int):
+    made, estimated = table(batch, step_at(64)), table(batch)
+    operation = first(made, kind)
+    found, models = (own(t.candidates(operation, t.whole)) for t in (made, estimated))
+    assert made.timed(operation) and found and found.keys() == models.keys()
+    for key, candidate in found.items():
+        assert candidate.time_us == pytest.approx(SLOWER * models[key].time_us) and not candidate.measured
 
 
-def test_nor_are_parts_next_to_a_whole():
-    """Of a batch that was not measured the parts are estimated, too; given micro-batches are told by larger sizes."""
+def test_a_whole_batch_is_told_by_no_size_far_away():
+    made = table(4096, step_at(64))
+    assert not made.timed(first(made))
+    assert made.candidates(first(made), made.whole) == table(4096).candidates(first(made), made.whole)
+
+
+def test_parts_compete_with_a_whole_told_by_the_same_size():
+    """Neither is divided for being told by a larger size, nor kept whole for it."""
     known = step_at(64)
     free = Rules(Policy.POWER_OF_TWO)
-    assert table(16, known, free).fronts(first(table(16))) == table(16, None, free).fronts(first(table(16)))
+    for layouts, front in table(16, known, free).fronts(first(table(16))).items():
+        (whole, *_) = sorted(front, key=lambda point: -point.workspace_bytes)
+        assert whole.time_us <= min(point.time_us for point in front), layouts
     made, estimated = table(16, known), table(16)
     assert made.fronts_in_micro_batches(first(made), 4) != estimated.fronts_in_micro_batches(first(made), 4)
 
@@ -132,12 +143,12 @@ def test_the_range_is_that_of_the_provider_at_as_many_times_the_rows():
     relu = first(made, "relu")
     candidate = own(made.candidates_of_micro_batch(relu, Rows(0, 16))).popitem()[1]
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
-    assert made.larger is not None
+    assert made.other_sizes is not None
     request = made.request(relu, Rows(0, 16))
-    spread = made.larger.spread(request, kernel)
+    spread = made.other_sizes.spread(request, kernel)
     assert spread == calibration().spreads[scaled_group("mbc", 4)]
-    assert made.larger.spread(request, Kernel("mbc", "relu", (), 1e9, False)) is None  # estimated otherwise
-    assert made.larger.spread(made.request(relu, Rows(0, 64)), kernel) is None
+    assert made.other_sizes.spread(request, Kernel("mbc", "relu", (), 1e9, False)) is None  # estimated otherwise
+    assert made.other_sizes.spread(made.request(relu, Rows(0, 64)), kernel) is None
 
 
 def test_a_step_in_micro_batches_has_that_range():
@@ -147,7 +158,7 @@ def test_a_step_in_micro_batches_has_that_range():
     assert isinstance(launch.work, Kernel)
     alone = Program((launch,), (), (), ())
     low, high = calibration().factors(calibration().spreads[scaled_group(launch.work.provider, 4)], H200)
-    found = time_range_us(alone, plan.graph, plan.buffers, H200, made.larger, plan.graph.train)
+    found = time_range_us(alone, plan.graph, plan.buffers, H200, made.other_sizes, plan.graph.train)
     assert found == pytest.approx((low * launch.work.time_us, high * launch.work.time_us))
-    told = time_range_us(plan.train, plan.graph, plan.buffers, H200, made.larger, plan.graph.train)
+    told = time_range_us(plan.train, plan.graph, plan.buffers, H200, made.other_sizes, plan.graph.train)
     assert told == (plan.predictions.train_low_us, plan.predictions.train_high_us)

@@ -219,19 +219,24 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
 
 
 def test_estimated_groups_do_not_compete_with_measured_operations():
+    """The model decides about both, however slow or fast the operations were measured to be."""
     steps = graph("bf16")
 
     class Measured(NoSizes):
         """Knows every operation, and no group."""
 
+        def __init__(self, share: float) -> None:
+            self.share = share
+
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
             if isinstance(request.attributes, Fused):
                 return ()
             found = [c for p in PROVIDERS for c in p.candidates(request, H200)]
-            return tuple(replace(c, measured=True) for c in found)
+            return tuple(replace(c, measured=True, time_us=self.share * c.time_us) for c in found)
 
-    programs = fuse(CandidateTable(steps, H200, PROVIDERS, Measured()))
-    assert programs == plain(steps)
+    modelled = fuse(CandidateTable(steps, H200, PROVIDERS))
+    for share in (0.01, 1.0, 100.0):
+        assert fuse(CandidateTable(steps, H200, PROVIDERS, Measured(share))) == modelled != plain(steps)
 
 
 def test_what_a_profile_expects_competes_with_what_it_measured():
@@ -289,18 +294,19 @@ def test_times_of_one_kind_are_compared():
         known = CandidateTable(steps, H200, PROVIDERS, Partly(OfSimilar(lacks), measured))
         return known, comparable(known, group, launches)
 
-    nothing, unpredicted = frozenset[str](), replace(group, measured=True, estimated=False)
+    nothing, unpredicted = frozenset[str](), replace(group, measured=True)
     known, found = asked(nothing, kinds)
     assert found(launches[0]) == known.candidates(launches[0], known.whole)
     assert found(launches[0])[0].measured
     for measured in (nothing, single):  # all have times of the similar GPU
         known, found = asked(nothing, measured, unpredicted)
-        assert found == known.estimated and is_measured(known, unpredicted)
+        assert is_measured(known, unpredicted)
+        assert all(found(o) == known.candidates(o, known.whole) for o in launches)
     known, found = asked(single, nothing)
     assert found == known.modelled
     for lacks, measured in ((single, nothing), (single, kinds - single)):  # the model must not stand in
         assert asked(lacks, measured, unpredicted)[1] is None
-    known, found = asked(kinds, single, replace(group, estimated=True))
+    known, found = asked(kinds, single)
     assert found == known.modelled
 
 

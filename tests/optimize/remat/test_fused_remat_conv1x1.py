@@ -60,10 +60,11 @@ def is_joint(kind: str) -> bool:
 class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
     large images; but for launches that do not write what they recompute. `fused_remat`: whether GEMMs fused with
-    reductions were measured; `joint`: with relu's output, too; `forward`: the time of the kernel that they repeat, of
+    reductions were measured, and `useful`; `joint`: with relu's output, too; `forward`: the time of the kernel that they repeat, of
     others 1; `both`: what joint launches take of what they would."""
 
     fused_remat: bool = True
+    useful: bool = True
     joint: bool = True
     forward: float = 0.9
     both: float = 1.0
@@ -71,9 +72,7 @@ class Measured(NoSizes):
     origin: str = "made up"
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        if (gives_product(request.attributes) and not self.fused_remat) or (is_joint(request.kind) and not self.joint):
-            return ()
-        if is_inside(request):
+        if (gives_product(request.attributes) and not self.fused_remat) or is_inside(request):
             return ()
         return tuple(
             replace(c, measured=True, time_us=self._time_us(request, c))
@@ -83,6 +82,8 @@ class Measured(NoSizes):
 
     def _time_us(self, request: Request, c: Candidate) -> float:
         moved = sum(t.size_bytes for t in (*request.inputs, *request.outputs)) / 1e3
+        if (gives_product(request.attributes) and not self.useful) or (is_joint(request.kind) and not self.joint):
+            return SLOWER * moved
         if c.name in FUSED_REMAT:
             operands = sum(t.size_bytes for t in request.inputs[:2]) / 1e3
             return ALONG_SHARE * (moved - operands) * (self.both if is_joint(request.kind) else 1.0)
@@ -117,7 +118,7 @@ def jointly(plan: Plan) -> list[Launch]:
 
 @pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
 def test_what_was_dropped_is_recomputed_with_the_same_bits(profile: Measured):
-    plan, without = planned(profile, SHARE), planned(replace(profile, fused_remat=False, joint=False), SHARE)
+    plan, without = planned(profile, SHARE), planned(replace(profile, useful=False, joint=False), SHARE)
     assert fused_products(plan)
     assert bool(jointly(plan)) == profile.joint
     assert plan.bounds.within_budget_us <= plan.predictions.train_us < without.predictions.train_us
