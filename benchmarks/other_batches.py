@@ -4,7 +4,8 @@ Each step is planned from a profile without what was measured at its batch: by t
 that of a similar GPU, as a user has it (`both`), by the similar GPU's alone, and by the model's estimates alone.
 `predicted` is such a plan's step by itself, `taken` by what its launches were measured to take at that batch, both over
 `measured_ms`, the step planned with all of it; `priced` is the share of it that was measured, the rest is as predicted.
-The similar GPU's profile has its own measurements of that batch. Needs no GPU.
+The similar GPU's profile has its own measurements of that batch. Rows "without 20 %" and "without 50 %" are planned by
+the profile without so many of its fused requests, of any batch. Needs no GPU.
 
     python benchmarks/other_batches.py [--gpu h100] [--similar h200] [--only NAME ...]
 """
@@ -15,6 +16,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from statistics import geometric_mean
 from typing import Any, TypeVar
 
@@ -34,6 +36,7 @@ from mbc.profile.signature import read_signature, rows_of
 Found = TypeVar("Found")
 WAYS = ("own", "both", "similar", "model")
 COLUMNS = ("name", "measured_ms", "known", *(f"{way} {what}" for way in WAYS for what in ("predicted", "taken")))
+NOT_WITHOUT_GROUPS = ("resnet101 64 bf16", "resnet152 64 bf16")  # as ResNet-50
 NETWORKS = ("alexnet", "densenet121", "googlenet", "inception_v4", "mobilenet_v2", "vgg16")
 
 
@@ -64,7 +67,18 @@ def without(profile: Profile, batch: int) -> Profile:
     )
 
 
-def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile) -> dict[str, Any]:
+def without_groups(profile: Profile, percent: int) -> Profile:
+    """What was measured without some of the fused requests, the same ones each time, and none left to estimates."""
+
+    def lost(key: str) -> bool:
+        return "+" in read_signature(key).kind and int(sha256(key.encode()).hexdigest(), 16) % 100 < percent
+
+    measurements = {key: found for key, found in profile.measurements.items() if not lost(key)}
+    extents = {key: extent for key, extent in profile.extents.items() if not lost(key)}
+    return replace(profile, measurements=measurements, extents=extents, earlier={}, left_to_estimate=frozenset())
+
+
+def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile, percent: int) -> dict[str, Any]:
     lowered = job.lowered()
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     spec = calibrated(device, own)
@@ -72,9 +86,9 @@ def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile) -> dict[s
     # Kernels one after another, as the prices of the other plans add up.
     measured_us, _ = taken(full, own)
     row: dict[str, Any] = {"measured_ms": measured_us / 1e3, "known": full.predictions.measured_share}
-    less = without(own, graph.batch)
+    less = without_groups(own, percent) if percent else without(own, graph.batch)
     profiles = (less, replace(less, similar=similar), unmeasured(similar), None)
-    for way, profile in zip(WAYS, profiles, strict=True):
+    for way, profile in zip(WAYS[:2] if percent else WAYS, profiles, strict=False):
         spec = replace(calibrated(device, profile), launch_us=calibrated(device, own).launch_us)
         plan = planned(CandidateTable(graph, spec, PROVIDERS, profile, Rules()))
         time_us, priced = taken(plan, own)
@@ -93,15 +107,16 @@ def main() -> None:
     own, theirs = (read_profile(bundled_path(spec.name)) for spec in (device, other))
     similar = scaled_to(theirs, other, device)
     rows: list[dict[str, Any]] = []
-    for name, job in jobs().items():
-        if not arguments.only or any(word in name for word in arguments.only):
-            rows.append(attempt(partial(step, job, device, own, similar), name))
-            show(rows[-1:], COLUMNS)
-    done = [row for row in rows if "own taken" in row]
-    for what in (geometric_mean, max) if done else ():
-        rows.append(
-            {"name": "worst" if what is max else "mean", **{c: what([row[c] for row in done]) for c in COLUMNS[3:]}}
-        )
+    for percent in (0, 20, 50):
+        for name, job in jobs().items():
+            named = f"{name} without {percent} %" if percent else name
+            wanted = not arguments.only or any(word in named for word in arguments.only)
+            if wanted and not (percent and name in NOT_WITHOUT_GROUPS):
+                rows.append(attempt(partial(step, job, device, own, similar, percent), named))
+                show(rows[-1:], COLUMNS)
+    done = [row for row in rows if "model taken" in row]
+    for name, of in (("mean", geometric_mean), ("worst", max)) if done else ():
+        rows.append({"name": name, **{column: of([row[column] for row in done]) for column in COLUMNS[3:]}})
     write("other_batches", rows, gpu=device.name, similar=other.name)
     show(rows, COLUMNS)
 

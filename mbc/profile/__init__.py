@@ -12,7 +12,7 @@
 * `edit`: profiles merged and reduced
 * `diff`: what differs between two profiles
 * `interpolate`: times between measured micro-batch sizes
-* `scale`: times of fewer rows from a larger size
+* `scale`: times of fewer rows from a larger size, of a mini-batch from others
 * `kernel_versions`: measurements of earlier versions of mbc's own kernels
 * `part`: what the profile of a whole GPU says of a part of it
 * `scaling`: what the profile of a GPU says of another of its architecture

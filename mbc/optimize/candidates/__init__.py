@@ -5,6 +5,6 @@
 * `pareto`: divisions of which none is both slower and larger in workspace than another
 * `estimates`: times that nobody measured on this GPU
 * `measured_rows`: for which numbers of rows a profile knows a network
-* `scaled_times`: times of a micro-batch scaled from larger measured sizes
+* `scaled_times`: times of a micro-batch or a mini-batch scaled from other measured sizes
 * `micro_batch`: whether `--micro-batch` can be kept
 """

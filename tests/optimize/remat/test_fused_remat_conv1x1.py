@@ -60,8 +60,8 @@ def is_joint(kind: str) -> bool:
 class Measured(NoSizes):
     """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
     large images; but for launches that do not write what they recompute. `fused_remat`: whether GEMMs fused with
-    reductions were measured, and `useful`; `joint`: with relu's output, too; `forward`: the time of the kernel that they repeat, of
-    others 1; `both`: what joint launches take of what they would."""
+    reductions were measured, `useful`: to be fast; `joint`: with relu's output, too; `forward`: the time of the kernel
+    that they repeat, of others 1; `both`: what joint launches take of what they would."""
 
     fused_remat: bool = True
     useful: bool = True
