@@ -27,8 +27,9 @@ MEASURING_GAIN = 1.01
 # What was not measured is taken to need this share of its estimate where it is decided what to measure next (067): one
 # estimate in ten is lower still.
 OPTIMISM = 0.7
-# The same of times that are scaled from a similar GPU (069).
+# The same of times that are scaled from a similar GPU (069), or from batches of at most so many times the rows (070).
 SCALED_OPTIMISM = 0.8
+NEAR_TIMES = 4
 # Share of a step, planned with that optimism, that is not measured: with less no more is measured (067).
 UNDECIDED_SHARE = 0.01
 

@@ -109,7 +109,7 @@ def write_profile(profile: Profile, path: Path) -> None:
                     key, _rows(key), profile.measurements.get(key, ()), profile.extents.get(key, WHOLE_EXTENT)
                 )
             for key in sorted(profile.left_to_estimate.difference(profile.extents, profile.measurements)):
-                writer.record_signature(key, _rows(key), (), Extent(0, LEFT_TO_ESTIMATE))
+                writer.record_signature(key, _rows(key), (), Extent(0, LEFT_TO_ESTIMATE, profile.identity.date))
             for overhead in profile.overheads:
                 writer.record_overhead(overhead)
             for name, value in sorted(profile.constants.items()):

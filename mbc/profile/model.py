@@ -248,7 +248,9 @@ class Profile:
             usable += [replace(m.candidate(), measured=False) for m in self.earlier.get(key, ())]
             if self.scaling is not None:
                 usable = [self.scaling.scaled(candidate, request) for candidate in usable]
-            found.setdefault(with_rows(request, 0), {})[rows_of(request)] = tuple(sorted(usable, key=rank))
+            # Requests of one family may have as many rows: parts of a mini-batch, and whole ones.
+            sizes = found.setdefault(with_rows(request, 0), {})
+            sizes[rows_of(request)] = tuple(sorted((*sizes.get(rows_of(request), ()), *usable), key=rank))
         return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
 
 

@@ -18,6 +18,7 @@ from mbc.kernels.cudnn import CUDNN
 from mbc.profile.interpolate import Size, rank
 
 MOST_TIMES = 16  # as many rows a size may have from which times are scaled
+BETWEEN_TIMES = 8  # apart at most two sizes are between which times are as good as interpolated ones (decision 070)
 
 _Kernel = tuple[str, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]
 

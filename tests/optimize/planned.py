@@ -79,6 +79,8 @@ class NoSizes(Any):
 
     scaling = None
     similar = None
+    measurements: Mapping[str, object] = {}
+    extents: Mapping[str, object] = {}
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         return object.__new__(cls)  # that of Any takes no arguments for the fields of subclasses

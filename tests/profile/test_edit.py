@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +111,10 @@ def test_what_is_left_to_its_estimate_is_merged_and_shipped(tmp_path: Path):
     left = replace(measured, left_to_estimate=frozenset({signature(B)}))
     ship(merged(measured, left), tmp_path / "left.sqlite.gz")
     assert read_profile(tmp_path / "left.sqlite.gz").left_to_estimate == {signature(B)}
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.deserialize(gzip.decompress((tmp_path / "left.sqlite.gz").read_bytes()))
+        dates = connection.execute("SELECT date FROM request WHERE left_out != ''").fetchall()
+    assert dates == [(IDENTITY.date,)]  # not that of today: the same bytes each time
     ship(merged(left, profile({B: [measurement(1, 5.0)]}, {B: Extent(64)})), tmp_path / "measured.sqlite.gz")
     assert not read_profile(tmp_path / "measured.sqlite.gz").left_to_estimate
 

@@ -1,4 +1,4 @@
-"""Fewer rows than were measured: how a time falls, what is kept, and what is not offered."""
+"""Rows that were not measured: how a time changes with them, what is kept, and what is not offered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.kernels.base import Candidate
-from mbc.profile.scale import MOST_TIMES, larger_size, larger_sizes, octave, scaled
+from mbc.profile.scale import MOST_TIMES, larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
 from tests.profile.profiles import FIRST, LAST, measurement
 
 
@@ -66,3 +66,68 @@ def test_only_a_size_above_all_that_was_asked_for_and_not_too_far():
 
 def test_sizes_are_told_apart_by_octaves():
     assert [octave(times) for times in (1.4, 2, 2.1, 4, 8, 11, 16)] == [2, 2, 4, 4, 8, 16, 16]
+
+
+MODEL_US = {16: 100.0, 32: 150.0, 64: 250.0}  # by rows
+
+
+def modelled(*kernels: Candidate):
+    """Estimates of these kernels, with a workspace of as many bytes as there are rows."""
+    return lambda rows: [replace(c, time_us=MODEL_US[rows], workspace_bytes=rows) for c in kernels]
+
+
+def test_times_over_estimates_go_evenly_from_one_size_to_the_other():
+    low, high = own(200.0, accumulates=True), own(2000.0, accumulates=True, accumulate_us=2200.0)
+    (found,) = resized((16, [low]), (64, [high]), 32, modelled(low))
+    assert found.time_us == pytest.approx(150.0 * (200.0 / 100.0 * 2000.0 / 250.0) ** 0.5)  # 32 is half way
+    assert found.accumulate_us == pytest.approx(1.1 * found.time_us) and found.accumulates
+    assert not found.measured and found.workspace_bytes == 32
+    assert not resized((16, [low]), (64, [replace(high, accumulates=False)]), 32, modelled(low))[0].accumulates
+
+
+def test_no_time_is_outside_of_those_of_both_sizes_nor_changes_by_more_than_the_rows():
+    for low_us, high_us in ((100.0, 101.0), (101.0, 100.0)):
+        (found,) = resized((16, [own(low_us)]), (64, [own(high_us)]), 32, modelled(own(0.0)))
+        assert 100.0 <= found.time_us <= 101.0
+    (more,) = resized((16, [own(100.0)]), None, 64, modelled(own(0.0)))
+    assert more.time_us == pytest.approx(250.0)
+    (fewer,) = resized(None, (64, [own(100.0)]), 16, modelled(own(0.0)))
+    assert fewer.time_us == pytest.approx(40.0)
+    steep = [replace(own(0.0), time_us=t) for t in (1.0, 1000.0)]
+    (most,) = resized((16, [own(100.0)]), None, 64, lambda rows: steep[rows > 16 :][:1])
+    (least,) = resized(None, (64, [own(100.0)]), 16, lambda rows: steep[rows > 16 :][:1])
+    assert (most.time_us, least.time_us) == (pytest.approx(400.0), pytest.approx(25.0))
+
+
+def test_each_kernel_goes_by_the_sizes_that_have_it():
+    only_low, only_high = own(100.0, name="low"), own(300.0, name="high")
+    found = resized((16, [only_low]), (64, [only_high]), 32, modelled(only_low, only_high))
+    assert {c.name: c.time_us for c in found} == {"low": pytest.approx(150.0), "high": pytest.approx(180.0)}
+    assert found[0].name == "low"
+    assert resized((16, [only_low]), (64, [only_high]), 32, modelled(only_high))[0].name == "high"
+
+
+def test_what_only_cudnn_lists_needs_a_larger_size_and_keeps_its_workspace():
+    estimate = engine(-1, 0.0)
+    low, high = engine(3, 100.0, 1 << 10), engine(3, 200.0, 1 << 20)
+    (found,) = resized((16, [low]), (64, [high]), 32, modelled(estimate))
+    assert found.workspace_bytes == 1 << 20
+    (found,) = resized((16, [low, engine(4, 1.0)]), (64, [high]), 32, modelled(estimate))
+    assert found.settings == high.settings
+
+
+def test_others_do_not_stand_in_for_the_fastest_of_a_smaller_size():
+    slower = own(120.0)
+    assert resized((16, [engine(3, 100.0), slower]), None, 64, modelled(slower, engine(-1, 0.0))) == ()
+    (found,) = resized((16, [engine(3, 130.0), slower]), None, 64, modelled(slower, engine(-1, 0.0)))
+    assert found.name == slower.name and found.time_us == pytest.approx(300.0)
+    assert resized(None, None, 64, modelled(slower)) == ()
+
+
+def test_the_nearest_sizes_are_those_of_which_a_kernel_is_known():
+    family = {4: (own(4.0),), 16: (own(16.0),), 24: (), 64: (own(64.0),)}
+    assert nearest_sizes(family, 32) == ((16, family[16]), (64, family[64]))
+    assert nearest_sizes(family, 64) == ((16, family[16]), None)
+    assert nearest_sizes(family, 2) == (None, (4, family[4]))
+    assert nearest_sizes(family, 64 * MOST_TIMES + 1) == (None, None)
+    assert nearest_sizes({}, 8) == (None, None)

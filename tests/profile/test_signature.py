@@ -13,13 +13,15 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.base import NoAttributes
 from mbc.ops.matrix import Linear
+from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.plan.model import Rows
+from mbc.profile.model import Extent, Measurement
 from mbc.profile.signature import described, read_signature, rows_of, signature, with_rows
 from mbc.source import Source
-from tests.profile.profiles import request
+from tests.profile.profiles import profile, request
 
 NETWORK = """
 network n(batch = 6, channels = 6) {
@@ -115,3 +117,31 @@ def test_rows_and_description():
     assert rows_of(request(5)) == 5
     assert rows_of(Request("x", NoAttributes(), (TensorType((), DType.FP32),), (), Precision.FP32)) == 1
     assert described(request(5)) == "convolution fp32 [5, 4, 8, 8] 3x3"
+
+
+def test_requests_of_one_family_with_as_many_rows_hide_nothing_of_each_other():
+    """A part of a mini-batch and a whole one, whose gradients count other elements; one of them failed."""
+    image, vector = TensorType((4, 2, 2, 2), DType.FP32), TensorType((2,), DType.FP32)
+    part, whole = (
+        Request(
+            "batch_normalize_backward",
+            BatchNormalizeBackward(1e-5, count),
+            (image, image, *[vector] * 5),
+            (image,),
+            Precision.FP32,
+        )
+        for count in (64, 16)
+    )
+    assert with_rows(part, 0) == with_rows(whole, 0)
+    candidates = [c for p in PROVIDERS for c in p.candidates(whole, find_spec("h200"))]
+    assert candidates
+    known = profile(
+        {
+            whole: [
+                Measurement(c.provider, c.name, c.settings, c.layouts, 0, 5.0, 0.1, True, False, (), 0.0)
+                for c in candidates
+            ]
+        },
+        {whole: Extent(1 << 40), part: Extent(0, "could not be measured: it failed")},
+    )
+    assert len(known.candidates(whole)) == len(candidates)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import bitwise_equal_to
 from mbc.ops.fused import Fused
 from mbc.optimize import effort
-from mbc.optimize.candidates.scaled_times import OtherSizes
+from mbc.optimize.candidates.scaled_times import OtherSizes, RematKernels
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.profile.model import Profile
 from mbc.profile.signature import signature
-
-RematKernels = frozenset[str]  # names of kernels
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,29 @@ class Estimates:
     def modelled(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """By the model alone."""
         named = [p for p in self.providers if self.rules.allow(p.name)]
-        found = self.admitted(tuple(c for p in named for c in p.candidates(request, self.device)), remat_kernels)
+        found = self.admitted((c for p in named for c in p.candidates(request, self.device)), remat_kernels)
         return sooner(found, self.optimism) if self.optimism else found
 
     def of_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """By its profile alone. None where measuring was tried here: what failed does not come back from there."""
         similar = self.other_sizes.of_similar_gpu if self.other_sizes is not None else None
-        if similar is None or (self.was_tried(request) and not self.is_left(request)):
+        if similar is None or self.failed(request):
             return ()
-        # Admitted at once: what may not run must not stand in for what may.
-        found = self.admitted(tuple(c for c in similar.nearest(request) if self.rules.allow(c.provider)), remat_kernels)
+        found = similar.nearest(request, remat_kernels)
         return sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
 
-    def admitted(self, candidates: tuple[Candidate, ...], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
+    def admitted(self, candidates: Iterable[Candidate], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """Those that the user's rules admit, and that give the same bits as what recomputes their outputs."""
-        admitted = (c for c in candidates if self.rules.admit(c, self.precision))
-        return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in remat_kernels))
+        return self.rules.admitted(candidates, self.precision, remat_kernels)
 
     def was_tried(self, request: Request) -> bool:
         """Whether measuring was begun. Where no candidate is known then, all were refused, or it failed."""
         key = signature(request)
         return self.profile is not None and (key in self.profile.measurements or key in self.profile.extents)
+
+    def failed(self, request: Request) -> bool:
+        """Whether measuring was begun, and not left to the estimate."""
+        return self.was_tried(request) and not self.is_left(request)
 
     def is_left(self, request: Request) -> bool:
         """Whether the profile leaves the request to its estimate (`Profile.left_to_estimate`)."""

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration
 from mbc.kernels.cuda import OWN
+from mbc.optimize import effort
+from mbc.optimize.candidates.user_rules import Rules
 from mbc.plan.model import Kernel
 from mbc.profile.model import Profile
-from mbc.profile.scale import larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
+from mbc.profile.scale import BETWEEN_TIMES, larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
 from mbc.profile.signature import rows_of, signature, with_rows
 
 
@@ -26,20 +29,26 @@ class ScaledCandidate:
     between: bool = False
 
 
+RematKernels = frozenset[str]  # names of kernels
+NONE = RematKernels()
+
+
 @dataclass
 class OtherSizes:
     """Measured sizes of a profile other than that of a request. `providers`, also those that may not be used, model
-    how times change with the rows. `batch`: rows of a whole mini-batch."""
+    how times change with the rows. `batch`: rows of a whole mini-batch; `rules`: of what may be used."""
 
     profile: Profile
     providers: tuple[Provider, ...]
     device: DeviceSpec
     batch: int
+    precision: Precision
+    rules: Rules
     _known: dict[Request, tuple[ScaledCandidate, ...]] = field(
         default_factory=dict[Request, tuple[ScaledCandidate, ...]]
     )
-    _sized: dict[Request, tuple[ScaledCandidate, ...]] = field(
-        default_factory=dict[Request, tuple[ScaledCandidate, ...]]
+    _sized: dict[tuple[Request, RematKernels], tuple[ScaledCandidate, ...]] = field(
+        default_factory=dict[tuple[Request, RematKernels], tuple[ScaledCandidate, ...]]
     )
 
     @cached_property
@@ -48,14 +57,22 @@ class OtherSizes:
         similar = self.profile.similar
         return None if similar is None else replace(self, profile=similar, _known={}, _sized={})
 
-    def nearest(self, request: Request) -> tuple[Candidate, ...]:
-        """What the profile knows of a request, fastest first. For a whole mini-batch: what was measured at so many
-        rows, else times from the nearest smaller and larger sizes (`mbc.profile.scale.resized`); for a part of one only
-        those that both have."""
-        if rows_of(request) < self.batch:
-            return self.profile.candidates(request)
+    def nearest(self, request: Request, remat_kernels: RematKernels = NONE) -> tuple[Candidate, ...]:
+        """What the profile knows of a request and may be used, fastest first. For a whole mini-batch: what was measured
+        at so many rows, else times from the nearest smaller and larger sizes (`mbc.profile.scale.resized`); for a part
+        of one only those that both have."""
         known = self.profile.family(request).get(rows_of(request))
-        return known if known is not None else tuple(sized.candidate for sized in self._of_mini_batch(request))
+        if rows_of(request) < self.batch:
+            known = self.profile.candidates(request)
+        if known is not None:
+            return self.rules.admitted(known, self.precision, remat_kernels)
+        return tuple(sized.candidate for sized in self._of_mini_batch(request, remat_kernels))
+
+    def is_near(self, request: Request) -> bool:
+        """Whether a whole mini-batch of this size was measured, or one of no more than a few times the rows."""
+        rows = rows_of(request)
+        most, family = effort.NEAR_TIMES, self.profile.family(request)
+        return any(found and rows / most <= size <= most * rows for size, found in family.items())
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
         """For fewer rows than were measured: times scaled from the nearest size. For rows that were measured: only
@@ -65,27 +82,34 @@ class OtherSizes:
 
     def spread(self, request: Request, kernel: Kernel) -> Spread | None:
         """The error spread of a kernel's time; None where it is not scaled from another size."""
-        for scaled_candidate in (*self._all(request), *self._of_mini_batch(request)):
+        for scaled_candidate in (*self._all(request), *self._of_mini_batch(request, NONE)):
             if is_of(kernel, scaled_candidate.candidate):
                 if scaled_candidate.between:
                     return calibration().spreads.get(INTERPOLATED, UNCOMPARED)
                 return _spread(kernel.provider, scaled_candidate.times)
         return None
 
-    def _of_mini_batch(self, request: Request) -> tuple[ScaledCandidate, ...]:
-        known = self._sized.get(request)
+    def _of_mini_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[ScaledCandidate, ...]:
+        key = request, remat_kernels
+        known = self._sized.get(key)
         if known is None:
-            known = self._sized[request] = tuple(self._resized(request))
+            known = self._sized[key] = tuple(self._resized(request, remat_kernels))
         return known
 
-    def _resized(self, request: Request) -> Iterator[ScaledCandidate]:
+    def _resized(self, request: Request, remat_kernels: RematKernels) -> Iterator[ScaledCandidate]:
         rows = rows_of(request)
-        low, high = nearest_sizes(self.profile.family(request), rows)
+        # Admitted at once: what may not run must not stand in for what may.
+        family = {
+            size: self.rules.admitted(found, self.precision, remat_kernels)
+            for size, found in self.profile.family(request).items()
+        }
+        low, high = nearest_sizes(family, rows)
         found = resized(low, high, rows, lambda size: self._offered(with_rows(request, size)))
         sides = [(size, set(map(_key, known))) for size, known in (low or (0, ()), high or (0, ()))]
         for candidate in found:
             sizes = [size for size, known in sides if _key(candidate) in known]
-            yield ScaledCandidate(max(sizes[-1] / rows, rows / sizes[-1]), candidate, len(sizes) > 1)
+            times = max(max(size / rows, rows / size) for size in sizes)
+            yield ScaledCandidate(times, candidate, len(sizes) > 1 and sizes[1] <= BETWEEN_TIMES * sizes[0])
 
     def _all(self, request: Request) -> tuple[ScaledCandidate, ...]:
         known = self._known.get(request)

@@ -19,9 +19,9 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.estimates import Estimates, RematKernels, sooner, with_leaner
+from mbc.optimize.candidates.estimates import Estimates, sooner, with_leaner
 from mbc.optimize.candidates.pareto import ParetoFront, fixed_division, pareto_front, worthwhile
-from mbc.optimize.candidates.scaled_times import OtherSizes
+from mbc.optimize.candidates.scaled_times import OtherSizes, RematKernels
 from mbc.optimize.candidates.user_rules import Rules, no_candidate
 from mbc.options import Policy
 from mbc.plan.model import Rows
@@ -148,27 +148,30 @@ class CandidateTable:
         return known
 
     def timed(self, operation: Operation) -> bool:
+        """Whether its time for the whole mini-batch is `known`, or a profile leaves it to its estimate, which may then
+        be compared with what was measured."""
+        return self.known(operation) or self.compares_estimate(operation)
+
+    def known(self, operation: Operation) -> bool:
         """Whether a profile has times of admitted kernels for the whole mini-batch, this GPU's or a similar one's:
-        measured, scaled from other sizes, or of an earlier version of the kernel; or leaves it to its estimate, which
-        may then be compared with what was measured."""
-        key = "timed", operation.name, operation.outputs
+        measured, scaled from other sizes, or of an earlier version of the kernel."""
+        key = "known", operation.name, operation.outputs
         known = self._named.get(key)
         if known is None:
-            known = self._named[key] = self.optimism > 0 or self._timed(operation)
+            known = self._named[key] = self.optimism > 0 or self._is_known(operation)
         return known
 
-    def _timed(self, operation: Operation) -> bool:
+    def _is_known(self, operation: Operation) -> bool:
         request, remat_kernels = self.request(operation, self.whole), self._remat_kernels(operation)
-        return (
-            bool(self._of_profile(request, remat_kernels))
-            or self.compares_estimate(operation)
-            or bool(self.estimates.of_similar_gpu(request, remat_kernels))
-        )
+        return bool(self._of_profile(request, remat_kernels) or self.estimates.of_similar_gpu(request, remat_kernels))
+
+    def failed(self, operation: Operation) -> bool:
+        """Whether it was tried to measure it here for the whole mini-batch, and no kernel is left."""
+        return not self.known(operation) and self.estimates.failed(self.request(operation, self.whole))
 
     def _of_profile(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """Admitted candidates that the profile of this GPU knows."""
-        known = self.other_sizes.nearest(request) if self.other_sizes else ()
-        return self.estimates.admitted(known, remat_kernels)
+        return self.other_sizes.nearest(request, remat_kernels) if self.other_sizes else ()
 
     def compares_estimate(self, operation: Operation) -> bool:
         """Whether the profile leaves it to its estimate for the whole mini-batch (`Profile.left_to_estimate`)."""
@@ -206,12 +209,15 @@ class CandidateTable:
     @cached_property
     def other_sizes(self) -> OtherSizes | None:
         """Times scaled from the measured sizes of the profile."""
-        return OtherSizes(self.profile, self.providers, self.device, self.graph.batch) if self.profile else None
+        if self.profile is None:
+            return None
+        return OtherSizes(self.profile, self.providers, self.device, self.graph.batch, self.graph.precision, self.rules)
 
     def _find(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         known = self._of_profile(request, remat_kernels)
-        if self.optimism:
-            known = sooner(known, effort.SCALED_OPTIMISM)
+        if self.optimism and self.other_sizes:
+            near = self.other_sizes.is_near(request)
+            known = sooner(known, effort.SCALED_OPTIMISM if near else self.optimism)
         return self._with_estimates(known, request, remat_kernels)
 
     def _find_micro_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:

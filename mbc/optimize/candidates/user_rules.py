@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
@@ -10,7 +10,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import emulates_fp32
+from mbc.kernels.cuda import bitwise_equal_to, emulates_fp32
 from mbc.kernels.nccl import NCCL
 from mbc.options import Policy
 
@@ -44,6 +44,13 @@ class Rules:
             and (candidate.deterministic or not self.deterministic)
             and (self.emulated_fp32 or not emulates_fp32(candidate.provider, candidate.name, precision))
         )
+
+    def admitted(
+        self, candidates: Iterable[Candidate], precision: Precision, remat_kernels: Collection[str] = ()
+    ) -> tuple[Candidate, ...]:
+        """Those that may be used, and that give the same bits as kernels that recompute their outputs."""
+        admitted = (c for c in candidates if self.admit(c, precision))
+        return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in remat_kernels))
 
     def excluding(self) -> list[str]:
         """What leaves candidates out, as the user wrote it."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
 from mbc.ops.fused import has_product, join, names_of
@@ -60,10 +61,11 @@ def plain(graph: TrainingGraph) -> Programs:
     return Programs(graph.train, graph.infer)
 
 
-def fuse(table: CandidateTable, limit_bytes: int | None = None) -> Programs:
-    """Both programs with the fusion groups that save time and need no more than `limit_bytes` of workspace."""
-    graph, (train, infer) = table.graph, groups_of(table)
-    return Programs(_fused(table, graph.train, train, limit_bytes), _fused(table, graph.infer, infer, limit_bytes))
+def fuse(table: CandidateTable, limit_bytes: int | None = None, layout: Layout | None = None) -> Programs:
+    """Both programs with the fusion groups that save time and need no more than `limit_bytes` of workspace, where all
+    images have one `layout`, or each launch its best one (None)."""
+    graph, (train, infer), limits = table.graph, groups_of(table), _Limits(limit_bytes, layout)
+    return Programs(_fused(table, graph.train, train, limits), _fused(table, graph.infer, infer, limits))
 
 
 def all_groups(table: CandidateTable) -> tuple[Group, ...]:
@@ -87,7 +89,7 @@ def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ..
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
     """Whether the time of a group is known where it has to be."""
-    return not group.measured or all(map(table.timed, group.launches))
+    return not group.measured or all(map(table.known, group.launches))
 
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
@@ -210,15 +212,35 @@ class _Positions:
         return all(self.positions[name] > position for name in readers if name not in replaced)
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What candidates may need: so much workspace, and images in no other layout."""
+
+    workspace_bytes: int | None
+    layout: Layout | None
+
+    def within(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        return [c for c in candidates if self.workspace_bytes is None or c.workspace_bytes <= self.workspace_bytes]
+
+    def lying(
+        self, table: CandidateTable, operation: Operation, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        if self.layout is None:
+            return candidates
+        values, names = table.graph.values, (*operation.inputs, *operation.outputs)
+        images = [i for i, name in enumerate(names) if name in table.layouted and values[name].per_sample]
+        return [c for c in candidates if all(c.layouts[i] is self.layout for i in images if i < len(c.layouts))]
+
+
 def _fused(
-    table: CandidateTable, program: tuple[Operation, ...], groups_: tuple[Group, ...], limit_bytes: int | None
+    table: CandidateTable, program: tuple[Operation, ...], groups_: tuple[Group, ...], limits: _Limits
 ) -> tuple[Operation, ...]:
     by_name = {operation.name: operation for operation in program}
     saving: list[tuple[float, int, Group]] = []
     for number, group in enumerate(groups_):
         if group.late:
             continue
-        saved_us = _saved_us(table, group, by_name, limit_bytes)
+        saved_us = _saved_us(table, group, by_name, limits)
         if saved_us > 0:
             saving.append((-saved_us, number, group))
     taken: list[Group] = []
@@ -234,12 +256,12 @@ def _fused(
             unstored |= group.unstored
     for group in groups_:
         if group.late:
-            taken = _with_late(table, program, taken, group, limit_bytes)
+            taken = _with_late(table, program, taken, group, limits)
     return _rewritten(program, taken)
 
 
 def _with_late(
-    table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, limit_bytes: int | None
+    table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, limits: _Limits
 ) -> list[Group]:
     """`taken` with `group` in the place of those that it contains, if no other operation then reads a value that it
     does not store, and it takes less time than what it replaces."""
@@ -254,25 +276,25 @@ def _with_late(
     covered = frozenset(name for other in inside for name in other.replaces)
     alone = [operation for operation in program if operation.name in group.replaces - covered]
     before = [*alone, *(launch for other in inside for launch in other.launches)]
-    return [*others, group] if _gained_us(table, before, group, limit_bytes) > 0 else taken
+    return [*others, group] if _gained_us(table, before, group, limits) > 0 else taken
 
 
-def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limit_bytes: int | None) -> float:
+def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limits: _Limits) -> float:
     """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
     group cannot run."""
     # In one order: a sum of the same times in another one may differ in its last bit, and decide between equal groups.
-    return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, limit_bytes)
+    return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, limits)
 
 
-def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limit_bytes: int | None) -> float:
+def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limits: _Limits) -> float:
     """The same with other launches in the place of its operations."""
-    if not all(_within(table.offered(launch), limit_bytes) for launch in group.launches):
+    if not all(limits.within(table.offered(launch)) for launch in group.launches):
         return -1.0
     candidates = comparable(table, group, (*one_by_one, *group.launches))
     if candidates is None:
         return -1.0
-    singles = [candidates(operation) for operation in one_by_one]
-    fused = [_within(candidates(launch), limit_bytes) for launch in group.launches]
+    singles = [limits.lying(table, operation, candidates(operation)) for operation in one_by_one]
+    fused = [limits.within(limits.lying(table, launch, candidates(launch))) for launch in group.launches]
     if not (all(singles) and all(fused)):
         return -1.0
     return sum(min(c.time_us for c in found) for found in singles) - sum(
@@ -284,15 +306,10 @@ def comparable(
     table: CandidateTable, group: Group, launches: Sequence[Operation]
 ) -> Callable[[Operation], Sequence[Candidate]] | None:
     """Candidates whose times may be compared: where times of all launches are known, or left to their estimates, those;
-    else the model's. None where the model does not predict the group."""
+    else the model's. None where the model does not predict the group, or a launch of it failed to be measured."""
     if all(map(table.timed, launches)):
         return lambda operation: table.candidates(operation, table.whole)
-    return None if group.measured else table.modelled
-
-
-def _within(candidates: Sequence[Candidate], limit_bytes: int | None) -> Sequence[Candidate]:
-    """Those that need no more workspace."""
-    return [c for c in candidates if limit_bytes is None or c.workspace_bytes <= limit_bytes]
+    return None if group.measured or any(map(table.failed, group.launches)) else table.modelled
 
 
 def _rewritten(program: tuple[Operation, ...], taken: Iterable[Group]) -> tuple[Operation, ...]:

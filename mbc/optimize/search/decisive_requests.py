@@ -2,10 +2,10 @@
 
 Most launches that could run a step are in none of its plans: operations that fusion replaces, and fusion groups that
 overlap with better ones. So the step is planned with optimism: what was not measured takes a share of its estimate
-(`effort.OPTIMISM`, and `SCALED_OPTIMISM` of a time scaled from a similar GPU) and counts as measured. What such a plan
-does not choose is slower by an estimate, one that is too low for nine in ten, than what it chooses. That is measured,
-and the step planned again, until all that it chooses is measured, but for a share of its time that is not worth more
-(`effort.UNDECIDED_SHARE`). This is optimism in the face of uncertainty, as in branch and bound.
+(`effort.OPTIMISM`, and `SCALED_OPTIMISM` of a time scaled from a near batch or a similar GPU) and counts as measured.
+What such a plan does not choose is slower by an estimate, one that is too low for nine in ten, than what it chooses.
+That is measured, and the step planned again, until all that it chooses is measured, but for a share of its time that is
+not worth more (`effort.UNDECIDED_SHARE`). This is optimism in the face of uncertainty, as in branch and bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, conversion_request
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import Choices, choose
 from mbc.profile.locate import find_profile
 from mbc.profile.model import Extent, calibrated, unmeasured
@@ -59,7 +59,7 @@ class Decisive:
 def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
     """By the fastest step of a table: what it chooses of `missing`, without the shortest ones that take a share of the
     step that is not worth measuring."""
-    choices = choose(table, {}, programs=fuse(table))
+    choices = choose(table, {}, programs=fastest_fused(table))
     weights_us: dict[str, float] = {}
     train_us = 0.0
     for program, weight in ((choices.train, 1.0), (choices.infer, effort.INFERENCE_WEIGHT)):

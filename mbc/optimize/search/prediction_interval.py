@@ -35,7 +35,7 @@ def time_range_us(
     high_us: list[float] = []
     for launch in program.launches:
         if (other := _of_similar_gpu(launch, graph, buffers, other_sizes, by_name)) is not None:
-            low, high = other.low, other.high
+            low, high = other
         else:
             spread = _scaled(launch, graph, buffers, other_sizes, by_name) or _spread(launch, graph, buffers)
             low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
@@ -70,7 +70,7 @@ def _of_similar_gpu(
     buffers: Sequence[Buffer],
     other_sizes: OtherSizes | None,
     operations: Mapping[str, Operation],
-) -> Spread | None:
+) -> tuple[float, float] | None:
     """The range of a launch whose time is that of another GPU, scaled (`mbc.profile.scaling`); None where it is not."""
     work = launch.work
     if other_sizes is None or work.measured or isinstance(work, Copy) or not launch.operations:
@@ -78,9 +78,12 @@ def _of_similar_gpu(
     other = other_sizes.of_similar_gpu or other_sizes
     if other.profile.scaling is None:
         return None
-    known = other.nearest(launched_request(graph, launch, operations, buffers))
-    found = any(is_of(work, candidate) for candidate in known)
-    return other.profile.scaling.spread(graph.precision) if found else None
+    request = launched_request(graph, launch, operations, buffers)
+    if not any(is_of(work, candidate) for candidate in other.nearest(request)):
+        return None
+    spread, of_sizes = other.profile.scaling.spread(graph.precision), other.spread(request, work)
+    low, high = (1.0, 1.0) if of_sizes is None else calibration().factors(of_sizes, other.device)
+    return spread.low * low, spread.high * high
 
 
 def similar_gpu(

@@ -12,8 +12,8 @@ from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.types import Layout
 from mbc.ops.fused import leading_products, names_of
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.emit_launches import Draft
+from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Mode
 
@@ -29,10 +29,10 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
     masks = [op for op in program if op.kind == "relu_mask"]
     if not any(map(every.timed, masks)):
         return table
-    chosen = choose(table, {}, programs=fuse(table))
+    chosen = choose(table, {}, programs=fastest_fused(table))
     makers = {value: op.name for op in program for value in op.outputs}
     gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_masked"}
-    plain_launches, masked_launches = _by_name(chosen.train), _by_name(fuse(every).train)
+    plain_launches, masked_launches = _by_name(chosen.train), _by_name(fastest_fused(every).train)
     relus: list[str] = []
     for op in masks:
         relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]

@@ -17,7 +17,7 @@ from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, is_hopeless
 from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
-from mbc.optimize.fusion.select_groups import Programs, fuse, plain
+from mbc.optimize.fusion.select_groups import Programs, plain
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_outside
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
@@ -28,6 +28,7 @@ from mbc.optimize.search.predicted_times import predicted_times
 from mbc.optimize.search.prediction_interval import similar_gpu
 from mbc.optimize.search.relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution
+from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import Choices, check_limit, choose
 from mbc.optimize.selection.workspace_division import divide_workspace
 from mbc.options import Policy
@@ -58,7 +59,7 @@ class StepVariant:
 
     @staticmethod
     def of(table: CandidateTable) -> StepVariant:
-        return StepVariant(table, choose(table, {}, programs=fuse(table)))
+        return StepVariant(table, choose(table, {}, programs=fastest_fused(table)))
 
 
 def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
@@ -189,7 +190,7 @@ def _solve(
 ) -> Solution:
     """A step with fusion; where there are no fusion groups, or none was found that fits, one without. Steps that take
     at least `known_us` are given up."""
-    graph, groups = table.graph, fuse(table, limits.operation_bytes)
+    graph, groups = table.graph, fastest_fused(table, limits.operation_bytes)
     fused = Problem(table, _workspace_limits(table, limits, groups), available_bytes, groups)
     unfused = Problem(table, _workspace_limits(table, limits, plain(graph)), available_bytes)
     chosen = fused.choose(fused.workspace_limits)

@@ -9,7 +9,6 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.hardware.spec import find_spec
-from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.fused import Fused
@@ -39,7 +38,7 @@ def similar() -> Profile:
 
 
 def estimates(known: Profile | None, rules: Rules | None = None, optimism: float = 0.0) -> Estimates:
-    sizes = OtherSizes(known, PROVIDERS, H100, 8) if known is not None else None
+    sizes = OtherSizes(known, PROVIDERS, H100, 8, ASKED.precision, rules or Rules()) if known is not None else None
     return Estimates(PROVIDERS, H100, known, sizes, rules or Rules(), ASKED.precision, optimism)
 
 
@@ -75,7 +74,7 @@ def test_what_failed_here_does_not_come_back_from_a_similar_gpu() -> None:
 def test_what_may_not_run_leaves_what_may(rules: Rules) -> None:
     """Of everything that the H200's bundled profile knows in fp32."""
     theirs = scaled_to(read_profile(bundled_path(H200.name)), H200, H100)
-    found = replace(estimates(unmeasured(theirs), rules), precision=Precision.FP32)
+    found = estimates(unmeasured(theirs), rules)
     asked = [r for r in _fp32(theirs) if not isinstance(r.attributes, Fused)]
     assert len(asked) > 500
     for one in asked:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate
-from mbc.kernels.calibration import calibration, scaled_group
+from mbc.kernels.calibration import INTERPOLATED, calibration, scaled_group
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.prediction_interval import time_range_us
 from mbc.optimize.search.search import Limits, search
@@ -76,7 +79,7 @@ def test_micro_batches_are_told_by_the_nearest_size(kind: str):
 
 @pytest.mark.parametrize("batch", [16, 128])
 @pytest.mark.parametrize("kind", ["convolution", "relu", "channel_sum"])
-def test_a_whole_batch_is_told_by_the_nearest_size(kind: str, batch: int):
+def test_a_whole_batch_is_scaled_from_the_nearest_size(kind: str, batch: int):
     made, estimated = table(batch, step_at(64)), table(batch)
     operation = first(made, kind)
     found, models = (own(t.candidates(operation, t.whole)) for t in (made, estimated))
@@ -85,21 +88,61 @@ def test_a_whole_batch_is_told_by_the_nearest_size(kind: str, batch: int):
         assert candidate.time_us == pytest.approx(SLOWER * models[key].time_us) and not candidate.measured
 
 
-def test_a_whole_batch_is_told_by_no_size_far_away():
+def test_a_whole_batch_is_scaled_from_no_size_far_away():
     made = table(4096, step_at(64))
     assert not made.timed(first(made))
     assert made.candidates(first(made), made.whole) == table(4096).candidates(first(made), made.whole)
 
 
-def test_parts_compete_with_a_whole_told_by_the_same_size():
-    """Neither is divided for being told by a larger size, nor kept whole for it."""
+def test_parts_compete_with_a_whole_scaled_from_the_same_size():
+    """Nothing is divided for that: parts are scaled from it as well, and take their share of its time at least."""
     known = step_at(64)
-    free = Rules(Policy.POWER_OF_TWO)
-    for layouts, front in table(16, known, free).fronts(first(table(16))).items():
-        (whole, *_) = sorted(front, key=lambda point: -point.workspace_bytes)
-        assert whole.time_us <= min(point.time_us for point in front), layouts
+    for layouts, front in table(16, known, Rules(Policy.POWER_OF_TWO)).fronts(first(table(16))).items():
+        fastest = min(front, key=lambda point: point.time_us)
+        assert [part.rows for part in fastest.micro_batches] == [16], layouts
     made, estimated = table(16, known), table(16)
     assert made.fronts_in_micro_batches(first(made), 4) != estimated.fronts_in_micro_batches(first(made), 4)
+
+
+def test_what_may_not_be_used_decides_nothing():
+    """The fastest kernel of a smaller batch is an engine that the rules exclude: others are scaled all the same."""
+    small, rules = table(16), Rules(deterministic=True)
+    operation = first(small)
+    by_name = own(small.candidates(operation, small.whole))
+    kernel = next(c for c in by_name.values() if c.name == HALVES)
+    engine = next(c for c in small.candidates(operation, small.whole) if c.provider == "cudnn")
+    fastest = replace(measured(engine, 1.0), settings=(("engine", 3),), deterministic=False)
+    known = profile({small.request(operation, small.whole): [fastest, measured(kernel, 100.0)]})
+    free, strict = (table(64, known, allowed) for allowed in (UNDIVIDED, rules))
+    assert not free.known(first(free)) and strict.known(first(strict))
+    assert [c.name for c in strict.candidates(first(strict), strict.whole) if c.time_us < 401.0][:1] == [HALVES]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [((32,), scaled_group("mbc", 2)), ((32, 128), INTERPOLATED), ((4, 128), scaled_group("mbc", 16))],
+    ids=["from one size", "between", "far apart"],
+)
+def test_the_range_of_a_whole_batch(rows: tuple[int, ...], expected: str):
+    measured_at = {k: v for n in rows for k, v in step_at(n).measurements.items()}
+    known = replace(step_at(rows[0]), measurements=measured_at)
+    made = table(64, known)
+    relu = first(made, "relu")
+    candidate = own(made.candidates(relu, made.whole)).popitem()[1]
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
+    assert made.other_sizes is not None
+    assert made.other_sizes.spread(made.request(relu, made.whole), kernel) == calibration().spreads[expected]
+
+
+@pytest.mark.parametrize(("rows", "share"), [(16, effort.SCALED_OPTIMISM), (8, effort.OPTIMISM)])
+def test_what_decides_takes_less_of_what_is_further_away(rows: int, share: float):
+    known = step_at(rows)
+    plain = table(64, known)
+    relu = first(plain, "relu")
+    optimistic = CandidateTable(plain.graph, H200, PROVIDERS, known, UNDIVIDED, optimism=effort.OPTIMISM)
+    before, after = (own(t.candidates(relu, t.whole)) for t in (plain, optimistic))
+    for key, candidate in before.items():
+        assert after[key].time_us == pytest.approx(share * candidate.time_us) and after[key].measured
 
 
 def parts(here_us: float, here_date: str, there_date: str) -> Profile:

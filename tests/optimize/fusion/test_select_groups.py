@@ -239,6 +239,22 @@ def test_estimated_groups_do_not_compete_with_measured_operations():
         assert fuse(CandidateTable(steps, H200, PROVIDERS, Measured(share))) == modelled != plain(steps)
 
 
+def test_a_group_that_failed_to_be_measured_is_not_estimated():
+    steps = graph("bf16")
+    table_of = CandidateTable(steps, H200, PROVIDERS)
+    taken = fuse(table_of).train
+    group = next(g for g in possible_groups(table_of)[0] if g.launches[0] in taken)
+    request = table_of.request(group.launches[0], table_of.whole)
+
+    class Failing(NoSizes):
+        extents: Mapping[str, object] = {signature(request): None}
+
+    by_name = {operation.name: operation for operation in steps.train}
+    launches = [*(by_name[name] for name in group.replaces), *group.launches]
+    assert comparable(CandidateTable(steps, H200, PROVIDERS, Failing()), group, launches) is None
+    assert group.launches[0] not in fuse(CandidateTable(steps, H200, PROVIDERS, Failing())).train
+
+
 def test_what_a_profile_expects_competes_with_what_it_measured():
     """Times between measured sizes and of earlier versions are no model's estimates."""
     steps = graph("bf16")
@@ -268,9 +284,6 @@ class OfSimilar(NoSizes):
 
 class Partly(NoSizes):
     """Has measured requests of these kinds, and is completed by a similar GPU's profile."""
-
-    measurements: Mapping[str, object] = {}
-    extents: Mapping[str, object] = {}
 
     def __init__(self, similar: OfSimilar, kinds: frozenset[str] = frozenset()) -> None:
         self.similar, self.kinds = similar, kinds

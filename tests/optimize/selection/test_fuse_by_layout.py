@@ -1,0 +1,83 @@
+"""Groups that exist in one layout only, between operations that are fast in the other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from mbc.ir.types import Layout
+from mbc.kernels import PROVIDERS
+from mbc.kernels.base import Candidate, Request
+from mbc.ops.fused import Fused
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.select_groups import fuse, plain
+from mbc.optimize.selection.fuse_by_layout import fastest_fused
+from mbc.optimize.selection.select import choose
+from tests.optimize.planned import H200, NoSizes, graph_of
+
+SOURCE = """
+network small(batch = 8, classes = 4) {
+  input image[batch, 16, 8, 8] : float
+  input target[batch] : class
+  x = image |> conv(16, 3, pad=1) |> bn |> relu |> conv(16, 3, pad=1) |> bn |> relu |> conv(16, 3, pad=1)
+  logits = x |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd() }
+"""
+SINGLE_US, GROUP_US, OTHER_LAYOUT_US = 3.0, 1.0, 50.0
+
+
+@dataclass(frozen=True)
+class Lying(NoSizes):
+    """Groups exist in channels last, changes of layout take their time, and convolutions are fast in `fast`."""
+
+    fast: Layout = Layout.CHANNELS_FIRST
+    convert_us: float = 10.0
+    cudnn: int = 0
+    origin: str = "made up"
+
+    def candidates(self, request: Request) -> Iterable[Candidate]:
+        for candidate in (c for provider in PROVIDERS for c in provider.candidates(request, H200)):
+            images = {
+                layout
+                for layout, type_ in zip(candidate.layouts, (*request.inputs, *request.outputs), strict=False)
+                if len(type_.shape) == 4 and type_.shape[0] == 8
+            }
+            if isinstance(request.attributes, Fused):
+                if images == {Layout.CHANNELS_LAST}:
+                    yield replace(candidate, time_us=GROUP_US, measured=True)
+            elif request.kind == "convert":
+                yield replace(candidate, time_us=self.convert_us, measured=True)
+            else:
+                slow = request.kind.startswith("convolution") and images != {self.fast}
+                yield replace(candidate, time_us=OTHER_LAYOUT_US if slow else SINGLE_US, measured=True)
+
+
+def table(profile: Lying) -> CandidateTable:
+    return CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile)
+
+
+@pytest.mark.parametrize(
+    ("profile", "grouped"),
+    [(Lying(), False), (Lying(convert_us=0.1), True), (Lying(fast=Layout.CHANNELS_LAST), True)],
+    ids=["changes of layout cost more", "they cost little", "there are none"],
+)
+def test_groups_are_taken_that_are_worth_their_changes_of_layout(profile: Lying, grouped: bool) -> None:
+    made = table(profile)
+    greedy, found = fuse(made), fastest_fused(made)
+    assert any(isinstance(o.attributes, Fused) for o in greedy.train)
+    assert any(isinstance(o.attributes, Fused) and "relu" in o.kind for o in found.train) == grouped
+    times_us = {programs: choose(made, {}, programs=programs).train_us for programs in (greedy, found)}
+    assert times_us[found] == min(times_us.values())
+    assert (found == greedy) == grouped
+    assert grouped or times_us[found] < times_us[greedy]
+
+
+def test_one_layout_has_groups_of_that_layout_only() -> None:
+    made = table(Lying(fast=Layout.CHANNELS_LAST))
+    assert fuse(made, layout=Layout.CHANNELS_LAST) == fuse(made)
+    assert fuse(made, layout=Layout.CHANNELS_FIRST).infer == plain(made.graph).infer != fuse(made).infer
