@@ -260,8 +260,8 @@ def test_pooled_values_may_be_rounded_to_the_other_side(precision: str):
     """Before they are pooled; a few of many are, and none of them is far off."""
     plan = compile_plan(Source("pooled.mbc", POOLED), Options(gpu="h200", settings=(("train.precision", precision),)))
     checked = check_launches(plan, "cpu", 2, 0)
-    (pooled,) = [launch for launch in checked.launches if launch.kind == "batch_normalize+relu+max_pool"]
-    assert checked.passed and pooled.outputs[0].element < 2
+    pooled = [launch for launch in checked.launches if launch.kind.endswith("batch_normalize+relu+max_pool")]
+    assert checked.passed and pooled and all(launch.outputs[0].element < 2 for launch in pooled)
 
 
 def test_large_launches_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch):

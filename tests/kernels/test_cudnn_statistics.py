@@ -39,7 +39,7 @@ def test_it_is_never_divided() -> None:
     """Statistics need every row."""
     kind = asked_kind(REQUEST)
     assert kind is not None and not kind.divisible and not kind.accumulates and not kind.reduces
-    assert with_rows(REQUEST, 8) == REQUEST and rows_of(REQUEST) == 32
+    assert rows_of(REQUEST) == 32 and rows_of(with_rows(REQUEST, 8)) == 8  # of another mini-batch
 
 
 def test_its_signature_can_be_read() -> None:
