@@ -26,7 +26,6 @@ from mbc.ir.text import network_text, training_text
 from mbc.ir.transforms.shard_optimizer import can_shard, check_can_shard
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.verify import verify_network, verify_training
-from mbc.kernels.base import Request
 from mbc.kernels.nccl import ctas_of
 from mbc.measuring import Measuring, can_measure
 from mbc.optimize.candidates.measured_rows import measured_rows
@@ -34,7 +33,13 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.schedule.step_time import step_us
 from mbc.optimize.search.host_sharing import beside_other_ranks
-from mbc.optimize.search.profiling_requests import chosen_by_estimate, may_gain_by_micro_batches, unmeasured, untried
+from mbc.optimize.search.profiling_requests import (
+    chosen_by_estimate,
+    may_gain_by_micro_batches,
+    overtaken,
+    unmeasured,
+    untried,
+)
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
 from mbc.plan.file import dump_plan
@@ -301,14 +306,15 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             raise
         table, plan = search_again()
     # What was chosen by times between two measured sizes is measured, and chosen again; so are micro-batches by times
-    # scaled from larger sizes, what cuDNN may not run, since it was tried on more rows only, and what was left to its
-    # estimate.
+    # scaled from larger sizes, what cuDNN may not run, since it was tried on more rows only, what was left to its
+    # estimate, and what was measured before the kernel that runs it.
     of_estimates = unmeasured if rules.policy is Policy.ALL else untried
 
-    def wanted() -> tuple[Request, ...]:
-        return *of_estimates(plan), *chosen_by_estimate(plan, table.profile)
+    def measures_more() -> bool:
+        wanted = *of_estimates(plan), *chosen_by_estimate(plan, table.profile)
+        return measuring.chosen(wanted, overtaken(plan, table.other_sizes))
 
-    while stages.run("measure again", lambda: measuring.chosen(wanted())):
+    while stages.run("measure again", measures_more):
         table, plan = search_again()
 
     # What the plan gains by knowing of the copies of the other ranks, where these could change it.

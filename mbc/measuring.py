@@ -53,6 +53,7 @@ class Measuring:
         self._decides = not at_once  # what is measured of it
         self._over = False  # interrupted, or out of time
         self._left_s = options.measure_for_s
+        self._renewed: set[Request] = set()  # measured again, since a kernel came later
         self.has_more = False  # than what `begin` measured
 
     def begin(self) -> None:
@@ -75,13 +76,18 @@ class Measuring:
         self.has_more = False
         return self._measure(self._needs(self._rules.policy))
 
-    def chosen(self, requests: Iterable[Request]) -> bool:
-        """What is missing of just these, such as those that were chosen by interpolated times. Whether planning again
-        makes sense: all that could be measured was, and something was."""
+    def chosen(self, requests: Iterable[Request], overtaken: Iterable[Request] = ()) -> bool:
+        """What is missing of just these, such as those that were chosen by interpolated times, and all of those that
+        were `overtaken` by a kernel that came later. Whether planning again makes sense: all that could be measured
+        was, and something was."""
         if not can_measure(self._device, self._options):
             return False
-        needs = [Need((request,), 0.0) for request in dict.fromkeys(requests)]
-        return self._measure(needs, again=False) and not self._over
+        # Once: where a clock is wrong, what was just measured may seem to be older than the rest.
+        outdated = [one for one in dict.fromkeys(overtaken) if one not in self._renewed]
+        self._renewed.update(outdated)
+        lacking, anew = ([Need((one,), 0.0) for one in dict.fromkeys(found)] for found in (requests, outdated))
+        found = self._measure(lacking, again=False)
+        return (self._measure(anew, again=True) or found) and not self._over
 
     def _decisive(self) -> Decide:
         from mbc.optimize.search.decisive_requests import Decisive
@@ -93,11 +99,11 @@ class Measuring:
 
         return needs(self._graph, self._device, policy)
 
-    def _measure(self, needs: Sequence[Need], decide: Decide | None = None, again: bool = True) -> bool:
-        """Whether anything was measured. `again`: all of it anew where `options` say so."""
+    def _measure(self, needs: Sequence[Need], decide: Decide | None = None, again: bool | None = None) -> bool:
+        """Whether anything was measured. `again`: all of it anew; None: where `options` say so."""
         device, limit_bytes = self._device, self._options.workspace_limit_bytes
         limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes
-        again = again and self._options.measure is Measure.ALWAYS
+        again = self._options.measure is Measure.ALWAYS if again is None else again
         path = own_path(device.name)
         profile = find_profile(device)
         if profile is not None and profile.stale:  # another GPU's

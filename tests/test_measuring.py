@@ -255,6 +255,15 @@ def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
     assert len(first) == len(second) + 3 and second < first
 
 
+def test_what_a_later_kernel_overtook_is_measured_again_once(fleet: Fleet):
+    assert chosen([request(5)])
+    made = Measuring(None, GPU, Rules(), ASKED)  # pyright: ignore[reportArgumentType]
+    assert made.chosen([request(5)], [request(5), request(5)])
+    assert fleet.asked == 2 * [signature(request(5))]
+    assert not made.chosen([], [request(5)]) and len(fleet.asked) == 2
+    assert not Measuring(None, GPU, Rules(), replace(ASKED, measure=Measure.NEVER)).chosen([], [request(5)])  # pyright: ignore[reportArgumentType]
+
+
 def test_single_requests_are_measured_once(fleet: Fleet):
     asked = [request(5), request(6), request(5)]
     assert chosen(asked)

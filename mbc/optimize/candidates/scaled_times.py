@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -59,14 +59,20 @@ class OtherSizes:
 
     def nearest(self, request: Request, remat_kernels: RematKernels = NONE) -> tuple[Candidate, ...]:
         """What the profile knows of a request and may be used, fastest first. For a whole mini-batch: what was measured
-        at so many rows, else times from the nearest smaller and larger sizes (`mbc.profile.scale.resized`); for a part
-        of one only those that both have."""
+        at so many rows, and kernels of mbc's own that were measured later, at other sizes, where even the upper end of
+        their range is faster than all of it; else times from the nearest smaller and larger sizes
+        (`mbc.profile.scale.resized`). For a part of one only what both sizes have."""
         known = self.profile.family(request).get(rows_of(request))
         if rows_of(request) < self.batch:
             known = self.profile.candidates(request)
-        if known is not None:
-            return self.rules.admitted(known, self.precision, remat_kernels)
-        return tuple(sized.candidate for sized in self._of_mini_batch(request, remat_kernels))
+            return self.rules.admitted(known or (), self.precision, remat_kernels)
+        scaled_ones = (sized.candidate for sized in self._of_mini_batch(request, remat_kernels))
+        return (*scaled_ones, *self.rules.admitted(known or (), self.precision, remat_kernels))
+
+    def came_later(self, request: Request, kernel: Kernel) -> bool:
+        """Whether a kernel's time is from another size, measured later than this mini-batch was."""
+        known = self.profile.family(request).get(rows_of(request))
+        return bool(known) and any(is_of(kernel, sized.candidate) for sized in self._of_mini_batch(request, NONE))
 
     def is_near(self, request: Request) -> bool:
         """Whether a whole mini-batch of this size was measured, or one of no more than a few times the rows."""
@@ -84,9 +90,7 @@ class OtherSizes:
         """The error spread of a kernel's time; None where it is not scaled from another size."""
         for scaled_candidate in (*self._all(request), *self._of_mini_batch(request, NONE)):
             if is_of(kernel, scaled_candidate.candidate):
-                if scaled_candidate.between:
-                    return calibration().spreads.get(INTERPOLATED, UNCOMPARED)
-                return _spread(kernel.provider, scaled_candidate.times)
+                return _spread_of(scaled_candidate)
         return None
 
     def _of_mini_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[ScaledCandidate, ...]:
@@ -103,6 +107,21 @@ class OtherSizes:
             size: self.rules.admitted(found, self.precision, remat_kernels)
             for size, found in self.profile.family(request).items()
         }
+        known = family.pop(rows, None)
+        if known is None:
+            yield from self._between(request, family)
+        elif known and (date := self._date(request, rows)):
+            own = {size: [c for c in found if c.provider == OWN.name] for size, found in family.items()}
+            later = {size: tuple(found) for size, found in own.items() if self._date(request, size) > date}
+            seen, fastest_us = set(map(_key, known)), min(c.time_us for c in known)
+            for sized in self._between(request, later):
+                _, high = calibration().factors(_spread_of(sized), self.device)
+                if _key(sized.candidate) not in seen and high * sized.candidate.time_us < fastest_us:
+                    yield sized
+
+    def _between(self, request: Request, family: Mapping[int, tuple[Candidate, ...]]) -> Iterator[ScaledCandidate]:
+        """Candidates of the nearest sizes of a family."""
+        rows = rows_of(request)
         low, high = nearest_sizes(family, rows)
         found = resized(low, high, rows, lambda size: self._offered(with_rows(request, size)))
         sides = [(size, set(map(_key, known))) for size, known in (low or (0, ()), high or (0, ()))]
@@ -163,6 +182,12 @@ def is_of(kernel: Kernel, candidate: Candidate) -> bool:
         candidate.time_us,
         candidate.accumulate_us,
     )
+
+
+def _spread_of(scaled_candidate: ScaledCandidate) -> Spread:
+    if scaled_candidate.between:
+        return calibration().spreads.get(INTERPOLATED, UNCOMPARED)
+    return _spread(scaled_candidate.candidate.provider, scaled_candidate.times)
 
 
 def _spread(provider: str, times: float) -> Spread:

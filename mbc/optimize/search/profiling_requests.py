@@ -15,6 +15,7 @@ from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 from mbc.measure.need import Need
 from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize import effort
+from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.table import CandidateTable, conversion_request, request_of
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.horizontal import bundles
@@ -108,6 +109,21 @@ def untried(plan: Plan) -> tuple[Request, ...]:
             divided = launches is plan.train.launches and rows_of(plan, launch) < plan.graph.batch
             if divided or is_numbered(launch.work):
                 found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
+    return tuple(found)
+
+
+def overtaken(plan: Plan, other_sizes: OtherSizes | None) -> tuple[Request, ...]:
+    """The distinct requests of launches of the training step that were measured, but before the kernel that runs them
+    now, whose time is from another mini-batch."""
+    if other_sizes is None:
+        return ()
+    operations = {operation.name: operation for operation in plan.graph.train}
+    found: dict[Request, None] = {}
+    for launch in plan.train.launches:
+        if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
+            request = launched_request(plan.graph, launch, operations, plan.buffers)
+            if other_sizes.came_later(request, launch.work):
+                found[request] = None
     return tuple(found)
 
 

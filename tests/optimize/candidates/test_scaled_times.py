@@ -13,6 +13,7 @@ from mbc.kernels.calibration import INTERPOLATED, calibration, scaled_group
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.profiling_requests import overtaken
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Program, Rows
@@ -168,7 +169,7 @@ def test_a_kernel_that_came_later_is_told_by_a_size_that_was_measured_later():
     assert 50.0 <= candidate.time_us < 100.0 and not candidate.measured
     for dates in ((LATE, EARLY), (EARLY, EARLY), ("", LATE)):  # it could have been measured
         assert not newer(parts(150.0, *dates))
-    assert not newer(parts(150.0, EARLY, LATE), batch=4)  # beside facts of the whole
+    assert newer(parts(150.0, EARLY, LATE), batch=4) == [candidate]  # the same for a whole
 
 
 def test_beside_facts_only_where_it_would_win_at_the_upper_end_of_its_range():
@@ -205,3 +206,42 @@ def test_a_step_in_micro_batches_has_that_range():
     assert found == pytest.approx((low * launch.work.time_us, high * launch.work.time_us))
     told = time_range_us(plan.train, plan.graph, plan.buffers, H200, made.other_sizes, plan.graph.train)
     assert told == (plan.predictions.train_low_us, plan.predictions.train_high_us)
+
+
+def whole(here_us: float, here_date: str, there_date: str) -> Profile:
+    """The first convolution of 16 rows by a library, and of 32, where a kernel of mbc's own takes 100 us."""
+    made = table(32)
+    requests = {rows: made.request(first(made), Rows(0, rows)) for rows in (16, 32)}
+    library = next(c for c in made.candidates(first(made), made.whole) if c.provider == "cudnn")
+    kernel = next(c for c in own(made.candidates(first(made), made.whole)).values() if c.name == HALVES)
+    return profile(
+        {requests[16]: [measured(library, here_us)], requests[32]: [measured(library, 300.0), measured(kernel, 100.0)]},
+        {requests[16]: Extent(1 << 30, date=here_date), requests[32]: Extent(1 << 30, date=there_date)},
+    )
+
+
+def test_a_kernel_that_came_later_competes_with_what_was_measured_before():
+    made = table(16, whole(1e6, EARLY, LATE))
+    request = made.request(first(made), made.whole)
+    candidate, *others = made.candidates(first(made), made.whole)
+    assert candidate.name == HALVES and not candidate.measured and 50.0 <= candidate.time_us < 100.0
+    assert others[0].measured
+    assert made.other_sizes is not None
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
+    assert made.other_sizes.came_later(request, kernel)
+    spread = calibration().spreads[scaled_group("mbc", 2)]
+    assert made.other_sizes.spread(request, kernel) == spread
+    _, high = calibration().factors(spread, H200)
+    for here_us, dates in ((0.999 * high * candidate.time_us, (EARLY, LATE)), (1e6, (LATE, EARLY)), (1e6, ("", LATE))):
+        before = table(16, whole(here_us, *dates))
+        assert HALVES not in {c.name for c in before.candidates(first(before), before.whole)}
+        assert before.other_sizes is not None and not before.other_sizes.came_later(request, kernel)
+
+
+def test_what_runs_by_such_a_time_is_to_be_measured_again():
+    made = table(16, whole(1e6, EARLY, LATE))
+    plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    assert overtaken(plan, made.other_sizes) == (made.request(first(made), made.whole),)
+    before = table(16, whole(1e6, LATE, EARLY))
+    plan = search(before, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    assert overtaken(plan, before.other_sizes) == () == overtaken(plan, None)
