@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels import PROVIDERS
@@ -30,10 +29,10 @@ def interpolated(profile: Profile) -> list[float]:
         sizes = sorted(rows for rows, candidates in family.items() if candidates)
         for low, rows, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
             guesses = between((low, family[low]), (high, family[high]), rows)
-            known = {_key(c): c.time_us for c in family[rows]}
-            guess = next((g for g in guesses if _key(g) in known), None)
+            known = {c.variant: c.time_us for c in family[rows]}
+            guess = next((g for g in guesses if g.variant in known), None)
             if guess is not None:
-                found.append(known[_key(guess)] / guess.time_us)
+                found.append(known[guess.variant] / guess.time_us)
     return found
 
 
@@ -65,15 +64,11 @@ def scaled_times(profile: Profile, device: DeviceSpec, most_times: float = MOST_
             if not rows < larger <= most_times * rows:
                 continue
             request = with_rows(family, rows)
-            known = {_key(c): c.time_us for c in sizes[rows]}
+            known = {c.variant: c.time_us for c in sizes[rows]}
             guesses = scaled((larger, sizes[larger]), rows, offered(with_rows(family, larger)), offered(request))
             first: dict[str, Candidate] = {}
             for guess in guesses:
-                if _key(guess) in known:
+                if guess.variant in known:
                     first.setdefault(guess.provider, guess)
             for provider, guess in first.items():
-                yield ScaledTime(request, provider, larger / rows, known[_key(guess)] / guess.time_us)
-
-
-def _key(candidate: Candidate) -> tuple[Any, ...]:
-    return candidate.provider, candidate.name, candidate.settings, candidate.layouts
+                yield ScaledTime(request, provider, larger / rows, known[guess.variant] / guess.time_us)

@@ -27,7 +27,6 @@ from record import attempt, show, write
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.kernels.base import Candidate
 from mbc.kernels.calibration import Spread
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.profiling_requests import launched_request, needs
@@ -61,17 +60,13 @@ def jobs() -> dict[str, Job]:
     return found | {"vgg16 64 bf16": example("vgg16", ("batch", "64"), ("train.precision", "bf16"))}
 
 
-def _key(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.provider, candidate.name, candidate.settings, candidate.layouts
-
-
 def requests(device: DeviceSpec, own: Profile, similar: Profile) -> Iterator[dict[str, Any]]:
     """Ratios of times by request, as rows."""
     plain = calibrated(device, None)
     ratios: dict[str, list[float]] = {"scaled": [], "estimated": [], "choice": []}
     for key in own.measurements.keys() & similar.measurements.keys():
         request = read_signature(key)
-        mine = {_key(c): c.time_us for c in own.candidates(request)}
+        mine = {c.variant: c.time_us for c in own.candidates(request)}
         scaled = similar.candidates(request)
         if not mine or not scaled:
             continue
@@ -80,8 +75,8 @@ def requests(device: DeviceSpec, own: Profile, similar: Profile) -> Iterator[dic
         estimates = [c.time_us for p in PROVIDERS for c in p.candidates(request, plain)]
         if estimates:
             ratios["estimated"].append(fastest_us / min(estimates))
-        if _key(scaled[0]) in mine:
-            ratios["choice"].append(mine[_key(scaled[0])] / fastest_us)
+        if scaled[0].variant in mine:
+            ratios["choice"].append(mine[scaled[0].variant] / fastest_us)
     for name, found in ratios.items():
         spread = Spread.of(found)
         yield {

@@ -25,6 +25,9 @@ class Request:
     precision: Precision
 
 
+Variant = tuple[str, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One kernel configuration that can run a request.
@@ -42,6 +45,11 @@ class Candidate:
     deterministic: bool = True
     accumulates: bool = False  # can add to its output instead of overwriting it
     accumulate_us: float = 0.0  # its time when it adds, where that is known apart; 0: as `time_us`
+
+    @property
+    def variant(self) -> Variant:
+        """What tells it from other candidates of a request, and is the same at any number of rows."""
+        return self.provider, self.name, self.settings, self.layouts
 
 
 @dataclass(frozen=True, slots=True)

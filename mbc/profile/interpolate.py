@@ -10,7 +10,6 @@ from mbc.kernels.base import Candidate
 
 # A number of rows and the candidates measured for it: an item of `Profile.family`.
 Size = tuple[int, Sequence[Candidate]]
-_Key = tuple[str, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]
 
 
 def candidates_at(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> tuple[Candidate, ...]:
@@ -39,8 +38,8 @@ def between(low: Size, high: Size, rows: int) -> tuple[Candidate, ...]:
     if not low_rows < rows < high_rows:
         raise ValueError(f"{rows} rows are not between {low_rows} and {high_rows}")
     share = (rows - low_rows) / (high_rows - low_rows)
-    known = {_key(c): c for c in smaller}
-    pairs = ((known[key], b) for b in larger if (key := _key(b)) in known)
+    known = {c.variant: c for c in smaller}
+    pairs = ((known[key], b) for b in larger if (key := b.variant) in known)
     return tuple(sorted((_mixed(a, b, share) for a, b in pairs), key=rank))
 
 
@@ -48,10 +47,6 @@ def rank(candidate: Candidate) -> tuple[float, int, str, tuple[tuple[str, int], 
     """Fastest first; the rest so that the order is one."""
     c = candidate
     return (c.time_us, c.workspace_bytes, c.provider, c.settings, c.layouts)
-
-
-def _key(candidate: Candidate) -> _Key:
-    return (candidate.provider, candidate.name, candidate.settings, candidate.layouts)
 
 
 def _mixed(a: Candidate, b: Candidate, share: float) -> Candidate:

@@ -11,16 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.ir.types import Layout
 from mbc.kernels import LISTED_BY_CUDNN
-from mbc.kernels.base import Candidate
+from mbc.kernels.base import Candidate, Variant
 from mbc.kernels.cudnn import CUDNN
 from mbc.profile.interpolate import Size, rank
 
 MOST_TIMES = 16  # as many rows a size may have from which times are scaled
 BETWEEN_TIMES = 8  # apart at most two sizes are between which times are as good as interpolated ones (decision 070)
-
-_Kernel = tuple[str, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]
 
 
 def larger_size(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> Size | None:
@@ -97,7 +94,7 @@ def resized(
         return ()
     here = _by_kernel(modelled(rows))
     sides = [
-        _Side(size, {_kernel(c): c for c in known}, _by_kernel(modelled(size)))
+        _Side(size, {c.variant: c for c in known}, _by_kernel(modelled(size)))
         for size, known in filter(None, (low, high))
     ]
     found: list[Candidate] = []
@@ -129,8 +126,8 @@ class _Side:
     """What was measured at a size, and what providers offer for it."""
 
     size: int
-    known: Mapping[_Kernel, Candidate]
-    modelled: Mapping[_Kernel, Candidate]
+    known: Mapping[Variant, Candidate]
+    modelled: Mapping[Variant, Candidate]
 
 
 def _resized_us(
@@ -148,9 +145,9 @@ def _resized_us(
     return min(max(bounds_us), max(min(bounds_us), ratio * estimate_us))
 
 
-def _by_kernel(offered: Iterable[Candidate]) -> Mapping[_Kernel, Candidate]:
+def _by_kernel(offered: Iterable[Candidate]) -> Mapping[Variant, Candidate]:
     """Of a kernel that is offered with more or less workspace the one with most: it is what the fastest ones take."""
-    found: dict[_Kernel, Candidate] = {}
+    found: dict[Variant, Candidate] = {}
     for candidate in offered:
         key = _offered_as(candidate)
         if key not in found or found[key].workspace_bytes < candidate.workspace_bytes:
@@ -158,13 +155,9 @@ def _by_kernel(offered: Iterable[Candidate]) -> Mapping[_Kernel, Candidate]:
     return found
 
 
-def _kernel(candidate: Candidate) -> _Kernel:
-    return (candidate.provider, candidate.name, candidate.settings, candidate.layouts)
-
-
-def _offered_as(candidate: Candidate) -> _Kernel:
+def _offered_as(candidate: Candidate) -> Variant:
     """What tells a kernel from others; where only cuDNN can list them, what it has in common with what is offered in
     their place."""
     if candidate.provider in LISTED_BY_CUDNN:
         return (CUDNN.name, candidate.name, (), candidate.layouts)
-    return _kernel(candidate)
+    return candidate.variant

@@ -113,10 +113,10 @@ class OtherSizes:
         elif known and (date := self._date(request, rows)):
             own = {size: [c for c in found if c.provider == OWN.name] for size, found in family.items()}
             later = {size: tuple(found) for size, found in own.items() if self._date(request, size) > date}
-            seen, fastest_us = set(map(_key, known)), min(c.time_us for c in known)
+            seen, fastest_us = {c.variant for c in known}, min(c.time_us for c in known)
             for sized in self._between(request, later):
                 _, high = calibration().factors(_spread_of(sized), self.device)
-                if _key(sized.candidate) not in seen and high * sized.candidate.time_us < fastest_us:
+                if sized.candidate.variant not in seen and high * sized.candidate.time_us < fastest_us:
                     yield sized
 
     def _between(self, request: Request, family: Mapping[int, tuple[Candidate, ...]]) -> Iterator[ScaledCandidate]:
@@ -124,9 +124,9 @@ class OtherSizes:
         rows = rows_of(request)
         low, high = nearest_sizes(family, rows)
         found = resized(low, high, rows, lambda size: self._offered(with_rows(request, size)))
-        sides = [(size, set(map(_key, known))) for size, known in (low or (0, ()), high or (0, ()))]
+        sides = [(size, {c.variant for c in known}) for size, known in (low or (0, ()), high or (0, ()))]
         for candidate in found:
-            sizes = [size for size, known in sides if _key(candidate) in known]
+            sizes = [size for size, known in sides if candidate.variant in known]
             times = max(max(size / rows, rows / size) for size in sizes)
             yield ScaledCandidate(times, candidate, len(sizes) > 1 and sizes[1] <= BETWEEN_TIMES * sizes[0])
 
@@ -153,12 +153,12 @@ class OtherSizes:
             return
         family, rows = self.profile.family(request), rows_of(request)
         fastest_us = min(c.time_us for c in known)
-        seen = {_key(c) for c in family[size]}
+        seen = {c.variant for c in family[size]}
         for larger, measured in larger_sizes(family, rows):
-            new = [c for c in measured if c.measured and c.provider == OWN.name and _key(c) not in seen]
+            new = [c for c in measured if c.measured and c.provider == OWN.name and c.variant not in seen]
             if larger <= size or not new or self._date(request, larger) <= date:
                 continue
-            seen.update(map(_key, new))
+            seen.update(c.variant for c in new)
             _, high = calibration().factors(_spread(OWN.name, larger / rows), self.device)
             found = self._scaled(request, larger, new)
             yield from (ScaledCandidate(larger / rows, c) for c in found if high * c.time_us < fastest_us)
@@ -178,7 +178,7 @@ class OtherSizes:
 
 def is_of(kernel: Kernel, candidate: Candidate) -> bool:
     """Whether a kernel's time is that of a candidate."""
-    return _key(candidate)[:3] == (kernel.provider, kernel.name, kernel.settings) and kernel.time_us in (
+    return candidate.variant[:3] == (kernel.provider, kernel.name, kernel.settings) and kernel.time_us in (
         candidate.time_us,
         candidate.accumulate_us,
     )
@@ -192,7 +192,3 @@ def _spread_of(scaled_candidate: ScaledCandidate) -> Spread:
 
 def _spread(provider: str, times: float) -> Spread:
     return calibration().scaled(provider, octave(times))
-
-
-def _key(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.provider, candidate.name, candidate.settings, candidate.layouts
