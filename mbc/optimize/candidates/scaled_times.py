@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
-from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.base import Candidate, Provider, Request, Variant
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration
 from mbc.kernels.cuda import OWN
 from mbc.optimize import effort
@@ -110,13 +110,16 @@ class OtherSizes:
         known = family.pop(rows, None)
         if known is None:
             yield from self._between(request, family)
-        elif known and (date := self._date(request, rows)):
-            own = {size: [c for c in found if c.provider == OWN.name] for size, found in family.items()}
-            later = {size: tuple(found) for size, found in own.items() if self._date(request, size) > date}
-            seen, fastest_us = {c.variant for c in known}, min(c.time_us for c in known)
+        elif known:
+            tried, fastest_us = self._tried(request, rows), min(c.time_us for c in known)
+            later = {
+                size: tuple(c for c in found if c.provider == OWN.name and c.variant not in tried)
+                for size, found in family.items()
+                if self._is_later(request, size, rows)
+            }
             for sized in self._between(request, later):
                 _, high = calibration().factors(_spread_of(sized), self.device)
-                if sized.candidate.variant not in seen and high * sized.candidate.time_us < fastest_us:
+                if high * sized.candidate.time_us < fastest_us:
                     yield sized
 
     def _between(self, request: Request, family: Mapping[int, tuple[Candidate, ...]]) -> Iterator[ScaledCandidate]:
@@ -149,14 +152,14 @@ class OtherSizes:
 
     def _newer(self, request: Request, size: int, known: Sequence[Candidate]) -> Iterator[ScaledCandidate]:
         """Candidates of sizes that were measured later, in addition to those `known` from one size."""
-        if not known or not (date := self._date(request, size)):
+        if not known:
             return
         family, rows = self.profile.family(request), rows_of(request)
         fastest_us = min(c.time_us for c in known)
-        seen = {c.variant for c in family[size]}
+        seen = self._tried(request, size)
         for larger, measured in larger_sizes(family, rows):
             new = [c for c in measured if c.measured and c.provider == OWN.name and c.variant not in seen]
-            if larger <= size or not new or self._date(request, larger) <= date:
+            if larger <= size or not new or not self._is_later(request, larger, size):
                 continue
             seen.update(c.variant for c in new)
             _, high = calibration().factors(_spread(OWN.name, larger / rows), self.device)
@@ -169,6 +172,17 @@ class OtherSizes:
 
     def _offered(self, request: Request) -> Iterable[Candidate]:
         return (c for provider in self.providers for c in provider.candidates(request, self.device))
+
+    def _tried(self, request: Request, size: int) -> set[Variant]:
+        """What was run at a size, also what was refused there."""
+        here = with_rows(request, size)
+        known = {c.variant for c in self.profile.family(request).get(size, ())}
+        return known.union(m.candidate().variant for m in self.profile.measurements.get(signature(here), ()))
+
+    def _is_later(self, request: Request, size: int, other: int) -> bool:
+        """Whether one size was measured later than another one; not where that cannot be told."""
+        date, before = (self._date(request, rows) for rows in (size, other))
+        return bool(before) and date[: len(before)] > before
 
     def _date(self, request: Request, size: int) -> str:
         """The date of the measurement at a size, empty where that is not known."""

@@ -18,6 +18,7 @@ from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Program, Rows
 from mbc.profile.model import Extent, Measurement, Profile
+from mbc.profile.signature import signature
 from tests.optimize.planned import H200, graph_of
 from tests.profile.profiles import profile
 
@@ -245,3 +246,25 @@ def test_what_runs_by_such_a_time_is_to_be_measured_again():
     before = table(16, whole(1e6, LATE, EARLY))
     plan = search(before, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
     assert overtaken(plan, before.other_sizes) == () == overtaken(plan, None)
+
+
+def test_what_was_refused_here_does_not_come_back_from_another_size():
+    """Of a whole mini-batch and of a part."""
+    for known, made, rows in (
+        (whole(1e6, EARLY, LATE), table(16), 16),
+        (parts(1e6, EARLY, LATE), table(16), 4),
+    ):
+        request = made.request(first(made), Rows(0, rows))
+        kernel = next(c for c in own(made.candidates(first(made), Rows(0, rows))).values() if c.name == HALVES)
+        refused = replace(measured(kernel, 1.0), refused="the result is wrong")
+        found = {**known.measurements, signature(request): (*known.measurements[signature(request)], refused)}
+        for profile_, offered in ((known, True), (replace(known, measurements=found), False)):
+            candidates = table(16, profile_).candidates_of_micro_batch(first(made), Rows(0, rows))
+            assert (HALVES in {c.name for c in candidates}) == offered
+
+
+def test_dates_of_one_day_say_nothing():
+    day = EARLY.partition("T")[0]
+    for dates in ((day, EARLY), (EARLY, day)):
+        made = table(16, whole(1e6, *dates))
+        assert HALVES not in {c.name for c in made.candidates(first(made), made.whole)}
