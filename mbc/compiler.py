@@ -36,7 +36,7 @@ from mbc.optimize.search.host_sharing import beside_other_ranks
 from mbc.optimize.search.profiling_requests import (
     chosen_by_estimate,
     may_gain_by_micro_batches,
-    overtaken,
+    outdated,
     unmeasured,
     untried,
 )
@@ -312,7 +312,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
 
     def measures_more() -> bool:
         wanted = *of_estimates(plan), *chosen_by_estimate(plan, table.profile)
-        return measuring.chosen(wanted, overtaken(plan, table.other_sizes))
+        return measuring.chosen(wanted, outdated(plan, table.other_sizes))
 
     while stages.run("measure again", measures_more):
         table, plan = search_again()

@@ -53,7 +53,7 @@ class Measuring:
         self._decides = not at_once  # what is measured of it
         self._over = False  # interrupted, or out of time
         self._left_s = options.measure_for_s
-        self._renewed: set[Request] = set()  # measured again, since a kernel came later
+        self._completed: set[Request] = set()  # since a kernel came later
         self.has_more = False  # than what `begin` measured
 
     def begin(self) -> None:
@@ -76,18 +76,18 @@ class Measuring:
         self.has_more = False
         return self._measure(self._needs(self._rules.policy))
 
-    def chosen(self, requests: Iterable[Request], overtaken: Iterable[Request] = ()) -> bool:
-        """What is missing of just these, such as those that were chosen by interpolated times, and all of those that
-        were `overtaken` by a kernel that came later. Whether planning again makes sense: all that could be measured
-        was, and something was."""
+    def chosen(self, requests: Iterable[Request], outdated: Iterable[Request] = ()) -> bool:
+        """What is missing of just these, such as those that were chosen by interpolated times, and of those that are
+        `outdated`, since a kernel came later. Whether planning again makes sense: all that could be measured was, and
+        something was."""
         if not can_measure(self._device, self._options):
             return False
-        # Once: where a clock is wrong, what was just measured may seem to be older than the rest.
-        outdated = [one for one in dict.fromkeys(overtaken) if one not in self._renewed]
-        self._renewed.update(outdated)
-        lacking, anew = ([Need((one,), 0.0) for one in dict.fromkeys(found)] for found in (requests, outdated))
+        # Once: where a clock is wrong, what was just completed may seem to be older than the rest.
+        old = [one for one in dict.fromkeys(outdated) if one not in self._completed]
+        self._completed.update(old)
+        lacking, incomplete = ([Need((one,), 0.0) for one in dict.fromkeys(found)] for found in (requests, old))
         found = self._measure(lacking, again=False)
-        return (self._measure(anew, again=True) or found) and not self._over
+        return (self._measure(incomplete, again=False, outdated=True) or found) and not self._over
 
     def _decisive(self) -> Decide:
         from mbc.optimize.search.decisive_requests import Decisive
@@ -99,16 +99,19 @@ class Measuring:
 
         return needs(self._graph, self._device, policy)
 
-    def _measure(self, needs: Sequence[Need], decide: Decide | None = None, again: bool | None = None) -> bool:
-        """Whether anything was measured. `again`: all of it anew; None: where `options` say so."""
+    def _measure(
+        self, needs: Sequence[Need], decide: Decide | None = None, again: bool = True, outdated: bool = False
+    ) -> bool:
+        """Whether anything was measured. `again`: all of it anew where `options` say so. `outdated`: what the profile
+        knows of it is completed."""
         device, limit_bytes = self._device, self._options.workspace_limit_bytes
         limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes
-        again = self._options.measure is Measure.ALWAYS if again is None else again
+        again = again and self._options.measure is Measure.ALWAYS
         path = own_path(device.name)
         profile = find_profile(device)
         if profile is not None and profile.stale:  # another GPU's
             profile = None
-        wanted = tuple(needs) if again else missing(needs, profile, limit_bytes)
+        wanted = tuple(needs) if again or outdated else missing(needs, profile, limit_bytes)
         if not wanted or self._over:
             return False
         decision = None
@@ -121,6 +124,7 @@ class Measuring:
         task = Task(
             wanted, path, self._left_s, limit_bytes, again,
             multiprocessors=multiprocessors, decide=decide, decision=decision,
+            outdated=frozenset(signature(need.undivided) for need in wanted) if outdated else frozenset(),
         )  # fmt: skip
         began_s = time.monotonic()
         outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: self._say(progress_text(now)))

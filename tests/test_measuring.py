@@ -255,11 +255,14 @@ def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
     assert len(first) == len(second) + 3 and second < first
 
 
-def test_what_a_later_kernel_overtook_is_measured_again_once(fleet: Fleet):
+def test_what_is_outdated_is_completed_once(fleet: Fleet):
     assert chosen([request(5)])
     made = Measuring(None, GPU, Rules(), ASKED)  # pyright: ignore[reportArgumentType]
     assert made.chosen([request(5)], [request(5), request(5)])
     assert fleet.asked == 2 * [signature(request(5))]
+    assert [(task.again, task.outdated) for task in fleet.tasks] == [
+        (False, frozenset()), (False, frozenset({signature(request(5))}))
+    ]  # fmt: skip
     assert not made.chosen([], [request(5)]) and len(fleet.asked) == 2
     assert not Measuring(None, GPU, Rules(), replace(ASKED, measure=Measure.NEVER)).chosen([], [request(5)])  # pyright: ignore[reportArgumentType]
 

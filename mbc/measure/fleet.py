@@ -49,6 +49,7 @@ class Task:
     multiprocessors: int | None = None
     decide: Decide | None = None
     decision: Decision | None = None
+    outdated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

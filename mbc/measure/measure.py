@@ -93,6 +93,7 @@ def measure(
     again: bool = False,
     link: bool = True,
     decide: Decide | None = None,
+    outdated: frozenset[str] = frozenset(),
 ) -> Summary:
     """Measure into the profile at `path` what it lacks of `needs`, those of most weight first: all undivided, then each
     from larger to smaller micro-batches. Stop when the time is over.
@@ -102,12 +103,14 @@ def measure(
     of its time and is told in the summary. An operation that fails is told there and does not stop the others;
     where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
     `link`: also copies between GPU and host, where the profile does not know them. `decide`: of the undivided requests
-    only those that can decide a plan, in the order that it says; the others are left to their estimates.
+    only those that can decide a plan, in the order that it says; the others are left to their estimates. `outdated`:
+    signatures of requests that are completed, whatever the profile says of them: what was run stays.
     """
     with Bench(gpu) as bench:
         return measure_on(
-            bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide=decide
-        )
+            bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide=decide,
+            outdated=outdated,
+        )  # fmt: skip
 
 
 def measure_on(
@@ -121,12 +124,14 @@ def measure_on(
     link: bool = True,
     clock: Callable[[], float] = time.monotonic,
     decide: Decide | None = None,
+    outdated: frozenset[str] = frozenset(),
 ) -> Summary:
     """`measure` on any workbench."""
     with ProfileWriter(path, bench.identity()) as writer:
         held = read_profile(path)
         if again:
             held = Profile(held.identity, {}, constants=held.constants)
+        held = replace(held, extents={key: e for key, e in held.extents.items() if key not in outdated})
         wants_link = link and (again or measured_link(held.constants) is None)
         run = _Run(bench, writer, held, workspace_limit_bytes, progress, clock, clock() + measure_for_s, wants_link)
         return run.all(sorted(needs, key=lambda need: -need.weight_us), decide)

@@ -50,6 +50,7 @@ def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Ca
                 again=task.again,
                 link=task.link,
                 decide=None if task.decide is None else decided,
+                outdated=task.outdated,
             )
         say(("summary", summary))
     except MbcError as error:

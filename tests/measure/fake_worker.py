@@ -21,7 +21,7 @@ from tests.profile.profiles import IDENTITY, measurement
 BEHAVIOUR = sys.argv[1] if len(sys.argv) > 1 else ""
 
 
-def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide):
+def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide, outdated):
     assert gpu == os.environ["CUDA_VISIBLE_DEVICES"] and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     print("what a library prints")
     requests = [r for need in needs for r in need.requests]

@@ -402,6 +402,25 @@ def test_a_run_is_resumed_and_a_raised_limit_completes(path: Path) -> None:
     assert run(anew, path, asked, again=True).measured == 2 and len(anew.tried()) == 4
 
 
+def test_what_is_outdated_is_completed_and_nothing_else(path: Path) -> None:
+    """Only the kernel that came later is run; what does not fit now takes nothing of what is known."""
+    asked, other = need([8]), need([8], channels=16)
+    wrong = replace(SLOW, name="wrong", refused="the result is wrong")
+    run(Table([LEAN, wrong]), path, asked, other)
+    outdated = frozenset({signature(asked.undivided)})
+    before = found(path, asked)
+    none = measure_on(Table([LEAN, FAST, wrong], too_large=True), [asked], path, workspace_limit_bytes=LIMIT,
+                      outdated=outdated)  # fmt: skip
+    assert none.failures and found(path, asked) == before
+    table = Table([LEAN, FAST, wrong])
+    done = measure_on(table, [asked, other], path, workspace_limit_bytes=LIMIT, outdated=outdated)
+    assert (done.measured, done.known) == (1, 1) and table.tried() == ["fast 8"]
+    assert "link" not in table.log
+    after = found(path, asked)
+    assert len(after) == 3 and of(after, FAST).time_us == 80.0
+    assert {number: after[number] for number in before} == before
+
+
 def test_the_time_is_kept_and_the_most_valuable_comes_first(path: Path) -> None:
     small, large = need([8], 1.0), need([8], 5.0, channels=16)
     told: list[tuple[int, int, float | None]] = []

@@ -30,7 +30,7 @@ class ScaledCandidate:
 
 
 RematKernels = frozenset[str]  # names of kernels
-NONE = RematKernels()
+NO_REMAT_KERNELS = RematKernels()
 
 
 @dataclass
@@ -51,13 +51,15 @@ class OtherSizes:
         default_factory=dict[tuple[Request, RematKernels], tuple[ScaledCandidate, ...]]
     )
 
+    _remats: dict[Request, list[RematKernels]] = field(default_factory=dict[Request, list[RematKernels]])
+
     @cached_property
     def of_similar_gpu(self) -> OtherSizes | None:
         """The same of the similar GPU's profile, where there is one."""
         similar = self.profile.similar
-        return None if similar is None else replace(self, profile=similar, _known={}, _sized={})
+        return None if similar is None else replace(self, profile=similar, _known={}, _sized={}, _remats={})
 
-    def nearest(self, request: Request, remat_kernels: RematKernels = NONE) -> tuple[Candidate, ...]:
+    def nearest(self, request: Request, remat_kernels: RematKernels = NO_REMAT_KERNELS) -> tuple[Candidate, ...]:
         """What the profile knows of a request and may be used, fastest first. For a whole mini-batch: what was measured
         at so many rows, and kernels of mbc's own that were measured later, at other sizes, where even the upper end of
         their range is faster than all of it; else times from the nearest smaller and larger sizes
@@ -72,7 +74,7 @@ class OtherSizes:
     def came_later(self, request: Request, kernel: Kernel) -> bool:
         """Whether a kernel's time is from another size, measured later than this mini-batch was."""
         known = self.profile.family(request).get(rows_of(request))
-        return bool(known) and any(is_of(kernel, sized.candidate) for sized in self._of_mini_batch(request, NONE))
+        return bool(known) and any(is_of(kernel, sized.candidate) for sized in self._of_all_remats(request))
 
     def is_near(self, request: Request) -> bool:
         """Whether a whole mini-batch of this size was measured, or one of no more than a few times the rows."""
@@ -88,16 +90,23 @@ class OtherSizes:
 
     def spread(self, request: Request, kernel: Kernel) -> Spread | None:
         """The error spread of a kernel's time; None where it is not scaled from another size."""
-        for scaled_candidate in (*self._all(request), *self._of_mini_batch(request, NONE)):
+        for scaled_candidate in (*self._all(request), *self._of_all_remats(request)):
             if is_of(kernel, scaled_candidate.candidate):
                 return _spread_of(scaled_candidate)
         return None
+
+    def _of_all_remats(self, request: Request) -> Iterator[ScaledCandidate]:
+        """Whatever kernels recompute the outputs."""
+        for remat_kernels in (NO_REMAT_KERNELS, *self._remats.get(request, ())):
+            yield from self._of_mini_batch(request, remat_kernels)
 
     def _of_mini_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[ScaledCandidate, ...]:
         key = request, remat_kernels
         known = self._sized.get(key)
         if known is None:
             known = self._sized[key] = tuple(self._resized(request, remat_kernels))
+            if remat_kernels:
+                self._remats.setdefault(request, []).append(remat_kernels)
         return known
 
     def _resized(self, request: Request, remat_kernels: RematKernels) -> Iterator[ScaledCandidate]:

@@ -112,7 +112,7 @@ def untried(plan: Plan) -> tuple[Request, ...]:
     return tuple(found)
 
 
-def overtaken(plan: Plan, other_sizes: OtherSizes | None) -> tuple[Request, ...]:
+def outdated(plan: Plan, other_sizes: OtherSizes | None) -> tuple[Request, ...]:
     """The distinct requests of launches of the training step that were measured, but before the kernel that runs them
     now, whose time is from another mini-batch."""
     if other_sizes is None:

@@ -11,9 +11,10 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate
 from mbc.kernels.calibration import INTERPOLATED, calibration, scaled_group
 from mbc.optimize import effort
+from mbc.optimize.candidates import user_rules
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.prediction_interval import time_range_us
-from mbc.optimize.search.profiling_requests import overtaken
+from mbc.optimize.search.profiling_requests import outdated
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Program, Rows
@@ -239,13 +240,36 @@ def test_a_kernel_that_came_later_competes_with_what_was_measured_before():
         assert before.other_sizes is not None and not before.other_sizes.came_later(request, kernel)
 
 
+def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytest.MonkeyPatch):
+    """Where what is fastest here does not give the bits that are recomputed, a kernel may have come later than others
+    that do."""
+    monkeypatch.setattr(user_rules, "bitwise_equal_to", lambda name, other: other in (HALVES, "fp32_emulated_halo"))
+    made = table(32)
+    operation, offered = first(made), own(made.candidates(first(made), made.whole))
+    kernel, slow = (next(c for c in offered.values() if c.name == name) for name in (HALVES, "fp32_emulated_halo"))
+    library = next(c for c in made.candidates(operation, made.whole) if c.provider == "cudnn")
+    requests = {rows: made.request(operation, Rows(0, rows)) for rows in (16, 32)}
+    known = profile(
+        {requests[16]: [measured(library, 20.0), measured(slow, 1e6)], requests[32]: [measured(kernel, 100.0)]},
+        {requests[16]: Extent(1 << 30, date=EARLY), requests[32]: Extent(1 << 30, date=LATE)},
+    )
+    plain = table(16, known)
+    assert HALVES not in {c.name for c in plain.candidates(operation, plain.whole)}
+    bound = plain.with_recomputed({operation.name: frozenset({"some kernel"})})
+    candidate = bound.candidates(operation, bound.whole)[0]
+    assert candidate.name == HALVES and bound.other_sizes is not None
+    launched = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
+    assert bound.other_sizes.came_later(requests[16], launched)
+    assert bound.other_sizes.spread(requests[16], launched) == calibration().spreads[scaled_group("mbc", 2)]
+
+
 def test_what_runs_by_such_a_time_is_to_be_measured_again():
     made = table(16, whole(1e6, EARLY, LATE))
     plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
-    assert overtaken(plan, made.other_sizes) == (made.request(first(made), made.whole),)
+    assert outdated(plan, made.other_sizes) == (made.request(first(made), made.whole),)
     before = table(16, whole(1e6, LATE, EARLY))
     plan = search(before, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
-    assert overtaken(plan, before.other_sizes) == () == overtaken(plan, None)
+    assert outdated(plan, before.other_sizes) == () == outdated(plan, None)
 
 
 def test_what_was_refused_here_does_not_come_back_from_another_size():

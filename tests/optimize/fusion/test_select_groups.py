@@ -255,6 +255,19 @@ def test_a_group_that_failed_to_be_measured_is_not_estimated():
     assert group.launches[0] not in fuse(CandidateTable(steps, H200, PROVIDERS, Failing())).train
 
 
+def test_what_is_left_to_its_estimate_admits_no_group_that_has_to_be_measured():
+    steps = graph("bf16")
+
+    class Left(NoSizes):
+        def compares_estimate(self, request: Request) -> bool:
+            return True
+
+    known = CandidateTable(steps, H200, PROVIDERS, Left())
+    group = possible_groups(known)[0][0]
+    assert all(map(known.timed, group.launches))
+    assert is_measured(known, group) and not is_measured(known, replace(group, measured=True))
+
+
 def test_what_a_profile_expects_competes_with_what_it_measured():
     """Times between measured sizes and of earlier versions are no model's estimates."""
     steps = graph("bf16")
