@@ -22,20 +22,18 @@ from typing import Any, TypeVar
 
 from modules import Job, example
 from record import attempt, show, write
-from similar_gpu import planned, taken
+from similar_gpu import compared_plans
 
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.transforms.training_step import differentiate
-from mbc.kernels import PROVIDERS
-from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.profile.locate import bundled_path
-from mbc.profile.model import Profile, calibrated, scaled_to, unmeasured
+from mbc.profile.model import Profile, scaled_to, unmeasured
 from mbc.profile.read import read_profile
 from mbc.profile.signature import read_signature, rows_of
 
 Found = TypeVar("Found")
 WAYS = ("own", "both", "similar", "model")
-COLUMNS = ("name", "measured_ms", "known", *(f"{way} {what}" for way in WAYS for what in ("predicted", "taken")))
+COLUMNS = ("name", "measured_ms", "measured", *(f"{way} {what}" for way in WAYS for what in ("predicted", "taken")))
 NOT_WITHOUT_GROUPS = ("resnet101 64 bf16", "resnet152 64 bf16")  # as ResNet-50
 NETWORKS = ("alexnet", "densenet121", "googlenet", "inception_v4", "mobilenet_v2", "vgg16")
 
@@ -81,20 +79,9 @@ def without_groups(profile: Profile, percent: int) -> Profile:
 def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile, percent: int) -> dict[str, Any]:
     lowered = job.lowered()
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    spec = calibrated(device, own)
-    full = planned(CandidateTable(graph, spec, PROVIDERS, own, Rules()))
-    # Kernels one after another, as the prices of the other plans add up.
-    measured_us, _ = taken(full, own)
-    row: dict[str, Any] = {"measured_ms": measured_us / 1e3, "known": full.predictions.measured_share}
     less = without_groups(own, percent) if percent else without(own, graph.batch)
     profiles = (less, replace(less, similar=similar), unmeasured(similar), None)
-    for way, profile in zip(WAYS[:2] if percent else WAYS, profiles, strict=False):
-        spec = replace(calibrated(device, profile), launch_us=calibrated(device, own).launch_us)
-        plan = planned(CandidateTable(graph, spec, PROVIDERS, profile, Rules()))
-        time_us, priced = taken(plan, own)
-        row |= {f"{way} predicted": plan.predictions.train_us / measured_us, f"{way} taken": time_us / measured_us}
-        row[f"{way} priced"] = priced
-    return row
+    return compared_plans(graph, device, own, dict(zip(WAYS[:2] if percent else WAYS, profiles, strict=False)))
 
 
 def main() -> None:

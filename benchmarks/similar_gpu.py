@@ -25,6 +25,7 @@ from modules import Job, example
 from record import attempt, show, write
 
 from mbc.hardware.spec import DeviceSpec, find_spec
+from mbc.ir.graph import TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.calibration import Spread
@@ -107,6 +108,25 @@ def taken(plan: Plan, own: Profile) -> tuple[float, float]:
     return total_us, known_us / total_us
 
 
+def compared_plans(
+    graph: TrainingGraph, device: DeviceSpec, own: Profile, profiles: Mapping[str, Profile | None]
+) -> dict[str, Any]:
+    """The step planned by each of `profiles`, over that by `own`, in columns that begin with its name."""
+    spec = calibrated(device, own)
+    full = planned(CandidateTable(graph, spec, PROVIDERS, own, Rules()))
+    # Kernels one after another, as the prices of the other plans add up.
+    measured_us, priced = taken(full, own)
+    row: dict[str, Any] = {"measured_ms": measured_us / 1e3, "measured": full.predictions.measured_share}
+    row["priced"] = priced
+    for name, profile in profiles.items():
+        here = replace(calibrated(device, profile), launch_us=spec.launch_us)
+        plan = planned(CandidateTable(graph, here, PROVIDERS, profile, Rules()))
+        time_us, priced = taken(plan, own)
+        row |= {f"{name} predicted": plan.predictions.train_us / measured_us, f"{name} taken": time_us / measured_us}
+        row[f"{name} priced"] = priced
+    return row
+
+
 def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile) -> dict[str, Any]:
     lowered = job.lowered()
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
@@ -115,16 +135,7 @@ def step(job: Job, device: DeviceSpec, own: Profile, similar: Profile) -> dict[s
     row: dict[str, Any] = {"known": known, "known_by_similar": by_similar}
     if known < LEAST_KNOWN:
         return row
-    profiles: Mapping[str, Profile | None] = {"scaled": unmeasured(similar), "estimated": None}
-    # Kernels one after another, as the prices of the other plans add up.
-    measured_us, priced = taken(planned(CandidateTable(graph, calibrated(device, own), PROVIDERS, own, Rules())), own)
-    row |= {"measured_ms": measured_us / 1e3, "priced": priced}
-    for name, profile in profiles.items():
-        spec = replace(calibrated(device, profile), launch_us=calibrated(device, own).launch_us)
-        plan = planned(CandidateTable(graph, spec, PROVIDERS, profile, Rules()))
-        time_us, priced = taken(plan, own)
-        row |= {f"{name} predicted": plan.predictions.train_us / measured_us, f"{name} taken": time_us / measured_us}
-        row[f"{name} priced"] = priced
+    row |= compared_plans(graph, device, own, {"scaled": unmeasured(similar), "estimated": None})
     for name, profile in {"": replace(own, similar=similar), " alone": own}.items():
         decided, stopped = (compared(job, device, profile, most) for most in (math.inf, STOPPED))
         row |= {f"asked{name}": decided["measured"], f"decided{name}": decided["over_full"]}

@@ -64,8 +64,8 @@ def plain(graph: TrainingGraph) -> Programs:
 def fuse(table: CandidateTable, limit_bytes: int | None = None, layout: Layout | None = None) -> Programs:
     """Both programs with the fusion groups that save time and need no more than `limit_bytes` of workspace, where all
     images have one `layout`, or each launch its best one (None)."""
-    graph, (train, infer), limits = table.graph, groups_of(table), _Limits(limit_bytes, layout)
-    return Programs(_fused(table, graph.train, train, limits), _fused(table, graph.infer, infer, limits))
+    graph, (train, infer), constraints = table.graph, groups_of(table), _Constraints(limit_bytes, layout)
+    return Programs(_fused(table, graph.train, train, constraints), _fused(table, graph.infer, infer, constraints))
 
 
 def all_groups(table: CandidateTable) -> tuple[Group, ...]:
@@ -213,7 +213,7 @@ class _Positions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class _Constraints:
     """What candidates may need: so much workspace, and images in no other layout."""
 
     workspace_bytes: int | None
@@ -222,7 +222,7 @@ class _Limits:
     def within(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         return [c for c in candidates if self.workspace_bytes is None or c.workspace_bytes <= self.workspace_bytes]
 
-    def lying(
+    def in_layout(
         self, table: CandidateTable, operation: Operation, candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
         if self.layout is None:
@@ -233,14 +233,14 @@ class _Limits:
 
 
 def _fused(
-    table: CandidateTable, program: tuple[Operation, ...], groups_: tuple[Group, ...], limits: _Limits
+    table: CandidateTable, program: tuple[Operation, ...], groups_: tuple[Group, ...], constraints: _Constraints
 ) -> tuple[Operation, ...]:
     by_name = {operation.name: operation for operation in program}
     saving: list[tuple[float, int, Group]] = []
     for number, group in enumerate(groups_):
         if group.late:
             continue
-        saved_us = _saved_us(table, group, by_name, limits)
+        saved_us = _saved_us(table, group, by_name, constraints)
         if saved_us > 0:
             saving.append((-saved_us, number, group))
     taken: list[Group] = []
@@ -256,12 +256,12 @@ def _fused(
             unstored |= group.unstored
     for group in groups_:
         if group.late:
-            taken = _with_late(table, program, taken, group, limits)
+            taken = _with_late(table, program, taken, group, constraints)
     return _rewritten(program, taken)
 
 
 def _with_late(
-    table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, limits: _Limits
+    table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, constraints: _Constraints
 ) -> list[Group]:
     """`taken` with `group` in the place of those that it contains, if no other operation then reads a value that it
     does not store, and it takes less time than what it replaces."""
@@ -276,25 +276,27 @@ def _with_late(
     covered = frozenset(name for other in inside for name in other.replaces)
     alone = [operation for operation in program if operation.name in group.replaces - covered]
     before = [*alone, *(launch for other in inside for launch in other.launches)]
-    return [*others, group] if _gained_us(table, before, group, limits) > 0 else taken
+    return [*others, group] if _gained_us(table, before, group, constraints) > 0 else taken
 
 
-def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], limits: _Limits) -> float:
+def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], constraints: _Constraints) -> float:
     """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
     group cannot run."""
     # In one order: a sum of the same times in another one may differ in its last bit, and decide between equal groups.
-    return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, limits)
+    return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, constraints)
 
 
-def _gained_us(table: CandidateTable, one_by_one: Sequence[Operation], group: Group, limits: _Limits) -> float:
+def _gained_us(
+    table: CandidateTable, one_by_one: Sequence[Operation], group: Group, constraints: _Constraints
+) -> float:
     """The same with other launches in the place of its operations."""
-    if not all(limits.within(table.offered(launch)) for launch in group.launches):
+    if not all(constraints.within(table.offered(launch)) for launch in group.launches):
         return -1.0
     candidates = comparable(table, group, (*one_by_one, *group.launches))
     if candidates is None:
         return -1.0
-    singles = [limits.lying(table, operation, candidates(operation)) for operation in one_by_one]
-    fused = [limits.within(limits.lying(table, launch, candidates(launch))) for launch in group.launches]
+    singles = [constraints.in_layout(table, operation, candidates(operation)) for operation in one_by_one]
+    fused = [constraints.within(constraints.in_layout(table, launch, candidates(launch))) for launch in group.launches]
     if not (all(singles) and all(fused)):
         return -1.0
     return sum(min(c.time_us for c in found) for found in singles) - sum(
