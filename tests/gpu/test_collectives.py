@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mbc.hardware.collectives import CollectiveKind, ConcurrentKernel
-from mbc.hardware.target import local_gpus
 from mbc.measure.collective_fleet import link_of, measure_collectives
 from mbc.measure.fleet import visible_gpus
 from mbc.profile.read import read_profile
@@ -15,7 +14,7 @@ from mbc.profile.read import read_profile
 MIB = 1 << 20
 
 
-@pytest.mark.skipif(len(local_gpus()) < 2, reason="needs two GPUs")
+@pytest.mark.skipif(len(visible_gpus()) < 2, reason="needs two GPUs")
 def test_measuring(tmp_path: Path):
     path, notes = tmp_path / "p.sqlite", list[str]()
     gpus = visible_gpus()[:2]

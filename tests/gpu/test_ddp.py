@@ -9,7 +9,7 @@ import pytest
 
 from mbc.bench import ranks
 from mbc.bench.job import Contender
-from mbc.hardware.target import local_gpus
+from mbc.measure.fleet import visible_gpus
 from tests.bench.jobs import job
 
 WHOLE = Contender("torch.compile", mode="default", graph=True, bucket_mb=1)
@@ -21,7 +21,7 @@ def test_two_gpus_compute_the_step_of_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    if len(local_gpus()) < 2:
+    if len(visible_gpus()) < 2:
         pytest.skip("needs two GPUs")
     monkeypatch.setattr(ranks, "stages", lambda contender: [(name, contender)])  # this one, or none
     made = replace(job(tmp_path, "mixed"), device="cuda")  # without batch norm

@@ -91,7 +91,8 @@ def test_linear_layers_are_measured(gpu: Gpu, precision: Precision, tmp_path: Pa
         found = profile.candidates(asked.undivided)
         assert "cublaslt" in {c.provider for c in found}
         assert all(0 <= m.error < 1e-2 for m in profile.measurements[signature(asked.undivided)] if not m.refused)
-    assert all(c.accumulates for c in profile.candidates(needs[2].undivided))
+    tried = [m for m in profile.measurements[signature(needs[2].undivided)] if not m.refused and not m.dominated]
+    assert tried and all(m.accumulates for m in tried)  # not tried where one run showed that it is dominated
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])

@@ -61,7 +61,7 @@ def test_engines_are_measured_and_admitted(gpu: Gpu, asked: Request, tmp_path: P
     assert measure(gpu, [Need((asked,), 1.0)], path).failures == ()
     profile = read_profile(path)
     rows = profile.measurements[signature(asked)]
-    print([(m.settings[1], round(m.time_us, 1), m.workspace_bytes, m.error, m.refused) for m in rows])
+    print([(m.settings, round(m.time_us, 1), m.workspace_bytes, m.error, m.refused) for m in rows])
     assert [m.refused for m in rows if m.refused] == []
     assert profile.candidates(asked) and all(c.measured and c.time_us > 0 for c in profile.candidates(asked))
 

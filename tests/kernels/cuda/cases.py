@@ -650,20 +650,27 @@ def probabilities(rng: np.random.Generator, shape: Shape) -> Array:
 
 def _target_losses(cases: Cases) -> None:
     scale = control(loss_scale=65536.0)
+    # The gradient of a target is a logarithm, which such a scale takes beyond fp16.
+    scales = (scale, control(loss_scale=1024.0))
     for rows, classes, *rest in ((37, 10), (5, 130), (3, 7, 5, 6), (2, 3, 20, 14)):
         logits = w(rows, classes, *rest, make=lambda rng, shape: 5 * rng.standard_normal(shape))
         target = w(rows, classes, *rest, make=probabilities)
         cases.add("kl_divergence", NONE, logits, target)
         for side in (0, 1):
             backward = KlBackward(0.7, side)
-            cases.add("kl_divergence_backward", backward, logits, target, scale, note=f"side{side}")
+            cases.add("kl_divergence_backward", backward, logits, target, scales[side], note=f"side{side}")
         for smoothing in (0.0, 0.1):
             note = f"smooth{smoothing}"
             cases.add("soft_target_cross_entropy", CrossEntropy(smoothing), logits, target, note=note)
             for side in (0, 1):
                 backward = SoftTargetBackward(smoothing, 0.7, side)
                 cases.add(
-                    "soft_target_cross_entropy_backward", backward, logits, target, scale, note=f"{note}-side{side}"
+                    "soft_target_cross_entropy_backward",
+                    backward,
+                    logits,
+                    target,
+                    scales[side],
+                    note=f"{note}-side{side}",
                 )
         numbers_below = Operand("int32", (rows, *rest), numbers(classes))
         equal, counted = w(rows, classes, *rest, make=coarse), m(2, make=lambda rng, shape: np.array((33.0, 33.0)))
