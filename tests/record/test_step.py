@@ -25,7 +25,7 @@ GRAPH, GAP_NS = 4, 3000
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return small_plan()
+    return small_plan(serial=True)
 
 
 def replay(plan: Plan, call: int, slowness: float = 1.0, began_ns: int = 1_000_000) -> Iterator[Event]:

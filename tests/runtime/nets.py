@@ -91,9 +91,13 @@ train { optimizer = sgd(momentum=0.9) }
 
 
 @functools.cache
-def small_plan(precision: str = "fp32", micro_batch: int = 0, optimizer: str = "sgd(momentum=0.9)") -> Plan:
+def small_plan(
+    precision: str = "fp32", micro_batch: int = 0, optimizer: str = "sgd(momentum=0.9)", serial: bool = False
+) -> Plan:
+    """`serial`: kernels run one after another, whatever times are known."""
+    without = frozenset({"concurrent_stream"} if serial else ())
     source = SMALL.replace("sgd(momentum=0.9, weight_decay=1e-3)", optimizer)
-    options = Options(gpu="h200", settings=(("train.precision", precision),), micro_batch=micro_batch)
+    options = Options(gpu="h200", settings=(("train.precision", precision),), micro_batch=micro_batch, without=without)
     return compile_plan(Source("small.mbc", source), options)
 
 

@@ -256,8 +256,10 @@ def test_without_a_shadow_nothing_is_watched():
 # ------------------------------------------------------------------------------------- copies and conversions
 
 
-def offloaded(plan: Plan) -> Plan:
-    """`plan` with one activation offloaded after its first use and prefetched for its last."""
+def offloaded_plan() -> Plan:
+    """One activation is offloaded after its first use and prefetched for its last."""
+    plan = small_plan(serial=True)
+    assert not plan.train.waits
     launches = list(plan.train.launches)
     source = launches[launch_of(plan, "convolution")].accesses[2].buffer
     uses = [
@@ -293,7 +295,7 @@ def offloaded(plan: Plan) -> Plan:
 def test_copies_through_the_host_change_nothing(transfers: Transfers):
     nets = [
         Module(small_plan(), device="cpu"),
-        Module(offloaded(small_plan()), device="cpu", transfers=transfers),
+        Module(offloaded_plan(), device="cpu", transfers=transfers),
     ]
     for net in nets:
         net.step(*batch(), lr=0.1)
@@ -303,14 +305,14 @@ def test_copies_through_the_host_change_nothing(transfers: Transfers):
 
 @pytest.mark.parametrize(("transfers", "dropped"), [(Transfers.EARLY, 0), (Transfers.LATE, 3)])
 def test_a_missing_wait_is_found_by_early_and_late_copies(transfers: Transfers, dropped: int):
-    plan = offloaded(small_plan())
+    plan = offloaded_plan()
     waits = tuple(wait for i, wait in enumerate(plan.train.waits) if i != dropped)
     error = failure(replace(plan, train=replace(plan.train, waits=waits)), transfers=transfers)
     assert error.code in ("MBC141", "MBC142")
 
 
 def test_orders_respect_streams_and_waits():
-    program = offloaded(small_plan()).train
+    program = offloaded_plan().train
     for transfers in Transfers:
         order = execution_order(program, transfers)
         assert sorted(order) == list(range(len(program.launches)))

@@ -16,9 +16,9 @@ namespace mbc {
 // Accesses: image and weights, `operands` of the gradient, mean and variance; x if it is written, `outputs` others,
 // dgamma, dbeta, workspace.
 template <GemmResult M, typename T, typename S>
-void run_conv1x1_reduction(const MbcCall& call, const S& source, int operands, int outputs) {
+const char* run_conv1x1_reduction(const MbcCall& call, const S& source, int operands, int outputs) {
   const int mean = 2 + operands, x = mean + 2, dgamma = x + (M == GemmResult::X) + outputs;
-  run_conv1x1<M>(call, M == GemmResult::X ? out<T>(call, x) : nullptr, source, sums_of(call, mean, dgamma, eps(call, 0)),
+  return run_conv1x1<M>(call, M == GemmResult::X ? out<T>(call, x) : nullptr, source, sums_of(call, mean, dgamma, eps(call, 0)),
                    out<BnBackwardReduction::State>(call, dgamma + 2));
 }
 
@@ -34,7 +34,7 @@ const char* run_relu_backward_reduction(const MbcCall& call) {
     using ReluOperand = std::conditional_t<BITMASK, uint8_t, T>;
     const T* addend = ADD ? in<T>(call, DY + 1) : nullptr;
     const ReluBackwardSource<T, ADD, true, Relu> source{{in<ReluOperand>(call, RELU)}, in<T>(call, DY), addend, nullptr, out<T>(call, D)};
-    run_conv1x1_reduction<M, T>(call, source, 2 + ADD, 1);
+    return run_conv1x1_reduction<M, T>(call, source, 2 + ADD, 1);
   });
 }
 
@@ -51,7 +51,7 @@ const char* run_add_relu_remat(const MbcCall& call) {
                                                        ADD ? in<T>(call, r + 2) : nullptr, nullptr,
                                                        out<T>(call, x + 2), out<T>(call, x + 1), f);
     const BnBackwardReduction sums = sums_of(call, 2, x + 3, eps(call, 1));
-    run_conv1x1<GemmResult::X>(call, out<T>(call, x), source, RematReduction<NormalizeAddRelu>(sums, f),
+    return run_conv1x1<GemmResult::X>(call, out<T>(call, x), source, RematReduction<NormalizeAddRelu>(sums, f),
                             out<BnBackwardReduction::State>(call, x + 5));
   });
 }
@@ -62,7 +62,7 @@ extern "C" const char* mbc_conv1x1(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    run_conv1x1<GemmResult::X>(call, out<T>(call, 2), TensorSource<T, false, false>{}, NoReduction{}, nullptr);
+    return run_conv1x1<GemmResult::X>(call, out<T>(call, 2), TensorSource<T, false, false>{}, NoReduction{}, nullptr);
   });
 }
 // Accesses: image, weights, result, mean, variance, workspace.
@@ -71,7 +71,7 @@ extern "C" const char* mbc_conv1x1_statistics(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
     const EpilogueStatistics<T> statistics{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}};
-    run_conv1x1<GemmResult::X>(call, out<T>(call, 2), TensorSource<T, false, false>{}, statistics,
+    return run_conv1x1<GemmResult::X>(call, out<T>(call, 2), TensorSource<T, false, false>{}, statistics,
                             out<typename Statistics<T>::State>(call, 5));
   });
 }
@@ -79,7 +79,7 @@ extern "C" const char* mbc_conv1x1_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    run_conv1x1_reduction<GemmResult::X, T>(call, TensorSource<T, true, false>{{nullptr, in<T>(call, 2)}}, 1, 0);
+    return run_conv1x1_reduction<GemmResult::X, T>(call, TensorSource<T, true, false>{{nullptr, in<T>(call, 2)}}, 1, 0);
   });
 }
 extern "C" const char* mbc_conv1x1_relu_backward_bn_reduce(const MbcCall& call) {

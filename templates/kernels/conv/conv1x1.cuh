@@ -6,8 +6,8 @@
 //            gradient that is read, `filters` those of the image, and rows of the weights are K (MN-major B).
 // Tile       64 pixels x 128 filters; a pipeline stage is 64 pixels of K = 64. A block keeps the weights of its filters
 //            and goes from one tile of pixels to the next.
-// Warps      640 threads. Warpgroup 0 is the producer: some threads copy pixels for each consumer (cp.async); if the
-//            epilogue has other operands, half of the threads stage these, as many tiles ahead as shared memory holds.
+// Warps      640 threads. Warpgroup 0 is the producer: a thread for each consumer copies its pixels (TMA); if the
+//            epilogue has other operands, another one stages these, as many tiles ahead as shared memory holds.
 //            Warpgroups 1 and 2 are consumers that run at the same time: each on its own tile, or, of two GEMMs, each
 //            one GEMM of the same tile. wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
 //            Warpgroups 3 and 4 are the epilogue: they read rounded results from shared memory, store and reduce them.
@@ -27,118 +27,75 @@
 
 namespace mbc {
 
-// 16 bytes of every ROW_STRIDE-th of 64 rows, of which only `left` exist. The usual case, all of them, has a loop of
-// its own of few instructions.
-template <int ROW_STRIDE, typename Element>
-__device__ inline void copy_rows(const Element* from, int32_t row_elements, int32_t left, char* to, int32_t to_stride) {
-  if (left > CONV1X1_PIXELS - ROW_STRIDE) {
-#pragma unroll
-    for (int i = 0; i < CONV1X1_PIXELS / ROW_STRIDE; ++i, from += ROW_STRIDE * row_elements)
-      cp_async_16(reinterpret_cast<uint4*>(to + i * to_stride), from, true);
-  } else {
-    const Element* const first = from;
-    for (int i = 0; i < CONV1X1_PIXELS / ROW_STRIDE; ++i, from += ROW_STRIDE * row_elements)
-      cp_async_16(reinterpret_cast<uint4*>(to + i * to_stride), i * ROW_STRIDE < left ? from : first, i * ROW_STRIDE < left);
-  }
-}
-
-// 64 rows of 128 bytes, of which `left` exist, with the swizzle of wgmma: the `sixteen`-th 16 bytes of every
-// ROW_STRIDE-th row from `mine` on.
-template <int ROW_STRIDE, typename T>
-__device__ inline void copy_operand(
-    const T* rows, int32_t row_elements, int32_t left, int32_t mine, int32_t sixteen, char* to) {
-  constexpr int SAME = 8;  // the swizzle repeats every 8 rows
-#pragma unroll
-  for (int i = 0; i < SAME; i += ROW_STRIDE) {
-    const int32_t row = mine + i;
-    copy_rows<SAME>(rows + (left > row ? row : 0) * row_elements + sixteen * 8, row_elements, left - row,
-                    to + swizzled_offset(row, sixteen), SAME * SWIZZLE_ROW);
-  }
-}
-
-// By the warps that copy for one of the consumers: its share of the weights, which stay at `kept`, then its pixels.
+// By one thread for each of the consumers: its share of the weights, which stay at `kept`, then its pixels.
 template <int SHARES, typename P, GemmResult M, typename S, typename R>
-__device__ inline void produce_tiles(const P& gemm, char* kept, const Conv1x1Stages<M, S>& stages,
+__device__ inline void produce_tiles(const P& gemm, int32_t consumer, char* kept, const Conv1x1Stages<M, S>& stages,
                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
-  constexpr int PRODUCERS = CONV1X1_PRODUCERS<M, S>, ROW_STRIDE = PRODUCERS / 8, PARTS = CONV1X1_FILTERS / CONV1X1_PIXELS;
-  static_assert(PARTS % SHARES == 0);
-  const int32_t thread = threadIdx.x % PRODUCERS, sixteen = thread % 8, mine = thread / 8;
-  const int32_t consumer = warp_uniform(threadIdx.x / PRODUCERS);
-  const int32_t channels = gemm.channels, chunks = gemm.chunks(), count = f.count();
-  const auto left = [&](int32_t chunk, int32_t rows) {
-    return chunk * CONV1X1_CHANNELS + sixteen * 8 < channels ? rows : 0;
-  };
-  for (int32_t part = consumer % SHARES; part < PARTS; part += SHARES) {
-    const int32_t row = part * CONV1X1_PIXELS, filter = f.first_filter() + row, there = filter < f.filters ? filter : 0;
+  constexpr int PARTS = CONV1X1_FILTERS / P::BOX;
+  static_assert(PARTS % SHARES == 0 && P::BOX == CONV1X1_PIXELS && P::BOX == CONV1X1_CHANNELS);
+  const int32_t chunks = gemm.chunks(), count = f.count();
+  pipelines.kept.arrive_expect(PARTS / SHARES * chunks * STAGE_BYTES);
+  for (int32_t part = consumer % SHARES; part < PARTS; part += SHARES)
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      const int32_t channel = chunk * CONV1X1_CHANNELS;
+      const int32_t row = part * P::BOX, filter = f.first_filter() + row, channel = chunk * CONV1X1_CHANNELS;
       char* to = kept + chunk * KEPT_BYTES + row * SWIZZLE_ROW;
       if constexpr (P::BACKWARD)
-        copy_operand<ROW_STRIDE>(gemm.weights + channel * f.filters + there, f.filters,
-                            filter + sixteen * 8 < f.filters ? channels - channel : 0, mine, sixteen, to);
+        copy_box(to, gemm.weights, channel, filter, pipelines.kept);
       else
-        copy_operand<ROW_STRIDE>(gemm.weights + there * channels + channel, channels, left(chunk, f.filters - filter),
-                            mine, sixteen, to);
+        copy_box(to, gemm.weights, filter, channel, pipelines.kept);
     }
-  }
-  pipelines.kept.cp_async_arrive();
   PipelineState state{consumer};
-  for (int32_t number = consumer % SHARES; number < count; number += SHARES) {
-    const int32_t pixel = f.first_pixel(number);
-    const auto* from = gemm.pixels + static_cast<int64_t>(pixel) * channels;
-    for (int32_t chunk = 0; chunk < chunks; ++chunk, from += CONV1X1_CHANNELS) {
+  for (int32_t number = consumer % SHARES; number < count; number += SHARES)
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       pipelines.pixels.producer_acquire(state);
-      copy_operand<ROW_STRIDE>(from, channels, left(chunk, f.pixels - pixel), mine, sixteen, stages.of_pixels(state));
-      pipelines.pixels.full[state.stage].cp_async_arrive();
+      Barrier& full = pipelines.pixels.full[state.stage];
+      full.arrive_expect(STAGE_BYTES);
+      copy_box(stages.of_pixels(state), gemm.pixels, f.first_pixel(number), chunk * CONV1X1_CHANNELS, full);
       state.advance(CONV1X1_CONSUMERS, f.stages);
     }
-  }
 }
 
 template <GemmResult M, typename S, typename R>
-__device__ inline void produce_staged(S source, const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines,
-                                   const Conv1x1<M, S, R>& f) {
-  const int32_t thread = threadIdx.x % STAGING_THREADS, count = f.count();
+__device__ inline void produce_staged(const StagedMaps<M, S>& operands, S source, const Conv1x1Stages<M, S>& stages,
+                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
+  const int32_t count = f.count();
   PipelineState state{0};
   for (int32_t number = 0; number < count; ++number, state.advance(1, f.staged_tiles)) {
     pipelines.staged.producer_acquire(state);
-    const int32_t first = f.first_pixel(number);
-    char* to = stages.of_staged(state) + thread * 16;
+    Barrier& full = pipelines.staged.full[state.stage];
+    full.arrive_expect(STAGED_BYTES<M, S>);
+    char* to = stages.of_staged(state);
+    int next = 0;
     each_staged<M>(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
-      constexpr int SIXTEEN = 128 / BITS<Element>, SIXTEENS = CONV1X1_FILTERS / SIXTEEN;  // filters; of a pixel
-      constexpr int EACH = 8 * sizeof(Element) / BITS<Element>;                         // filters of what is pointed to
-      const int32_t pixel = first + thread / SIXTEENS, filter = f.first_filter() + thread % SIXTEENS * SIXTEEN;
-      const int32_t left = filter < f.filters ? f.pixels - pixel : 0;
-      const int64_t at = left > 0 ? (static_cast<int64_t>(pixel) * f.filters + filter) / EACH : 0;
-      copy_rows<STAGING_THREADS / SIXTEENS>(operand + at, f.filters / EACH, left, to, STAGING_THREADS * 16);
-      to += CONV1X1_PIXELS * SIXTEENS * 16;
+      copy_box(to, operands.maps[next++], f.first_pixel(number), f.first_filter() / PACKED<Element>, full);
+      to += CONV1X1_PIXELS * CONV1X1_FILTERS * BITS<Element> / 8;
     });
-    pipelines.staged.full[state.stage].cp_async_arrive();
   }
 }
 
 template <int SHARES, typename T, typename P, GemmResult M, typename S, typename R>
-__device__ inline void consume_tiles(const P& gemm, const char* kept, const Conv1x1Stages<M, S>& stages,
-                                       Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
+__device__ inline void consume_tiles(const P& gemm, int32_t consumer, const char* kept, const Conv1x1Stages<M, S>& stages,
+                                     Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
   constexpr bool BACKWARD = P::BACKWARD;
-  const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane / 4;
-  const int32_t consumer = threadIdx.x / WARPGROUP - 1, chunks = gemm.chunks(), count = f.count();
+  // Of the four matrices of 8 x 8 results that stmatrix stores: the row whose place this thread says, and its eight.
+  const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16, eight = lane / 16;
+  const int32_t chunks = gemm.chunks(), count = f.count();
+  const SwizzledRows kept_rows(kept), pixel_rows(stages.pixels);
   float sums[CONV1X1_FILTERS / 8][4];
   pipelines.kept.wait(0);
   PipelineState state{consumer}, result{consumer};
   for (int32_t number = consumer % SHARES; number < count; number += SHARES) {
     PipelineState last = state;
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      const char* weights = kept + chunk * KEPT_BYTES;
-      const char* pixels = stages.of_pixels(state);
+      const SwizzledRows weights = kept_rows.ahead(chunk * KEPT_BYTES);
+      const SwizzledRows pixels = pixel_rows.ahead(state.stage * STAGE_BYTES);
       pipelines.pixels.consumer_wait(state);
-      fence_proxy_async();
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < CONV1X1_CHANNELS / 16; ++step)
-        wgmma_ss<BACKWARD, T>(sums, pixels + step * 32, weights + step * (BACKWARD ? 16 * SWIZZLE_ROW : 32),
-                                     chunk > 0 || step > 0);
+        wgmma_ss<BACKWARD, T>(sums, pixels.ahead(step * 32), weights.ahead(step * (BACKWARD ? 16 * SWIZZLE_ROW : 32)),
+                              chunk > 0 || step > 0);
       wgmma_commit();
       if (chunk > 0) {
         wgmma_wait<1>(sums);
@@ -150,15 +107,11 @@ __device__ inline void consume_tiles(const P& gemm, const char* kept, const Conv
     wgmma_wait(sums);
     pipelines.pixels.consumer_release(last);
     pipelines.results.producer_acquire(result);
-    int32_t first = row;
-    // Makes the compiler recompute addresses for every tile: registers do not suffice to keep them.
-    asm volatile("" : "+r"(first));
-    char* to = stages.of_results(result) + lane % 4 * 4;
+    char* to = stages.of_results(result);
 #pragma unroll
-    for (int j = 0; j < CONV1X1_FILTERS / 8; ++j)
-#pragma unroll
-      for (int h = 0; h < 2; ++h)
-        *reinterpret_cast<uint32_t*>(to + result_offset(first + 8 * h, j)) = rounded_word<T>(sums[j] + 2 * h);
+    for (int j = 0; j < CONV1X1_FILTERS / 8; j += 2)
+      stmatrix_x4(to + result_offset(row, eight + j), rounded_word<T>(sums[j]), rounded_word<T>(sums[j] + 2),
+                  rounded_word<T>(sums[j + 1]), rounded_word<T>(sums[j + 1] + 2));
     pipelines.results.full[result.stage].arrive();
     result.advance(Conv1x1Pipelines::RESULTS, Conv1x1Pipelines::RESULTS);
   }
@@ -232,33 +185,38 @@ __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pip
 
 template <GemmResult M, typename T, typename S, typename R>
 __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
-    conv1x1(Gemms<M, T> gemms, T* __restrict__ output, S source, R r, typename R::State* partial,
-              Conv1x1<M, S, R> f) {
+    conv1x1(const __grid_constant__ Gemms<M> gemms, const __grid_constant__ StagedMaps<M, S> staged,
+            T* __restrict__ output, S source, R r, typename R::State* partial, Conv1x1<M, S, R> f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Conv1x1Pipelines pipelines;
-  constexpr int PRODUCERS = CONV1X1_PRODUCERS<M, S>, SHARES = Gemms<M, T>::SHARES;
+  constexpr int SHARES = Gemms<M>::SHARES;
   const Conv1x1Stages<M, S> stages(aligned_shared(shared), f);
   auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // reuses weights and stages
   if (threadIdx.x == 0) {
-    pipelines.kept.start(CONV1X1_CONSUMERS * PRODUCERS);
-    pipelines.pixels.start(PRODUCERS, 1);
+    pipelines.kept.start(CONV1X1_CONSUMERS);
+    pipelines.pixels.start(1, 1);
     pipelines.results.start(WARPGROUP, CONV1X1_WRITERS);
-    pipelines.staged.start(STAGING_THREADS, CONV1X1_WRITERS);
+    pipelines.staged.start(1, CONV1X1_WRITERS);
   }
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<CONV1X1_PRODUCER_REGISTERS>();
-    if (threadIdx.x < CONV1X1_CONSUMERS * PRODUCERS) {
-      gemms.of(warp_uniform(threadIdx.x / PRODUCERS), [&](const auto& gemm, int32_t before) {
-        produce_tiles<SHARES>(gemm, stages.kept + before * KEPT_BYTES, stages, pipelines, f);
-      });
-    } else if constexpr (HAS_STAGED<M, S>) {
-      produce_staged<M>(source, stages, pipelines, f);
+    const int32_t warp = warp_uniform(threadIdx.x / 32);
+    if (threadIdx.x % 32 == 0) {
+      if (warp < CONV1X1_CONSUMERS) {
+        gemms.of(warp, [&](const auto& gemm, int32_t before) {
+          produce_tiles<SHARES>(gemm, warp, stages.kept + before * KEPT_BYTES, stages, pipelines, f);
+        });
+      } else if (HAS_STAGED<M, S> && warp == CONV1X1_CONSUMERS) {
+        produce_staged<M>(staged, source, stages, pipelines, f);
+      }
     }
+    __syncwarp();
   } else if (threadIdx.x < (1 + CONV1X1_CONSUMERS) * WARPGROUP) {
     setmaxnreg_inc<CONV1X1_CONSUMER_REGISTERS>();
-    gemms.of(warp_uniform(threadIdx.x / WARPGROUP - 1), [&](const auto& gemm, int32_t before) {
-      consume_tiles<SHARES, T>(gemm, stages.kept + before * KEPT_BYTES, stages, pipelines, f);
+    const int32_t consumer = warp_uniform(threadIdx.x / WARPGROUP) - 1;
+    gemms.of(consumer, [&](const auto& gemm, int32_t before) {
+      consume_tiles<SHARES, T>(gemm, consumer, stages.kept + before * KEPT_BYTES, stages, pipelines, f);
     });
   } else {
     setmaxnreg_inc<CONV1X1_WRITER_REGISTERS>();
@@ -273,28 +231,20 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   }
 }
 
-// Pixels and weights of each GEMM come first among the operands.
-template <GemmResult M, typename T>
-Gemms<M, T> gemms_of(const MbcCall& call) {
-  const auto channels = static_cast<int32_t>(arguments<Conv1x1Arguments>(call).channels);
-  if constexpr (M == GemmResult::X_AND_GRADIENT) {
-    const auto of_gradient = static_cast<int32_t>(arguments<DualConv1x1Arguments>(call).gradient_channels);
-    return {{in<T>(call, 0), in<T>(call, 1), channels}, {in<T>(call, 2), in<T>(call, 3), of_gradient}};
-  } else {
-    return {{in<T>(call, 0), in<T>(call, 1), channels}};
-  }
-}
-
-// `output`: where the result is stored, if it is.
+// `output`: where the result is stored, if it is. Returns what went wrong before the launch, or null.
 template <GemmResult M, typename T, typename S, typename R>
-void run_conv1x1(const MbcCall& call, T* output, const S& source, const R& r, typename R::State* partial) {
+const char* run_conv1x1(const MbcCall& call, T* output, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<Conv1x1Arguments>(call);
-  const Gemms<M, T> gemms = gemms_of<M, T>(call);
+  Gemms<M> gemms;
+  if (const char* problem = gemms.template set<T>(call)) return problem;
+  StagedMaps<M, S> staged;
+  if (const char* problem = staged.set(source, a)) return problem;
   const Conv1x1<M, S, R> f(a, gemms.chunks());
   static_assert(CONV1X1_ROWS % 8 == 0);  // the swizzle is the same for all results of a thread
   MBC_LAUNCH_SHARED((conv1x1<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), CONV1X1_THREADS,
-                    f.shared_bytes(), call.stream, gemms, output, source, r, partial, f);
+                    f.shared_bytes(), call.stream, gemms, staged, output, source, r, partial, f);
   if constexpr (REDUCES<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
+  return nullptr;
 }
 
 }  // namespace mbc

@@ -23,12 +23,12 @@ const char* run_data_normalize_relu_reduction(const MbcCall& call) {
     const BnReluBackwardReduction<T> sums(sums_of(call, 3, dgamma, eps(call, 1)), forward);
     const Operands<T> x{in<T>(call, 2), nullptr};
     const auto run = [&](const auto& source) {
-      run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, gradient), source, sums, out<BnBackwardReduction::State>(call, dgamma + 2));
+      return run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, gradient), source, sums, out<BnBackwardReduction::State>(call, dgamma + 2));
     };
     if constexpr (REMAT)
-      run(RematReluSource<T>(x, out<T>(call, gradient + 1), NormalizeRelu{forward}));
+      return run(RematReluSource<T>(x, out<T>(call, gradient + 1), NormalizeRelu{forward}));
     else
-      run(TensorSource<T, true, false>{x});
+      return run(TensorSource<T, true, false>{x});
   });
 }
 
@@ -38,7 +38,7 @@ extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, 2), TensorSource<T, false, false>{}, NoReduction{}, nullptr);
+    return run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, 2), TensorSource<T, false, false>{}, NoReduction{}, nullptr);
   });
 }
 extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce(const MbcCall& call) {

@@ -24,7 +24,7 @@ const char* run_gradient_relu_reduction(const MbcCall& call) {
     const T *addend = ADD ? in<T>(call, MORE) : nullptr, *x = COMPUTES_X<M> ? nullptr : in<T>(call, X);
     const ReluBackwardSource<T, ADD, true, Relu> source{{in<ReluOperand>(call, RELU)}, nullptr, addend, x, out<T>(call, D)};
     const BnBackwardReduction sums = sums_of(call, MEAN, D + 1, eps(call, 0));
-    run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, D + 3));
+    return run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, D + 3));
   });
 }
 
@@ -42,7 +42,7 @@ const char* run_gradient_add_relu_remat(const MbcCall& call) {
     const RematAddReluSource<T, true, NormalizeAddRelu> source(in<T>(call, r), nullptr, in<T>(call, r + 1), x,
                                                                out<T>(call, y + 1), out<T>(call, y), f);
     const RematReduction<NormalizeAddRelu> sums(sums_of(call, MEAN, y + 2, eps(call, 1)), f);
-    run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, y + 4));
+    return run_conv1x1<M, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, y + 4));
   });
 }
 

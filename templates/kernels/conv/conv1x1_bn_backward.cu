@@ -21,15 +21,15 @@ inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool 
 }
 
 template <typename T, typename F>
-void apply_backward(const MbcCall& call, int gradient, int dx, const F& f) {
+const char* apply_backward(const MbcCall& call, int gradient, int dx, const F& f) {
   const MapSource<T, F> source({nullptr, in<T>(call, gradient)}, out<T>(call, dx), f);
-  run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, ChannelMap<F>{f}, nullptr);
+  return run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, ChannelMap<F>{f}, nullptr);
 }
 
 template <typename T, typename R>
-void run_reduction(const MbcCall& call, int gradient, int workspace, const R& sums) {
+const char* run_reduction(const MbcCall& call, int gradient, int workspace, const R& sums) {
   const TensorSource<T, true, false> source{{nullptr, in<T>(call, gradient)}};
-  run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, workspace));
+  return run_conv1x1<GemmResult::X_NOT_STORED, T>(call, nullptr, source, sums, out<BnBackwardReduction::State>(call, workspace));
 }
 
 }  // namespace mbc
@@ -39,7 +39,7 @@ extern "C" const char* mbc_conv1x1_unstored_bn_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
     const bool affine = arguments<Conv1x1BnBackwardArguments>(call).affine;
-    apply_backward<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
+    return apply_backward<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
   });
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, ReLU's gradient, dgamma, dbeta; dx.
@@ -51,7 +51,7 @@ extern "C" const char* mbc_conv1x1_unstored_bn_relu_backward(const MbcCall& call
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
     const NormalizeBackward backward = normalize_backward(call, 2, affine, 4, dy + 1, eps(call, 1));
-    apply_backward<T>(call, dy, dy + 3, NormalizeReluBackward<T>{forward, backward});
+    return apply_backward<T>(call, dy, dy + 3, NormalizeReluBackward<T>{forward, backward});
   });
 }
 // Accesses: image, weights, mean, variance, scale and shift if there are, ReLU's gradient; dgamma, dbeta, workspace.
@@ -62,13 +62,13 @@ extern "C" const char* mbc_conv1x1_unstored_bn_relu_bn_reduce(const MbcCall& cal
     const bool affine = arguments<Conv1x1RematArguments>(call).affine;
     const int dy = affine ? 6 : 4;
     const Normalize forward = normalize(call, 2, affine, eps(call, 0));
-    run_reduction<T>(call, dy, dy + 3, BnReluBackwardReduction<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
+    return run_reduction<T>(call, dy, dy + 3, BnReluBackwardReduction<T>(sums_of(call, 2, dy + 1, eps(call, 1)), forward));
   });
 }
 // Accesses: image, weights, gradient, mean, variance; dgamma, dbeta, workspace.
 extern "C" const char* mbc_conv1x1_unstored_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    run_reduction<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
+    return run_reduction<decltype(of)>(call, 2, 7, sums_of(call, 3, 5, eps(call, 0)));
   });
 }

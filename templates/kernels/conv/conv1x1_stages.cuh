@@ -4,6 +4,7 @@
 
 #include "smem_operands.cuh"
 #include "pipeline.cuh"
+#include "tensor_map.cuh"
 
 struct Conv1x1Arguments {
   int64_t type;
@@ -33,7 +34,6 @@ namespace mbc {
 constexpr int CONV1X1_PIXELS = 64, CONV1X1_FILTERS = 128, CONV1X1_CHANNELS = 64;
 constexpr int CONV1X1_CONSUMERS = 2, CONV1X1_WRITERS = 2;  // warpgroups
 constexpr int CONV1X1_THREADS = (1 + CONV1X1_CONSUMERS + CONV1X1_WRITERS) * WARPGROUP;
-constexpr int STAGING_THREADS = WARPGROUP / 2;  // threads that copy staged operands, if there are any
 // 480 for a thread of each warpgroup, of which each starts with 96.
 constexpr int CONV1X1_PRODUCER_REGISTERS = 64, CONV1X1_CONSUMER_REGISTERS = 104, CONV1X1_WRITER_REGISTERS = 104;
 constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters, one for each epilogue thread
@@ -58,41 +58,54 @@ constexpr int STAGE_BYTES = CONV1X1_PIXELS * SWIZZLE_ROW;
 constexpr int RESULT_BYTES = CONV1X1_PIXELS * RESULT_ROW;
 template <GemmResult M, typename S>
 constexpr int STAGED_BYTES = CONV1X1_PIXELS * CONV1X1_FILTERS / 8 * (16 * STAGED_TILES<M, S> + STAGED_MASK<S>);
-template <GemmResult M, typename S>
-constexpr int CONV1X1_PRODUCERS =  // threads, for each consumer
-    (HAS_STAGED<M, S> ? WARPGROUP - STAGING_THREADS : WARPGROUP) / CONV1X1_CONSUMERS;
 
-// [pixels, channels] by weights.
-template <bool BACKWARD_, typename T>
+// [pixels, channels] by weights, which are copied in boxes of 64 rows of 128 bytes.
+template <bool BACKWARD_>
 struct Gemm {
   static constexpr bool BACKWARD = BACKWARD_;
-  const T *pixels, *weights;
+  static constexpr int BOX = SWIZZLE_ROW / 2;  // rows, and elements of a row
+  TensorMap pixels, weights;
   int32_t channels;
 
   __host__ __device__ int32_t chunks() const { return (channels + CONV1X1_CHANNELS - 1) / CONV1X1_CHANNELS; }
+  template <typename T>
+  const char* set(const T* image, const T* filters, const Conv1x1Arguments& a, int64_t channels_) {
+    channels = static_cast<int32_t>(channels_);
+    if (const char* problem = make_tensor_map(pixels, image, sizeof(T), a.pixels, channels_, BOX, BOX, true)) return problem;
+    return BACKWARD ? make_tensor_map(weights, filters, sizeof(T), channels_, a.filters, BOX, BOX, true)
+                    : make_tensor_map(weights, filters, sizeof(T), a.filters, channels_, BOX, BOX, true);
+  }
 };
-
-// `number` is the same in a whole warp; the shuffle tells the compiler, which then addresses barriers by uniform
-// registers.
-__device__ inline int32_t warp_uniform(int32_t number) { return __shfl_sync(0xffffffffu, number, 0); }
 
 // The GEMMs of a launch. `of` calls `run` with the GEMM of a consumer, and the number of chunks of weights before its
 // own. SHARES consumers divide the tiles of one GEMM.
-template <GemmResult M, typename T>
+template <GemmResult M>
 struct Gemms {
   static constexpr int SHARES = CONV1X1_CONSUMERS;
-  Gemm<COMPUTES_GRADIENT<M>, T> one;
+  Gemm<COMPUTES_GRADIENT<M>> one;
 
+  // Pixels and weights of each GEMM come first among the operands.
+  template <typename T>
+  const char* set(const MbcCall& call) {
+    const auto& a = arguments<Conv1x1Arguments>(call);
+    return one.set(in<T>(call, 0), in<T>(call, 1), a, a.channels);
+  }
   __host__ __device__ int32_t chunks() const { return one.chunks(); }
   template <typename Run>
   __device__ void of(int32_t, const Run& run) const { run(one, 0); }
 };
-template <typename T>
-struct Gemms<GemmResult::X_AND_GRADIENT, T> {
+template <>
+struct Gemms<GemmResult::X_AND_GRADIENT> {
   static constexpr int SHARES = 1;
-  Gemm<false, T> x;
-  Gemm<true, T> gradient;
+  Gemm<false> x;
+  Gemm<true> gradient;
 
+  template <typename T>
+  const char* set(const MbcCall& call) {
+    const auto& a = arguments<DualConv1x1Arguments>(call);
+    if (const char* problem = x.set(in<T>(call, 0), in<T>(call, 1), a, a.channels)) return problem;
+    return gradient.set(in<T>(call, 2), in<T>(call, 3), a, a.gradient_channels);
+  }
   __host__ __device__ int32_t chunks() const { return x.chunks() + gradient.chunks(); }
   template <typename Run>
   __device__ void of(int32_t consumer, const Run& run) const {
@@ -100,6 +113,37 @@ struct Gemms<GemmResult::X_AND_GRADIENT, T> {
       run(x, 0);
     else
       run(gradient, x.chunks());
+  }
+};
+
+// The staged operands of the epilogue, in the order of `each_staged`, which are copied in boxes of a tile.
+template <GemmResult M, typename S>
+struct StagedMaps {
+  static constexpr int COUNT = STAGED_TILES<M, S> + STAGED_MASK<S>;
+  TensorMap maps[COUNT > 0 ? COUNT : 1];
+
+  struct Operand {
+    const void* first;
+    int bytes, packed;  // of an element; elements that are pointed to together
+  };
+  struct Append {
+    Operand*& next;
+    template <typename Element>
+    __host__ __device__ void operator()(const Element* operand) const {
+      *next++ = {operand, sizeof(Element), PACKED<Element>};
+    }
+  };
+
+  const char* set(S source, const Conv1x1Arguments& a) {
+    Operand operands[COUNT > 0 ? COUNT : 1], *next = operands;
+    each_staged<M>(source, Append{next});
+    const char* problem = nullptr;
+    for (int i = 0; i < COUNT && !problem; ++i) {
+      const auto& [first, bytes, packed] = operands[i];
+      problem = make_tensor_map(maps[i], first, bytes, a.pixels, a.filters / packed, CONV1X1_PIXELS,
+                                CONV1X1_FILTERS / packed, false);
+    }
+    return problem;
   }
 };
 

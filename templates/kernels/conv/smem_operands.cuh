@@ -60,12 +60,12 @@ constexpr bool HAS_STAGED = STAGED_TILES<M, S> > 0 || STAGED_MASK<S>;
 
 // Calls `run` with each pointer of a source to a staged operand.
 template <GemmResult M, typename T, bool TWO, typename Run>
-__device__ inline void each_staged(TensorSource<T, TWO, false>& source, const Run& run) {
+__host__ __device__ inline void each_staged(TensorSource<T, TWO, false>& source, const Run& run) {
   if constexpr (TWO && !COMPUTES_X<M>) run(source.x.a);
   if constexpr (TWO && !COMPUTES_GRADIENT<M>) run(source.x.b);
 }
 template <GemmResult M, typename T, bool ADD, typename Relu, typename Run>
-__device__ inline void each_staged(ReluBackwardSource<T, ADD, true, Relu>& source, const Run& run) {
+__host__ __device__ inline void each_staged(ReluBackwardSource<T, ADD, true, Relu>& source, const Run& run) {
   if constexpr (!COMPUTES_X<M>) run(source.x);
   if constexpr (!COMPUTES_GRADIENT<M>) run(source.dy);
   if constexpr (ADD) run(source.addend);
@@ -105,9 +105,11 @@ __device__ inline void store_gemm_result(const ReluBackwardSource<T, ADD, true, 
   if constexpr (M == GemmResult::X) store_held(to, fetched.x);
 }
 
-// Bits of an element that is pointed to.
+// Bits of an element that is pointed to, and how many such elements are pointed to together.
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
+template <typename Element>
+constexpr int PACKED = 8 * sizeof(Element) / BITS<Element>;
 
 // Without a reduction,
 struct NoReduction {

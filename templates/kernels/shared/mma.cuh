@@ -133,12 +133,16 @@ const char* with_working_type(int64_t type, const Run& run) {
   return "tensor cores take no fp32";
 }
 
-// A launcher: the same where operands have to be aligned, with the status of what `run` launches.
+// A launcher: the same where operands have to be aligned, with what `run` says went wrong, or the status of what it
+// launches.
 template <typename Arguments, typename Run>
 const char* on_tensor_cores(const MbcCall& call, const Run& run) {
   if (const char* problem = unaligned(call)) return problem;
   return with_working_type(arguments<Arguments>(call).type, [&](auto of) {
-    run(of);
+    if constexpr (std::is_void_v<decltype(run(of))>)
+      run(of);
+    else if (const char* problem = run(of))
+      return problem;
     return launched();
   });
 }

@@ -40,11 +40,11 @@ struct Pipeline {
   __device__ void consumer_wait(const PipelineState& state) { full[state.stage].wait(state.phase); }
   __device__ void producer_acquire(const PipelineState& state) { empty[state.stage].wait(state.phase ^ 1); }
   // By all threads of a warp together, each of which may have read the stage by itself.
-  __device__ void consumer_release(int32_t iteration) {
+  __device__ void consumer_release(int32_t iteration) { consumer_release(PipelineState{iteration % STAGES}); }
+  __device__ void consumer_release(const PipelineState& state) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) empty[iteration % STAGES].arrive();
+    if (threadIdx.x % 32 == 0) empty[state.stage].arrive();
   }
-  __device__ void consumer_release(const PipelineState& state) { consumer_release(state.stage); }
 };
 
 // Dynamic shared memory from a multiple of 1,024 bytes on, for which a launch asks for 1,008 more.

@@ -18,6 +18,10 @@ __device__ inline int32_t swizzled_offset(int32_t row, int32_t sixteen) {
   return row * SWIZZLE_ROW + ((sixteen ^ row % 8) * 16);
 }
 
+// `number` is the same in a whole warp; the shuffle tells the compiler, which then keeps it in uniform registers.
+template <typename Number>
+__device__ inline Number warp_uniform(Number number) { return __shfl_sync(0xffffffffu, number, 0); }
+
 // An operand without swizzle: core matrices of eight consecutive rows of 16 bytes. A core matrix may begin
 // at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
 struct CoreMatrices {
@@ -60,14 +64,20 @@ struct Barrier {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
 #endif
   }
-  // mbarrier.arrive.expect_tx and cp.async.bulk: arrives, and lets `bytes` follow, a multiple of 16.
-  __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
+  // mbarrier.arrive.expect_tx: arrives, and lets `bytes` follow, a multiple of 16.
+  __device__ void arrive_expect(int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const uint32_t at = shared_address(&word);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)
+                 : "memory");
+#endif
+  }
+  // The same, and cp.async.bulk.
+  __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
+    arrive_expect(bytes);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(at)
+                 "l"(from), "r"(bytes), "r"(shared_address(&word))
                  : "memory");
 #endif
   }
@@ -138,6 +148,31 @@ __device__ inline void wgmma_wait(float (&d)[TILES][4]) {
 #endif
 }
 
+// stmatrix m8n8.x4: four matrices of 8 x 8 elements of 16 bits to shared memory. Thread i says where row i % 8 of matrix
+// i / 8 goes, and holds word i % 4 of row i / 4 of each matrix.
+__device__ inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+#endif
+}
+
+// An operand with the 128-byte swizzle whose descriptor is made once, the same in a whole warp, so that the compiler
+// keeps it in uniform registers: another step or stage is one addition. Otherwise each wgmma waits for some twenty
+// instructions.
+class SwizzledRows {
+ public:
+  __device__ explicit SwizzledRows(const void* first)
+      : low(warp_uniform(SWIZZLE_BLOCK / 16 << 16 | (shared_address(first) & 0x3ffff) >> 4)) {}
+  __device__ SwizzledRows ahead(int32_t bytes) const { return SwizzledRows(low + static_cast<uint32_t>(bytes / 16)); }
+  __device__ uint64_t descriptor() const { return static_cast<uint64_t>(1u << 30 | SWIZZLE_ATOM / 16) << 32 | low; }
+
+ private:
+  __device__ explicit SwizzledRows(uint32_t low_) : low(low_) {}
+  uint32_t low;  // word of the descriptor
+};
+
 // The matrix descriptor of wgmma (PTX ISA, "Matrix Descriptor Format"). `swizzle`: 0 none, 1 128 bytes.
 __device__ inline uint64_t smem_descriptor(
     uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
@@ -147,6 +182,7 @@ __device__ inline uint64_t smem_descriptor(
 __device__ inline uint64_t smem_descriptor(const void* rows) {
   return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK);
 }
+__device__ inline uint64_t smem_descriptor(const SwizzledRows& rows) { return rows.descriptor(); }
 // Where operands begin at several of the same core matrices, what differs is a constant.
 __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);

@@ -32,6 +32,7 @@ using std::min;
   static std::array<type, emulator::MOST_OF_CLUSTER> name##_of;  \
   type& name = name##_of[blockIdx.y]
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 struct dim3 {
   unsigned x, y, z;

@@ -14,6 +14,7 @@ struct Barrier {
     if (--word % 0x10000u == 0) word = (word ^ emulator::PARITY) + (word >> 16 & 0xffffu);
   }
   void cp_async_arrive() { arrive(); }
+  void arrive_expect(int) { arrive(); }
   void bulk_copy_arrive(void* to, const void* from, int bytes) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     arrive();
@@ -31,6 +32,27 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int LATER = 0, int TILES>
 void wgmma_wait(float (&)[TILES][4]) {}
+
+// Every thread shows its words, and stores those of the rows whose place other threads say.
+inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  uint32_t mine[6] = {a, b, c, d};
+  std::memcpy(mine + 4, &row, sizeof(row));
+  const emulator::WarpWords all(mine);
+  const unsigned lane = emulator::current % emulator::WARP;
+  for (unsigned matrix = 0; matrix < 4; ++matrix) {
+    char* to;
+    std::memcpy(&to, all.of(matrix * 8 + lane / 4) + 4, sizeof(to));
+    std::memcpy(to + lane % 4 * 4, &mine[matrix], 4);
+  }
+}
+
+class SwizzledRows {
+ public:
+  explicit SwizzledRows(const void* first_) : first(static_cast<const char*>(first_)) {}
+  SwizzledRows ahead(int32_t bytes) const { return SwizzledRows(first + bytes); }
+
+  const char* first;
+};
 
 // Element (k, column) of an operand in core matrices.
 template <typename T = __half>
@@ -53,6 +75,11 @@ float of_operand(const void* b, bool mn_major, unsigned term, unsigned column) {
   T value;
   std::memcpy(&value, reinterpret_cast<const void*>(at), sizeof(value));
   return to_float(value);
+}
+
+template <typename T>
+float of_operand(const SwizzledRows& b, bool mn_major, unsigned term, unsigned column) {
+  return of_operand<T>(b.first, mn_major, term, column);
 }
 
 template <bool MN_MAJOR, int TILES, typename Operand>
