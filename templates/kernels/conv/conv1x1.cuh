@@ -40,9 +40,9 @@ __device__ inline void produce_tiles(const P& gemm, int32_t consumer, char* kept
       const int32_t row = part * P::BOX, filter = f.first_filter() + row, channel = chunk * CONV1X1_CHANNELS;
       char* to = kept + chunk * KEPT_BYTES + row * SWIZZLE_ROW;
       if constexpr (P::BACKWARD)
-        copy_box(to, gemm.weights, channel, filter, pipelines.kept);
+        copy_box(to, gemm.weights, {filter, channel}, pipelines.kept);
       else
-        copy_box(to, gemm.weights, filter, channel, pipelines.kept);
+        copy_box(to, gemm.weights, {channel, filter}, pipelines.kept);
     }
   PipelineState state{consumer};
   for (int32_t number = consumer % SHARES; number < count; number += SHARES)
@@ -50,7 +50,7 @@ __device__ inline void produce_tiles(const P& gemm, int32_t consumer, char* kept
       pipelines.pixels.producer_acquire(state);
       Barrier& full = pipelines.pixels.full[state.stage];
       full.arrive_expect(STAGE_BYTES);
-      copy_box(stages.of_pixels(state), gemm.pixels, f.first_pixel(number), chunk * CONV1X1_CHANNELS, full);
+      copy_box(stages.of_pixels(state), gemm.pixels, {chunk * CONV1X1_CHANNELS, f.first_pixel(number)}, full);
       state.advance(CONV1X1_CONSUMERS, f.stages);
     }
 }
@@ -68,7 +68,7 @@ __device__ inline void produce_staged(const StagedMaps<M, S>& operands, S source
     int next = 0;
     each_staged<M>(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
-      copy_box(to, operands.maps[next++], f.first_pixel(number), f.first_filter() / PACKED<Element>, full);
+      copy_box(to, operands.maps[next++], {f.first_filter() / PACKED<Element>, f.first_pixel(number)}, full);
       to += CONV1X1_PIXELS * CONV1X1_FILTERS * BITS<Element> / 8;
     });
   }

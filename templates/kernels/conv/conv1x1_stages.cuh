@@ -71,9 +71,11 @@ struct Gemm {
   template <typename T>
   const char* set(const T* image, const T* filters, const Conv1x1Arguments& a, int64_t channels_) {
     channels = static_cast<int32_t>(channels_);
-    if (const char* problem = make_tensor_map(pixels, image, sizeof(T), a.pixels, channels_, BOX, BOX, true)) return problem;
-    return BACKWARD ? make_tensor_map(weights, filters, sizeof(T), channels_, a.filters, BOX, BOX, true)
-                    : make_tensor_map(weights, filters, sizeof(T), a.filters, channels_, BOX, BOX, true);
+    const auto make = [](TensorMap& map, const T* rows, int64_t count, int64_t columns) {
+      return make_tensor_map(map, rows, sizeof(T), {columns, count}, {BOX, BOX}, true);
+    };
+    if (const char* problem = make(pixels, image, a.pixels, channels_)) return problem;
+    return BACKWARD ? make(weights, filters, channels_, a.filters) : make(weights, filters, a.filters, channels_);
   }
 };
 
@@ -140,8 +142,8 @@ struct StagedMaps {
     const char* problem = nullptr;
     for (int i = 0; i < COUNT && !problem; ++i) {
       const auto& [first, bytes, packed] = operands[i];
-      problem = make_tensor_map(maps[i], first, bytes, a.pixels, a.filters / packed, CONV1X1_PIXELS,
-                                CONV1X1_FILTERS / packed, false);
+      problem = make_tensor_map(maps[i], first, bytes, {a.filters / packed, a.pixels},
+                                {CONV1X1_FILTERS / packed, CONV1X1_PIXELS}, false);
     }
     return problem;
   }

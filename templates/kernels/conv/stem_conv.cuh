@@ -68,10 +68,14 @@ struct StemConv : ConvolutionShape {
     wide = whole;
     wide_image = whole_image && width * together % (words ? 4 : STEM_VECTOR) == 0;
   }
+  // In 32 bits: divisions of 64 bits take longer than an output row.
   __device__ StemTile tile(int64_t number) const {
-    const int32_t x0 = static_cast<int32_t>(number % chunks) * STEM_COLUMNS;
-    const int32_t y0 = static_cast<int32_t>(number / chunks % bands) * band, columns = min(STEM_COLUMNS, out_width - x0);
-    return {number / chunks / bands, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
+    const auto index = static_cast<uint32_t>(number), across = static_cast<uint32_t>(chunks), down = static_cast<uint32_t>(bands);
+    const uint32_t line = index / across, image = line / down;
+    const auto x0 = static_cast<int32_t>(index - line * across) * STEM_COLUMNS;
+    const auto y0 = static_cast<int32_t>(line - image * down) * band;
+    const int32_t columns = min(STEM_COLUMNS, out_width - x0);
+    return {image, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
   }
   // Of the filter pass: groups of warps by elements of a window (M), and warps of a group, which divide the pixels (K).
   __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }

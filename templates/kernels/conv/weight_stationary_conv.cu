@@ -22,7 +22,7 @@
 //   row 16w + g: filter 16w + 2g     d[j][0]     d[j][1]        rows are permuted (`row_of_filter`), so that
 //   row 16w + g + 8: 16w + 2g + 1    d[j][2]     d[j][3]        a thread has two neighbouring filters of a pixel
 #include "halo.cuh"
-#include "batch_statistics.cuh"
+#include "thread_statistics.cuh"
 
 struct HaloStatisticsArguments : HaloArguments {
   int64_t blocks;  // for each 64 filters; not by the GPU's size, so that reductions are the same on all
@@ -133,41 +133,6 @@ __device__ inline void start_halo(
   }
 }
 
-// What a thread reduces of eight neighbouring channels.
-template <typename T>
-struct ThreadStatistics {
-  typename Statistics<T>::Running running[8] = {};
-  int32_t count = 0;
-
-  __device__ void add(const Held<T, 8>& results) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float a[1] = {to_float(results[e])};
-      if (count == 0) running[e] = Statistics<T>{}.begin(a[0]);
-      Statistics<T>{}.template push<1>(running[e], 0.0f, a, a);
-    }
-    ++count;
-  }
-};
-
-// Merges the states of the threads of a warp for the same eight channels into a partial state, one for each warp.
-template <typename T>
-__device__ inline void store_statistics(const ThreadStatistics<T>& statistics, typename Statistics<T>::State* part) {
-  using State = typename Statistics<T>::State;
-  const int32_t lane = threadIdx.x % 32;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    State both[2] = {Statistics<T>{}.thread_state(0.0f, statistics.running[e], statistics.count)};
-#pragma unroll
-    for (int mask = 8; mask < 32; mask *= 2) {
-      both[1] = {__shfl_xor_sync(0xffffffffu, both[0].count, mask), __shfl_xor_sync(0xffffffffu, both[0].mean, mask),
-                 __shfl_xor_sync(0xffffffffu, both[0].squares, mask)};
-      both[0] = Statistics<T>{}.combine(2, [&](unsigned i) { return both[i]; });
-    }
-    if (lane < 8) part[lane * 8 + e] = both[0];
-  }
-}
-
 // `partial`: the statistics' states of each warp, with STATISTICS.
 template <typename T, int CHANNELS, bool STATISTICS>
 __device__ inline void consume_tiles(
@@ -185,7 +150,7 @@ __device__ inline void consume_tiles(
   };
   const int32_t first = static_cast<int32_t>(blockIdx.x) % f.across * HALO_FILTERS;
   y += first + eight * 8;
-  ThreadStatistics<T> statistics;
+  ThreadStatistics<T, 8> statistics;
   const int32_t step = static_cast<int32_t>(gridDim.x);
   int32_t number = group;  // of tiles of the block, of which this warpgroup takes every other one
   for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += CONSUMERS * step, number += CONSUMERS) {
@@ -227,7 +192,7 @@ __device__ inline void consume_tiles(
         const auto packed = hold<8>(reinterpret_cast<const T*>(halo + i * f.RESULT_PITCH) + eight * 8);
         if (offset >= 0) {
           *reinterpret_cast<Held<T, 8>*>(y + offset) = packed;
-          if constexpr (STATISTICS) statistics.add(packed);
+          if constexpr (STATISTICS) statistics.add([&](int e) { return to_float(packed[e]); });
         }
         f.advance(at, f.output_step);
       }
@@ -236,7 +201,7 @@ __device__ inline void consume_tiles(
   }
   if constexpr (STATISTICS) {
     const int64_t part = (blockIdx.x / f.across * CONSUMERS + group) * (WARPGROUP / 32) + warp;
-    store_statistics(statistics, partial + part * f.filters + first);
+    statistics.template store<8>([&](int e) { return partial + part * f.filters + first + eight * 8 + e; });
   }
 }
 

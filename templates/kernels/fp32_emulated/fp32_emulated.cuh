@@ -181,12 +181,12 @@ __device__ inline void start_3xfp16(
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < EMULATED_K_STEPS; ++step) {
-    wgmma_rs_f16<MN_MAJOR>(part, rows.low[step], high + step * STEP, step > 0);
-    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], low + step * STEP, true);
+    wgmma_rs<MN_MAJOR, __half>(part, rows.low[step], high + step * STEP, step > 0);
+    wgmma_rs<MN_MAJOR, __half>(part, rows.high[step], low + step * STEP, true);
   }
 #pragma unroll
   for (int step = 0; step < EMULATED_K_STEPS; ++step)
-    wgmma_rs_f16<MN_MAJOR>(part, rows.high[step], high + step * STEP, true);
+    wgmma_rs<MN_MAJOR, __half>(part, rows.high[step], high + step * STEP, true);
   wgmma_commit();
 }
 

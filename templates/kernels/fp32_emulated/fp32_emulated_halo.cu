@@ -251,12 +251,12 @@ __device__ inline void consume_tiles(
           for (int s = 0; s < 2; ++s) {
             const CoreMatrices high = at(s);
             const CoreMatrices low{line, f.group * 16, f.chunk_pitch, high.begin + 8 * f.chunk_pitch};
-            wgmma_rs_f16<false>(part, weights[s][1], high, first_step + s > 0);
-            wgmma_rs_f16<false>(part, weights[s][0], low, true);
+            wgmma_rs<false, __half>(part, weights[s][1], high, first_step + s > 0);
+            wgmma_rs<false, __half>(part, weights[s][0], low, true);
           }
 #pragma unroll
           for (int s = 0; s < 2; ++s)
-            wgmma_rs_f16<false>(part, weights[s][0], at(s), true);
+            wgmma_rs<false, __half>(part, weights[s][0], at(s), true);
           wgmma_commit();
         };
         start(former, 0);

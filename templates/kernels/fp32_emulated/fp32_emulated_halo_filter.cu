@@ -202,9 +202,9 @@ __device__ inline void consume_halos(
       for (int step = 0; step < EMULATED_K_STEPS; ++step) {
         const CoreMatrices highs{stage, HALO_CHUNK, 8 * 16, (step * 16 + tap) * 16};
         const CoreMatrices lows{stage, HALO_CHUNK, 8 * 16, highs.begin + HALO_HALF};
-        wgmma_rs_f16<true>(part[tap % 2], low[step], highs, step > 0);
-        wgmma_rs_f16<true>(part[tap % 2], high[step], lows, true);
-        wgmma_rs_f16<true>(part[tap % 2], high[step], highs, true);
+        wgmma_rs<true, __half>(part[tap % 2], low[step], highs, step > 0);
+        wgmma_rs<true, __half>(part[tap % 2], high[step], lows, true);
+        wgmma_rs<true, __half>(part[tap % 2], high[step], highs, true);
       }
       wgmma_commit();
       if (tap == 0) continue;

@@ -1,5 +1,5 @@
-// Boxes of matrices, which the tensor memory accelerator (TMA) copies into shared memory: one thread starts a copy, and
-// what lies outside of the matrix becomes zero. From compute capability 9.0 on.
+// Boxes of tensors, which the tensor memory accelerator (TMA) copies between global and shared memory: one thread starts a
+// copy, and what lies outside of the tensor becomes zero, or is not stored. From compute capability 9.0 on.
 #pragma once
 
 #include "wgmma.cuh"
@@ -11,7 +11,7 @@
 
 namespace mbc {
 
-// A matrix in global memory, and the box of it that is copied at once; a parameter of a kernel, __grid_constant__.
+// A tensor in global memory, and the box of it that is copied at once; a parameter of a kernel, __grid_constant__.
 using TensorMap = CUtensorMap;
 
 // cuTensorMapEncodeTiled, which is found in the driver that the CUDA runtime has loaded.
@@ -29,16 +29,25 @@ inline auto tensor_map_encoder() {
   return encode;
 }
 
-// Of [rows, columns] of elements of 1 or 2 bytes at a multiple of 16 bytes, with rows of a multiple of 16 bytes. `swizzled`: the box has rows of 128
-// bytes, with the swizzle that wgmma reads (`swizzled_offset`). Returns what went wrong, or null.
-inline const char* make_tensor_map(TensorMap& map, const void* first, int bytes, int64_t rows, int64_t columns,
-                                   int box_rows, int box_columns, bool swizzled) {
+// Of a dense tensor of these sizes, innermost dimension first, of elements of 1, 2 or 4 bytes, at a multiple of 16 bytes,
+// with rows of a multiple of 16 bytes. `swizzled`: the box has rows of 128 bytes, with the swizzle that wgmma reads
+// (`swizzled_offset`). Returns what went wrong, or null.
+template <int RANK>
+const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const int64_t (&sizes)[RANK],
+                            const int (&box)[RANK], bool swizzled) {
   const auto encode = tensor_map_encoder();
-  const auto type = bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-  const cuuint64_t sizes[]{static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[]{sizes[0] * static_cast<cuuint64_t>(bytes)};
-  const cuuint32_t box[]{static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)}, steps[]{1, 1};
-  const bool made = encode && encode(&map, type, 2, const_cast<void*>(first), sizes, row_bytes, box, steps,
+  const auto type = bytes == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                    : bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  cuuint64_t dimensions[RANK], strides[RANK], stride = static_cast<cuuint64_t>(bytes);
+  cuuint32_t box_dimensions[RANK], steps[RANK];
+  for (int i = 0; i < RANK; ++i) {
+    dimensions[i] = static_cast<cuuint64_t>(sizes[i]);
+    box_dimensions[i] = static_cast<cuuint32_t>(box[i]);
+    steps[i] = 1;
+    strides[i] = stride *= dimensions[i];
+  }
+  const bool made = encode && encode(&map, type, RANK, const_cast<void*>(first), dimensions, strides, box_dimensions, steps,
                                      CU_TENSOR_MAP_INTERLEAVE_NONE,
                                      swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -46,14 +55,40 @@ inline const char* make_tensor_map(TensorMap& map, const void* first, int bytes,
   return made ? nullptr : "the driver makes no tensor map (cuTensorMapEncodeTiled) of an operand";
 }
 
-// cp.async.bulk.tensor.2d: the box from (row, column) on, whose bytes, all of the box, `full` counts.
-__device__ inline void copy_box(void* to, const TensorMap& map, int32_t row, int32_t column, Barrier& full) {
+// cp.async.bulk.tensor: the box from an element on, innermost index first; `full` counts its bytes, all of the box.
+__device__ inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
           shared_address(to)),
-      "l"(&map), "r"(column), "r"(row), "r"(shared_address(&full.word))
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(shared_address(&full.word))
       : "memory");
+#endif
+}
+__device__ inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier& full) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+          shared_address(to)),
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(shared_address(&full.word))
+      : "memory");
+#endif
+}
+
+// The reverse, in a group of its own (cp.async.bulk.commit_group). What threads wrote there they made visible by
+// `fence_proxy_async` before a barrier.
+__device__ inline void store_box(const TensorMap& map, const int32_t (&at)[3], const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(at[0]),
+               "r"(at[1]), "r"(at[2]), "r"(shared_address(from))
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+// cp.async.bulk.wait_group.read: shared memory of all boxes that this thread stores has been read.
+__device__ inline void wait_until_stores_have_read() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
 

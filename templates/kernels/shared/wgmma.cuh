@@ -193,89 +193,97 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
 #define MBC_EIGHT_TILES(j)                                                                                   \
   MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
       MBC_TILE(j + 7)
+// Their places among the operands of an instruction.
+#define MBC_D32                                                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MBC_D64                                                                                      \
+  MBC_D32                                                                                            \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MBC_D96                                                                                      \
+  MBC_D64                                                                                            \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "               \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MBC_D128                                                                                     \
+  MBC_D96                                                                                            \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MBC_WGMMA(n, type, d, operands, adds)                                                        \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " adds ", 0;\n"                                                  \
+  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" d "}, " operands ";\n}"
 
-// wgmma.mma_async m64nNk16, fp16 by fp16 into fp32, N = 8 TILES: D = A B, or D += A B where it `adds`. A in registers,
-// 16 rows of each warp as in `mma_m16n8k16`; B of K = 16 in shared memory, as core matrices or with the 128-byte
-// swizzle (`swizzled_offset`). MN_MAJOR: rows are K, with swizzle 128 bytes long and blocks of 64 columns one behind
-// another; otherwise rows are columns of B, with K = 64 in each. PTX ISA, "Asynchronous Warpgroup Level Matrix
+// wgmma.mma_async m64nNk16 of T, bf16 or fp16, into fp32, N = 8 TILES: D = A B, or D += A B where it `adds`. A in
+// registers, 16 rows of each warp as in `mma_m16n8k16`; B of K = 16 in shared memory, as core matrices or with the
+// 128-byte swizzle (`swizzled_offset`). MN_MAJOR: rows are K, with swizzle 128 bytes long and blocks of 64 columns one
+// behind another; otherwise rows are columns of B, with K = 64 in each. PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions".
-template <bool MN_MAJOR, int TILES, typename Operand>
-__device__ inline void wgmma_rs_f16(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
-  static_assert(TILES == 8 || TILES == 16);
+template <bool MN_MAJOR, typename T, int TILES, typename Operand>
+__device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
+  static_assert(TILES == 8 || TILES == 16 || TILES == 24 || TILES == 32);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MBC_WGMMA_RS(n, type, d, a0, a1, a2, a3, b, adds_at, major, ...)                                       \
+  asm volatile(MBC_WGMMA(n, type, d, "{%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", p, 1, 1, %" major, "%" adds_at) \
+               : __VA_ARGS__                                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)),        \
+                 "n"(MN_MAJOR ? 1 : 0))
+#define MBC_WGMMA_RS_OF(type)                                                                                  \
+  if constexpr (TILES == 8)                                                                                    \
+    MBC_WGMMA_RS("64", type, MBC_D32, "32", "33", "34", "35", "36", "37", "38", MBC_EIGHT_TILES(0));           \
+  else if constexpr (TILES == 16)                                                                              \
+    MBC_WGMMA_RS("128", type, MBC_D64, "64", "65", "66", "67", "68", "69", "70", MBC_EIGHT_TILES(0),           \
+                 MBC_EIGHT_TILES(8));                                                                          \
+  else if constexpr (TILES == 24)                                                                              \
+    MBC_WGMMA_RS("192", type, MBC_D96, "96", "97", "98", "99", "100", "101", "102", MBC_EIGHT_TILES(0),        \
+                 MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16));                                                     \
+  else                                                                                                         \
+    MBC_WGMMA_RS("256", type, MBC_D128, "128", "129", "130", "131", "132", "133", "134", MBC_EIGHT_TILES(0),   \
+                 MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24))
   const uint64_t operand = smem_descriptor(b);
-  if constexpr (TILES == 16) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
-        : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0));
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    MBC_WGMMA_RS_OF("bf16");
   } else {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
-        : MBC_EIGHT_TILES(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0));
+    MBC_WGMMA_RS_OF("f16");
   }
+#undef MBC_WGMMA_RS_OF
+#undef MBC_WGMMA_RS
 #else
   static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
 #endif
 }
 
-// The same of T, bf16 or fp16, with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
+// The same with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
 template <bool MN_MAJOR, typename T, int TILES, typename Operand>
 __device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
   static_assert(TILES == 16 || TILES == 32);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define MBC_WGMMA_SS_N256(type)                                                                      \
-  asm volatile(                                                                                        \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                    \
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " "                                 \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "               \
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "               \
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "               \
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "   \
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "\
-      "%128, %129, p, 1, 1, 0, %131;\n}"                                                                \
-      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24)               \
-      : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0))
-#define MBC_WGMMA_SS_N128(type)                                                                  \
-  asm volatile(                                                                                        \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                     \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                                 \
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                        \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "               \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "              \
-      "%64, %65, p, 1, 1, 0, %67;\n}"                                                                  \
-      : MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)                                                         \
-      : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)), "n"(MN_MAJOR ? 1 : 0))
-  constexpr bool BF16 = std::is_same_v<T, __nv_bfloat16>;
-  if constexpr (TILES == 32 && BF16)
-    MBC_WGMMA_SS_N256("bf16");
-  else if constexpr (TILES == 32)
-    MBC_WGMMA_SS_N256("f16");
-  else if constexpr (BF16)
-    MBC_WGMMA_SS_N128("bf16");
-  else
-    MBC_WGMMA_SS_N128("f16");
-#undef MBC_WGMMA_SS_N256
-#undef MBC_WGMMA_SS_N128
+#define MBC_WGMMA_SS(n, type, d, a_at, b_at, adds_at, major, ...)                                    \
+  asm volatile(MBC_WGMMA(n, type, d, "%" a_at ", %" b_at ", p, 1, 1, 0, %" major, "%" adds_at)       \
+               : __VA_ARGS__                                                                         \
+               : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)),      \
+                 "n"(MN_MAJOR ? 1 : 0))
+#define MBC_WGMMA_SS_OF(type)                                                                        \
+  if constexpr (TILES == 16)                                                                         \
+    MBC_WGMMA_SS("128", type, MBC_D64, "64", "65", "66", "67", MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)); \
+  else                                                                                               \
+    MBC_WGMMA_SS("256", type, MBC_D128, "128", "129", "130", "131", MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), \
+                 MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24))
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    MBC_WGMMA_SS_OF("bf16");
+  } else {
+    MBC_WGMMA_SS_OF("f16");
+  }
+#undef MBC_WGMMA_SS_OF
+#undef MBC_WGMMA_SS
 #else
   static_cast<void>(d), static_cast<void>(a), static_cast<void>(b), static_cast<void>(adds);
 #endif
 }
+#undef MBC_WGMMA
+#undef MBC_D128
+#undef MBC_D96
+#undef MBC_D64
+#undef MBC_D32
 #undef MBC_EIGHT_TILES
 #undef MBC_TILE
 

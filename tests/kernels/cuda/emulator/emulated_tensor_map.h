@@ -3,31 +3,65 @@
 
 namespace mbc {
 
+// Of up to three dimensions, innermost first. The box's rows are multiples of 16 bytes, and so are the tensor's.
 struct TensorMap {
-  const char* first;
-  int64_t rows, row_bytes;
-  int32_t element_bytes, box_rows, box_row_bytes;
+  char* first;
+  int32_t bytes;
+  int64_t sizes[3];
+  int32_t box[3];
   bool swizzled;
+
+  // Calls `run` with each element of the box, null outside of the tensor, and its place in shared memory.
+  template <typename Run>
+  void each_element(const int32_t (&at)[3], Run run) const {
+    const int64_t row_bytes = sizes[0] * bytes;
+    for (int32_t plane = 0; plane < box[2]; ++plane)
+      for (int32_t row = 0; row < box[1]; ++row)
+        for (int32_t b = 0; b < box[0] * bytes; b += 16) {
+          const int64_t p = at[2] + plane, r = at[1] + row, in_row = static_cast<int64_t>(at[0]) * bytes + b;
+          const int32_t line = plane * box[1] + row;
+          const int32_t place = swizzled ? swizzled_offset(line, b / 16) : line * box[0] * bytes + b;
+          const bool of_tensor = p >= 0 && p < sizes[2] && r >= 0 && r < sizes[1];
+          // A box may begin anywhere in a row: element by element.
+          for (int32_t i = 0; i < 16; i += bytes) {
+            const bool inside = of_tensor && in_row + i >= 0 && in_row + i < row_bytes;
+            run(inside ? first + (p * sizes[1] + r) * row_bytes + in_row + i : nullptr, place + i);
+          }
+        }
+  }
 };
 
-inline const char* make_tensor_map(TensorMap& map, const void* first, int bytes, int64_t rows, int64_t columns,
-                                   int box_rows, int box_columns, bool swizzled) {
-  map = {static_cast<const char*>(first), rows, columns * bytes, bytes, box_rows, box_columns * bytes, swizzled};
-  const bool takes = aligned(first, 16) && map.row_bytes % 16 == 0 && map.box_row_bytes % 16 == 0 && box_rows <= 256 &&
-                     box_columns <= 256 && (!swizzled || map.box_row_bytes == SWIZZLE_ROW);
+template <int RANK>
+const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const int64_t (&sizes)[RANK],
+                            const int (&box)[RANK], bool swizzled) {
+  map = {static_cast<char*>(const_cast<void*>(first)), bytes, {1, 1, 1}, {1, 1, 1}, swizzled};
+  bool takes = aligned(first, 16) && sizes[0] * bytes % 16 == 0 && box[0] * bytes % 16 == 0;
+  for (int i = 0; i < RANK; ++i) {
+    map.sizes[i] = sizes[i];
+    map.box[i] = box[i];
+    takes = takes && box[i] <= 256;
+  }
+  takes = takes && (!swizzled || box[0] * bytes == SWIZZLE_ROW);
   return takes ? nullptr : "the driver makes no such tensor map";
 }
 
-inline void copy_box(void* to, const TensorMap& map, int32_t row, int32_t column, Barrier&) {
-  for (int32_t r = 0; r < map.box_rows; ++r)
-    for (int32_t b = 0; b < map.box_row_bytes; b += 16) {
-      const int64_t at = static_cast<int64_t>(column) * map.element_bytes + b;
-      char* sixteen = static_cast<char*>(to) + (map.swizzled ? swizzled_offset(r, b / 16) : r * map.box_row_bytes + b);
-      if (row + r < map.rows && at < map.row_bytes)
-        std::memcpy(sixteen, map.first + (row + r) * map.row_bytes + at, 16);
-      else
-        std::memset(sixteen, 0, 16);
-    }
+inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier&) {
+  map.each_element(at, [&](const char* from, int32_t place) {
+    char* element = static_cast<char*>(to) + place;
+    if (from)
+      std::memcpy(element, from, static_cast<size_t>(map.bytes));
+    else
+      std::memset(element, 0, static_cast<size_t>(map.bytes));
+  });
 }
+inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
+  copy_box(to, map, {at[0], at[1], 0}, full);
+}
+inline void store_box(const TensorMap& map, const int32_t (&at)[3], const void* from) {
+  map.each_element(at, [&](char* element, int32_t place) {
+    if (element) std::memcpy(element, static_cast<const char*>(from) + place, static_cast<size_t>(map.bytes));
+  });
+}
+inline void wait_until_stores_have_read() {}
 
 }  // namespace mbc

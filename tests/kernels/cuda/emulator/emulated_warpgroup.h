@@ -55,7 +55,7 @@ class SwizzledRows {
 };
 
 // Element (k, column) of an operand in core matrices.
-template <typename T = __half>
+template <typename T>
 float of_operand(const CoreMatrices& b, bool mn_major, unsigned term, unsigned column) {
   const unsigned row = mn_major ? term : column, other = mn_major ? column : term;
   const char* at = static_cast<const char*>(b.first) + b.begin + column / 8 * static_cast<unsigned>(b.stride_bytes) +
@@ -66,7 +66,7 @@ float of_operand(const CoreMatrices& b, bool mn_major, unsigned term, unsigned c
 }
 
 // The same of rows of 128 bytes: the 128-byte swizzle exchanges 16 bytes of a row by their address.
-template <typename T = __half>
+template <typename T>
 float of_operand(const void* b, bool mn_major, unsigned term, unsigned column) {
   const unsigned row = mn_major ? term : column, other = mn_major ? column : term;
   auto at = reinterpret_cast<uintptr_t>(b) + row / 8 * SWIZZLE_ATOM + row % 8 * SWIZZLE_ROW +
@@ -82,20 +82,20 @@ float of_operand(const SwizzledRows& b, bool mn_major, unsigned term, unsigned c
   return of_operand<T>(b.first, mn_major, term, column);
 }
 
-template <bool MN_MAJOR, int TILES, typename Operand>
-void wgmma_rs_f16(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
+template <bool MN_MAJOR, typename T, int TILES, typename Operand>
+void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
   const uint32_t mine[6] = {a[0], a[1], a[2], a[3], 0, 0};
   const emulator::WarpWords all(mine);
   const unsigned lane = emulator::current % emulator::WARP;
   float rows[2][16];
   for (unsigned h = 0; h < 2; ++h)
     for (unsigned k = 0; k < 16; ++k)
-      rows[h][k] = element<__half>(all.of(lane / 4 * 4 + k % 8 / 2)[h + 2 * (k / 8)], k % 2);
+      rows[h][k] = element<T>(all.of(lane / 4 * 4 + k % 8 / 2)[h + 2 * (k / 8)], k % 2);
   for (unsigned j = 0; j < TILES; ++j)
     for (unsigned v = 0; v < 4; ++v) {
       float sum = adds ? d[j][v] : 0.0f;
       for (unsigned k = 0; k < 16; ++k)
-        sum += rows[v / 2][k] * of_operand(b, MN_MAJOR, k, 8 * j + lane % 4 * 2 + v % 2);
+        sum += rows[v / 2][k] * of_operand<T>(b, MN_MAJOR, k, 8 * j + lane % 4 * 2 + v % 2);
       d[j][v] = sum;
     }
 }
