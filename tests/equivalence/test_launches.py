@@ -21,7 +21,7 @@ from mbc.runtime.shadow import access_region
 from mbc.source import Source
 from tests.optimize.search.test_relu_masks import Measured, planned, table
 from tests.runtime.nets import same_shape_plan, small_plan
-from tests.runtime.test_interpreter import offloaded
+from tests.runtime.test_interpreter import offloaded_plan
 
 Spoil = Callable[[Array], None]  # changes a canonical array
 
@@ -32,7 +32,7 @@ def masked_plan() -> Plan:
 
 
 def offloading_plan() -> Plan:
-    return offloaded(small_plan())
+    return offloaded_plan()
 
 
 def launches_of(plan: Plan, kind: str) -> list[int]:

@@ -61,9 +61,10 @@ struct FilterParts {
   int32_t elements, filters;
   int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
 
-  explicit FilterParts(const StemConv& f)
-      : elements(f.steps * 16), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
-        padded_run(f.padded_run) {}
+  explicit FilterParts(const StemConv& f) : FilterParts(f, f.steps * 16, f.padded_run) {}
+  FilterParts(const StemConv& f, int32_t elements_, int32_t padded_run_)
+      : elements(elements_), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
+        padded_run(padded_run_) {}
   // Without padding.
   FilterParts(int32_t elements_, int32_t filters_)
       : elements(elements_), filters(filters_), planes(1), rows(1), run(elements_), padded_run(elements_) {}

@@ -192,7 +192,11 @@ __device__ inline void consume_tiles(
         const auto packed = hold<8>(reinterpret_cast<const T*>(halo + i * f.RESULT_PITCH) + eight * 8);
         if (offset >= 0) {
           *reinterpret_cast<Held<T, 8>*>(y + offset) = packed;
-          if constexpr (STATISTICS) statistics.add([&](int e) { return to_float(packed[e]); });
+          if constexpr (STATISTICS) {
+            const auto element = [&](int e) { return to_float(packed[e]); };
+            if (statistics.count == 0) statistics.begin(element);
+            statistics.push(element);
+          }
         }
         f.advance(at, f.output_step);
       }
@@ -201,7 +205,7 @@ __device__ inline void consume_tiles(
   }
   if constexpr (STATISTICS) {
     const int64_t part = (blockIdx.x / f.across * CONSUMERS + group) * (WARPGROUP / 32) + warp;
-    statistics.template store<8>([&](int e) { return partial + part * f.filters + first + eight * 8 + e; });
+    statistics.template store<8, 16>([&](int e) { return partial + part * f.filters + first + eight * 8 + e; });
   }
 }
 

@@ -13,32 +13,36 @@ struct ThreadStatistics {
   typename Statistics<T>::Running running[N] = {};
   int32_t count = 0;
 
-  // `element(e)`: of channel e, as it is stored.
+  // Before the first one. `element(e)`: of channel e, as it is stored.
   template <typename Element>
-  __device__ void add(const Element& element) {
+  __device__ void begin(const Element& element) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) running[e] = Statistics<T>{}.begin(element(e));
+  }
+  template <typename Element>
+  __device__ void push(const Element& element) {
 #pragma unroll
     for (int e = 0; e < N; ++e) {
       const float a[1] = {element(e)};
-      if (count == 0) running[e] = Statistics<T>{}.begin(a[0]);
       Statistics<T>{}.template push<1>(running[e], 0.0f, a, a);
     }
     ++count;
   }
-  // Merges the states of the threads of a warp, of which every APART-th one has the same channels; the first APART ones
-  // store theirs, of channel e at `to(e)`.
-  template <int APART, typename To>
+  // Merges the states of the threads of a warp with the same channels, whose lanes differ in the bits from FIRST to LAST;
+  // those where they are 0 store theirs, of channel e at `to(e)`.
+  template <int FIRST, int LAST, typename To>
   __device__ void store(const To& to) const {
     const int32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
       State both[2] = {Statistics<T>{}.thread_state(0.0f, running[e], count)};
 #pragma unroll
-      for (int mask = APART; mask < 32; mask *= 2) {
+      for (int mask = FIRST; mask <= LAST; mask *= 2) {
         both[1] = {__shfl_xor_sync(0xffffffffu, both[0].count, mask), __shfl_xor_sync(0xffffffffu, both[0].mean, mask),
                    __shfl_xor_sync(0xffffffffu, both[0].squares, mask)};
         both[0] = Statistics<T>{}.combine(2, [&](unsigned i) { return both[i]; });
       }
-      if (lane < APART) *to(e) = both[0];
+      if ((lane & (2 * LAST - FIRST)) == 0) *to(e) = both[0];
     }
   }
 };

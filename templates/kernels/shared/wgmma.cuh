@@ -158,6 +158,15 @@ __device__ inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c
 #endif
 }
 
+// stmatrix.trans: the same matrices, transposed: of each, the thread's word is of column i / 4, rows 2 (i % 4) and the next.
+__device__ inline void stmatrix_x4_trans(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+#endif
+}
+
 // An operand with the 128-byte swizzle whose descriptor is made once, the same in a whole warp, so that the compiler
 // keeps it in uniform registers: another step or stage is one addition. Otherwise each wgmma waits for some twenty
 // instructions.

@@ -908,6 +908,14 @@ CONVOLUTIONS = (
     (2, 4, (5, 9), 4, (1, 2), (1, 1), (0, 0, 1, 0), (1, 1), 4),
     (4, 16, (20, 33), 16, (1, 7), (1, 1), (0, 0, 3, 3), (1, 1), 16),
     (4, 16, (33, 20), 16, (7, 1), (1, 1), (3, 3, 0, 0), (1, 1), 16),
+    # Few channels and lines of whole vectors, filters by the 64: pixels at odd elements in two tiles across, one
+    # channel and an odd number of vectors in a window, uneven padding and strides, rows of windows of one element more
+    # than whole vectors, fewer columns than a tile's.
+    (2, 3, (11, 72), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    (1, 1, (12, 136), 64, (5, 5), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    (2, 4, (10, 10), 128, (3, 3), (2, 1), (0, 1, 1, 0), (1, 1), 1),
+    (3, 3, (9, 16), 64, (2, 3), (2, 1), (1, 0, 0, 2), (1, 1), 1),
+    (1, 7, (13, 24), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
 )
 
 

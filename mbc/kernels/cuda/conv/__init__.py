@@ -13,6 +13,7 @@
 * `matmul`: batched products of matrices
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue
 * `stem_conv`: stem convolutions, of images with at most seven channels
+* `stem_im2col`: the same on Hopper's tensor cores, with windows laid out in shared memory
 * `tf32_filter_gradient`: filter gradients of 3x3 convolutions in tf32
 * `weight_stationary_conv`: 16-bit convolutions of 64 or 128 channels with the filter in shared memory
 """

@@ -127,7 +127,7 @@ def _image_first(request: Request) -> Iterable[Layouts]:
             yield Layout.CHANNELS_FIRST, *last[1:]
 
 
-def _arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
+def arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
     request = at.request
     return StemConvArguments(
         **sizes(request),
@@ -151,11 +151,11 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
     return gemm_us(request, device, operations, peak_tflops(device, precision), TENSOR_SHARE)
 
 
-_FORWARD = OwnKernel(
+FORWARD = OwnKernel(
     "convolution",
     "conv/stem_conv.cu",
     StemConvArguments,
-    _arguments,
+    arguments,
     layouts=pixel_by_pixel,
     time_us=_time_us,
     launcher="stem_conv",
@@ -163,11 +163,11 @@ _FORWARD = OwnKernel(
     takes=_takes(DType.BF16, DType.FP16),
     tensor_cores=True,
 )
-_BACKWARD_FILTER = OwnKernel(
+BACKWARD_FILTER = OwnKernel(
     "convolution_backward_filter",
     "conv/stem_conv_filter.cu",
     StemConvArguments,
-    _arguments,
+    arguments,
     layouts=pixel_by_pixel,
     workspace=_partial_bytes,
     time_us=_time_us,
@@ -189,14 +189,14 @@ def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
         last,
         named=f"{launcher}_nchw",
         layouts=_image_first,
-        integers=partial(_arguments, image=Layout.CHANNELS_FIRST),
+        integers=partial(arguments, image=Layout.CHANNELS_FIRST),
     )
     return last, first
 
 
 KERNELS = (
-    _FORWARD,
-    _BACKWARD_FILTER,
-    *_in_fp32(_FORWARD),
-    *_in_fp32(replace(_BACKWARD_FILTER, shared=_filter_shared_bytes)),
+    FORWARD,
+    BACKWARD_FILTER,
+    *_in_fp32(FORWARD),
+    *_in_fp32(replace(BACKWARD_FILTER, shared=_filter_shared_bytes)),
 )

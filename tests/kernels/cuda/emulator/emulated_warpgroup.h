@@ -46,6 +46,20 @@ inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t 
   }
 }
 
+inline void stmatrix_x4_trans(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  uint32_t mine[6] = {a, b, c, d};
+  std::memcpy(mine + 4, &row, sizeof(row));
+  const emulator::WarpWords all(mine);
+  const unsigned lane = emulator::current % emulator::WARP;
+  for (unsigned matrix = 0; matrix < 4; ++matrix)
+    for (unsigned e = 0; e < 2; ++e) {
+      char* to;
+      std::memcpy(&to, all.of(matrix * 8 + lane % 4 * 2 + e) + 4, sizeof(to));
+      const auto element = static_cast<uint16_t>(mine[matrix] >> 16 * e);
+      std::memcpy(to + lane / 4 * 2, &element, 2);
+    }
+}
+
 class SwizzledRows {
  public:
   explicit SwizzledRows(const void* first_) : first(static_cast<const char*>(first_)) {}
