@@ -100,10 +100,12 @@ def find_device(gpu: str) -> DeviceSpec:
 
 
 def free_bytes(device: DeviceSpec, gpu: str) -> int:
-    """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's."""
+    """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's.
+
+    The driver counts bytes as free that CUDA cannot allocate (an H200: 0.6 GB)."""
     here = current_gpu() if whole_name(gpu) == "auto" else None
     same = here is not None and here.name == whole_name(device.name)
-    return here.free_bytes if here is not None and same else device.memory_bytes
+    return min(here.free_bytes, device.memory_bytes) if here is not None and same else device.memory_bytes
 
 
 def free_host_bytes(device: DeviceSpec, gpu: str, modules: int = 1) -> int | None:

@@ -59,3 +59,12 @@ def test_the_gpu_that_is_left_to_be_seen(
     assert current_gpu() == expected
     assert free_bytes(spec, "auto") == (expected.free_bytes if expected else spec.memory_bytes)
     assert free_bytes(spec, "l4") == spec.memory_bytes
+
+
+def test_a_plan_takes_no_more_than_cuda_can_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi counts an idle H200's reserved bytes as free."""
+    spec = find_spec("h200")
+    here = LocalGpu(spec.name, "580.1", spec.architecture, 143_771 << 20, 143_161 << 20)
+    monkeypatch.setattr(target, "local_gpus", lambda: (here,))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert here.free_bytes > spec.memory_bytes == free_bytes(spec, "auto")
