@@ -103,6 +103,9 @@ SKYLINE_SEARCH_WASTE_AVERSION = 100.0
 
 # Values of less than this share of the available bytes are always kept.
 ALWAYS_KEPT_SHARE = 1 / 20_000
+# Values of at least this share of the available bytes are converted back from the layout that is needed first, where
+# both are needed once more (072).
+CONVERTED_BACK_SHARE = 1 / 100
 # Rounds of greedy choice, each measured in the rewritten program (009), and how many in a row may find no lower peak.
 GREEDY_ROUNDS = 40
 GREEDY_PATIENCE = 10

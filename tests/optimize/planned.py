@@ -163,8 +163,13 @@ ONE_BY_ONE: tuple[Provider, ...] = tuple(Without(provider) for provider in PROVI
 
 @functools.cache
 def table(network: str, precision: str = "fp32", micro_batch: int = 0) -> CandidateTable:
-    """A network of NETWORKS for an H200, with estimated times, operation by operation: groups round less often."""
-    lowered = lower(parse(Source(f"{network}.mbc", NETWORKS[network])), (("train.precision", precision),), None)
+    """A network of NETWORKS."""
+    return planned_table(NETWORKS[network], network, precision, micro_batch)
+
+
+def planned_table(source: str, name: str, precision: str = "fp32", micro_batch: int = 0) -> CandidateTable:
+    """A network for an H200, with estimated times, operation by operation: groups round less often."""
+    lowered = lower(parse(Source(f"{name}.mbc", source)), (("train.precision", precision),), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     rules = Rules(micro_batch=micro_batch)
     return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, rules)

@@ -50,6 +50,11 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     stay_bytes, _ = floor_bytes(table, split=techniques.split)
     if (stay_bytes <= available_bytes or not found) and (whole_bytes <= available_bytes or not techniques.split):
         sending = tried(techniques)
+        here = replace(techniques, convert_back=True)
+        if sending is not None and not _is_good(problem, sending) and _converts_back(problem, here):
+            solution = tried(here)
+            if solution is not None and problem.best(found) is solution:
+                techniques, sending = here, solution
         # Where a link has too little memory behind it for all, the faster one may be worth more to later values.
         if techniques.peer_bytes and sending is not None and sending.links_used > 1:
             tried(replace(techniques, slow_first=True))
@@ -90,6 +95,16 @@ def _with_depth_first(
         if not better and (slower or best is not techniques):
             break  # dividing more values takes longer, or more bytes than dividing fewer
     return best
+
+
+def _converts_back(problem: Problem, techniques: Techniques) -> bool:
+    """Whether any value may be kept in one layout of two, and converted back."""
+    if not techniques.recompute:
+        return False
+    choices, available_bytes = problem.choose(problem.workspace_limits), problem.available_bytes
+    plain = replace(techniques, convert_back=False)
+    drafts = (scheduled_draft(problem.table, choices, here, available_bytes) for here in (plain, techniques))
+    return len({len(draft.train.launches) for draft in drafts}) > 1
 
 
 def _divided_draft(problem: Problem, techniques: Techniques) -> Draft:

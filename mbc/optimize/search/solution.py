@@ -8,6 +8,7 @@ from functools import cached_property
 
 from mbc.kernels.nccl import BY_COPIES, GATHERS, SHARDED, divides_among
 from mbc.ops.fused import SEPARATOR
+from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.placement.assign_addresses import Placed
@@ -15,6 +16,7 @@ from mbc.optimize.remat.optimizer_offload import offload_states, persistent_byte
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.contention import contention
+from mbc.optimize.schedule.convert_back import convert_back
 from mbc.optimize.schedule.cross_stream_liveness import data_waits_only
 from mbc.optimize.schedule.depth_first_micro_batches import depth_first
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
@@ -104,6 +106,8 @@ def scheduled_draft(
     draft = with_collectives(table, emit_launches(table, choices))
     if techniques.division is not None:
         draft = depth_first(table, draft, (*choices.train, *choices.infer), techniques.division)
+    if techniques.convert_back and available_bytes is not None:
+        draft = convert_back(table, draft, int(effort.CONVERTED_BACK_SHARE * available_bytes))
     if available_bytes is not None:
         by_name = {operation.name: operation for operation in table.graph.train}
         draft = split_within(draft, available_bytes, by_name, table.device)
