@@ -41,7 +41,8 @@ class Techniques:
     most, to `host_bytes` of host memory and `peer_bytes` of another GPU's; `slow_first`: by the slower link where both
     hide a copy. `states_bytes`: bytes of the optimizer's states that are outside the arena between steps, and in it for
     `lead` times of their copy before their update, and after. `split`: whether large values may exist in micro-batches
-    only; `division`: how, in this try. `convert_back`: values that are needed in two layouts are kept in one of them."""
+    only; `division`: how, in this try. `convert_back`: values that are needed in two layouts are kept in one of
+    them."""
 
     recompute: bool
     offload: float

@@ -11,6 +11,7 @@
 * `synchronise`: which launch waits for which launch of another stream
 * `coalesce_waits`: waits at as few kernels as possible
 * `contention`: slowdown of kernels by concurrent copies and kernels
+* `convert_back`: values that are needed in two layouts again are kept in one of them
 * `simulate`: the predicted time of a program
 * `step_time`: what a step takes that accumulates the gradients of several mini-batches
 """

@@ -1,4 +1,4 @@
-"""Values that are needed in two layouts once more, long after they were converted: one layout is kept, and converted back.
+"""Values that are needed in two layouts again, long after they were converted: one is kept, and converted back.
 
 A conversion keeps its operand where another launch reads that later. Where the converted value is read before it, that
 stays anyway, and gives the first layout back when it is needed: a pass over the value, where recomputing it would
@@ -16,8 +16,8 @@ from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Stream
 
 
 def convert_back(table: CandidateTable, draft: Draft, least_bytes: int) -> Draft:
-    """The draft with values of at least so many bytes converted back before their next reader where they are read in the
-    other layout first; the same draft where there is none."""
+    """The draft with values of at least so many bytes converted back before their next reader where they are read in
+    the other layout first; the same draft where there is none."""
     program, buffers = draft.train, draft.buffers
     fixed = {*draft.persistent, *program.entry, *program.exit, *(b.alias for b in buffers)}
     reads: dict[int, list[int]] = {}

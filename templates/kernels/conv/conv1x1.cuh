@@ -34,23 +34,23 @@ __device__ inline void produce_tiles(const P& gemm, int32_t consumer, char* kept
   constexpr int PARTS = CONV1X1_FILTERS / P::BOX;
   static_assert(PARTS % SHARES == 0 && P::BOX == CONV1X1_PIXELS && P::BOX == CONV1X1_CHANNELS);
   const int32_t chunks = gemm.chunks(), count = f.count();
-  pipelines.kept.arrive_expect(PARTS / SHARES * chunks * STAGE_BYTES);
+  pipelines.kept.arrive_expect_tx(PARTS / SHARES * chunks * STAGE_BYTES);
   for (int32_t part = consumer % SHARES; part < PARTS; part += SHARES)
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       const int32_t row = part * P::BOX, filter = f.first_filter() + row, channel = chunk * CONV1X1_CHANNELS;
       char* to = kept + chunk * KEPT_BYTES + row * SWIZZLE_ROW;
       if constexpr (P::BACKWARD)
-        copy_box(to, gemm.weights, {filter, channel}, pipelines.kept);
+        tma_load(to, gemm.weights, {filter, channel}, pipelines.kept);
       else
-        copy_box(to, gemm.weights, {channel, filter}, pipelines.kept);
+        tma_load(to, gemm.weights, {channel, filter}, pipelines.kept);
     }
   PipelineState state{consumer};
   for (int32_t number = consumer % SHARES; number < count; number += SHARES)
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
       pipelines.pixels.producer_acquire(state);
       Barrier& full = pipelines.pixels.full[state.stage];
-      full.arrive_expect(STAGE_BYTES);
-      copy_box(stages.of_pixels(state), gemm.pixels, {chunk * CONV1X1_CHANNELS, f.first_pixel(number)}, full);
+      full.arrive_expect_tx(STAGE_BYTES);
+      tma_load(stages.of_pixels(state), gemm.pixels, {chunk * CONV1X1_CHANNELS, f.first_pixel(number)}, full);
       state.advance(CONV1X1_CONSUMERS, f.stages);
     }
 }
@@ -63,12 +63,12 @@ __device__ inline void produce_staged(const StagedMaps<M, S>& operands, S source
   for (int32_t number = 0; number < count; ++number, state.advance(1, f.staged_tiles)) {
     pipelines.staged.producer_acquire(state);
     Barrier& full = pipelines.staged.full[state.stage];
-    full.arrive_expect(STAGED_BYTES<M, S>);
+    full.arrive_expect_tx(STAGED_BYTES<M, S>);
     char* to = stages.of_staged(state);
     int next = 0;
     each_staged<M>(source, [&](const auto* operand) {
       using Element = std::remove_cv_t<std::remove_pointer_t<decltype(operand)>>;
-      copy_box(to, operands.maps[next++], {f.first_filter() / PACKED<Element>, f.first_pixel(number)}, full);
+      tma_load(to, operands.maps[next++], {f.first_filter() / PACKED<Element>, f.first_pixel(number)}, full);
       to += CONV1X1_PIXELS * CONV1X1_FILTERS * BITS<Element> / 8;
     });
   }
@@ -78,18 +78,18 @@ template <int SHARES, typename T, typename P, GemmResult M, typename S, typename
 __device__ inline void consume_tiles(const P& gemm, int32_t consumer, const char* kept, const Conv1x1Stages<M, S>& stages,
                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
   constexpr bool BACKWARD = P::BACKWARD;
-  // Of the four matrices of 8 x 8 results that stmatrix stores: the row whose place this thread says, and its eight.
+  // Of the four matrices of 8 x 8 results that stmatrix stores: the row whose address this thread supplies, and its eight filters.
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16, eight = lane / 16;
   const int32_t chunks = gemm.chunks(), count = f.count();
-  const SwizzledRows kept_rows(kept), pixel_rows(stages.pixels);
+  const SwizzledDescriptor kept_rows(kept), pixel_rows(stages.pixels);
   float sums[CONV1X1_FILTERS / 8][4];
   pipelines.kept.wait(0);
   PipelineState state{consumer}, result{consumer};
   for (int32_t number = consumer % SHARES; number < count; number += SHARES) {
     PipelineState last = state;
     for (int32_t chunk = 0; chunk < chunks; ++chunk) {
-      const SwizzledRows weights = kept_rows.ahead(chunk * KEPT_BYTES);
-      const SwizzledRows pixels = pixel_rows.ahead(state.stage * STAGE_BYTES);
+      const SwizzledDescriptor weights = kept_rows.ahead(chunk * KEPT_BYTES);
+      const SwizzledDescriptor pixels = pixel_rows.ahead(state.stage * STAGE_BYTES);
       pipelines.pixels.consumer_wait(state);
       wgmma_fence();
 #pragma unroll

@@ -7,10 +7,10 @@
 //            (B) in shared memory. A thread of the last warp copies bands of the image (TMA), one ahead.
 // Epilogue   results are transposed in shared memory (stmatrix.trans) and stored from there (TMA). A thread has the same two
 //            filters of all pixels, so that statistics take few registers.
-// Shared     the windows of a band (eights of 1,024 bytes), and one of zeros, which pads K; two bands of the image; 8,192
-//            bytes of results.
-// Registers  at most 128 (3 blocks a multiprocessor: some lay out windows while others multiply).
-// Limit      bytes.
+// Shared     the windows of a band (1,024 bytes for each vector), and one of zeros, which pads K; two bands of the image;
+//            8,192 bytes of results.
+// Registers  120, so that three blocks fit a multiprocessor: some lay out windows while others multiply.
+// Limit      bytes by design; not measured yet.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w holds, j = 0 .. 7:
 //
@@ -26,17 +26,15 @@ struct StemConvStatisticsArguments : StemConvArguments {
 
 namespace mbc {
 
-constexpr int STEPS_PADDED = 4;  // of K = 16: kernels are made for multiples of it
-
 struct StemIm2colPipelines {
   Pipeline<IM2COL_IMAGES> images;
-  Barrier together;  // of the warpgroup
+  Barrier warpgroup_barrier;  // of the warpgroup
 };
 
 // Two elements of the weights of a filter from the k-th of its windows on, zeros in the padding.
 template <typename T>
 __device__ inline uint32_t weight_word(const T* filter, const Im2col& f, int32_t k) {
-  const int32_t row = k / (8 * f.eights), at = k - row * 8 * f.eights;
+  const int32_t row = k / (8 * f.vectors), at = k - row * 8 * f.vectors;
   if (row >= f.kernel_height) return 0;
   const T* pair = filter + row * f.run + at, zero = from_float<T>(0.0f);
   return word_of(at < f.run ? pair[0] : zero, at + 1 < f.run ? pair[1] : zero);
@@ -53,19 +51,19 @@ __device__ inline void read_weights(uint32_t (&a)[STEPS][4], const T* weight, in
       a[step][v] = weight_word(filter + v % 2 * 8 * f.kernel_height * f.run, f, step * 16 + v / 2 * 8 + 2 * t);
 }
 
-// Starts all wgmma of an output row. K reaches beyond the windows in the last STEPS_PADDED steps at most; that is read from
+// Starts all wgmma of an output row. K reaches beyond the windows in the last PADDED_STEPS steps at most; that is read from
 // `zeros`, whatever the weights are there.
 template <int STEPS, typename T>
-__device__ inline void start_row(float (&sums)[8][4], const uint32_t (&a)[STEPS][4], const char* windows,
-                                 const char* zeros, int32_t window_eights) {
+__device__ inline void issue_row(float (&sums)[8][4], const uint32_t (&a)[STEPS][4], const char* windows,
+                                 const char* zeros, int32_t window_vectors) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) {
-    const bool whole = step < STEPS - STEPS_PADDED;
-    const char* first = whole || 2 * step < window_eights ? windows + 2 * step * IM2COL_EIGHT_BYTES : zeros;
-    const auto apart =
-        static_cast<int32_t>(whole || 2 * step + 1 < window_eights ? IM2COL_EIGHT_BYTES : zeros - first);
-    wgmma_rs<false, T>(sums, a[step], CoreMatrices{first, 8 * 16, apart}, step > 0);
+    const bool whole = step < STEPS - Im2col::PADDED_STEPS;
+    const char* first = whole || 2 * step < window_vectors ? windows + 2 * step * IM2COL_VECTOR_BYTES : zeros;
+    const auto leading_bytes =
+        static_cast<int32_t>(whole || 2 * step + 1 < window_vectors ? IM2COL_VECTOR_BYTES : zeros - first);
+    wgmma_rs<false, T>(sums, a[step], CoreMatrices{first, 8 * 16, leading_bytes}, step > 0);
   }
   wgmma_commit();
 }
@@ -73,7 +71,7 @@ __device__ inline void start_row(float (&sums)[8][4], const uint32_t (&a)[STEPS]
 // Transposes the results of an output row: rows of 64 filters, with the swizzle of 128 bytes.
 template <typename T>
 __device__ inline void write_results(const uint32_t (&words)[8][2], char* results) {
-  // Of the four matrices of 8 x 8 results that stmatrix stores: the pixel whose place this thread says, and its filters.
+  // Of the four matrices of 8 x 8 results that stmatrix stores: the pixel whose address this thread supplies, and its filters.
   const int32_t lane = threadIdx.x % 32, pixel = lane / 16 * 8 + lane % 8, eight = threadIdx.x / 32 * 2 + lane / 8 % 2;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
@@ -86,11 +84,11 @@ __device__ inline void compute_tiles(const T* __restrict__ weight, const TensorM
                                      typename Statistics<T>::State* partial, const Im2col& f) {
   const int32_t first = blockIdx.y * IM2COL_FILTERS, lane = threadIdx.x % 32, t = lane % 4;
   char* const zeros = windows + f.windows_bytes();
-  WarpgroupSync sync{pipelines.together};
+  WarpgroupSync sync{pipelines.warpgroup_barrier};
   uint32_t a[STEPS][4];
   read_weights(a, weight, first, f);
   reinterpret_cast<uint2*>(zeros)[threadIdx.x] = {0, 0};
-  static_assert(IM2COL_EIGHT_BYTES == WARPGROUP * sizeof(uint2));
+  static_assert(IM2COL_VECTOR_BYTES == WARPGROUP * sizeof(uint2));
   ThreadStatistics<T, 2> statistics;
   int32_t iteration = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x, ++iteration) {
@@ -102,19 +100,19 @@ __device__ inline void compute_tiles(const T* __restrict__ weight, const TensorM
     sync();  // all windows are there
     for (int32_t row = 0; row < tile.rows; ++row) {
       float sums[8][4];
-      start_row<STEPS, T>(sums, a, windows + f.row_begin(row), zeros, f.window_eights());
+      issue_row<STEPS, T>(sums, a, windows + f.row_begin(row), zeros, f.window_vectors());
       wgmma_wait(sums);
       uint32_t words[8][2];
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
         for (int h = 0; h < 2; ++h) words[j][h] = rounded_word<T>(sums[j] + 2 * h);
-      if (threadIdx.x == 0) wait_until_stores_have_read();
+      if (threadIdx.x == 0) tma_store_wait_read();
       sync();  // the results of the row before this one have been read
       write_results<T>(words, results);
       fence_proxy_async();
       sync();
-      if (threadIdx.x == 0) store_box(features, {first, tile.x0, f.features_row(tile, row)}, results);
+      if (threadIdx.x == 0) tma_store(features, {first, tile.x0, f.features_row(tile, row)}, results);
       if constexpr (STATISTICS) {
         const auto element = [&](int pixel) {
           return [&words, pixel](int h) { return to_float(element_of<T>(words[pixel / 2][h], pixel % 2)); };
@@ -131,7 +129,7 @@ __device__ inline void compute_tiles(const T* __restrict__ weight, const TensorM
       }
     }
   }
-  if (threadIdx.x == 0) wait_until_stores_have_read();
+  if (threadIdx.x == 0) tma_store_wait_read();
   if constexpr (STATISTICS) {
     const int32_t warp = threadIdx.x / 32, filter = first + warp * 16 + lane / 4;
     const int64_t part = blockIdx.x;
@@ -141,7 +139,7 @@ __device__ inline void compute_tiles(const T* __restrict__ weight, const TensorM
 
 // `partial`: the statistics' states of blocks, with STATISTICS.
 template <int STEPS, typename T, bool STATISTICS>
-__global__ void __launch_bounds__(IM2COL_THREADS, 3)
+__global__ void __launch_bounds__(IM2COL_THREADS, IM2COL_BLOCKS)
     stem_im2col(const __grid_constant__ TensorMap image, const __grid_constant__ TensorMap features,
                 const T* __restrict__ weight, typename Statistics<T>::State* partial, const __grid_constant__ Im2col f) {
   MBC_DYNAMIC_SHARED(shared);
@@ -149,7 +147,7 @@ __global__ void __launch_bounds__(IM2COL_THREADS, 3)
   char* const results = aligned_shared(shared);
   char* const images = results + STEM_COLUMNS * SWIZZLE_ROW;
   if (threadIdx.x == 0) {
-    pipelines.together.start(WARPGROUP / 32);
+    pipelines.warpgroup_barrier.start(WARPGROUP / 32);
     pipelines.images.start(1, 1);
   }
   __syncthreads();
@@ -174,19 +172,21 @@ const char* run_stem_im2col(const MbcCall& call, int64_t blocks, typename Statis
   TensorMap image, features;
   if (const char* problem = f.set_image(image, in<T>(call, 0), a.rows)) return problem;
   if (const char* problem = f.set_features(features, out<T>(call, 2), a.rows)) return problem;
-  if (blocks == 0) blocks = min(f.tiles, multiprocessors() * 3);
+  if (blocks == 0) blocks = min(f.tiles, multiprocessors() * IM2COL_BLOCKS);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(f.filters / IM2COL_FILTERS));
-  const int shared = STEM_COLUMNS * SWIZZLE_ROW + IM2COL_IMAGES * f.image_bytes + f.windows_bytes() + IM2COL_EIGHT_BYTES + 1008;
+  const int shared = STEM_COLUMNS * SWIZZLE_ROW + IM2COL_IMAGES * f.image_bytes + f.windows_bytes() + IM2COL_VECTOR_BYTES +
+                     IM2COL_ALIGNED_BYTES;
   const auto launch = [&](auto kernel) {
     MBC_LAUNCH_SHARED(kernel, grid, IM2COL_THREADS, shared, call.stream, image, features, in<T>(call, 1), partial, f);
   };
-  const int32_t steps = (f.window_eights() + 1) / 2;
-  if (steps <= STEPS_PADDED)
-    launch(stem_im2col<STEPS_PADDED, T, STATISTICS>);
-  else if (steps <= 2 * STEPS_PADDED)
-    launch(stem_im2col<2 * STEPS_PADDED, T, STATISTICS>);
-  else if (steps <= 3 * STEPS_PADDED)
-    launch(stem_im2col<3 * STEPS_PADDED, T, STATISTICS>);
+  constexpr int PADDED = Im2col::PADDED_STEPS;
+  const int32_t steps = (f.window_vectors() + 1) / 2;
+  if (steps <= PADDED)
+    launch(stem_im2col<PADDED, T, STATISTICS>);
+  else if (steps <= 2 * PADDED)
+    launch(stem_im2col<2 * PADDED, T, STATISTICS>);
+  else if (steps <= 3 * PADDED)
+    launch(stem_im2col<3 * PADDED, T, STATISTICS>);
   else
     return "a window has more than 24 times 8 elements";
   return nullptr;

@@ -4,7 +4,7 @@
 // A row of a window, kernel_width * channels elements, is one run of memory, which is padded to whole vectors of 8 here.
 // Windows overlap, so that a row of the image is laid out once for all windows that have it, as core matrices for wgmma:
 //
-//   eight 0 of image row 0: 64 pixels x 16 bytes | eight 1: 64 pixels x 16 bytes | ... | eight 0 of image row 1 | ...
+//   vector 0 of image row 0: 64 pixels x 16 bytes | vector 1: 64 pixels x 16 bytes | ... | vector 0 of image row 1 | ...
 //
 // The windows of an output row are those of the image rows from row * stride_height on, one after another.
 #pragma once
@@ -17,26 +17,30 @@ namespace mbc {
 
 // As in mbc/kernels/cuda/conv/stem_im2col.py.
 constexpr int IM2COL_FILTERS = 64;                     // of a block
-constexpr int IM2COL_EIGHT_BYTES = STEM_COLUMNS * 16;  // of 8 elements of a row of the windows of 64 pixels
+constexpr int IM2COL_VECTOR_BYTES = STEM_COLUMNS * 16;  // of a vector of a row of the windows of 64 pixels
 constexpr int IM2COL_IMAGES = 2;                       // bands of the image in shared memory
+constexpr int IM2COL_BLOCKS = 3;                       // of a multiprocessor, in the forward pass
+constexpr int IM2COL_ALIGNED_BYTES = 1008;             // spent to begin at a multiple of 1,024
 
 constexpr int IM2COL_THREADS = WARPGROUP + 32;  // a warpgroup, and a warp that copies
 
 struct Im2col : StemConv {
-  int32_t eights;  // of a row of a window
+  static constexpr int PADDED_STEPS = 4;  // of K = 16: the forward pass has kernels for multiples of it
+
+  int32_t vectors;  // of a row of a window
   int32_t image_lead;  // elements in shared memory before a tile's first pixel, 0 or 1: copies begin at whole words
   int32_t image_pitch, image_bytes;  // elements of a row of a band in shared memory; bytes of a band
-  uint32_t inverse;                  // of `eights`, times 65,536, rounded up
+  uint32_t inverse;                  // of `vectors`, times 65,536, rounded up
 
   explicit Im2col(const StemConvArguments& a)
-      : StemConv(a, false, true), eights(static_cast<int32_t>(divide_up(run, 8))), image_lead(pad_left * channels % 2),
-        image_pitch(static_cast<int32_t>(divide_up(image_lead + span(STEM_COLUMNS) + 8 * eights - run + 2, 8)) * 8),
+      : StemConv(a, false, true), vectors(static_cast<int32_t>(divide_up(run, 8))), image_lead(pad_left * channels % 2),
+        image_pitch(static_cast<int32_t>(divide_up(image_lead + span(STEM_COLUMNS) + 8 * vectors - run + 2, 8)) * 8),
         image_bytes(static_cast<int32_t>(divide_up(band_rows * image_pitch * 2, 128)) * 128),
-        inverse(static_cast<uint32_t>(divide_up(65536, eights))) {}
-  __host__ __device__ int32_t window_eights() const { return kernel_height * eights; }
+        inverse(static_cast<uint32_t>(divide_up(65536, vectors))) {}
+  __host__ __device__ int32_t window_vectors() const { return kernel_height * vectors; }
   // Of the image rows under a tile.
-  __host__ __device__ int32_t windows_bytes() const { return band_rows * eights * IM2COL_EIGHT_BYTES; }
-  __device__ int32_t row_begin(int32_t row) const { return row * stride_height * eights * IM2COL_EIGHT_BYTES; }
+  __host__ __device__ int32_t windows_bytes() const { return band_rows * vectors * IM2COL_VECTOR_BYTES; }
+  __device__ int32_t row_begin(int32_t row) const { return row * stride_height * vectors * IM2COL_VECTOR_BYTES; }
 
   // Bands of the image, as words: rows of a box are longer than 256 elements.
   const char* set_image(TensorMap& map, const void* x, int64_t images) const {
@@ -48,8 +52,8 @@ struct Im2col : StemConv {
   }
   __device__ void copy_band(char* to, const TensorMap& image, const StemTile& tile, Barrier& full) const {
     const int32_t first = tile.x0 * stride_width * channels - pad_left * channels - image_lead;
-    full.arrive_expect(band_rows * image_pitch * 2);
-    copy_box(to, image, {first / 2, tile.y0 * stride_height - pad_top, static_cast<int32_t>(tile.n)}, full);
+    full.arrive_expect_tx(band_rows * image_pitch * 2);
+    tma_load(to, image, {first / 2, tile.y0 * stride_height - pad_top, static_cast<int32_t>(tile.n)}, full);
   }
   __device__ int32_t features_row(const StemTile& tile, int32_t row) const {
     return static_cast<int32_t>(tile.n) * out_height + tile.y0 + row;
@@ -82,20 +86,20 @@ __device__ inline void lay_out_windows(const char* image, char* windows, const I
   const int32_t pixel = f.image_lead + column * f.stride_width * f.channels;
   const uint32_t shift = static_cast<uint32_t>(pixel) % 2 * 16;
   const uint32_t* const words = reinterpret_cast<const uint32_t*>(image) + pixel / 2;
-  const int32_t left = f.run - (f.eights - 1) * 8;  // elements of the last eight of a row
+  const int32_t left = f.run - (f.vectors - 1) * 8;  // elements of the last vector of a row
 #pragma unroll 4
-  for (int32_t i = mine; i < f.band_rows * f.eights; i += WARPGROUP / STEM_COLUMNS) {
-    const auto row = static_cast<int32_t>(static_cast<uint32_t>(i) * f.inverse >> 16), eight = i - row * f.eights;
-    const uint32_t* from = words + row * (f.image_pitch / 2) + eight * 4;
+  for (int32_t i = mine; i < f.band_rows * f.vectors; i += WARPGROUP / STEM_COLUMNS) {
+    const auto row = static_cast<int32_t>(static_cast<uint32_t>(i) * f.inverse >> 16), number = i - row * f.vectors;
+    const uint32_t* from = words + row * (f.image_pitch / 2) + number * 4;
     uint32_t read[5], vector[4];
 #pragma unroll
     for (int w = 0; w < 5; ++w) read[w] = from[w];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       vector[w] = funnel_shift(read[w], read[w + 1], shift);
-      if (MASKED && eight == f.eights - 1) vector[w] &= 2 * w + 1 < left ? 0xffffffffu : 2 * w < left ? 0xffffu : 0u;
+      if (MASKED && number == f.vectors - 1) vector[w] &= 2 * w + 1 < left ? 0xffffffffu : 2 * w < left ? 0xffffu : 0u;
     }
-    *reinterpret_cast<uint4*>(windows + i * IM2COL_EIGHT_BYTES + column * 16) = {vector[0], vector[1], vector[2], vector[3]};
+    *reinterpret_cast<uint4*>(windows + i * IM2COL_VECTOR_BYTES + column * 16) = {vector[0], vector[1], vector[2], vector[3]};
   }
 }
 

@@ -7,10 +7,13 @@
 // Warps      5. A warpgroup lays out the windows of a band, then issues wgmma m64nNk16, gradients (A) in registers through
 //            ldmatrix.trans, windows (B) in shared memory. A thread of the last warp copies (TMA): gradients of output rows,
 //            and bands of the image, one ahead.
-// Shared     gradients of 3 output rows of 64 pixels, 8,192 bytes each; the windows of a band (eights of 1,024 bytes, also
-//            behind the last row, which is read as far as N reaches); two bands of the image.
-// Registers  at most 200 (2 blocks a multiprocessor: one lays out windows while the other multiplies).
-// Limit      bytes.
+// Shared     gradients of 3 output rows of 64 pixels, 8,192 bytes each; the windows of a band (1,024 bytes for each vector,
+//            also behind the last row, which is read as far as N reaches); two bands of the image.
+// Registers  138; two blocks fit a multiprocessor: one lays out windows while the other multiplies.
+// Limit      bytes by design; not measured yet.
+//
+// Windows beyond the last column of a row are multiplied by gradients of zero: an infinite element of the image there, which
+// no filter reaches, gives NaN.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w holds:
 //
@@ -27,7 +30,7 @@ constexpr int IM2COL_GRADIENT_BYTES = STEM_COLUMNS * SWIZZLE_ROW;  // of an outp
 struct Im2colFilterPipelines {
   Pipeline<IM2COL_IMAGES> images;
   Pipeline<STEM_STAGES> gradients;
-  Barrier together;  // of the warpgroup
+  Barrier warpgroup_barrier;  // of the warpgroup
 };
 
 // By one thread: bands of the image, and rows of gradients under them.
@@ -43,20 +46,20 @@ __device__ inline void copy_tiles(const TensorMap& image, const TensorMap& featu
     for (int32_t row = 0; row < tile.rows; ++row, ++copied) {
       Barrier& full = pipelines.gradients.full[copied % STEM_STAGES];
       pipelines.gradients.producer_acquire(copied);
-      full.arrive_expect(IM2COL_GRADIENT_BYTES);
-      copy_box(gradients + copied % STEM_STAGES * IM2COL_GRADIENT_BYTES, features,
+      full.arrive_expect_tx(IM2COL_GRADIENT_BYTES);
+      tma_load(gradients + copied % STEM_STAGES * IM2COL_GRADIENT_BYTES, features,
                {first, tile.x0, f.features_row(tile, row)}, full);
     }
   }
 }
 
 template <typename T, int TILES>
-__device__ inline void add_tiles(float (&sums)[TILES][4], const char* gradients, const char* images, char* windows,
+__device__ inline void accumulate_tiles(float (&sums)[TILES][4], const char* gradients, const char* images, char* windows,
                                  Im2colFilterPipelines& pipelines, const Im2col& f) {
   constexpr int PIECES = STEM_COLUMNS / 16;  // of a row: K = 16 pixels
-  // Of the four matrices of 8 pixels x 8 filters that ldmatrix reads: the row whose place this thread says, and its filters.
+  // Of the four matrices of 8 pixels x 8 filters that ldmatrix reads: the row whose address this thread supplies, and its filters.
   const int32_t lane = threadIdx.x % 32, pixel = lane / 16 * 8 + lane % 8, eight = threadIdx.x / 32 * 2 + lane / 8 % 2;
-  WarpgroupSync sync{pipelines.together};
+  WarpgroupSync sync{pipelines.warpgroup_barrier};
   int32_t iteration = 0, read = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x, ++iteration) {
     const StemTile tile = f.tile(number);
@@ -77,7 +80,7 @@ __device__ inline void add_tiles(float (&sums)[TILES][4], const char* gradients,
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < PIECES; ++i) {
-        const CoreMatrices of{windows, IM2COL_EIGHT_BYTES, 8 * 16, f.row_begin(row) + i * 16 * 16};
+        const CoreMatrices of{windows, IM2COL_VECTOR_BYTES, 8 * 16, f.row_begin(row) + i * 16 * 16};
         wgmma_rs<true, T>(sums, a[i], of, true);
       }
       wgmma_commit();
@@ -96,19 +99,19 @@ __global__ void __launch_bounds__(IM2COL_THREADS, 2)
   char* const images = gradients + STEM_STAGES * IM2COL_GRADIENT_BYTES;
   char* const windows = images + IM2COL_IMAGES * f.image_bytes;
   if (threadIdx.x == 0) {
-    pipelines.together.start(WARPGROUP / 32);
+    pipelines.warpgroup_barrier.start(WARPGROUP / 32);
     pipelines.images.start(1, 1);
     pipelines.gradients.start(1, 1);
   }
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
     float sums[TILES][4] = {};
-    add_tiles<T>(sums, gradients, images, windows, pipelines, f);
+    accumulate_tiles<T>(sums, gradients, images, windows, pipelines, f);
     const int32_t lane = threadIdx.x % 32, filter = blockIdx.y * IM2COL_FILTERS + threadIdx.x / 32 * 16 + lane / 4;
-    float* part = partial + static_cast<int64_t>(blockIdx.x) * f.window_eights() * 8 * f.filters + filter;
+    float* part = partial + static_cast<int64_t>(blockIdx.x) * f.window_vectors() * 8 * f.filters + filter;
 #pragma unroll
     for (int j = 0; j < TILES; ++j)
-      if (j < f.window_eights()) {
+      if (j < f.window_vectors()) {
 #pragma unroll
         for (int v = 0; v < 4; ++v) part[(8 * j + lane % 4 * 2 + v % 2) * f.filters + v / 2 * 8] = sums[j][v];
       }
@@ -130,21 +133,21 @@ extern "C" const char* mbc_stem_im2col_backward_filter(const MbcCall& call) {
     if (const char* problem = f.set_features(features, in<T>(call, 1), a.rows)) return problem;
     float* partial = out<float>(call, 3);
     const dim3 grid(static_cast<unsigned>(a.parts), static_cast<unsigned>(f.filters / IM2COL_FILTERS));
-    const int32_t eights = f.window_eights();
+    const int32_t vectors = f.window_vectors();
     const auto launch = [&](auto kernel, int32_t tiles) {
       const int shared = STEM_STAGES * IM2COL_GRADIENT_BYTES + IM2COL_IMAGES * f.image_bytes + f.windows_bytes() +
-                         (tiles - eights) * IM2COL_EIGHT_BYTES + 1008;
+                         (tiles - vectors) * IM2COL_VECTOR_BYTES + IM2COL_ALIGNED_BYTES;
       MBC_LAUNCH_SHARED(kernel, grid, IM2COL_THREADS, shared, call.stream, image, features, partial, f);
     };
-    if (eights <= 8)
+    if (vectors <= 8)
       launch(stem_im2col_filter<T, 8>, 8);
-    else if (eights <= 16)
+    else if (vectors <= 16)
       launch(stem_im2col_filter<T, 16>, 16);
-    else if (eights <= 24)
+    else if (vectors <= 24)
       launch(stem_im2col_filter<T, 24>, 24);
     else
       return "a window has more than 24 times 8 elements";
-    add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f, eights * 8, f.eights * 8), a.parts,
+    add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f, vectors * 8, f.vectors * 8), a.parts,
               a.accumulate != 0);
     return nullptr;
   });

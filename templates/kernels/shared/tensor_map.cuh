@@ -56,7 +56,7 @@ const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const 
 }
 
 // cp.async.bulk.tensor: the box from an element on, innermost index first; `full` counts its bytes, all of the box.
-__device__ inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
+__device__ inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -65,7 +65,7 @@ __device__ inline void copy_box(void* to, const TensorMap& map, const int32_t (&
       : "memory");
 #endif
 }
-__device__ inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier& full) {
+__device__ inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier& full) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
@@ -77,7 +77,7 @@ __device__ inline void copy_box(void* to, const TensorMap& map, const int32_t (&
 
 // The reverse, in a group of its own (cp.async.bulk.commit_group). What threads wrote there they made visible by
 // `fence_proxy_async` before a barrier.
-__device__ inline void store_box(const TensorMap& map, const int32_t (&at)[3], const void* from) {
+__device__ inline void tma_store(const TensorMap& map, const int32_t (&at)[3], const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(at[0]),
                "r"(at[1]), "r"(at[2]), "r"(shared_address(from))
@@ -86,7 +86,7 @@ __device__ inline void store_box(const TensorMap& map, const int32_t (&at)[3], c
 #endif
 }
 // cp.async.bulk.wait_group.read: shared memory of all boxes that this thread stores has been read.
-__device__ inline void wait_until_stores_have_read() {
+__device__ inline void tma_store_wait_read() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif

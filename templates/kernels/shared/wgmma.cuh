@@ -65,7 +65,7 @@ struct Barrier {
 #endif
   }
   // mbarrier.arrive.expect_tx: arrives, and lets `bytes` follow, a multiple of 16.
-  __device__ void arrive_expect(int bytes) {
+  __device__ void arrive_expect_tx(int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)
                  : "memory");
@@ -73,7 +73,7 @@ struct Barrier {
   }
   // The same, and cp.async.bulk.
   __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
-    arrive_expect(bytes);
+    arrive_expect_tx(bytes);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
@@ -102,7 +102,7 @@ __device__ inline void fence_mbarrier_init() {
 #endif
 }
 
-// fence.proxy.async: what this thread has written to or seen in shared memory is visible to wgmma, too.
+// fence.proxy.async: what this thread has written to or seen in shared memory is visible to wgmma and TMA, too.
 __device__ inline void fence_proxy_async() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -148,8 +148,8 @@ __device__ inline void wgmma_wait(float (&d)[TILES][4]) {
 #endif
 }
 
-// stmatrix m8n8.x4: four matrices of 8 x 8 elements of 16 bits to shared memory. Thread i says where row i % 8 of matrix
-// i / 8 goes, and holds word i % 4 of row i / 4 of each matrix.
+// stmatrix m8n8.x4: four matrices of 8 x 8 elements of 16 bits to shared memory. Thread i supplies the address of row i % 8 of
+// matrix i / 8, and holds word i % 4 of row i / 4 of each matrix.
 __device__ inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
@@ -170,15 +170,15 @@ __device__ inline void stmatrix_x4_trans(void* row, uint32_t a, uint32_t b, uint
 // An operand with the 128-byte swizzle whose descriptor is made once, the same in a whole warp, so that the compiler
 // keeps it in uniform registers: another step or stage is one addition. Otherwise each wgmma waits for some twenty
 // instructions.
-class SwizzledRows {
+class SwizzledDescriptor {
  public:
-  __device__ explicit SwizzledRows(const void* first)
+  __device__ explicit SwizzledDescriptor(const void* first)
       : low(warp_uniform(SWIZZLE_BLOCK / 16 << 16 | (shared_address(first) & 0x3ffff) >> 4)) {}
-  __device__ SwizzledRows ahead(int32_t bytes) const { return SwizzledRows(low + static_cast<uint32_t>(bytes / 16)); }
+  __device__ SwizzledDescriptor ahead(int32_t bytes) const { return SwizzledDescriptor(low + static_cast<uint32_t>(bytes / 16)); }
   __device__ uint64_t descriptor() const { return static_cast<uint64_t>(1u << 30 | SWIZZLE_ATOM / 16) << 32 | low; }
 
  private:
-  __device__ explicit SwizzledRows(uint32_t low_) : low(low_) {}
+  __device__ explicit SwizzledDescriptor(uint32_t low_) : low(low_) {}
   uint32_t low;  // word of the descriptor
 };
 
@@ -191,7 +191,7 @@ __device__ inline uint64_t smem_descriptor(
 __device__ inline uint64_t smem_descriptor(const void* rows) {
   return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK);
 }
-__device__ inline uint64_t smem_descriptor(const SwizzledRows& rows) { return rows.descriptor(); }
+__device__ inline uint64_t smem_descriptor(const SwizzledDescriptor& rows) { return rows.descriptor(); }
 // Where operands begin at several of the same core matrices, what differs is a constant.
 __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);
@@ -229,7 +229,7 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
 // Instructions".
 template <bool MN_MAJOR, typename T, int TILES, typename Operand>
 __device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
-  static_assert(TILES == 8 || TILES == 16 || TILES == 24 || TILES == 32);
+  static_assert(TILES == 8 || TILES == 16 || TILES == 24);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MBC_WGMMA_RS(n, type, d, a0, a1, a2, a3, b, adds_at, major, ...)                                       \
   asm volatile(MBC_WGMMA(n, type, d, "{%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", p, 1, 1, %" major, "%" adds_at) \
@@ -242,12 +242,9 @@ __device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], co
   else if constexpr (TILES == 16)                                                                              \
     MBC_WGMMA_RS("128", type, MBC_D64, "64", "65", "66", "67", "68", "69", "70", MBC_EIGHT_TILES(0),           \
                  MBC_EIGHT_TILES(8));                                                                          \
-  else if constexpr (TILES == 24)                                                                              \
-    MBC_WGMMA_RS("192", type, MBC_D96, "96", "97", "98", "99", "100", "101", "102", MBC_EIGHT_TILES(0),        \
-                 MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16));                                                     \
   else                                                                                                         \
-    MBC_WGMMA_RS("256", type, MBC_D128, "128", "129", "130", "131", "132", "133", "134", MBC_EIGHT_TILES(0),   \
-                 MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24))
+    MBC_WGMMA_RS("192", type, MBC_D96, "96", "97", "98", "99", "100", "101", "102", MBC_EIGHT_TILES(0),        \
+                 MBC_EIGHT_TILES(8), MBC_EIGHT_TILES(16))
   const uint64_t operand = smem_descriptor(b);
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     MBC_WGMMA_RS_OF("bf16");

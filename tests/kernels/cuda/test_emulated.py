@@ -6,14 +6,15 @@ import ctypes
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mbc.ir.types import Layout, Precision
-from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate
+from mbc.hardware.spec import find_spec
+from mbc.ir.types import DType, Layout, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.conv import (
@@ -21,6 +22,7 @@ from mbc.kernels.cuda.conv import (
     conv1x1_narrow,
     conv_transpose_nonoverlapping,
     stem_conv,
+    stem_im2col,
     tf32_filter_gradient,
     weight_stationary_conv,
 )
@@ -30,6 +32,7 @@ from mbc.kernels.cuda.fp32_emulated import (
     fp32_emulated_halo_filter,
     fp32_emulated_linear,
 )
+from mbc.ops.convolution import Convolution
 from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case
 from tests.kernels.cuda.groups import groups_in
@@ -97,7 +100,7 @@ def test_statistics_of_what_a_convolution_makes(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """By one block for its filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
-    for module in (weight_stationary_conv, conv1x1):
+    for module in (weight_stationary_conv, conv1x1, stem_im2col):
         monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
 
@@ -130,6 +133,87 @@ def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Lib
     check(library, case, Precision.BF16)
     check(library, case, Precision.FP32)
     check_tensor_cores(library, case, Precision.TF32)
+
+
+IM2COL = [
+    pytest.param(case, kernel, id=f"{kernel.name}-{case.name}")
+    for kernel in stem_im2col.KERNELS[:2]
+    for case in CASES
+    if case.kind == kernel.kind and kernel.takes(case.request(Precision.BF16)) and not is_for_a_gpu(case)
+]
+
+
+@pytest.mark.parametrize(("case", "kernel"), IM2COL)
+def test_a_block_goes_on_with_the_next_windows(
+    case: Case, kernel: OwnKernel, library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """Two blocks, or the six of the emulator's multiprocessors, lay out the windows of all tiles."""
+    monkeypatch.setattr(stem_im2col, "REDUCTION_BLOCKS", 1)
+    trial = Trial(library, case, Precision.BF16)
+    assert kernel.name in {candidate.name for candidate in trial.candidates()}
+    check(library, case, Precision.BF16)
+
+
+def test_windows_are_laid_out_for_several_tiles_of_a_block():
+    """Of some case of each pass: otherwise the test above shows nothing."""
+    tiles = {
+        kernel.kind: max(
+            stem_im2col.tiles(case.request(Precision.BF16)) for case in CASES if kernel_takes(kernel, case)
+        )
+        for kernel in stem_im2col.KERNELS[:2]
+    }
+    assert min(tiles.values()) > 6
+
+
+def kernel_takes(kernel: OwnKernel, case: Case) -> bool:
+    return case.kind == kernel.kind and not is_for_a_gpu(case) and kernel.takes(case.request(Precision.BF16))
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "filters", "kernel", "stride"),
+    [
+        ((32, 33), 3, 64, (3, 3), (1, 1)),  # rows of the image are no multiples of 16 bytes
+        ((32, 32), 3, 96, (3, 3), (1, 1)),  # filters are not by the 64
+        ((64, 64), 3, 64, (11, 11), (4, 4)),  # 55 vectors of a window
+        ((64, 64), 4, 64, (3, 3), (2, 2)),  # a row of a band is longer than a box
+        ((64, 64), 3, 64, (3, 3), (40, 1)),  # shared memory does not hold two output rows
+    ],
+)
+def test_stems_that_tensor_maps_do_not_take(
+    size: tuple[int, int], channels: int, filters: int, kernel: tuple[int, int], stride: tuple[int, int]
+):
+    a = Convolution(size, kernel, stride, (1, 1, 1, 1), (1, 1), 1)
+    image, weight, result = (
+        TensorType(shape, DType.BF16)
+        for shape in ((2, channels, *size), (filters, channels, *kernel), (2, filters, *a.output_size))
+    )
+    forward = Request("convolution", a, (image, weight), (result,), Precision.BF16)
+    backward = Request(
+        "convolution_backward_filter", a, (image, result), (replace(weight, dtype=DType.FP32),), Precision.BF16
+    )
+    for kernel_, request in zip(stem_im2col.KERNELS[:2], (forward, backward), strict=True):
+        assert not kernel_.takes(request)
+    taken = replace(a, size=(32, 32), kernel=(3, 3), stride=(1, 1))
+    assert taken.output_size == (32, 32)
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+@pytest.mark.parametrize("batch", [1, 8, 256])
+@pytest.mark.parametrize("side", [32, 160, 224])
+def test_no_estimate_takes_stems_that_nobody_has_measured(gpu: str, batch: int, side: int):
+    a = Convolution((side, side), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1)
+    image, weight, result = (
+        TensorType(shape, DType.BF16) for shape in ((batch, 3, side, side), (64, 3, 7, 7), (batch, 64, *a.output_size))
+    )
+    for kind, inputs, output in (
+        ("convolution", (image, weight), result),
+        ("convolution_backward_filter", (image, result), replace(weight, dtype=DType.FP32)),
+    ):
+        request = Request(kind, a, inputs, (output,), Precision.BF16)
+        times_us = {c.name: c.time_us for c in OWN.candidates(request, find_spec(gpu))}
+        (slow,) = (time_us for name, time_us in times_us.items() if name.startswith("stem_im2col"))
+        (known,) = (time_us for name, time_us in times_us.items() if name.startswith("stem_conv"))
+        assert slow > 3 * known
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

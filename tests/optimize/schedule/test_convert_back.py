@@ -14,12 +14,12 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
-from mbc.options import Options
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.schedule.convert_back import convert_back, is_conversion
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
+from mbc.options import Options
 from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers
@@ -43,7 +43,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "alexnet_caffe.mbc"
 
 @dataclass(frozen=True)
 class TwoLayouts(Adapted):
-    """Response normalisation exists with channels first only, everything else with channels last only, where it does."""
+    """Response normalisation exists with channels first only, all else with channels last only, where it does."""
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         wanted = Layout.CHANNELS_FIRST if request.kind.startswith("lrn") else Layout.CHANNELS_LAST

@@ -39,7 +39,7 @@ from mbc.ops.fused import gives_product
 # As in the source.
 PIXELS, FILTERS = 64, 128  # of a tile
 CHANNELS = 64  # K of a stage
-EIGHT = 8  # channels are copied, and filters written, so many at once
+EIGHT = 8  # filters are written so many at once; rows of tensor maps are multiples of 16 bytes
 MOST_CHANNELS = 512
 RESULTS = 2  # tiles of results
 MOST_STAGES, MOST_STAGED = 12, 6  # of pixels, and of staged operands of the epilogue
@@ -192,7 +192,7 @@ def with_epilogue(product: OwnKernel, launcher: str, epilogue: str, wirings: Ite
         gemms = gemms_of(request)
         if not (wired(request) and all(map(product.takes, gemms))):
             return False
-        # The mask of a pixel's filters is copied 16 bytes at once.
+        # A pixel's mask is a row of a tensor map: a multiple of 16 bytes.
         with_relu_masks = any(i.dtype is DType.UINT8 for i in _staged(request))
         enough = _pipeline_stages(request)[1] >= LEAST_STAGED // len(gemms)
         return enough and (not with_relu_masks or _result(request).shape[1] % FILTERS == 0)

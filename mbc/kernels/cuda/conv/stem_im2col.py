@@ -2,7 +2,8 @@
 shared memory (im2col). In bf16 and fp16, of filters by the 64; the forward pass can compute the batch statistics of its
 result.
 
-Nobody has measured them yet: they are estimated to take longer than `stem_conv`, so that no estimate takes them.
+Nobody has measured them yet: they are estimated to take four times as long as `stem_conv`, so that no estimate takes
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from functools import partial
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice
+from mbc.kernels.calibration import estimate_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, effort_of
+from mbc.kernels.cuda.conv.conv1x1 import ALIGNED_BYTES
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.conv.stem_conv import (
@@ -30,13 +33,13 @@ from mbc.kernels.statistics import convolution_of
 
 # As in the source.
 FILTERS = 64  # of a block
-EIGHT_BYTES = COLUMNS * 16  # of 8 elements of a row of the windows of 64 pixels
+VECTOR_BYTES = COLUMNS * 16  # of a vector of 8 elements of a row, of the windows of 64 pixels
 ROW_BYTES = COLUMNS * FILTERS * 2  # of an output row of a tile
 IMAGES = 2
 TILES = (8, 16, 24)  # of N = 8 elements of a window, of the filter pass
-MOST_EIGHTS = TILES[-1]
+MOST_VECTORS = TILES[-1]
 MOST_BOX = 256  # elements of a box that the tensor memory accelerator copies, in each dimension
-ALIGNED_BYTES = 1008  # spent to begin at a multiple of 1,024
+BARRIERS_BYTES = 128  # at most
 # Blocks that a multiprocessor has shared memory for, of 228 KiB, of which a block takes 1 KiB itself.
 BLOCKS, FILTER_BLOCKS = 3, 2
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 228 * 1024, 1024
@@ -53,20 +56,20 @@ def _run(request: Request) -> int:
     return attributes(request).kernel[1] * ConvOperands.of(request).image.shape[1]
 
 
-def _eights(request: Request) -> int:
+def _row_vectors(request: Request) -> int:
     """Of a row of a window, the last one padded."""
     return math.ceil(_run(request) / 8)
 
 
-def window_eights(request: Request) -> int:
-    return attributes(request).kernel[0] * _eights(request)
+def window_vectors(request: Request) -> int:
+    return attributes(request).kernel[0] * _row_vectors(request)
 
 
 def _pitch(request: Request) -> int:
     """Elements of a row of the image under a tile in shared memory."""
     a, channels = attributes(request), ConvOperands.of(request).image.shape[1]
     span, lead = ((COLUMNS - 1) * a.stride[1] + a.kernel[1]) * channels, a.pad[2] * channels % 2
-    return math.ceil((lead + span + 8 * _eights(request) - _run(request) + 2) / 8) * 8
+    return math.ceil((lead + span + 8 * _row_vectors(request) - _run(request) + 2) / 8) * 8
 
 
 def _shared_bytes(request: Request, band: int) -> int:
@@ -74,11 +77,11 @@ def _shared_bytes(request: Request, band: int) -> int:
     rows = (band - 1) * a.stride[0] + a.kernel[0]
     images = IMAGES * math.ceil(rows * _pitch(request) * 2 / 128) * 128
     if request.kind == BACKWARD_FILTER.kind:
-        padding = next(n for n in TILES if window_eights(request) <= n) - window_eights(request)
-        more = STAGES * ROW_BYTES + padding * EIGHT_BYTES
+        padding = next(n for n in TILES if window_vectors(request) <= n) - window_vectors(request)
+        more = STAGES * ROW_BYTES + padding * VECTOR_BYTES
     else:
-        more = ROW_BYTES + EIGHT_BYTES
-    return images + rows * _eights(request) * EIGHT_BYTES + more + ALIGNED_BYTES
+        more = ROW_BYTES + VECTOR_BYTES
+    return images + rows * _row_vectors(request) * VECTOR_BYTES + more + ALIGNED_BYTES + BARRIERS_BYTES
 
 
 def band(request: Request) -> int:
@@ -98,32 +101,35 @@ def _takes(kernel: OwnKernel, request: Request) -> bool:
         kernel.takes(request)
         and conv.features.shape[1] % FILTERS == 0
         and conv.image.shape[1] * conv.image.shape[3] % 8 == 0  # rows of 16 bytes
-        and window_eights(request) <= MOST_EIGHTS
+        and window_vectors(request) <= MOST_VECTORS
         and _pitch(request) // 2 <= MOST_BOX
         and band(request) > 0
     )
 
 
-def _tiles(request: Request) -> int:
+def tiles(request: Request) -> int:
+    """Of 64 columns of a band of output rows."""
     rows, _, height, width = ConvOperands.of(request).features.shape
     return rows * math.ceil(height / band(request)) * math.ceil(width / COLUMNS)
 
 
 def _parts(request: Request) -> int:
     """Split-K of the filter pass; not by the GPU's size, so that reductions are the same on all."""
-    return min(FILTER_BLOCKS * REDUCTION_BLOCKS, _tiles(request))
+    return min(FILTER_BLOCKS * REDUCTION_BLOCKS, tiles(request))
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _parts(request) * window_eights(request) * 8 * ConvOperands.of(request).features.shape[1] * 4
+    return _parts(request) * window_vectors(request) * 8 * ConvOperands.of(request).features.shape[1] * 4
 
 
 def _arguments(at: Slice) -> StemConvArguments:
     return replace(arguments(at), band=band(at.request), parts=_parts(at.request))
 
 
-def _time_us(request: Request, device: DeviceSpec) -> float:
-    return ESTIMATED_SLOWER * FORWARD.time_us(request, device)
+def _slower_us(kernel: OwnKernel, request: Request, device: DeviceSpec) -> float:
+    """Than the estimate of a kernel of `stem_conv`, whose shares of a GPU's peaks are known."""
+    layouts = next(iter(kernel.layouts(request)))
+    return ESTIMATED_SLOWER * estimate_us(effort_of(kernel, request, layouts, device))
 
 
 _FORWARD = replace(
@@ -133,7 +139,7 @@ _FORWARD = replace(
     takes=partial(_takes, FORWARD),
     integers=_arguments,
     shared=shared_bytes,
-    time_us=_time_us,
+    time_us=partial(_slower_us, FORWARD),
     warpgroups=True,
     aligned=True,
     version=1,
@@ -146,7 +152,7 @@ _BACKWARD_FILTER = replace(
     integers=_arguments,
     workspace=_partial_bytes,
     shared=shared_bytes,
-    time_us=_time_us,
+    time_us=partial(_slower_us, BACKWARD_FILTER),
     warpgroups=True,
     aligned=True,
     version=1,
@@ -157,7 +163,7 @@ def _blocks(request: Request) -> int:
     """Blocks that share the pixels of the same filters."""
     convolution = convolution_of(request)
     across = convolution.outputs[0].shape[1] // FILTERS
-    return max(1, min(BLOCKS * REDUCTION_BLOCKS // across, _tiles(convolution)))
+    return max(1, min(BLOCKS * REDUCTION_BLOCKS // across, tiles(convolution)))
 
 
 def _group_arguments(at: Slice) -> StemConvStatisticsArguments:
@@ -166,7 +172,10 @@ def _group_arguments(at: Slice) -> StemConvStatisticsArguments:
 
 
 _WITH_STATISTICS = replace(
-    with_statistics(_FORWARD, _blocks), struct=StemConvStatisticsArguments, integers=_group_arguments
+    with_statistics(_FORWARD, _blocks),
+    struct=StemConvStatisticsArguments,
+    integers=_group_arguments,
+    without_statistics=_FORWARD.name,
 )
 
 KERNELS = (_FORWARD, _BACKWARD_FILTER, _WITH_STATISTICS)

@@ -39,13 +39,19 @@ const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const 
   for (int i = 0; i < RANK; ++i) {
     map.sizes[i] = sizes[i];
     map.box[i] = box[i];
-    takes = takes && box[i] <= 256;
+    takes = takes && sizes[i] > 0 && box[i] > 0 && box[i] <= 256;
   }
   takes = takes && (!swizzled || box[0] * bytes == SWIZZLE_ROW);
   return takes ? nullptr : "the driver makes no such tensor map";
 }
 
-inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier&) {
+// Where a box lies in shared memory, which has to be aligned for the hardware.
+inline void check_aligned(const void* at, const TensorMap& map) {
+  if (!aligned(at, map.swizzled ? SWIZZLE_ATOM : 128)) std::abort();
+}
+
+inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier& full) {
+  check_aligned(to, map);
   map.each_element(at, [&](const char* from, int32_t place) {
     char* element = static_cast<char*>(to) + place;
     if (from)
@@ -53,15 +59,17 @@ inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[3], Bar
     else
       std::memset(element, 0, static_cast<size_t>(map.bytes));
   });
+  full.complete_tx(int64_t{map.box[0]} * map.box[1] * map.box[2] * map.bytes);
 }
-inline void copy_box(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
-  copy_box(to, map, {at[0], at[1], 0}, full);
+inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
+  tma_load(to, map, {at[0], at[1], 0}, full);
 }
-inline void store_box(const TensorMap& map, const int32_t (&at)[3], const void* from) {
+inline void tma_store(const TensorMap& map, const int32_t (&at)[3], const void* from) {
+  check_aligned(from, map);
   map.each_element(at, [&](char* element, int32_t place) {
     if (element) std::memcpy(element, static_cast<const char*>(from) + place, static_cast<size_t>(map.bytes));
   });
 }
-inline void wait_until_stores_have_read() {}
+inline void tma_store_wait_read() {}
 
 }  // namespace mbc

@@ -8,13 +8,28 @@ inline uint32_t shared_address(const void* at) { return static_cast<uint32_t>(re
 
 struct Barrier {
   uint64_t word;  // parity of the phase that goes on; arrivals of a phase, and those still to come, of 16 bits each
+  int64_t expected_bytes;  // of the phase, less those that have come: a wrong number never ends it
 
-  void start(int count) { word = static_cast<uint64_t>(count) * 0x10001u; }
+  void start(int count) {
+    word = static_cast<uint64_t>(count) * 0x10001u;
+    expected_bytes = 0;
+  }
   void arrive() {
-    if (--word % 0x10000u == 0) word = (word ^ emulator::PARITY) + (word >> 16 & 0xffffu);
+    --word;
+    end_phase();
   }
   void cp_async_arrive() { arrive(); }
-  void arrive_expect(int) { arrive(); }
+  void arrive_expect_tx(int bytes) {
+    expected_bytes += bytes;
+    arrive();
+  }
+  void complete_tx(int64_t bytes) {
+    expected_bytes -= bytes;
+    end_phase();
+  }
+  void end_phase() {
+    if (word % 0x10000u == 0 && expected_bytes == 0) word = (word ^ emulator::PARITY) + (word >> 16 & 0xffffu);
+  }
   void bulk_copy_arrive(void* to, const void* from, int bytes) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     arrive();
@@ -33,7 +48,7 @@ inline void wgmma_commit() {}
 template <int LATER = 0, int TILES>
 void wgmma_wait(float (&)[TILES][4]) {}
 
-// Every thread shows its words, and stores those of the rows whose place other threads say.
+// Every thread shows its words, and stores those of the rows whose addresses other threads supply.
 inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   uint32_t mine[6] = {a, b, c, d};
   std::memcpy(mine + 4, &row, sizeof(row));
@@ -60,10 +75,10 @@ inline void stmatrix_x4_trans(void* row, uint32_t a, uint32_t b, uint32_t c, uin
     }
 }
 
-class SwizzledRows {
+class SwizzledDescriptor {
  public:
-  explicit SwizzledRows(const void* first_) : first(static_cast<const char*>(first_)) {}
-  SwizzledRows ahead(int32_t bytes) const { return SwizzledRows(first + bytes); }
+  explicit SwizzledDescriptor(const void* first_) : first(static_cast<const char*>(first_)) {}
+  SwizzledDescriptor ahead(int32_t bytes) const { return SwizzledDescriptor(first + bytes); }
 
   const char* first;
 };
@@ -92,7 +107,7 @@ float of_operand(const void* b, bool mn_major, unsigned term, unsigned column) {
 }
 
 template <typename T>
-float of_operand(const SwizzledRows& b, bool mn_major, unsigned term, unsigned column) {
+float of_operand(const SwizzledDescriptor& b, bool mn_major, unsigned term, unsigned column) {
   return of_operand<T>(b.first, mn_major, term, column);
 }
 
