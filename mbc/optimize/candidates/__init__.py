@@ -1,6 +1,7 @@
 """What could run each operation: candidates of all providers, in all divisions into micro-batches.
 
-* `table`: candidates by request, and the Pareto fronts of their divisions
+* `table`: candidates by request
+* `fronts`: the Pareto fronts of their divisions into micro-batches
 * `user_rules`: which of them the user's settings admit, and what is said where none is left
 * `pareto`: divisions of which none is both slower and larger in workspace than another
 * `estimates`: times that nobody measured on this GPU

@@ -1,11 +1,10 @@
-"""The table of candidates: every provider's kernels for each operation, asked once per distinct request, and the Pareto
-front of its divisions into micro-batches."""
+"""The table of candidates: every provider's kernels for each operation, and the Pareto front of its divisions into
+micro-batches, asked once per distinct request."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,14 +19,14 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.estimates import Estimates, sooner, with_leaner
-from mbc.optimize.candidates.pareto import ParetoFront, fixed_division, pareto_front, worthwhile
+from mbc.optimize.candidates.fronts import ParetoFronts, fronts_in_micro_batches, fronts_of
+from mbc.optimize.candidates.pareto import ParetoFront
 from mbc.optimize.candidates.scaled_times import OtherSizes, RematKernels
 from mbc.optimize.candidates.user_rules import Rules, no_candidate
 from mbc.options import Policy
 from mbc.plan.model import Rows
 from mbc.profile.model import Profile
 
-ParetoFronts = Mapping[tuple[Layout, ...], ParetoFront]  # by layouts of the operands
 _Key = tuple[Request, RematKernels]
 MICRO_BATCH_ALIGNMENT_BYTES = 16  # of every operand of a micro-batch: what candidates were measured with
 
@@ -138,6 +137,12 @@ class CandidateTable:
         if not known:
             raise no_candidate(self.rules, self.providers, self.device, operation, request)
         return known
+
+    def profiled(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """Those of the profile alone."""
+        request = self.request(operation, rows)
+        found = self._of_profile(request, self._remat_kernels(operation))
+        return tuple(_with_plain_layouts(candidate, request) for candidate in found)
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
         """`candidates` for the whole mini-batch, but empty where there are none: fusion groups need not have any."""
@@ -262,9 +267,6 @@ class CandidateTable:
         workspace."""
         return kind_of(operation).divisible and isinstance(operation.attributes, Convolution)
 
-    def _aligned(self, operation: Operation, rows: int) -> bool:
-        return rows % self.aligned_rows(operation) == 0
-
     def aligned_rows(self, operation: Operation) -> int:
         """Micro-batches of multiples of so many rows start at aligned addresses in every operand."""
         values = (self.graph.values[name] for name in (*operation.inputs, *operation.outputs))
@@ -281,7 +283,7 @@ class CandidateTable:
             request_key = self.request(operation, self.whole), self._remat_kernels(operation)
             known = self._fronts.get(request_key)
             if known is None:
-                known = self._fronts[request_key] = self._make_fronts(operation)
+                known = self._fronts[request_key] = fronts_of(self, operation)
             layout = self._sum_layouts.get(operation.name)
             if layout is not None:
                 known = {layouts: front for layouts, front in known.items() if layouts[0] is layout}
@@ -294,82 +296,8 @@ class CandidateTable:
         key = self.request(operation, Rows(0, rows)), self._remat_kernels(operation)
         known = self._divided.get(key)
         if known is None:
-            known = self._divided[key] = self._make_fronts_in_micro_batches(operation, rows)
+            known = self._divided[key] = fronts_in_micro_batches(self, operation, rows)
         return known
-
-    def _make_fronts_in_micro_batches(self, operation: Operation, rows: int) -> ParetoFronts:
-        division = self._micro_batches(rows)
-        if not kind_of(operation).divisible or not self._aligned(operation, rows):
-            return {}
-        offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
-        for count in dict.fromkeys(division):
-            for candidate in self.candidates_of_micro_batch(operation, Rows(0, count)):
-                offers.setdefault(candidate.layouts, {}).setdefault(count, []).append(candidate)
-        accumulates = kind_of(operation).accumulates
-        fronts = {layouts: fixed_division(found, division, accumulates) for layouts, found in offers.items()}
-        return {layouts: front for layouts, front in fronts.items() if front}
-
-    def _make_fronts(self, operation: Operation) -> ParetoFronts:
-        accumulates = kind_of(operation).accumulates
-        division = self._given_division(operation)
-        sizes = division or self.micro_batch_rows(operation)
-        offers: dict[tuple[Layout, ...], dict[int, list[Candidate]]] = {}
-        measured = True
-        for rows in dict.fromkeys(sizes):
-            if division:  # given sizes may use any candidate
-                found = self.candidates_of_micro_batch(operation, Rows(0, rows))
-            elif rows == sizes[0]:
-                found = self.candidates_of_micro_batch(operation, Rows(0, rows))
-                measured = any(c.measured for c in found)
-            elif measured and self.profile is not None:
-                # A size that was not profiled is left out: its estimates would compete with measurements.
-                request = self.request(operation, Rows(0, rows))
-                found = self._of_profile(request, self._remat_kernels(operation))
-                found = tuple(_with_plain_layouts(c, request) for c in found)
-            elif self.timed(operation):
-                found = self.candidates_of_micro_batch(operation, Rows(0, rows))
-            else:  # estimates compete with estimates only
-                found = self.candidates(operation, Rows(0, rows))
-            for candidate in found:
-                offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)
-        fronts = {
-            layouts: fixed_division(found, division, accumulates) if division else self._front(found, accumulates)
-            for layouts, found in offers.items()
-        }
-        fronts = {layouts: front for layouts, front in fronts.items() if front}
-        if fronts:
-            return fronts
-        # Where no kernel can accumulate given micro-batches, or none runs them all in one layout, the operation stays
-        # undivided.
-        warnings.warn(
-            f"--micro-batch {self.rules.micro_batch}: '{operation.name}' stays whole, for want of a kernel that "
-            "accumulates the results of micro-batches, or that runs all of them in one layout",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        whole = self.candidates(operation, self.whole)
-        by_layouts = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
-        return {
-            layouts: pareto_front({self.graph.batch: found}, self.graph.batch, accumulates)
-            for layouts, found in by_layouts.items()
-        }
-
-    def _front(self, offers: Mapping[int, Sequence[Candidate]], accumulates: bool) -> ParetoFront:
-        batch = self.graph.batch
-        front = pareto_front(offers, batch, accumulates)
-        if len(offers) == 1:
-            return front
-        return worthwhile(front, pareto_front({batch: offers.get(batch, ())}, batch, accumulates))
-
-    def _given_division(self, operation: Operation) -> tuple[int, ...]:
-        rows = self.rules.micro_batch
-        if not rows or not self.divisible(operation) or not self._aligned(operation, rows):
-            return ()
-        return self._micro_batches(rows)
-
-    def _micro_batches(self, rows: int) -> tuple[int, ...]:
-        full, rest = divmod(self.graph.batch, rows)
-        return (rows,) * full + ((rest,) if rest else ())
 
     def conversion_us(self, type_: TensorType, target: Layout) -> float:
         """Time of changing the layout of a whole value to `target`: measured, else each byte read and written once."""
