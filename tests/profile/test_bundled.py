@@ -1,0 +1,35 @@
+"""What the profiles that come with mbc say of the link to the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mbc.hardware.transfers import KernelClass, measured_link
+from mbc.profile.locate import BUNDLED
+from mbc.profile.read import read_profile
+from mbc.profile.schema import COMPRESSED
+
+MOST_SLOWDOWN = 1.05  # more was measured where a GEMM ran at the limit of the GPU's power, which steps do not
+PROFILES = sorted(BUNDLED.glob(f"*{COMPRESSED}"))
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.name)
+def test_copies_hardly_slow_down_kernels(path: Path):
+    link = measured_link(read_profile(path).constants)
+    assert link is not None
+    for kernels in KernelClass:
+        assert max(link.slowdown(kernels).out, link.slowdown(kernels).back, link.slowdown(kernels).both) < MOST_SLOWDOWN
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.name)
+def test_a_direction_alone_is_not_slower_than_beside_the_other(path: Path):
+    link = measured_link(read_profile(path).constants)
+    assert link is not None
+    assert link.to_host_gb_s >= link.to_host_both_gb_s
+    assert link.to_device_gb_s >= link.to_device_both_gb_s
+
+
+def test_there_are_some():
+    assert len(PROFILES) >= 2
