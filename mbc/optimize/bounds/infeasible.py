@@ -36,7 +36,7 @@ def cannot_fit(
     if available_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
         remedies.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:
-        remedies.insert(0, f"lower the batch to {rows} or less")
+        remedies.insert(0, f"lower the batch to {rows} or less (more cannot fit)")
     reserved, budget = show_distinct(overhead_bytes, budget_bytes)
     reason = f"{reserved} are reserved for the GPU's context and libraries, before any tensor"
     if available_bytes > 0:
@@ -86,12 +86,12 @@ def not_found(
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
     hopeless = is_hopeless(arena_bytes, budget_bytes - overhead_bytes)
-    less = ", or less: so far below it few kinds of plans are tried" if hopeless else ""
+    less = "so far below it few kinds of plans are tried" if hopeless else "each budget is searched anew"
     return BudgetError(
         "MBC204",
         f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}{less}",
+        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}, or less: {less}",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )

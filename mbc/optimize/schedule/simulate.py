@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.hardware.transfers import Slowdown
-from mbc.plan.model import COPY_STREAMS, STREAM_FROM, STREAM_TO, Program, Space, Stream
+from mbc.plan.model import COPY_STREAMS, STREAM_FROM, STREAM_TO, Copy, Program, Space, Stream
 
 _IDLE_US = 1e-9  # rounding: a launch with less left has ended
 
@@ -179,7 +179,8 @@ def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, 
 
 
 def measured_share(program: Program) -> float:
-    """The part of the summed launch times that was measured, 0 to 1."""
-    total = sum(launch.work.time_us for launch in program.launches)
-    measured = sum(launch.work.time_us for launch in program.launches if launch.work.measured)
-    return measured / total if total else 0.0
+    """The part of the summed times of kernels that was measured, 0 to 1. Copies, whose links are measured, run beside
+    them: where kernels are estimated a step is."""
+    kernels = [launch.work for launch in program.launches if not isinstance(launch.work, Copy)]
+    total = sum(kernel.time_us for kernel in kernels)
+    return sum(kernel.time_us for kernel in kernels if kernel.measured) / total if total else 0.0

@@ -90,6 +90,13 @@ def launch(stream: Stream, time_us: float) -> Launch:
     return Launch(Kernel("mbc", "k", (), time_us, measured=True), (), stream, ())
 
 
+def test_measured_copies_measure_no_kernel() -> None:
+    copy = Launch(Copy(9.0, measured=True), (), Stream.TO_HOST, ())
+    estimated = Launch(Kernel("mbc", "k", (), 3.0, measured=False), (), Stream.COMPUTE, ())
+    program = Program((launch(Stream.COMPUTE, 1.0), estimated, copy), (), (), ())
+    assert measured_share(program) == 0.25
+
+
 def test_a_wait_delays_the_later_launch() -> None:
     launches = (launch(Stream.COMPUTE, 5), launch(Stream.TO_HOST, 7), launch(Stream.COMPUTE, 1))
     assert simulate(Program(launches, (), (), ())) == 7
