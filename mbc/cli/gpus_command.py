@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"in ten within {spread.error_high:.0%}."
         )
         print(
-            f"Estimates for other GPUs have ranges {OTHER_GPU:g} times as wide to either side; docs/estimates.md says how"
-            " an H100's compare.\n"
+            f"Estimates for other GPUs have ranges {OTHER_GPU:g} times as wide to either side; docs/estimates.md says "
+            "how an H100's compare.\n"
         )
     for index, gpu in enumerate(here):
         print(
