@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.schedule.emit_launches import Draft, renumbered
-from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Stream
+from mbc.optimize.schedule.emit_launches import Draft, conversion, renumbered
+from mbc.plan.model import Buffer, Kernel, Launch, Mode, Program
 
 
 def convert_back(table: CandidateTable, draft: Draft, least_bytes: int) -> Draft:
@@ -64,12 +64,7 @@ def _rewritten(table: CandidateTable, draft: Draft, found: Mapping[int, Sequence
         for source, target in found.get(i, ()):
             now[target] = len(buffers)
             buffers.append(buffers[target])
-            rows = buffers[target].rows
-            type_ = table.graph.values[buffers[target].value or ""].type
-            time_us = table.conversion_us(type_, buffers[target].layout)
-            work = Kernel("mbc", "convert", (), time_us, table.is_conversion_measured(type_))
-            accesses = Access(source, rows, Mode.READ), Access(now[target], rows, Mode.WRITE)
-            launches.append(Launch(work, (), Stream.COMPUTE, accesses))
+            launches.append(conversion(table, buffers, source, now[target]))
         accesses = tuple([replace(a, buffer=now.get(a.buffer, a.buffer)) for a in launch.accesses])
         launches.append(replace(launch, accesses=accesses))
     train = Program(tuple(launches), draft.train.waits, draft.train.entry, draft.train.exit)

@@ -142,17 +142,7 @@ class _Writer:
             return self._at(self.viewed[name], layout)
         source = self._at(name, self.written[name])
         target = self._new(name, layout)
-        rows = self.buffers[target].rows
-        type_ = self.table.graph.values[name].type
-        time_us, measured = self.table.conversion_us(type_, layout), self.table.is_conversion_measured(type_)
-        self.launches.append(
-            Launch(
-                Kernel("mbc", "convert", (), time_us, measured),
-                (),
-                Stream.COMPUTE,
-                (Access(source, rows, Mode.READ), Access(target, rows, Mode.WRITE)),
-            )
-        )
+        self.launches.append(conversion(self.table, self.buffers, source, target))
         return target
 
     def _launch(self, operation: Operation) -> None:
@@ -166,6 +156,15 @@ class _Writer:
             for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
         ]
         self.launches += launches_of(self.table, operation, choice.micro_batches, inputs, outputs, self.buffers)
+
+
+def conversion(table: CandidateTable, buffers: Sequence[Buffer], source: int, target: int) -> Launch:
+    """The change of layout from one buffer of a whole value to another."""
+    buffer = buffers[target]
+    type_ = table.graph.values[buffer.value or ""].type
+    time_us, measured = table.conversion_us(type_, buffer.layout), table.is_conversion_measured(type_)
+    accesses = Access(source, buffer.rows, Mode.READ), Access(target, buffer.rows, Mode.WRITE)
+    return Launch(Kernel("mbc", "convert", (), time_us, measured), (), Stream.COMPUTE, accesses)
 
 
 def launches_of(

@@ -50,6 +50,7 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     stay_bytes, _ = floor_bytes(table, split=techniques.split)
     if (stay_bytes <= available_bytes or not found) and (whole_bytes <= available_bytes or not techniques.split):
         sending = tried(techniques)
+        # It costs a pass over each such value, so it is worth trying only where keeping both layouts costs more.
         here = replace(techniques, convert_back=True)
         if sending is not None and not _is_good(problem, sending) and _converts_back(problem, here):
             solution = tried(here)

@@ -18,8 +18,8 @@ namespace mbc {
 template <GemmResult M, typename T, typename S>
 const char* run_conv1x1_reduction(const MbcCall& call, const S& source, int operands, int outputs) {
   const int mean = 2 + operands, x = mean + 2, dgamma = x + (M == GemmResult::X) + outputs;
-  return run_conv1x1<M>(call, M == GemmResult::X ? out<T>(call, x) : nullptr, source, sums_of(call, mean, dgamma, eps(call, 0)),
-                   out<BnBackwardReduction::State>(call, dgamma + 2));
+  return run_conv1x1<M>(call, M == GemmResult::X ? out<T>(call, x) : nullptr, source,
+                        sums_of(call, mean, dgamma, eps(call, 0)), out<BnBackwardReduction::State>(call, dgamma + 2));
 }
 
 // Over the gradient through ReLU, by ReLU's output or its bit mask (BITMASK); that gradient is written as well. ADD: of
@@ -52,7 +52,7 @@ const char* run_add_relu_remat(const MbcCall& call) {
                                                        out<T>(call, x + 2), out<T>(call, x + 1), f);
     const BnBackwardReduction sums = sums_of(call, 2, x + 3, eps(call, 1));
     return run_conv1x1<GemmResult::X>(call, out<T>(call, x), source, RematReduction<NormalizeAddRelu>(sums, f),
-                            out<BnBackwardReduction::State>(call, x + 5));
+                                       out<BnBackwardReduction::State>(call, x + 5));
   });
 }
 
@@ -72,7 +72,7 @@ extern "C" const char* mbc_conv1x1_statistics(const MbcCall& call) {
     using T = decltype(of);
     const EpilogueStatistics<T> statistics{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}};
     return run_conv1x1<GemmResult::X>(call, out<T>(call, 2), TensorSource<T, false, false>{}, statistics,
-                            out<typename Statistics<T>::State>(call, 5));
+                                       out<typename Statistics<T>::State>(call, 5));
   });
 }
 extern "C" const char* mbc_conv1x1_bn_reduce(const MbcCall& call) {

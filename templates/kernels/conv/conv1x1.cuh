@@ -78,7 +78,8 @@ template <int SHARES, typename T, typename P, GemmResult M, typename S, typename
 __device__ inline void consume_tiles(const P& gemm, int32_t consumer, const char* kept, const Conv1x1Stages<M, S>& stages,
                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
   constexpr bool BACKWARD = P::BACKWARD;
-  // Of the four matrices of 8 x 8 results that stmatrix stores: the row whose address this thread supplies, and its eight filters.
+  // Of the four matrices of 8 x 8 results that stmatrix stores: the row whose address this thread supplies, and its eight
+  // filters.
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16, eight = lane / 16;
   const int32_t chunks = gemm.chunks(), count = f.count();
   const SwizzledDescriptor kept_rows(kept), pixel_rows(stages.pixels);

@@ -132,30 +132,25 @@ def _slower_us(kernel: OwnKernel, request: Request, device: DeviceSpec) -> float
     return ESTIMATED_SLOWER * estimate_us(effort_of(kernel, request, layouts, device))
 
 
-_FORWARD = replace(
-    FORWARD,
-    file="conv/stem_im2col.cu",
-    launcher="stem_im2col",
-    takes=partial(_takes, FORWARD),
-    integers=_arguments,
-    shared=shared_bytes,
-    time_us=partial(_slower_us, FORWARD),
-    warpgroups=True,
-    aligned=True,
-    version=1,
-)
+def _by_im2col(kernel: OwnKernel, launcher: str, file: str) -> OwnKernel:
+    """A pass of `stem_conv` on these operands."""
+    return replace(
+        kernel,
+        file=file,
+        launcher=launcher,
+        takes=partial(_takes, kernel),
+        integers=_arguments,
+        shared=shared_bytes,
+        time_us=partial(_slower_us, kernel),
+        warpgroups=True,
+        aligned=True,
+        version=1,
+    )
+
+
+_FORWARD = _by_im2col(FORWARD, "stem_im2col", "conv/stem_im2col.cu")
 _BACKWARD_FILTER = replace(
-    BACKWARD_FILTER,
-    file="conv/stem_im2col_filter.cu",
-    launcher="stem_im2col_backward_filter",
-    takes=partial(_takes, BACKWARD_FILTER),
-    integers=_arguments,
-    workspace=_partial_bytes,
-    shared=shared_bytes,
-    time_us=partial(_slower_us, BACKWARD_FILTER),
-    warpgroups=True,
-    aligned=True,
-    version=1,
+    _by_im2col(BACKWARD_FILTER, "stem_im2col_backward_filter", "conv/stem_im2col_filter.cu"), workspace=_partial_bytes
 )
 
 
