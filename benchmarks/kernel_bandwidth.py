@@ -7,8 +7,10 @@ of them are there still, and a launch takes about as long as reading them.
 
     python benchmarks/kernel_bandwidth.py [--gpu h200] [--profile FILE] [--network resnet] [--only KIND ...]
                                           [--set depth=50 batch=256 train.precision=bf16]
-                                          [--measure SECONDS] [--of FILE]
+                                          [--measure SECONDS] [--of FILE] [--products]
 
+`--products`: convolutions and GEMMs with what is fused into them instead, cuDNN's too. They are held against the longer
+of their bytes and their products at the GPU's peak.
 `--measure` takes the times from this machine's GPU, and those of the profile stand beside them. `--of` takes the
 launches from a result of this script instead of a plan: kernels that were rewritten since are no part of a plan before
 the profile knows them.
@@ -58,16 +60,19 @@ class Place:
     moved_bytes: int
     time_us: float
     count: int = 1
+    flops: int = 0
 
 
-def places(plan: Plan) -> list[Place]:
-    """The launches of mbc's own kernels in the training step that compute no products."""
+def places(plan: Plan, products: bool = False) -> list[Place]:
+    """The launches of mbc's own kernels in the training step that compute no products; or of all that do."""
     operations = {o.name: o for o in plan.graph.train}
     found: dict[tuple[str, str, tuple[Layout, ...]], Place] = {}
     for one in limits(plan, plan.train, ceilings_of(plan)):
         launch = plan.train.launches[one.summary.first_launch]
         work = launch.work
-        if not isinstance(work, Kernel) or work.provider != OWN.name or one.flops or not launch.operations:
+        if not isinstance(work, Kernel) or not launch.operations or bool(one.flops) is not products:
+            continue
+        if not products and work.provider != OWN.name:
             continue
         if not one.moved_bytes or len(one.summary.micro_batches) > 1:
             continue
@@ -75,7 +80,7 @@ def places(plan: Plan) -> list[Place]:
         buffers = (plan.buffers[access.buffer] for access in launch.accesses)
         layouts = tuple(buffer.layout for buffer in buffers if buffer.value is not None)
         key = signature(request), work.name, layouts
-        known = found.get(key, Place(request, work.name, layouts, one.moved_bytes, one.summary.time_us, 0))
+        known = found.get(key, Place(request, work.name, layouts, one.moved_bytes, one.summary.time_us, 0, one.flops))
         found[key] = replace(known, count=known.count + 1)
     return list(found.values())
 
@@ -91,6 +96,7 @@ def places_of(path: Path) -> list[Place]:
             row["bytes"],
             row["time_us"],
             row["count"],
+            row.get("flops", 0),
         )
         for row in rows
     ]
@@ -117,7 +123,7 @@ def largest(request: Request) -> TensorType:
 
 
 def row_of(place: Place, ceilings: Ceilings, copy_bytes_per_us: float, device: DeviceSpec) -> dict[str, Any]:
-    limit_us = place.moved_bytes / copy_bytes_per_us
+    limit_us = max(place.moved_bytes / copy_bytes_per_us, place.flops / ceilings.flops_per_us)
     shape = largest(place.request)
     return {
         "name": f"{place.request.kind} {shape}",
@@ -128,11 +134,11 @@ def row_of(place: Place, ceilings: Ceilings, copy_bytes_per_us: float, device: D
         "bytes": place.moved_bytes,
         "mib": place.moved_bytes / 2**20,
         "time_us": place.time_us,
-        "of_copy": limit_us / place.time_us,
+        "of_copy": place.moved_bytes / copy_bytes_per_us / place.time_us,
         "of_ceiling": place.moved_bytes / ceilings.bytes_per_us / place.time_us,
         "lost_us": place.count * (place.time_us - limit_us),
         "cached": place.moved_bytes <= device.l2_bytes,
-    }
+    } | ({"flops": place.flops, "of_limit": limit_us / place.time_us} if place.flops else {})
 
 
 def by_kernel(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -183,7 +189,8 @@ def as_measured(place: Place, profile: Profile) -> dict[str, Any] | None:
     difference are measured in one."""
     known = profile.measurements.get(signature(place.request), ())
     rows = [m for m in known if m.layouts == place.layouts] or known
-    times = {m.name: m.time_us for m in rows if not m.refused}
+    # The fastest engine of cuDNN's, which share a name.
+    times = {m.name: m.time_us for m in sorted(rows, key=lambda m: -m.time_us) if not m.refused}
     if not times:
         return None
     best = min(times, key=lambda name: times[name])
@@ -200,6 +207,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="KERNEL")
     parser.add_argument("--measure", type=float, metavar="SECONDS")
     parser.add_argument("--of", type=Path, metavar="FILE")
+    parser.add_argument("--products", action="store_true")
     arguments = parser.parse_args()
     if arguments.measure:
         need_gpu("leave --measure out to read a profile")
@@ -209,7 +217,11 @@ def main() -> None:
     profile = find_profile(device, arguments.profile)
     if profile is None:
         raise SystemExit(f"there is no profile of {device.name}: --profile names one")
-    found = places_of(arguments.of) if arguments.of else places(job.with_options(profile=arguments.profile).plan())
+    found = (
+        places_of(arguments.of)
+        if arguments.of
+        else places(job.with_options(profile=arguments.profile).plan(), arguments.products)
+    )
     found = [p for p in found if not arguments.only or p.kernel in arguments.only]
     ceilings, copy = Ceilings.of(device, found[0].request.precision), copy_gb_s(profile, device)
     rows = [row_of(place, ceilings, copy * 1e3, device) for place in found]
@@ -225,15 +237,17 @@ def main() -> None:
     rows.sort(key=lambda r: -r["lost_us"])
     kernels = by_kernel(rows)
     path = write(
-        "kernel_bandwidth", rows, network=job.name, settings=list(arguments.set),
+        "kernel_products" if arguments.products else "kernel_bandwidth", rows,
+        network=job.name, settings=list(arguments.set),
         profile=Path(profile.source).name, measured_on=profile.identity.gpu,
         copy_gb_s=copy, ceiling_gb_s=ceilings.bytes_per_us / 1e3, kernels=kernels,
     )  # fmt: skip
     before = ["before_us"] if arguments.measure else []
-    show(rows, ["name", "kernel", "count", "mib", *before, "time_us", "of_copy", "lost_us", "cached"])
+    share = "of_limit" if arguments.products else "of_copy"
+    show(rows, ["name", "kernel", "count", "mib", *before, "time_us", share, "lost_us", "cached"])
     show(kernels, ["kernel", "places", "ms", "of_copy", "of_copy_uncached", "lost_us"])
     large = [r for r in rows if not r["cached"]]
-    slow = sum(r["of_copy"] < WANTED for r in large)
+    slow = sum(r[share] < WANTED for r in large)
     lost_us = sum(max(0.0, r["lost_us"]) for r in rows)
     print(
         f"{copy:,.0f} GB/s of copying; {sum(r['count'] for r in rows)} launches lose {lost_us / 1e3:.2f} ms; of"

@@ -7,8 +7,8 @@
 //            (B) in shared memory. A thread of the last warp copies bands of the image (TMA), one ahead.
 // Epilogue   results are transposed in shared memory (stmatrix.trans) and stored from there (TMA). A thread has the same two
 //            filters of all pixels, so that statistics take few registers.
-// Shared     the windows of a band (1,024 bytes for each vector), and one of zeros, which pads K; two bands of the image;
-//            8,192 bytes of results.
+// Shared     the windows of a band (1,024 bytes for each vector), and two vectors of zeros, which pad K; two bands of the
+//            image; 8,192 bytes of results.
 // Registers  120, so that three blocks fit a multiprocessor: some lay out windows while others multiply.
 // Limit      bytes by design; not measured yet.
 //
@@ -61,8 +61,8 @@ __device__ inline void issue_row(float (&sums)[8][4], const uint32_t (&a)[STEPS]
   for (int step = 0; step < STEPS; ++step) {
     const bool whole = step < STEPS - Im2col::PADDED_STEPS;
     const char* first = whole || 2 * step < window_vectors ? windows + 2 * step * IM2COL_VECTOR_BYTES : zeros;
-    const auto leading_bytes =
-        static_cast<int32_t>(whole || 2 * step + 1 < window_vectors ? IM2COL_VECTOR_BYTES : zeros - first);
+    const bool half = !whole && 2 * step + 1 == window_vectors;
+    const auto leading_bytes = static_cast<int32_t>(half ? zeros - first : IM2COL_VECTOR_BYTES);
     wgmma_rs<false, T>(sums, a[step], CoreMatrices{first, 8 * 16, leading_bytes}, step > 0);
   }
   wgmma_commit();
@@ -87,8 +87,8 @@ __device__ inline void compute_tiles(const T* __restrict__ weight, const TensorM
   WarpgroupSync sync{pipelines.warpgroup_barrier};
   uint32_t a[STEPS][4];
   read_weights(a, weight, first, f);
-  reinterpret_cast<uint2*>(zeros)[threadIdx.x] = {0, 0};
-  static_assert(IM2COL_VECTOR_BYTES == WARPGROUP * sizeof(uint2));
+  reinterpret_cast<uint4*>(zeros)[threadIdx.x] = {0, 0, 0, 0};
+  static_assert(IM2COL_PADDING_BYTES == WARPGROUP * sizeof(uint4));
   ThreadStatistics<T, 2> statistics;
   int32_t iteration = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x, ++iteration) {
@@ -174,7 +174,7 @@ const char* run_stem_im2col(const MbcCall& call, int64_t blocks, typename Statis
   if (const char* problem = f.set_features(features, out<T>(call, 2), a.rows)) return problem;
   if (blocks == 0) blocks = min(f.tiles, multiprocessors() * IM2COL_BLOCKS);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(f.filters / IM2COL_FILTERS));
-  const int shared = STEM_COLUMNS * SWIZZLE_ROW + IM2COL_IMAGES * f.image_bytes + f.windows_bytes() + IM2COL_VECTOR_BYTES +
+  const int shared = STEM_COLUMNS * SWIZZLE_ROW + IM2COL_IMAGES * f.image_bytes + f.windows_bytes() + IM2COL_PADDING_BYTES +
                      IM2COL_ALIGNED_BYTES;
   const auto launch = [&](auto kernel) {
     MBC_LAUNCH_SHARED(kernel, grid, IM2COL_THREADS, shared, call.stream, image, features, in<T>(call, 1), partial, f);

@@ -18,6 +18,7 @@ namespace mbc {
 // As in mbc/kernels/cuda/conv/stem_im2col.py.
 constexpr int IM2COL_FILTERS = 64;                     // of a block
 constexpr int IM2COL_VECTOR_BYTES = STEM_COLUMNS * 16;  // of a vector of a row of the windows of 64 pixels
+constexpr int IM2COL_PADDING_BYTES = 2 * IM2COL_VECTOR_BYTES;  // zeros, of K = 16
 constexpr int IM2COL_IMAGES = 2;                       // bands of the image in shared memory
 constexpr int IM2COL_BLOCKS = 3;                       // of a multiprocessor, in the forward pass
 constexpr int IM2COL_ALIGNED_BYTES = 1008;             // spent to begin at a multiple of 1,024
@@ -28,12 +29,12 @@ struct Im2col : StemConv {
   static constexpr int PADDED_STEPS = 4;  // of K = 16: the forward pass has kernels for multiples of it
 
   int32_t vectors;  // of a row of a window
-  int32_t image_lead;  // elements in shared memory before a tile's first pixel, 0 or 1: copies begin at whole words
+  int32_t image_lead;  // elements in shared memory before a tile's first pixel: copies begin at multiples of 16 bytes
   int32_t image_pitch, image_bytes;  // elements of a row of a band in shared memory; bytes of a band
   uint32_t inverse;                  // of `vectors`, times 65,536, rounded up
 
   explicit Im2col(const StemConvArguments& a)
-      : StemConv(a, false, true), vectors(static_cast<int32_t>(divide_up(run, 8))), image_lead(pad_left * channels % 2),
+      : StemConv(a, false, true), vectors(static_cast<int32_t>(divide_up(run, 8))), image_lead((8 - pad_left * channels % 8) % 8),
         image_pitch(static_cast<int32_t>(divide_up(image_lead + span(STEM_COLUMNS) + 8 * vectors - run + 2, 8)) * 8),
         image_bytes(static_cast<int32_t>(divide_up(band_rows * image_pitch * 2, 128)) * 128),
         inverse(static_cast<uint32_t>(divide_up(65536, vectors))) {}

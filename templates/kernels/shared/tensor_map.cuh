@@ -55,7 +55,8 @@ const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const 
   return made ? nullptr : "the driver makes no tensor map (cuTensorMapEncodeTiled) of an operand";
 }
 
-// cp.async.bulk.tensor: the box from an element on, innermost index first; `full` counts its bytes, all of the box.
+// cp.async.bulk.tensor: the box from an element on, innermost index first, at a multiple of 16 bytes of its row (other places
+// are an illegal instruction). `full` counts the bytes of all of the box.
 __device__ inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(

@@ -11,9 +11,11 @@ struct TensorMap {
   int32_t box[3];
   bool swizzled;
 
-  // Calls `run` with each element of the box, null outside of the tensor, and its place in shared memory.
+  // Calls `run` with every 16 bytes of the box, null outside of the tensor, and their place in shared memory.
   template <typename Run>
-  void each_element(const int32_t (&at)[3], Run run) const {
+  void each_vector(const int32_t (&at)[3], Run run) const {
+    // On an H100 a box that begins elsewhere in a row is an illegal instruction.
+    if (int64_t{at[0]} * bytes % 16 != 0) std::abort();
     const int64_t row_bytes = sizes[0] * bytes;
     for (int32_t plane = 0; plane < box[2]; ++plane)
       for (int32_t row = 0; row < box[1]; ++row)
@@ -22,11 +24,8 @@ struct TensorMap {
           const int32_t line = plane * box[1] + row;
           const int32_t place = swizzled ? swizzled_offset(line, b / 16) : line * box[0] * bytes + b;
           const bool of_tensor = p >= 0 && p < sizes[2] && r >= 0 && r < sizes[1];
-          // A box may begin anywhere in a row: element by element.
-          for (int32_t i = 0; i < 16; i += bytes) {
-            const bool inside = of_tensor && in_row + i >= 0 && in_row + i < row_bytes;
-            run(inside ? first + (p * sizes[1] + r) * row_bytes + in_row + i : nullptr, place + i);
-          }
+          const bool inside = of_tensor && in_row >= 0 && in_row < row_bytes;
+          run(inside ? first + (p * sizes[1] + r) * row_bytes + in_row : nullptr, place);
         }
   }
 };
@@ -52,12 +51,12 @@ inline void check_aligned(const void* at, const TensorMap& map) {
 
 inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[3], Barrier& full) {
   check_aligned(to, map);
-  map.each_element(at, [&](const char* from, int32_t place) {
-    char* element = static_cast<char*>(to) + place;
+  map.each_vector(at, [&](const char* from, int32_t place) {
+    char* vector = static_cast<char*>(to) + place;
     if (from)
-      std::memcpy(element, from, static_cast<size_t>(map.bytes));
+      std::memcpy(vector, from, 16);
     else
-      std::memset(element, 0, static_cast<size_t>(map.bytes));
+      std::memset(vector, 0, 16);
   });
   full.complete_tx(int64_t{map.box[0]} * map.box[1] * map.box[2] * map.bytes);
 }
@@ -66,8 +65,8 @@ inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[2], Bar
 }
 inline void tma_store(const TensorMap& map, const int32_t (&at)[3], const void* from) {
   check_aligned(from, map);
-  map.each_element(at, [&](char* element, int32_t place) {
-    if (element) std::memcpy(element, static_cast<const char*>(from) + place, static_cast<size_t>(map.bytes));
+  map.each_vector(at, [&](char* vector, int32_t place) {
+    if (vector) std::memcpy(vector, static_cast<const char*>(from) + place, 16);
   });
 }
 inline void tma_store_wait_read() {}
