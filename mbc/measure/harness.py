@@ -117,7 +117,8 @@ class _Place:
             wrong = "it writes beyond its workspace"
         if wrong:
             return Attempt(offer, 0.0, error, wrong)
-        if least_us > hopeless_us:
+        # Again, since loading a kernel can hold up the GPU for longer than the host tells.
+        if least_us > hopeless_us and (least_us := min(least_us, self._first_us(call))) > hopeless_us:
             return Attempt(offer, least_us, error, hopeless=True)
         return Attempt(offer, self._clock.once_us(call.enqueue), error)
 

@@ -295,7 +295,7 @@ class _Run:
         offered = self.bench.offers(request, self.limit_bytes)
         passed = {key_of(m) for m in before if m.refused == GPU_FAILED or measured_bytes < 0}
         wanted, notes = (Ladder() if whole else ladder).worth(_in_turn(_new(offered, measured_bytes, passed)))
-        session = Session(before, ladder.tried)
+        session = Session(before, ladder.tried, layouts_differ=request.kind == "convert")
         failure = ""
         try:
             if wanted.offers or wanted.spare:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mbc.errors import MbcError
+from mbc.ir.types import Layout
+from mbc.kernels.base import Candidate
 from mbc.measure.gpu import DoesNotFit
 from mbc.measure.ladder import HOPELESS, HOPELESS_AT_ONCE, key_of
 from mbc.measure.offers import Offer, Offered
@@ -30,9 +32,13 @@ UNSTEADY_MEDIAN, UNSTEADY_SPREAD = 0.05, 0.10  # shares by which a time may move
 class Session:
     """One request: every offer is run once, those that are not dominated are timed, the best of them again."""
 
-    def __init__(self, before: Iterable[Measurement], tried: Collection[object] = ()) -> None:
-        """`before`: what an earlier run measured of it. `tried`: keys of what ran at larger sizes."""
+    def __init__(
+        self, before: Iterable[Measurement], tried: Collection[object] = (), layouts_differ: bool = False
+    ) -> None:
+        """`before`: what an earlier run measured of it. `tried`: keys of what ran at larger sizes. `layouts_differ`:
+        candidates of other layouts do other work, as of a conversion, and none is dominated by them."""
         self._tried = tried
+        self._layouts_differ = layouts_differ
         self._skipped = 0
         self._before = tuple(before)
         self._attempts: list[Attempt] = []
@@ -75,7 +81,7 @@ class Session:
 
     def _attempt(self, place: Place, offer: Offer) -> None:
         self._trying = offer
-        hopeless_us = max(EAGER_NOISE_US, self._bar_us(offer.candidate.workspace_bytes))
+        hopeless_us = max(EAGER_NOISE_US, self._bar_us(offer.candidate))
         try:
             attempt = place.attempt(offer, hopeless_us, math.inf if offer.key in self._tried else self._skip_us(offer))
         except DoesNotFit as error:
@@ -95,14 +101,19 @@ class Session:
         for attempt in self._attempts:
             if not attempt.refused:
                 c = attempt.offer.candidate
-                yield _Ran(attempt.once_us, c.workspace_bytes, c.deterministic)
+                yield _Ran(attempt.once_us, c.workspace_bytes, c.deterministic, c.layouts)
         for m in self._before:
             if not m.refused:
-                yield _Ran(m.time_us, m.workspace_bytes, m.deterministic)
+                yield _Ran(m.time_us, m.workspace_bytes, m.deterministic, m.layouts)
 
-    def _bar_us(self, workspace_bytes: int) -> float:
+    def _bar_us(self, candidate: Candidate) -> float:
         """The time beyond which a candidate is dominated by one that needs no more workspace."""
-        runs = (run.time_us for run in self._runs() if run.workspace_bytes <= workspace_bytes)
+        runs = (
+            run.time_us
+            for run in self._runs()
+            if run.workspace_bytes <= candidate.workspace_bytes
+            and (run.layouts == candidate.layouts or not self._layouts_differ)
+        )
         return max(NOISE_US, HOPELESS * min(runs, default=math.inf))
 
     def _skip_us(self, offer: Offer) -> float:
@@ -115,7 +126,7 @@ class Session:
     def _time(self, place: Place, number: int) -> None:
         attempt = self._attempts[number]
         candidate = attempt.offer.candidate
-        if attempt.hopeless or attempt.once_us > self._bar_us(candidate.workspace_bytes):
+        if attempt.hopeless or attempt.once_us > self._bar_us(candidate):
             # Whether it accumulates is not tried either.
             once = replace(_measurement(attempt), time_us=attempt.once_us, dominated=True, accumulates=False)
             self._measured[number] = once
@@ -179,6 +190,7 @@ class _Ran(NamedTuple):
     time_us: float
     workspace_bytes: int
     deterministic: bool
+    layouts: tuple[Layout, ...]
 
 
 def _steady(before_us: float, now: Measurement) -> bool:

@@ -23,6 +23,7 @@ from mbc.measure.need import Decision, Need
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import Attempt, GpuFailed
 from mbc.measuring import missing
+from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.profile.model import Identity, Measurement
 from mbc.profile.read import read_profile
@@ -233,6 +234,15 @@ def test_what_another_beats_by_far_is_run_once(path: Path) -> None:
     table = Table([FAST, alone])
     run(table, path, need([8], channels=16))
     assert "time alone 8 1500" in table.log
+
+
+def test_conversions_of_other_layouts_dominate_none(path: Path) -> None:
+    tensor = TensorType((8, 8, 6, 5), DType.FP32)
+    asked = Need((Request("convert", NoAttributes(), (tensor,), (tensor,), Precision.FP32),), 1.0)
+    table = Table([LEAN, replace(SLOW, layout=Layout.CHANNELS_LAST), replace(SLOW, name="copy")])
+    assert run(table, path, asked).dominated == 1
+    measured = read_profile(path).measurements[signature(asked.undivided)]
+    assert [m.layouts[0] for m in measured if m.dominated] == [Layout.CHANNELS_FIRST]
 
 
 def test_what_is_sure_to_be_slow_is_not_run(path: Path) -> None:

@@ -178,6 +178,7 @@ PLAIN = OwnKernel(
     tensor_cores=True,
     warpgroups=True,
     aligned=True,
+    version=2,
 )
 
 
