@@ -27,7 +27,8 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
     `first`, which wins also where both are of one time. MBC076 where the machines are not alike.
 
     A request's extent is the wider one; where both were limited in words, both are said. Constants, overheads and
-    collectives are those of `first`, where it has them. Times of earlier versions are kept for planning, in no file.
+    collectives are those of `first`, where it has them. Times of earlier versions of kernels stay until today's are
+    measured.
     """
     if not first.identity.alike(second.identity):
         raise MbcError(
@@ -56,6 +57,7 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         {**second.constants, **first.constants},
         first.stale or second.stale,
         {key: rows for key, rows in {**second.earlier, **first.earlier}.items() if key not in extents},
+        {key: rows for key, rows in {**second.outdated, **first.outdated}.items() if key not in extents},
         _first_of(first.collectives + second.collectives),
         _first_of(first.collective_slowdowns + second.collective_slowdowns),
         left_to_estimate=(first.left_to_estimate | second.left_to_estimate).difference(
@@ -104,10 +106,9 @@ def write_profile(profile: Profile, path: Path) -> None:
     try:
         part.unlink(missing_ok=True)
         with ProfileWriter(part, profile.identity) as writer, writer.all_at_once():
-            for key in sorted({*profile.extents, *profile.measurements}):
-                writer.record_signature(
-                    key, _rows(key), profile.measurements.get(key, ()), profile.extents.get(key, WHOLE_EXTENT)
-                )
+            for key in sorted({*profile.extents, *profile.measurements, *profile.outdated}):
+                found = (*profile.measurements.get(key, ()), *profile.outdated.get(key, ()))
+                writer.record_signature(key, _rows(key), found, profile.extents.get(key, WHOLE_EXTENT))
             for key in sorted(profile.left_to_estimate.difference(profile.extents, profile.measurements)):
                 writer.record_signature(key, _rows(key), (), Extent(0, LEFT_TO_ESTIMATE, profile.identity.date))
             for overhead in profile.overheads:

@@ -20,16 +20,18 @@ def current(profile: Profile) -> Profile:
     held = LazyMeasurements.of(profile.measurements)
     found: dict[str, tuple[Measurement, ...]] = {}
     earlier: dict[str, tuple[Measurement, ...]] = {}
+    before: dict[str, tuple[Measurement, ...]] = {}
     for key in held:
         if any(map(_may_differ, held.kernels(key))):
             found[key] = tuple(_adding(m) for m in held[key] if not _outdated(m))
             known = {m.name for m in found[key]}
-            if outdated := [m for m in held[key] if _outdated(m) and m.name not in known]:
+            if outdated := tuple(m for m in held[key] if _outdated(m) and m.name not in known):
+                before[key] = outdated
                 earlier[key] = tuple(today for m in outdated for today in _of_today(key, m))
     if all(rows == held[key] for key, rows in found.items()):
         return profile
     extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
-    return replace(profile, measurements=held.replaced(found), extents=extents, earlier=earlier)
+    return replace(profile, measurements=held.replaced(found), extents=extents, earlier=earlier, outdated=before)
 
 
 @cache  # tens of thousands of measurements are of few kernels

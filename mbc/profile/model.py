@@ -139,11 +139,11 @@ class Profile:
     those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
     another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
     times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
-    of which this is a part (`mbc.profile.part`). `scaling`: to the GPU that is planned for, of a stale profile of
-    another (`scaled_to`). `left_to_estimate`: requests, by signature, that a compilation did not measure, since its
-    plan did without them (`mbc.optimize.search.decisive_requests`) or its time was over: nothing is known of them, but
-    their estimates may be compared with measurements. `similar`: the profile of the GPU most like this one, scaled to
-    it, by whose times is estimated what this one does not know.
+    of which this is a part (`mbc.profile.part`); `outdated`: the former as they were measured. `scaling`: to the GPU
+    that is planned for, of a stale profile of another (`scaled_to`). `left_to_estimate`: requests, by signature, that
+    a compilation did not measure, since its plan did without them (`mbc.optimize.search.decisive_requests`) or its
+    time was over: nothing is known of them, but their estimates may be compared with measurements. `similar`: the
+    profile of the GPU most like this one, scaled to it, by whose times is estimated what this one does not know.
     """
 
     identity: Identity
@@ -154,6 +154,7 @@ class Profile:
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
     stale: bool = False
     earlier: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
+    outdated: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
     collectives: tuple[CollectiveTime, ...] = ()
     collective_slowdowns: tuple[CollectiveSlowdown, ...] = ()
     scaling: Scaling | None = None
@@ -271,7 +272,9 @@ def scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profi
 
 def unmeasured(similar: Profile) -> Profile:
     """The profile of a GPU of which nothing was measured, with that of a `similar` one, scaled to it."""
-    return replace(similar, measurements={}, extents={}, earlier={}, stale=False, scaling=None, similar=similar)
+    return replace(
+        similar, measurements={}, extents={}, earlier={}, outdated={}, stale=False, scaling=None, similar=similar
+    )
 
 
 # Device memory of a communicator where it was not measured.

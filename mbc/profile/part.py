@@ -10,7 +10,7 @@ from mbc.profile.model import Measurement, Profile
 def completed(own: Profile | None, whole: Profile, slower: float) -> Profile:
     """`own`, of the part, with times of the whole GPU for what it does not know: estimates, `slower` times as long
     beyond the gap between two launches. That is an upper limit for kernels that wait for memory, and for small ones."""
-    base = replace(whole, measurements={}, extents={}, earlier={}) if own is None else own
+    base = replace(whole, measurements={}, extents={}, earlier={}, outdated={}) if own is None else own
     gap_us = whole.constants.get("graph_gap_us", 0.0)
 
     def slowed(m: Measurement) -> Measurement:

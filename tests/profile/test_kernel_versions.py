@@ -9,7 +9,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.base import NoAttributes
-from mbc.profile.edit import merged
+from mbc.profile.edit import merged, shippable, write_profile
 from mbc.profile.kernel_versions import current
 from mbc.profile.model import Extent, Measurement, Profile
 from mbc.profile.read import read_profile
@@ -80,6 +80,15 @@ def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
 
     assert times_us(merged(nothing, before)) == [20.0, 50.0]
     assert times_us(merged(before, today)) == [3.0, 20.0]
+
+
+def test_what_is_to_be_measured_is_written(tmp_path: Path):
+    before = current(profile({REQUEST: [BEFORE]}, EXTENT))
+    path = tmp_path / "p.sqlite"
+    write_profile(shippable(merged(before, profile({}, {}))), path)
+    found = read_profile(path)
+    assert (found.measurements, found.earlier, found.outdated) == ({}, before.earlier, {KEY: (BEFORE,)})
+    assert KEY not in found.extents
 
 
 def test_a_kernel_that_could_not_add_when_it_was_measured_can_today():
