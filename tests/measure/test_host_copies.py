@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from mbc.hardware.transfers import IN_STEP, HostLink, PeerLink, Slowdown, link_constants
-from mbc.ir.types import Precision
+from mbc.ir.types import Layout, Precision
+from mbc.kernels.base import Request
 from mbc.measure.gpu import DoesNotFit
 from mbc.measure.host_copies import MIB, GpuTransfers, measure_link, measure_peer_link
+from mbc.measure.offers import Offered
 from mbc.plan.model import Stream
-from tests.measure.test_harness import Kernels, Memory, bench_of
+from tests.measure.test_harness import Kernels, Memory, bench_of, engine
 
 TRUE = HostLink(
     50.0, 40.0, 35.0, 30.0, 8.0, Slowdown(1.02, 1.04, 1.08), Slowdown(1.1, 1.2, 1.4), Slowdown(1.0, 1.01, 1.02), True
@@ -200,8 +202,12 @@ def test_the_concurrent_kernel_runs_until_the_end() -> None:
 
 
 def test_a_bench_measures_with_kernels_of_three_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offers(gpu: object, request: Request, limit_bytes: int) -> Offered:
+        return Offered((engine(request), engine(request, Layout.CHANNELS_LAST)))
+
     monkeypatch.setattr("mbc.measure.workbench.WARM_SIDE", 8)
-    gpu = Memory()
+    monkeypatch.setattr("mbc.measure.workbench.offers", offers)
+    gpu = Memory(1 << 29)
     kernels = Kernels(gpu)
     seen: dict[str, tuple[int, ...]] = {}
 
@@ -219,7 +225,7 @@ def test_a_bench_measures_with_kernels_of_three_kinds(monkeypatch: pytest.Monkey
     monkeypatch.setattr("mbc.measure.clock.Graph", graph_of)
     bench = bench_of(gpu, kernels)
     assert bench.host_link(Precision.FP32) == TRUE
-    assert set(seen) == {"scale", "linear"} and gpu.mark() == 0
+    assert set(seen) == {"scale", "convolution"} and gpu.mark() == 0
     sizes = [request.inputs[0].size_bytes for _, request, _, _ in kernels.prepared if request.kind == "scale"]
     assert sizes[0] > 2 * gpu.l2_bytes and 2 * sizes[1] < gpu.l2_bytes
 

@@ -11,7 +11,7 @@ from mbc.profile.locate import BUNDLED
 from mbc.profile.read import read_profile
 from mbc.profile.schema import COMPRESSED
 
-MOST_SLOWDOWN = 1.05  # more was measured where a GEMM ran at the limit of the GPU's power, which steps do not
+MOST_SLOWDOWN = 1.05  # a GEMM at the peak of the GPU has more, which steps do not run
 PROFILES = sorted(BUNDLED.glob(f"*{COMPRESSED}"))
 
 
