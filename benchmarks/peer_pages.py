@@ -16,7 +16,7 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("bench_*.json"))]
     if not found:
         return {}, []
-    head = ["network", "batch", "precision", "mbc, ms", "memory, GiB", "predicted", "over the floor"]
+    head = ["network", "GPU", "batch", "precision", "mbc, ms", "memory, GiB", "predicted", "over the floor"]
     head += [text for peer in PEERS for text in (f"{peer}'s best, ms", "over mbc")]
     lines = [head, ["---"] * len(head), *map(_line, found)]
     machines = ", ".join(sorted({f"{d['device']} (driver {d['driver']})" for d in found}))
@@ -32,7 +32,7 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
 
 def _line(found: Mapping[str, Any]) -> list[str]:
     ours_ms = found["mbc"]["step_ms"]
-    line = [_network(found), str(found["batch"]), found["precision"], f"{ours_ms:.2f}",
+    line = [_network(found), found["device"].split()[1], str(found["batch"]), found["precision"], f"{ours_ms:.2f}",
             f"{found['mbc']['peak_bytes'] / GIB:.2f}", f"{found['predicted_ms'] / ours_ms:.3f}x",
             f"{found['over_floor']:.2f}x"]  # fmt: skip
     for peer in PEERS:

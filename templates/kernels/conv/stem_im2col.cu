@@ -10,7 +10,7 @@
 // Shared     the windows of a band (1,024 bytes for each vector), and two vectors of zeros, which pad K; two bands of the
 //            image; 8,192 bytes of results.
 // Registers  120, so that three blocks fit a multiprocessor: some lay out windows while others multiply.
-// Limit      bytes by design; not measured yet.
+// Limit      bytes; 0.77 of the copy bandwidth at ResNet's stem on an H100, 0.56 with statistics (decision 071).
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w holds, j = 0 .. 7:
 //

@@ -10,7 +10,7 @@
 // Shared     gradients of 3 output rows of 64 pixels, 8,192 bytes each; the windows of a band (1,024 bytes for each vector,
 //            also behind the last row, which is read as far as N reaches); two bands of the image.
 // Registers  138; two blocks fit a multiprocessor: one lays out windows while the other multiplies.
-// Limit      bytes by design; not measured yet.
+// Limit      bytes; 0.92 of the copy bandwidth at ResNet's stem on an H100 (decision 071).
 //
 // Windows beyond the last column of a row are multiplied by gradients of zero: an infinite element of the image there, which
 // no filter reaches, gives NaN.
