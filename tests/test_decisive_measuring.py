@@ -69,10 +69,18 @@ class Machine:
         return Outcome(Summary(measured=asked - len(missing)), 0, False)
 
 
+def shipped() -> Profile:
+    """With times of earlier versions of kernels as if they were today's."""
+    found = read_profile(SHIPPED)
+    keys = {*found.measurements, *found.earlier}
+    measurements = {k: (*found.measurements.get(k, ()), *found.earlier.get(k, ())) for k in keys}
+    return replace(found, measurements=measurements, earlier={}, outdated={})
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """With an H200 and no profile."""
-    made = Machine(read_profile(SHIPPED))
+    made = Machine(shipped())
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
@@ -148,4 +156,5 @@ def test_what_a_plan_takes_by_its_estimate_is_measured_where_it_takes_long() -> 
     assert set(map(signature, chosen_by_estimate(estimated, left))) == everything != set()
     least = min(unmeasured(estimated), key=lambda request: sum(t.size_bytes for t in request.inputs))
     assert chosen_by_estimate(estimated, replace(known, left_to_estimate=frozenset([signature(least)]))) == ()
-    assert chosen_by_estimate(plan, left) == ()  # which has measured them
+    # It has measured them, but for kernels that were rewritten since.
+    assert known.earlier.keys() >= set(map(signature, chosen_by_estimate(plan, left)))

@@ -28,6 +28,7 @@ from mbc.profile.signature import asked_kind
 from tests.kernels.cuda.cases import Case
 
 POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
+EVERYWHERE_SHARED_BYTES = 48 << 10  # of a block on any GPU
 
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
@@ -300,6 +301,11 @@ class Trial:
             candidate.workspace_bytes,
         )
         self.library.launch(candidate.name, pointers, arguments)
+        asked_bytes = getattr(self.library.handle, "mbc_emulated_shared_bytes", int)()
+        told_bytes = max(KERNELS[candidate.name].shared(request), EVERYWHERE_SHARED_BYTES)
+        assert asked_bytes <= told_bytes, (
+            f"{candidate.name}: {asked_bytes} bytes of shared memory, {told_bytes} were told"
+        )
         for address, data in guards:
             assert memory.read(address, len(data)) == data, f"{variant.name}: bytes outside the outputs were written"
         count = len(request.inputs)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
@@ -195,25 +194,6 @@ def test_stems_that_tensor_maps_do_not_take(
         assert not kernel_.takes(request)
     taken = replace(a, size=(32, 32), kernel=(3, 3), stride=(1, 1))
     assert taken.output_size == (32, 32)
-
-
-@pytest.mark.parametrize("gpu", ["h200", "h100"])
-@pytest.mark.parametrize("batch", [1, 8, 256])
-@pytest.mark.parametrize("side", [32, 160, 224])
-def test_no_estimate_takes_stems_that_nobody_has_measured(gpu: str, batch: int, side: int):
-    a = Convolution((side, side), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1)
-    image, weight, result = (
-        TensorType(shape, DType.BF16) for shape in ((batch, 3, side, side), (64, 3, 7, 7), (batch, 64, *a.output_size))
-    )
-    for kind, inputs, output in (
-        ("convolution", (image, weight), result),
-        ("convolution_backward_filter", (image, result), replace(weight, dtype=DType.FP32)),
-    ):
-        request = Request(kind, a, inputs, (output,), Precision.BF16)
-        times_us = {c.name: c.time_us for c in OWN.candidates(request, find_spec(gpu))}
-        (slow,) = (time_us for name, time_us in times_us.items() if name.startswith("stem_im2col"))
-        (known,) = (time_us for name, time_us in times_us.items() if name.startswith("stem_conv"))
-        assert slow > 3 * known
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

@@ -79,11 +79,13 @@ def _elements(request: Request) -> tuple[int, ...]:
 
 
 def _filter_shared_bytes(request: Request) -> int:
-    """Of a block of the filter pass in fp32: a pipeline of gradients, and the image."""
+    """Of a block of the filter pass: a pipeline of gradients, and the image, in 16 bits two bands of it."""
     a, filters = attributes(request), ConvOperands.of(request).features.shape[1]
+    image_bytes = ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request) * 4
+    if not _is_fp32(request):
+        return STAGES * COLUMNS * 64 * 2 + image_bytes
     wide = 64 if _products(request) == 1 and filters % 64 == 0 else 32
-    image = ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request)
-    return (STAGES * COLUMNS * (wide + PADDING) + image) * 4
+    return STAGES * COLUMNS * (wide + PADDING) * 4 + image_bytes
 
 
 def _takes(*types: DType) -> Callable[[Request], bool]:
@@ -176,6 +178,7 @@ BACKWARD_FILTER = OwnKernel(
     launcher="stem_conv_backward_filter",
     version=4,  # measured beside `stem_im2col_backward_filter`
     takes=_takes(DType.BF16, DType.FP16),
+    shared=_filter_shared_bytes,
     tensor_cores=True,
 )
 
@@ -198,5 +201,5 @@ KERNELS = (
     FORWARD,
     BACKWARD_FILTER,
     *_in_fp32(FORWARD),
-    *_in_fp32(replace(BACKWARD_FILTER, shared=_filter_shared_bytes)),
+    *_in_fp32(BACKWARD_FILTER),
 )

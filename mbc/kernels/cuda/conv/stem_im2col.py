@@ -41,6 +41,7 @@ BARRIERS_BYTES = 128  # at most
 BLOCKS, FILTER_BLOCKS = 3, 2
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 228 * 1024, 1024
 TENSOR_SHARE = 0.6  # of the peak, by judgement: one block multiplies while another lays out windows
+TILE_US = 3.0  # of one, from its band's copy to the last result, by what ResNet's stem takes on an H100
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,14 @@ def _shared_bytes(request: Request, band: int) -> int:
     return images + rows * _row_vectors(request) * VECTOR_BYTES + more + ALIGNED_BYTES + BARRIERS_BYTES
 
 
+def _resident_blocks(request: Request) -> int:
+    """Of a multiprocessor."""
+    return FILTER_BLOCKS if request.kind == BACKWARD_FILTER.kind else BLOCKS
+
+
 def band(request: Request) -> int:
     """Output rows of a tile, as many as shared memory holds of several blocks; 0 where it does not hold two rows."""
-    blocks = FILTER_BLOCKS if request.kind == BACKWARD_FILTER.kind else BLOCKS
-    most_bytes = MULTIPROCESSOR_BYTES // blocks - BLOCK_BYTES
+    most_bytes = MULTIPROCESSOR_BYTES // _resident_blocks(request) - BLOCK_BYTES
     return next((n for n in BANDS if _shared_bytes(request, n) <= most_bytes), 0)
 
 
@@ -127,7 +132,9 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
     rows, filters, height, width = ConvOperands.of(request).features.shape
     columns = math.ceil(width / COLUMNS) * COLUMNS
     operations = 2 * rows * height * columns * filters * 8 * window_vectors(request)
-    return gemm_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
+    gemms_us = gemm_us(request, device, operations, peak_tflops(device, request.precision), TENSOR_SHARE)
+    blocks = _resident_blocks(request) * device.multiprocessors
+    return max(gemms_us, TILE_US * math.ceil(tiles(request) * filters // FILTERS / blocks))
 
 
 def _by_im2col(kernel: OwnKernel, launcher: str, file: str) -> OwnKernel:

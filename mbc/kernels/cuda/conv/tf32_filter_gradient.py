@@ -9,13 +9,15 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, shared_of
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 # As in the source.
 CHANNELS = 64  # of the image and of the gradient, in a tile
 COLUMNS = 32  # of the output, that a block goes down
 ROWS = 14  # of the output in a strip, at most
+PITCH = CHANNELS + 8  # of a pixel in shared memory
+SHARED_BYTES = (5 * (COLUMNS + 2) + 3 * COLUMNS) * PITCH * 4  # five rows of the image, three of the gradient
 TENSOR_SHARE = 0.3  # of the peak, as measured on an H200: mma.sync instead of wgmma, and half of the time around it
 
 
@@ -83,6 +85,7 @@ KERNELS = (
         accumulates=True,
         launcher="convolution_backward_filter_tf32",
         takes=_takes,
+        shared=shared_of(SHARED_BYTES),
         tensor_cores=True,
     ),
 )

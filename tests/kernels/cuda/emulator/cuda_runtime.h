@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 using std::isfinite;
@@ -245,8 +246,15 @@ inline void launch(dim3 grid, dim3 block, unsigned cluster, bool& cooperates, co
 
 constexpr unsigned MOST_SHARED = 227 << 10;
 #define MBC_DYNAMIC_SHARED(name) alignas(16) static uint4 name[MOST_SHARED / 16]
+namespace emulator {
+inline int most_shared_bytes = 0;  // that launches asked for since they were asked about
+}
+extern "C" __attribute__((used)) inline int mbc_emulated_shared_bytes() {
+  return std::exchange(emulator::most_shared_bytes, 0);
+}
 #define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                   \
   do {                                                                               \
+    emulator::most_shared_bytes = std::max(emulator::most_shared_bytes, bytes);      \
     if ((bytes) > static_cast<int>(MOST_SHARED))                                     \
       emulator::status = 9;                                                          \
     else                                                                             \
