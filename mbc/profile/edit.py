@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,10 +12,10 @@ from typing import TypeVar
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.cuda import emulates_fp32
-from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Measurement, Profile
+from mbc.profile.model import LEFT_TO_ESTIMATE, WHOLE_EXTENT, Extent, Measurement, Outdated, Profile
 from mbc.profile.schema import COMPRESSED
 from mbc.profile.signature import read_signature, rows_of
-from mbc.profile.writer import WHOLE_EXTENT, ProfileWriter
+from mbc.profile.writer import ProfileWriter
 
 _Row = TypeVar("_Row", CollectiveTime, CollectiveSlowdown)
 # What tells the candidates of one request apart.
@@ -38,14 +38,24 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         )
     measurements: dict[str, tuple[Measurement, ...]] = {}
     extents: dict[str, Extent] = {}
-    for key in dict.fromkeys((*first.extents, *second.extents, *first.measurements, *second.measurements)):
-        sides = [p for p in (first, second) if key in p.extents or key in p.measurements]
+    outdated: dict[str, Outdated] = {}
+    sources = (first, second)
+    for key in dict.fromkeys(key for p in sources for key in (*p.extents, *p.measurements, *p.outdated)):
+        sides = [p for p in sources if key in p.extents or key in p.measurements or key in p.outdated]
         if newer_wins:
             sides.sort(key=lambda p: _extent(p, key).date or p.identity.date, reverse=True)
-        best_first = [{candidate_key(m): m for m in p.measurements.get(key, ())} for p in sides]
-        measurements[key] = tuple(_union(best_first).values())
-        if known := [p for p in sides if key not in p.earlier]:
-            extents[key] = _wider([_extent(p, key) for p in known])
+        measurements[key] = _union([p.measurements.get(key, ()) for p in sides])
+        known = [p for p in sides if key not in p.earlier]
+        before = [p.outdated[key].rows for p in sides if key in p.outdated]
+        if not known and (rows := _unmeasured(before, measurements[key])):
+            outdated[key] = Outdated(rows, _wider([_extent(p, key) for p in sides]))
+        elif known or before:  # of all kernels today's were measured, on one side or the other
+            extents[key] = _wider([_extent(p, key) for p in known or sides])
+    earlier = {
+        key: _unmeasured([p.earlier.get(key, ()) for p in sources], measurements.get(key, ()))
+        for key in {**second.earlier, **first.earlier}
+        if key not in extents
+    }
     overheads = {(o.what, o.subject): o for o in (*second.overheads, *first.overheads)}
     identity = replace(first.identity, date=min(first.identity.date, second.identity.date))
     return Profile(
@@ -56,14 +66,22 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         extents,
         {**second.constants, **first.constants},
         first.stale or second.stale,
-        {key: rows for key, rows in {**second.earlier, **first.earlier}.items() if key not in extents},
-        {key: rows for key, rows in {**second.outdated, **first.outdated}.items() if key not in extents},
+        earlier,
+        outdated,
         _first_of(first.collectives + second.collectives),
         _first_of(first.collective_slowdowns + second.collective_slowdowns),
         left_to_estimate=(first.left_to_estimate | second.left_to_estimate).difference(
             extents, measurements, first.earlier, second.earlier
         ),
     )
+
+
+def _unmeasured(
+    best_first: Iterable[Iterable[Measurement]], measured: Iterable[Measurement]
+) -> tuple[Measurement, ...]:
+    """Each candidate once, but those of kernels that are `measured`."""
+    names = {m.name for m in measured}
+    return tuple(m for m in _union(best_first) if m.name not in names)
 
 
 def _first_of(rows: tuple[_Row, ...]) -> tuple[_Row, ...]:
@@ -77,18 +95,20 @@ def candidate_key(m: Measurement) -> CandidateKey:
 
 
 def _extent(profile: Profile, key: str) -> Extent:
-    return profile.extents.get(key, WHOLE_EXTENT)
+    outdated = profile.outdated.get(key)
+    return profile.extents.get(key, outdated.extent if outdated else WHOLE_EXTENT)
 
 
-def _union(best_first: list[dict[CandidateKey, Measurement]]) -> Mapping[CandidateKey, Measurement]:
+def _union(best_first: Iterable[Iterable[Measurement]]) -> tuple[Measurement, ...]:
+    """Each candidate once."""
     found: dict[CandidateKey, Measurement] = {}
     for known in best_first:
-        for key, measurement in known.items():
-            older = found.get(key)
+        for measurement in known:
+            older = found.get(key := candidate_key(measurement))
             # Run once for being slow is worth less than measured with care, whichever came first.
             if older is None or (older.dominated and not measurement.dominated and not measurement.refused):
                 found[key] = measurement
-    return found
+    return tuple(found.values())
 
 
 def _wider(best_first: list[Extent]) -> Extent:
@@ -107,8 +127,9 @@ def write_profile(profile: Profile, path: Path) -> None:
         part.unlink(missing_ok=True)
         with ProfileWriter(part, profile.identity) as writer, writer.all_at_once():
             for key in sorted({*profile.extents, *profile.measurements, *profile.outdated}):
-                found = (*profile.measurements.get(key, ()), *profile.outdated.get(key, ()))
-                writer.record_signature(key, _rows(key), found, profile.extents.get(key, WHOLE_EXTENT))
+                outdated = profile.outdated.get(key)
+                found = (*profile.measurements.get(key, ()), *(outdated.rows if outdated else ()))
+                writer.record_signature(key, _rows(key), found, _extent(profile, key))
             for key in sorted(profile.left_to_estimate.difference(profile.extents, profile.measurements)):
                 writer.record_signature(key, _rows(key), (), Extent(0, LEFT_TO_ESTIMATE, profile.identity.date))
             for overhead in profile.overheads:
@@ -131,16 +152,21 @@ def write_profile(profile: Profile, path: Path) -> None:
 def shippable(profile: Profile) -> Profile:
     """What a planner can use of a profile: of each request and layouts the candidates that no other beats in time,
     time when adding and workspace together (deterministic ones among themselves, and those that do not emulate fp32).
-    Those run once only stay out."""
+    Those run once only stay out. Of earlier versions of kernels the same."""
     fronts = {key: _front(found) for key, found in profile.measurements.items()}
-    return replace(profile, measurements={key: front for key, front in fronts.items() if front})
+    outdated = {key: replace(found, rows=_front(found.rows)) for key, found in profile.outdated.items()}
+    return replace(
+        profile,
+        measurements={key: front for key, front in fronts.items() if front},
+        outdated={key: found for key, found in outdated.items() if found.rows},
+    )
 
 
 def ship(profile: Profile, path: Path) -> int:
     """Write what is `shippable` to a new file. Returns how many candidates were kept."""
     part = shippable(profile)
     write_profile(part, path)
-    return sum(map(len, part.measurements.values()))
+    return sum(map(len, part.measurements.values())) + sum(len(found.rows) for found in part.outdated.values())
 
 
 def _rows(key: str) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cuda.base import OwnKernel, layout_of
 from mbc.ops.fused import SEPARATOR
-from mbc.profile.model import Measurement, Profile
+from mbc.profile.model import WHOLE_EXTENT, Measurement, Outdated, Profile
 from mbc.profile.rows import LazyMeasurements
 from mbc.profile.schema import Kernel
 from mbc.profile.signature import read_signature
@@ -20,18 +20,18 @@ def current(profile: Profile) -> Profile:
     held = LazyMeasurements.of(profile.measurements)
     found: dict[str, tuple[Measurement, ...]] = {}
     earlier: dict[str, tuple[Measurement, ...]] = {}
-    before: dict[str, tuple[Measurement, ...]] = {}
+    outdated: dict[str, Outdated] = {}
     for key in held:
         if any(map(_may_differ, held.kernels(key))):
             found[key] = tuple(_adding(m) for m in held[key] if not _outdated(m))
             known = {m.name for m in found[key]}
-            if outdated := tuple(m for m in held[key] if _outdated(m) and m.name not in known):
-                before[key] = outdated
-                earlier[key] = tuple(today for m in outdated for today in _of_today(key, m))
+            if rows := tuple(m for m in held[key] if _outdated(m) and m.name not in known):
+                outdated[key] = Outdated(rows, profile.extents.get(key, WHOLE_EXTENT))
+                earlier[key] = tuple(today for m in rows for today in _of_today(key, m))
     if all(rows == held[key] for key, rows in found.items()):
         return profile
     extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
-    return replace(profile, measurements=held.replaced(found), extents=extents, earlier=earlier, outdated=before)
+    return replace(profile, measurements=held.replaced(found), extents=extents, earlier=earlier, outdated=outdated)
 
 
 @cache  # tens of thousands of measurements are of few kernels

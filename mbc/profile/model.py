@@ -131,6 +131,17 @@ class Extent:
         return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
 
 
+WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """Measurements of one request by earlier versions of kernels, as a file has them, and how far was looked then."""
+
+    rows: tuple[Measurement, ...]
+    extent: Extent
+
+
 @dataclass(frozen=True)
 class Profile:
     """`measurements` and `extents` by the signature of their request (`signature`).
@@ -139,7 +150,7 @@ class Profile:
     those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
     another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
     times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
-    of which this is a part (`mbc.profile.part`); `outdated`: the former as they were measured. `scaling`: to the GPU
+    of which this is a part (`mbc.profile.part`); `outdated`: the former as a file has them. `scaling`: to the GPU
     that is planned for, of a stale profile of another (`scaled_to`). `left_to_estimate`: requests, by signature, that
     a compilation did not measure, since its plan did without them (`mbc.optimize.search.decisive_requests`) or its
     time was over: nothing is known of them, but their estimates may be compared with measurements. `similar`: the
@@ -154,7 +165,7 @@ class Profile:
     constants: Mapping[str, float] = field(default_factory=dict[str, float])
     stale: bool = False
     earlier: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
-    outdated: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
+    outdated: Mapping[str, Outdated] = field(default_factory=dict[str, Outdated])
     collectives: tuple[CollectiveTime, ...] = ()
     collective_slowdowns: tuple[CollectiveSlowdown, ...] = ()
     scaling: Scaling | None = None

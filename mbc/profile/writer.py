@@ -16,7 +16,7 @@ from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
 from mbc.profile.check import check_structure
 from mbc.profile.migrate import migrate
-from mbc.profile.model import Extent, Identity, Measurement, Overhead
+from mbc.profile.model import WHOLE_EXTENT, Extent, Identity, Measurement, Overhead
 from mbc.profile.schema import (
     APPLICATION_ID,
     COLLECTIVES,
@@ -33,7 +33,6 @@ from mbc.profile.schema import (
 )
 from mbc.profile.signature import rows_of, signature
 
-WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
 WAIT_S = 60.0  # for other processes that write: several GPUs may measure into one file
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.profile.edit import merged, ship, shippable, write_profile
-from mbc.profile.model import Extent, Overhead
+from mbc.profile.model import WHOLE_EXTENT, Extent, Overhead
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
-from mbc.profile.writer import WHOLE_EXTENT, ProfileWriter
+from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, LAST, measurement, profile, request
 
 OLD, NEW = "2026-11-01T00:00:00", "2026-11-20T00:00:00"

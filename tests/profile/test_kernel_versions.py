@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +11,13 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.ops.base import NoAttributes
-from mbc.profile.edit import merged, shippable, write_profile
+from mbc.profile.edit import merged, ship
 from mbc.profile.kernel_versions import current
-from mbc.profile.model import Extent, Measurement, Profile
+from mbc.profile.model import Extent, Measurement, Outdated, Profile
 from mbc.profile.read import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
-from tests.profile.profiles import FIRST, IDENTITY, profile
+from tests.profile.profiles import FIRST, IDENTITY, LAST, profile
 
 X, VECTOR = TensorType((8, 4, 8, 8), DType.FP32), TensorType((4,), DType.FP32)
 REQUEST = Request("batch_statistics", NoAttributes(), (X,), (VECTOR, VECTOR), Precision.FP32)
@@ -82,13 +84,38 @@ def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
     assert times_us(merged(before, today)) == [3.0, 20.0]
 
 
-def test_what_is_to_be_measured_is_written(tmp_path: Path):
-    before = current(profile({REQUEST: [BEFORE]}, EXTENT))
-    path = tmp_path / "p.sqlite"
-    write_profile(shippable(merged(before, profile({}, {}))), path)
-    found = read_profile(path)
-    assert (found.measurements, found.earlier, found.outdated) == ({}, before.earlier, {KEY: (BEFORE,)})
-    assert KEY not in found.extents
+def test_what_is_to_be_measured_is_written_as_it_was(tmp_path: Path):
+    extent = Extent(1 << 20, "engines after the best 8", "2026-11-20T10:00:00", micro_batches_only=True)
+    slow = replace(BEFORE, layouts=(LAST,) * 3, dominated=True)
+    before = current(profile({REQUEST: [BEFORE, slow]}, {REQUEST: extent}))
+    paths = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
+    for path in paths:
+        assert ship(merged(before, profile({}, {})), path) == 1
+    found = read_profile(paths[0])
+    assert KEY not in found.extents and found.measurements == {}
+    assert found.outdated == {KEY: Outdated((BEFORE,), extent)}
+    with closing(sqlite3.connect(paths[1])) as connection:
+        columns = "workspace_limit_bytes, left_out, date, micro_batches_only"
+        assert connection.execute(f"SELECT {columns} FROM request").fetchall() == [
+            (extent.workspace_limit_bytes, extent.left_out, extent.date, 1)
+        ]
+
+
+def test_of_two_kernels_each_side_may_have_measured_one():
+    """Today's statistics, and another kernel that was rewritten."""
+    other = KERNELS["batch_normalize"]
+    of_other = replace(TODAY, name=other.name, settings=other.settings)
+    sides = [current(profile({REQUEST: rows}, EXTENT)) for rows in (
+        [BEFORE, replace(of_other, settings=())], [TODAY, replace(of_other, settings=())], [BEFORE, of_other],
+    )]  # fmt: skip
+    for one, two in ((0, 1), (1, 0)):  # neither has measured the other kernel
+        found = merged(sides[one], sides[two])
+        assert found.measurements[KEY] == (TODAY,) and KEY not in found.extents
+        assert [m.name for m in found.outdated[KEY].rows] == [other.name]
+    for one, two in ((1, 2), (2, 1)):  # together they have
+        found = merged(sides[one], sides[two])
+        assert {m.name for m in found.measurements[KEY]} == {TODAY.name, other.name}
+        assert KEY in found.extents and not found.outdated and not found.earlier
 
 
 def test_a_kernel_that_could_not_add_when_it_was_measured_can_today():

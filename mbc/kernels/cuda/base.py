@@ -172,8 +172,8 @@ class OwnKernel:
     aligned             whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
     bitwise_equal_to    for fused rematerialization: the kernels whose result it recomputes to the bit; empty: any
     without_statistics  for statistics in the epilogue: the kernel that computes the same bits without them
-    version             one more when the kernel was rewritten: measurements of another version do not count; likewise
-                        when another one came for what it does, which profiles do not have
+    version             one more when the kernel was rewritten, or a new one has to be measured against it: measurements
+                        of another version count as estimates
     """
 
     kind: str

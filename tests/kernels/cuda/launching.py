@@ -28,7 +28,7 @@ from mbc.profile.signature import asked_kind
 from tests.kernels.cuda.cases import Case
 
 POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
-EVERYWHERE_SHARED_BYTES = 48 << 10  # of a block on any GPU
+DEFAULT_SHARED_BYTES = 48 << 10  # of a block on any GPU
 
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
@@ -304,9 +304,9 @@ class Trial:
         requested_bytes()  # forgets launches by other tests
         self.library.launch(candidate.name, pointers, arguments)
         asked_bytes = requested_bytes()
-        told_bytes = max(KERNELS[candidate.name].shared(request), EVERYWHERE_SHARED_BYTES)
-        assert asked_bytes <= told_bytes, (
-            f"{candidate.name}: {asked_bytes} bytes of shared memory, {told_bytes} were told"
+        declared_bytes = max(KERNELS[candidate.name].shared(request), DEFAULT_SHARED_BYTES)
+        assert asked_bytes <= declared_bytes, (
+            f"{candidate.name}: {asked_bytes} bytes of shared memory, {declared_bytes} declared"
         )
         for address, data in guards:
             assert memory.read(address, len(data)) == data, f"{variant.name}: bytes outside the outputs were written"

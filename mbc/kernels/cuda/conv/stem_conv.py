@@ -21,6 +21,7 @@ FILTER_ELEMENTS_TF32 = 5376
 # As in the source.
 COLUMNS = 64  # of the output, in a tile
 STEPS = 24  # of K = 16: what a block has threads and shared memory for
+WIDE_STEPS = 12  # up to which a block of the forward pass in tf32 has 64 filters
 FILTERS, FILTERS_FP32 = 16, 32  # of a warp, at least
 BANDS = (8, 4, 2)  # output rows of a block
 STAGES = 3  # rows of gradients in shared memory, of the filter pass
@@ -78,14 +79,35 @@ def _elements(request: Request) -> tuple[int, ...]:
     return (FILTER_ELEMENTS_FP32,) if _products(request) == 3 else (FILTER_ELEMENTS_TF32, FILTER_ELEMENTS_FP32)
 
 
-def _filter_shared_bytes(request: Request) -> int:
-    """Of a block of the filter pass: a pipeline of gradients, and the image, in 16 bits two bands of it."""
-    a, filters = attributes(request), ConvOperands.of(request).features.shape[1]
-    image_bytes = ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request) * 4
+def _image_elements(request: Request) -> int:
+    """Of a band of the image in shared memory, at most."""
+    a = attributes(request)
+    return ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request)
+
+
+def _tiles(request: Request) -> int:
+    """Of eight filters, of a block."""
+    filters = ConvOperands.of(request).features.shape[1]
     if not _is_fp32(request):
-        return STAGES * COLUMNS * 64 * 2 + image_bytes
-    wide = 64 if _products(request) == 1 and filters % 64 == 0 else 32
-    return STAGES * COLUMNS * (wide + PADDING) * 4 + image_bytes
+        return 8 if filters % 64 == 0 else 4 if filters % 32 == 0 else 2
+    narrow = request.kind == "convolution" and _steps(request) > WIDE_STEPS
+    return 8 if _products(request) == 1 and filters % 64 == 0 and not narrow else 4
+
+
+def _forward_shared_bytes(request: Request) -> int:
+    """Of a block: all weights of its filters, and the image."""
+    words_bytes = 512 if _is_fp32(request) else 256
+    image_bytes = _image_elements(request) * (4 if _is_fp32(request) else 2)
+    return _steps(request) * (_tiles(request) * words_bytes + 64) + image_bytes
+
+
+def _filter_shared_bytes(request: Request) -> int:
+    """Of a block of the filter pass: a pipeline of gradients and the image, in 16 bits two bands of it; or, afterwards,
+    sums that warps exchange."""
+    tiles = _tiles(request)
+    pixel_bytes = (tiles * 8 + PADDING) * 4 if _is_fp32(request) else tiles * 16
+    exchanged_bytes = (_steps(request) + 1) // 2 * 64 * tiles * 16
+    return max(STAGES * COLUMNS * pixel_bytes + _image_elements(request) * 4, exchanged_bytes)
 
 
 def _takes(*types: DType) -> Callable[[Request], bool]:
@@ -161,8 +183,9 @@ FORWARD = OwnKernel(
     layouts=pixel_by_pixel,
     time_us=_time_us,
     launcher="stem_conv",
-    version=3,  # measured beside `stem_im2col`
+    version=3,  # raised so that `stem_im2col` is measured against it
     takes=_takes(DType.BF16, DType.FP16),
+    shared=_forward_shared_bytes,
     tensor_cores=True,
 )
 BACKWARD_FILTER = OwnKernel(
@@ -176,7 +199,7 @@ BACKWARD_FILTER = OwnKernel(
     launches=2,
     accumulates=True,
     launcher="stem_conv_backward_filter",
-    version=4,  # measured beside `stem_im2col_backward_filter`
+    version=4,  # raised so that `stem_im2col_backward_filter` is measured against it
     takes=_takes(DType.BF16, DType.FP16),
     shared=_filter_shared_bytes,
     tensor_cores=True,
