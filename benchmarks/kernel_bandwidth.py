@@ -136,9 +136,11 @@ def row_of(place: Place, ceilings: Ceilings, copy_bytes_per_us: float, device: D
         "time_us": place.time_us,
         "of_copy": place.moved_bytes / copy_bytes_per_us / place.time_us,
         "of_ceiling": place.moved_bytes / ceilings.bytes_per_us / place.time_us,
+        "flops": place.flops,
+        "of_limit": limit_us / place.time_us,
         "lost_us": place.count * (place.time_us - limit_us),
         "cached": place.moved_bytes <= device.l2_bytes,
-    } | ({"flops": place.flops, "of_limit": limit_us / place.time_us} if place.flops else {})
+    }
 
 
 def by_kernel(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -217,11 +219,10 @@ def main() -> None:
     profile = find_profile(device, arguments.profile)
     if profile is None:
         raise SystemExit(f"there is no profile of {device.name}: --profile names one")
-    found = (
-        places_of(arguments.of)
-        if arguments.of
-        else places(job.with_options(profile=arguments.profile).plan(), arguments.products)
-    )
+    if arguments.of:
+        found = [p for p in places_of(arguments.of) if bool(p.flops) is arguments.products]
+    else:
+        found = places(job.with_options(profile=arguments.profile).plan(), arguments.products)
     found = [p for p in found if not arguments.only or p.kernel in arguments.only]
     ceilings, copy = Ceilings.of(device, found[0].request.precision), copy_gb_s(profile, device)
     rows = [row_of(place, ceilings, copy * 1e3, device) for place in found]

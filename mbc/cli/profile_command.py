@@ -237,14 +237,19 @@ def _ship(arguments: argparse.Namespace) -> int:
 
 
 def _written(arguments: argparse.Namespace, profile: Profile, path: Path) -> int:
-    candidates = sum(map(len, profile.measurements.values()))
+    candidates, requests = sum(map(len, profile.measurements.values())), {*profile.extents, *profile.measurements}
     size_bytes = path.stat().st_size
     if arguments.json:
-        figures = {"profile": str(path), "requests": len(profile.extents), "candidates": candidates}
-        print(json.dumps(figures | {"size_bytes": size_bytes}, indent=2))
+        figures = {"profile": str(path), "requests": len(requests), "candidates": candidates}
+        print(json.dumps(figures | {"to_measure_again": len(profile.outdated), "size_bytes": size_bytes}, indent=2))
     else:
         print(
-            f"{path}: {candidates} kernels for {len(profile.extents)} operations and sizes of {profile.identity}, "
+            f"{path}: {candidates} kernels for {len(requests)} operations and sizes of {profile.identity}, "
             f"{show_size(size_bytes)}"
+            + (
+                f"; {len(profile.outdated)} to be measured again, by kernels rewritten since"
+                if profile.outdated
+                else ""
+            )
         )
     return 0

@@ -95,7 +95,7 @@ class _Place:
     def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
         with self._failing():
             try:
-                least_us = self._probe_us(offer.candidate) if math.isfinite(skip_us) else 0.0
+                least_us = self._probe_us(offer.candidate, skip_us) if math.isfinite(skip_us) else 0.0
                 if least_us > skip_us:
                     return Attempt(offer, least_us, -1.0, skipped=True)
                 return self._attempt(offer, hopeless_us)
@@ -111,18 +111,17 @@ class _Place:
         self._gpu.fill(guard, GUARD, GUARD_BYTES)
         self._poison(at)
         call = self._prepare(candidate, at)
-        least_us = self._first_us(call)
+        least_us = self._eager_us(call)
         wrong, error = self._checker.wrong(candidate, at)
         if not wrong and (self._gpu.download(guard, GUARD_BYTES) != GUARD).any():
             wrong = "it writes beyond its workspace"
         if wrong:
             return Attempt(offer, 0.0, error, wrong)
-        # Again, since loading a kernel can hold up the GPU for longer than the host tells.
-        if least_us > hopeless_us and (least_us := min(least_us, self._first_us(call))) > hopeless_us:
+        if (least_us := self._again_us(call, least_us, hopeless_us)) > hopeless_us:
             return Attempt(offer, least_us, error, hopeless=True)
         return Attempt(offer, self._clock.once_us(call.enqueue), error)
 
-    def _probe_us(self, candidate: Candidate) -> float:
+    def _probe_us(self, candidate: Candidate, skip_us: float) -> float:
         """What it would take by what it takes for few rows; 0 where that cannot be told."""
         rows = self._request.inputs[0].shape[0]
         part = self._harness.part(self._request, max(1, rows // PROBED_PARTS))
@@ -131,13 +130,19 @@ class _Place:
         try:
             pointers = self._at(candidate)[0].addresses
             call = self._harness.library.prepare(candidate, part, pointers, self._workspace)
-            return self._first_us(call) * rows / part.inputs[0].shape[0]
+            times = rows / part.inputs[0].shape[0]
+            return self._again_us(call, self._eager_us(call), skip_us / times) * times
         except MbcError:
             return 0.0  # the same engine may not take so few
 
-    def _first_us(self, call: Call) -> float:
-        """Run it for the first time, outside a capture, which does not allow kernels to be loaded. That takes time on
-        the host while the GPU waits: what is left of the time between two events is the least that the call took."""
+    def _again_us(self, call: Call, first_us: float, enough_us: float) -> float:
+        """The least of what it took first and, where that is more than enough, takes again: loading a kernel can hold
+        up the GPU for longer than the host tells."""
+        return first_us if first_us <= enough_us else min(first_us, self._eager_us(call))
+
+    def _eager_us(self, call: Call) -> float:
+        """Run it outside a capture, which does not allow kernels to be loaded. That takes time on the host while the
+        GPU waits: what is left of the time between two events is the least that the call took."""
         host_us = 0.0
 
         def work() -> None:

@@ -337,7 +337,8 @@ def test_merge(mbc, two):
     assert refused.code == 1 and "error MBC193: 'both.sqlite' exists, and is none of" in refused.err
     figures = mbc("profile", "merge", *two, "-o", "a.sqlite", "--json").json
     assert figures == {
-        "profile": "a.sqlite", "requests": 2, "candidates": 5, "size_bytes": Path("a.sqlite").stat().st_size,
+        "profile": "a.sqlite", "requests": 2, "candidates": 5, "to_measure_again": 0,
+        "size_bytes": Path("a.sqlite").stat().st_size,
     }  # fmt: skip
 
 

@@ -330,6 +330,16 @@ def test_few_rows_tell_what_is_far_too_slow(gpu: Memory, monkeypatch: pytest.Mon
         assert not place.attempt(engine(request), math.inf, 65000.0).skipped
 
 
+def test_a_probe_that_loads_its_kernel_is_run_again(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,000 us the host explains 500, then 1,000."""
+    waits_s = iter((0.0, 0.0005, 0.0, 0.001, 0.0, 0.0))
+    monkeypatch.setattr("mbc.measure.harness.time", SimpleNamespace(perf_counter=lambda: next(waits_s)))
+    request = product("convolution", rows=64)
+    library = Kernels(gpu)
+    with bench_of(gpu, library).open(Need((request,), 1.0)) as harness, harness.at(request, [engine(request)]) as place:
+        assert not place.attempt(engine(request), math.inf, 32 * 1100.0).skipped
+
+
 def test_what_does_not_fit_says_so(gpu: Memory) -> None:
     with pytest.raises(DoesNotFit, match="its workspace of 1073741824 bytes does not fit"):
         attempted(gpu, Kernels(gpu), product("convolution"), engine(product("convolution"), workspace_bytes=1 << 30))

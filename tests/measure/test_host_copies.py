@@ -201,9 +201,16 @@ def test_the_concurrent_kernel_runs_until_the_end() -> None:
     assert rates(measured(CopyingGpu(fast))) == pytest.approx(rates(fast), rel=0.02)
 
 
-def test_a_bench_measures_with_kernels_of_three_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("layout", "computing"), [(Layout.CHANNELS_LAST, "convolution"), (Layout.CHANNELS_FIRST, "linear")]
+)
+def test_a_bench_measures_with_kernels_of_three_kinds(
+    monkeypatch: pytest.MonkeyPatch, layout: Layout, computing: str
+) -> None:
+    """Without an engine for channels last with a GEMM."""
+
     def offers(gpu: object, request: Request, limit_bytes: int) -> Offered:
-        return Offered((engine(request), engine(request, Layout.CHANNELS_LAST)))
+        return Offered((engine(request, layout),))
 
     monkeypatch.setattr("mbc.measure.workbench.WARM_SIDE", 8)
     monkeypatch.setattr("mbc.measure.workbench.offers", offers)
@@ -225,7 +232,7 @@ def test_a_bench_measures_with_kernels_of_three_kinds(monkeypatch: pytest.Monkey
     monkeypatch.setattr("mbc.measure.clock.Graph", graph_of)
     bench = bench_of(gpu, kernels)
     assert bench.host_link(Precision.FP32) == TRUE
-    assert set(seen) == {"scale", "convolution"} and gpu.mark() == 0
+    assert set(seen) == {"scale", computing} and gpu.mark() == 0
     sizes = [request.inputs[0].size_bytes for _, request, _, _ in kernels.prepared if request.kind == "scale"]
     assert sizes[0] > 2 * gpu.l2_bytes and 2 * sizes[1] < gpu.l2_bytes
 
