@@ -15,6 +15,7 @@ from mbc.source import visible
 
 _REDRAW_S = 0.1
 _PLAIN_S = 10.0  # a log wants a sign of life, not a film
+_PLAIN_UNCHANGED_S = 60.0  # where it would say the same again
 _PATIENCE_S = 1.0  # what ends sooner needs no progress
 
 
@@ -31,9 +32,11 @@ class StatusLine:
     def on_terminal(self) -> bool:
         return self._on_terminal
 
-    def due(self) -> bool:
-        """Whether enough time has passed for `update` to show something: text need not be made otherwise."""
-        return time.monotonic() - self._last_s >= (_REDRAW_S if self._on_terminal else _PLAIN_S)
+    def due(self, changed: bool = True) -> bool:
+        """Whether enough time has passed for `update` to show something: text need not be made otherwise. `changed`:
+        whether more than the time has changed since."""
+        plain_s = _PLAIN_S if changed else _PLAIN_UNCHANGED_S
+        return time.monotonic() - self._last_s >= (_REDRAW_S if self._on_terminal else plain_s)
 
     def update(self, text: str) -> None:
         if not self.due():
@@ -95,7 +98,7 @@ def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
         if not line.on_terminal:
             at.line(f"{what} ...")
         while not finished.wait(_REDRAW_S):
-            if line.on_terminal or (at.stage != said and line.due()):
+            if line.due(at.stage != said):
                 said = at.stage
                 with at.turn:
                     line.update(f"{what}{said} ... {time.monotonic() - began_s:.0f} s")

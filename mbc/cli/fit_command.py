@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import read_source
-from mbc.cli.terminal import notes, output_width
+from mbc.cli.terminal import notes, output_width, terminated_as_interrupted
 from mbc.options import Options
 from mbc.progress import busy
 from mbc.source import Source
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the largest batch within a budget, or the time of a step over the budget. Each probe is told on stderr when
-    it is known; Ctrl-C ends with the table of what is known, and 130."""
+    it is known; Ctrl-C or SIGTERM ends with the table of what is known, and 130."""
     from mbc.fit import budget_curve, largest_batch, own_batch, with_batch, with_budget
     from mbc.report.fit import (
         batch_line,
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     source = read_source(arguments.source)
     asked = _asked(arguments)
-    with notes(), busy(f"fitting {arguments.source}") as at:
+    with notes(), terminated_as_interrupted(), busy(f"fitting {arguments.source}") as at:
         if arguments.curve:
 
             def plan_within(budget_bytes: int) -> Plan:

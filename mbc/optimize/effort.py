@@ -143,6 +143,8 @@ SWAP_OFFLOAD_SHARE = 0.3
 # proves wrong.
 MEASURE_AFTER = 8
 SETTLE_ROUNDS = 3
+# Where nothing fits yet: the share of the rounds that has to free as large a share of the lacking bytes.
+FEASIBLE_TRIAL = 0.25
 # The least gain that counts as an improvement, in us.
 IMPROVEMENT_US = 1e-3
 
@@ -210,6 +212,9 @@ OFFLOAD_SHARES = (0.5, 0.0)
 # above the second, local search does not reach a fit (018).
 GIVE_UP_PEAK = 1.2
 REACHABLE_PEAK = 2.0
+# Share of the lacking bytes that a thorough local search leaves from which on no more of it is tried, nor in other
+# variants.
+HOPELESS_LACK = 0.5
 # Arena of the smallest step found over the available bytes from which on no other kind of step (without fusion, with
 # ReLU bit masks) is tried: their smallest arenas differed by 1.4 at most.
 HOPELESS_ARENA = 2.0

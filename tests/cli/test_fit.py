@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 H200 = ("--gpu", "h200")
@@ -68,7 +70,8 @@ def test_refusals(mbc):
     assert "error MBC188" in mbc("fit", "tiny", *H200).err
 
 
-def test_rows_as_they_are_found_and_what_is_known_on_ctrl_c(mbc, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rows_as_they_are_found_and_what_is_known_when_interrupted(mbc, monkeypatch, number):
     from mbc import compiler
 
     done = mbc("fit", "tiny.mbc", *H200, "--curve", "--points", "2")
@@ -78,7 +81,7 @@ def test_rows_as_they_are_found_and_what_is_known_on_ctrl_c(mbc, monkeypatch):
     def stopped(source, options, stages):
         calls.append(options)
         if len(calls) > 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return plan(source, options, stages)
 
     monkeypatch.setattr(compiler, "compile_plan", stopped)

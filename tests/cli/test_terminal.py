@@ -47,6 +47,16 @@ def test_a_log_gets_one_line(at_once):
     assert stream.getvalue() == "planning ...\n"
 
 
+def test_a_log_hears_of_a_long_stage_again(at_once, monkeypatch):
+    monkeypatch.setattr(progress, "_PLAIN_UNCHANGED_S", 0.0)
+    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    stream = io.StringIO()
+    with busy("planning", stream) as say:
+        say("place")
+        while stream.getvalue().count("planning (place) ... ") < 3:
+            pass
+
+
 def test_a_terminal_gets_a_line_that_goes_away(at_once):
     stream = Terminal()
     with busy("planning", stream) as say:

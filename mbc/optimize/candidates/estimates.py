@@ -47,6 +47,13 @@ class Estimates:
         found = similar.nearest(request, remat_kernels)
         return sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
 
+    def later_on_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
+        """Kernels that were not measured here with the others, since they came later, by a similar GPU's profile."""
+        if self.other_sizes is None:
+            return ()
+        found = self.other_sizes.later_on_similar_gpu(request, remat_kernels)
+        return sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
+
     def admitted(self, candidates: Iterable[Candidate], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """Those that the user's rules admit, and that give the same bits as what recomputes their outputs."""
         return self.rules.admitted(candidates, self.precision, remat_kernels)

@@ -71,10 +71,37 @@ class OtherSizes:
         scaled_ones = (sized.candidate for sized in self._of_mini_batch(request, remat_kernels))
         return (*scaled_ones, *self.rules.admitted(known or (), self.precision, remat_kernels))
 
+    def later_on_similar_gpu(
+        self, request: Request, remat_kernels: RematKernels = NO_REMAT_KERNELS
+    ) -> tuple[Candidate, ...]:
+        """For a mini-batch that was measured here: kernels of mbc's own that were not, or in earlier versions only, and
+        that the similar GPU's profile has of a later date, where even the upper end of their range is faster than all
+        that is known here."""
+        known = self.rules.admitted(self.profile.candidates(request) or (), self.precision, remat_kernels)
+        similar, rows = self.of_similar_gpu, rows_of(request)
+        scaling = similar.profile.scaling if similar is not None else None
+        before = self._date(request, rows)
+        if similar is None or scaling is None or not known or not before:
+            return ()
+        if similar._date(request, rows)[: len(before)] <= before:
+            return ()
+        tried = {m.candidate().variant for m in self.profile.measurements.get(signature(request), ())}
+        most_us = min(c.time_us for c in known) / scaling.spread(self.precision).high
+        theirs = self.rules.admitted(similar.profile.candidates(request) or (), self.precision, remat_kernels)
+        return tuple(c for c in theirs if c.provider == OWN.name and c.variant not in tried and c.time_us < most_us)
+
     def came_later(self, request: Request, kernel: Kernel) -> bool:
-        """Whether a kernel's time is from another size, measured later than this mini-batch was."""
+        """Whether a kernel's time is from another size, or from a similar GPU, measured later than this mini-batch
+        was."""
         known = self.profile.family(request).get(rows_of(request))
-        return bool(known) and any(is_of(kernel, sized.candidate) for sized in self._of_all_remats(request))
+        return bool(known) and any(
+            is_of(kernel, candidate)
+            for remat_kernels in (NO_REMAT_KERNELS, *self._remats.get(request, ()))
+            for candidate in (
+                *(sized.candidate for sized in self._of_mini_batch(request, remat_kernels)),
+                *self.later_on_similar_gpu(request, remat_kernels),
+            )
+        )
 
     def is_near(self, request: Request) -> bool:
         """Whether a whole mini-batch of this size was measured, or one of no more than a few times the rows."""
@@ -195,7 +222,9 @@ class OtherSizes:
 
     def _date(self, request: Request, size: int) -> str:
         """The date of the measurement at a size, empty where that is not known."""
-        extent = self.profile.extents.get(signature(with_rows(request, size)))
+        key = signature(with_rows(request, size))
+        outdated = self.profile.outdated.get(key)
+        extent = self.profile.extents.get(key) or (outdated.extent if outdated else None)
         return extent.date if extent else ""
 
 

@@ -223,7 +223,8 @@ class CandidateTable:
         if self.optimism and self.other_sizes:
             near = self.other_sizes.is_near(request)
             known = sooner(known, effort.SCALED_OPTIMISM if near else self.optimism)
-        return self._with_estimates(known, request, remat_kernels)
+        later = self.estimates.later_on_similar_gpu(request, remat_kernels)
+        return (*later, *self._with_estimates(known, request, remat_kernels))
 
     def _find_micro_batch(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         assert self.profile is not None and self.other_sizes is not None

@@ -70,7 +70,7 @@ def placed_variants(problem: Problem, techniques: Techniques, known_us: float, d
             if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes
             and variant.residency.least_bytes <= available_bytes
         ]
-        variants += [_improved(problem, variant, available_bytes) for variant in nearest]
+        variants += _nearer(problem, nearest)
     fitting = [variant for variant in variants if variant.residency.live_bytes <= available_bytes]
     if not fitting:
         if variants:
@@ -243,6 +243,19 @@ def _with_techniques(
     return _variant(problem, variant.draft, variant.choices, techniques, variant.divided, available_bytes, known_us)
 
 
+def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]:
+    """Variants that do not fit, with more rounds of local search. They are alike: where these rounds free few of the
+    bytes that one lacks, more of them do not help, nor do they help the others."""
+    available_bytes = problem.available_bytes
+    for variant in nearest:
+        searched = _searched(problem, variant, available_bytes, variant.residency)
+        lacking_bytes, left_bytes = (v.residency.live_bytes - available_bytes for v in (variant, searched))
+        if left_bytes > effort.HOPELESS_LACK * lacking_bytes:
+            yield searched
+            return
+        yield _improved(problem, searched, available_bytes)
+
+
 def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
     """The same variant with more rounds of local search, in as many bytes or fewer."""
     known: dict[object, _Variant] = {}  # by what a search resumes from: it often ends where it began
@@ -250,8 +263,7 @@ def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Var
     def found(start: Residency | None) -> _Variant:
         resumed = start.resumed if start is not None else None
         if resumed not in known:
-            asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes
-            known[resumed] = _variant(*asked, math.inf, effort.THOROUGH_SEARCH_WORK, start)
+            known[resumed] = _searched(problem, variant, available_bytes, start)
         return known[resumed]
 
     improved = found(variant.residency)
@@ -262,3 +274,9 @@ def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Var
         if improved.time_us > (1 - effort.REPEAT_GAIN) * before.time_us:
             break
     return improved
+
+
+def _searched(problem: Problem, variant: _Variant, available_bytes: int, start: Residency | None) -> _Variant:
+    """The same variant by a thorough local search that resumes from `start`."""
+    asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes
+    return _variant(*asked, math.inf, effort.THOROUGH_SEARCH_WORK, start)

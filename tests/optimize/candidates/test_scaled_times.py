@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate
@@ -18,7 +19,7 @@ from mbc.optimize.search.profiling_requests import outdated
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Program, Rows
-from mbc.profile.model import Extent, Measurement, Profile
+from mbc.profile.model import Extent, Measurement, Outdated, Profile, scaled_to
 from mbc.profile.signature import signature
 from tests.optimize.planned import H200, graph_of
 from tests.profile.profiles import profile
@@ -36,6 +37,7 @@ train { optimizer = sgd() }
 """
 UNDIVIDED = Rules()
 SLOWER = 1.5  # than estimated
+H100 = find_spec("h100")
 HALVES = "fp32_emulated_conv"
 EARLY, LATE = "2026-11-21T12:00:00", "2026-11-22T12:00:00"
 
@@ -238,6 +240,52 @@ def test_a_kernel_that_came_later_competes_with_what_was_measured_before():
         before = table(16, whole(here_us, *dates))
         assert HALVES not in {c.name for c in before.candidates(first(before), before.whole)}
         assert before.other_sizes is not None and not before.other_sizes.came_later(request, kernel)
+
+
+def later_there(here_us: float, here_date: str, there_date: str, kernel_is_outdated: bool = False) -> Profile:
+    """The first convolution of 16 rows by a library, and on another GPU by a kernel of mbc's own, in 100 us.
+
+    `kernel_is_outdated`: that kernel was measured here before it was rewritten, and took as long as the library."""
+    made = table(16)
+    request = made.request(first(made), made.whole)
+    library = next(c for c in made.candidates(first(made), made.whole) if c.provider == "cudnn")
+    kernel = next(c for c in own(made.candidates(first(made), made.whole)).values() if c.name == HALVES)
+    there = profile({request: [measured(kernel, 100.0)]}, {request: Extent(1 << 30, date=there_date)})
+    here = profile({request: [measured(library, here_us)]}, {request: Extent(1 << 30, date=here_date)})
+    if kernel_is_outdated:
+        rows, key = (measured(kernel, here_us),), signature(request)
+        here = replace(
+            here, extents={}, earlier={key: rows}, outdated={key: Outdated(rows, Extent(1 << 30, date=here_date))}
+        )
+    return replace(here, similar=scaled_to(there, H100, H200))
+
+
+@pytest.mark.parametrize("kernel_is_outdated", [False, True])
+def test_a_kernel_that_came_later_on_a_similar_gpu_competes(kernel_is_outdated: bool):
+    made = table(16, later_there(1e6, EARLY, LATE, kernel_is_outdated))
+    request = made.request(first(made), made.whole)
+    candidate = made.candidates(first(made), made.whole)[0]
+    assert candidate.name == HALVES and not candidate.measured and candidate.time_us < 110.0
+    assert made.other_sizes is not None
+    kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
+    assert made.other_sizes.came_later(request, kernel)
+    similar = made.other_sizes.of_similar_gpu
+    assert similar is not None and similar.profile.scaling is not None
+    high = similar.profile.scaling.spread(made.graph.precision).high
+    assert high > 1
+    beside = 0.999 * high * candidate.time_us
+    for here_us, dates in ((beside, (EARLY, LATE)), (1e6, (LATE, EARLY)), (1e6, (EARLY, EARLY)), (1e6, ("", LATE))):
+        before = table(16, later_there(here_us, *dates, kernel_is_outdated))
+        times = {c.time_us for c in before.candidates(first(before), before.whole) if c.name == HALVES}
+        assert before.other_sizes is not None and candidate.time_us not in times
+        assert not before.other_sizes.came_later(request, kernel)
+
+
+def test_a_plan_is_measured_where_a_kernel_came_later_on_a_similar_gpu():
+    made = table(16, later_there(1e6, EARLY, LATE))
+    plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    assert made.request(first(made), made.whole) in outdated(plan, made.other_sizes)
+    assert "scaled from" in plan.target.profile
 
 
 def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytest.MonkeyPatch):
