@@ -156,5 +156,6 @@ def test_what_a_plan_takes_by_its_estimate_is_measured_where_it_takes_long() -> 
     assert set(map(signature, chosen_by_estimate(estimated, left))) == everything != set()
     least = min(unmeasured(estimated), key=lambda request: sum(t.size_bytes for t in request.inputs))
     assert chosen_by_estimate(estimated, replace(known, left_to_estimate=frozenset([signature(least)]))) == ()
-    # It has measured them, but for kernels that were rewritten since.
-    assert known.earlier.keys() >= set(map(signature, chosen_by_estimate(plan, left)))
+    # It has measured them, but for kernels that were rewritten since, or came later on a similar GPU.
+    by_estimate = set(map(signature, chosen_by_estimate(plan, left)))
+    assert by_estimate <= known.earlier.keys() | known.measurements.keys() and by_estimate < everything

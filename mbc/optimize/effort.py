@@ -215,6 +215,10 @@ REACHABLE_PEAK = 2.0
 # Share of the lacking bytes that a thorough local search leaves from which on no more of it is tried, nor in other
 # variants.
 HOPELESS_LACK = 0.5
+# Work of one fit after which nothing more is tried where nothing fits yet: launches of rewritten programs, and prices
+# of gaps, each of which takes as long as so many of these launches. What fitted at all did so after 3.7 million.
+NOT_FOUND_WORK = 4_000_000
+PRICE_WORK = 4
 # Arena of the smallest step found over the available bytes from which on no other kind of step (without fusion, with
 # ReLU bit masks) is tried: their smallest arenas differed by 1.4 at most.
 HOPELESS_ARENA = 2.0

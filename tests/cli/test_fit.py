@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
+from typing import NoReturn
 
 import pytest
 
@@ -70,8 +72,13 @@ def test_refusals(mbc):
     assert "error MBC188" in mbc("fit", "tiny", *H200).err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_rows_as_they_are_found_and_what_is_known_when_interrupted(mbc, monkeypatch, number):
+def interrupt() -> NoReturn:
+    """Ctrl-C, also in a shell's background job, where it is ignored."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stop", [interrupt, partial(signal.raise_signal, signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"])
+def test_rows_as_they_are_found_and_what_is_known_when_interrupted(mbc, monkeypatch, stop):
     from mbc import compiler
 
     done = mbc("fit", "tiny.mbc", *H200, "--curve", "--points", "2")
@@ -81,7 +88,7 @@ def test_rows_as_they_are_found_and_what_is_known_when_interrupted(mbc, monkeypa
     def stopped(source, options, stages):
         calls.append(options)
         if len(calls) > 3:
-            signal.raise_signal(number)
+            stop()
         return plan(source, options, stages)
 
     monkeypatch.setattr(compiler, "compile_plan", stopped)

@@ -77,16 +77,15 @@ class OtherSizes:
         """For a mini-batch that was measured here: kernels of mbc's own that were not, or in earlier versions only, and
         that the similar GPU's profile has of a later date, where even the upper end of their range is faster than all
         that is known here."""
-        known = self.rules.admitted(self.profile.candidates(request) or (), self.precision, remat_kernels)
         similar, rows = self.of_similar_gpu, rows_of(request)
-        scaling = similar.profile.scaling if similar is not None else None
-        before = self._date(request, rows)
-        if similar is None or scaling is None or not known or not before:
+        if similar is None or similar.profile.scaling is None:
             return ()
-        if similar._date(request, rows)[: len(before)] <= before:
+        known = self.rules.admitted(self.profile.candidates(request) or (), self.precision, remat_kernels)
+        before = self._date(request, rows)
+        if not known or not before or similar._date(request, rows)[: len(before)] <= before:
             return ()
         tried = {m.candidate().variant for m in self.profile.measurements.get(signature(request), ())}
-        most_us = min(c.time_us for c in known) / scaling.spread(self.precision).high
+        most_us = min(c.time_us for c in known) / similar.profile.scaling.spread(self.precision).high
         theirs = self.rules.admitted(similar.profile.candidates(request) or (), self.precision, remat_kernels)
         return tuple(c for c in theirs if c.provider == OWN.name and c.variant not in tried and c.time_us < most_us)
 

@@ -63,7 +63,7 @@ def choose_residency(
         graph, draft, links, techniques, available_bytes, known_us, groups, points or {}, fused_remat or {}, regions
     )
     found = _decide(state, work, start)
-    return replace(found, draft=in_launch_order(found.draft))
+    return replace(found, draft=in_launch_order(found.draft), work=state.work)
 
 
 def _decide(state: RematState, work: int, start: Residency | None) -> Residency:

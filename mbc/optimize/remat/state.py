@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -77,7 +77,8 @@ class Residency:
     """Where every value of a draft is, at any time. `live_bytes`: peak live bytes of the training program, the regions
     of `workspace_cuts` having less workspace than in `draft`, which adds `workspace_cuts_us`. `draft` has its final
     aliases. `offloaded_share`: the offloaded share of the excess at region `peak`; kernels wait for the copies of
-    `stalling`. `least_bytes`: a lower bound of `live_bytes`, whatever is decided."""
+    `stalling`. `least_bytes`: a lower bound of `live_bytes`, whatever is decided. `work`: what it took so far
+    (`effort.NOT_FOUND_WORK`)."""
 
     draft: Draft
     decisions: Decisions
@@ -88,6 +89,7 @@ class Residency:
     workspace_cuts: tuple[tuple[int, WorkspaceCut], ...] = ()
     workspace_cuts_us: float = 0.0
     least_bytes: int = 0
+    work: int = field(default=0, compare=False)
 
     @property
     def resumed(self) -> object:
@@ -131,6 +133,7 @@ class RematState:
             draft, links, self.regions, self.ledger, techniques.room_bytes, techniques.slow_first
         )
         self.price_perturbations: dict[int, float] = {}  # factors of prices, by value
+        self.work = 0  # so far, as effort.NOT_FOUND_WORK counts it
         launches = draft.train.launches
         self._smaller_workspaces = [points.get(launches[region.start].operations, ()) for region in self.regions]
         self.forbidden: set[tuple[int, int]] = set()  # values that are not to be recomputed before a region
@@ -177,6 +180,7 @@ class RematState:
     def measure(self, decisions: Decisions, workspace_cuts: Mapping[int, WorkspaceCut]) -> Measured:
         rewritten = rewrite(self.draft, self.regions, decisions, self._links, self.fused_remat)
         draft = with_aliases(rewritten.draft, rewritten.draft.train, self._in_place_operands)
+        self.work += len(draft.train.launches)
         live = live_of(draft.train, draft.buffers, frozenset(draft.persistent)) + self._persistent_bytes
         if workspace_cuts:
             less = {self._operations(region): cut.freed_bytes for region, cut in workspace_cuts.items()}
@@ -293,6 +297,7 @@ class RematState:
 
     def _price(self, gap: Gap) -> float:
         """Microseconds a byte of the cheaper of recomputing and offloading over a gap."""
+        self.work += effort.PRICE_WORK
         return self._per_byte(gap.buffer, min(self._recompute_us(gap), self._stall_us(gap)))
 
     def _least_prices(self, position: int) -> list[tuple[float, int, int]]:

@@ -33,8 +33,13 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     found: list[Solution] = []
     looked_at: set[Techniques] = set()
 
+    def hopeless() -> bool:
+        return bool(found) and problem.spent.hopeless and not any(map(problem.fits, found))
+
     def tried(here: Techniques) -> Solution | None:
         looked_at.add(here)
+        if hopeless():
+            return None
         asked = problem.with_single_updates if here.states_bytes else problem
         solution = _fit(asked, here, min(known_us, _least_us(problem, found)))
         if solution is not None:
@@ -60,7 +65,12 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
         if techniques.peer_bytes and sending is not None and sending.links_used > 1:
             tried(replace(techniques, slow_first=True))
         # Offloads are chosen before it is known how long kernels wait for copies.
-        if techniques.recompute and sending is not None and sending.copies and not _is_good(problem, sending):
+        if (
+            techniques.recompute
+            and sending is not None
+            and sending.copies
+            and not (_is_good(problem, sending) or hopeless())
+        ):
             # With the caller's `known_us`, not the time of the step with copies.
             alone = _fit(problem, replace(techniques, offload=0.0), known_us)
             found += [alone] if alone is not None else []
@@ -202,7 +212,7 @@ def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution 
         fusible = techniques.recompute and problem.programs is not None and fused_remats_of(problem.table)
         for defer_reads in (True, False) if fusible else (False,):
             found += placed_variants(problem, techniques, known_us, defer_reads)
-            if any(map(problem.fits, found)) or known_us < math.inf:
+            if any(map(problem.fits, found)) or known_us < math.inf or problem.spent.hopeless:
                 break
     return problem.best(found) if found else None
 

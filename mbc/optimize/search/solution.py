@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mbc.kernels.nccl import BY_COPIES, GATHERS, SHARDED, divides_among
@@ -31,17 +31,30 @@ from mbc.plan.model import Copy, Program, Space
 NO_LIMIT_BYTES = 1 << 62
 
 
+@dataclass(slots=True)
+class Spent:
+    """What was spent on a problem. Mutable: all who try something for it count here."""
+
+    work: int = 0
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no more should be tried where nothing fits yet."""
+        return self.work > effort.NOT_FOUND_WORK
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A step and its available bytes. `workspace_limits`: of operations by name, however many bytes are free.
     `programs`: with fusion groups; None: without fusion. `fused_updates`: whether one launch updates many parameters;
-    only where none does may the optimizer's states be offloaded."""
+    only where none does may the optimizer's states be offloaded. `spent`: on this step, with all techniques."""
 
     table: CandidateTable
     workspace_limits: Mapping[str, int]
     available_bytes: int
     programs: Programs | None = None
     fused_updates: bool = True
+    spent: Spent = field(default_factory=Spent, compare=False)
 
     @property
     def with_single_updates(self) -> Problem:

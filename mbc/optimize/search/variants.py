@@ -132,8 +132,8 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
     known: set[tuple[float, ...]] = set()
     found: list[_Variant] = []
     left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
-    parts = deque(effort.WORKSPACE_SHARES)
-    while parts:
+    parts: deque[float] = deque(effort.WORKSPACE_SHARES)
+    while parts and not (found and math.isinf(best_us) and problem.spent.hopeless):
         part = parts.popleft()
         limit_bytes = int(part * available_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in workspace_limits.items()}
@@ -210,6 +210,7 @@ def _variant(
     residency = choose_residency(
         table.graph, draft, links, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
     )
+    problem.spent.work += residency.work
     return _Variant(table, draft, residency, choices, techniques, divided)
 
 
@@ -248,6 +249,8 @@ def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]
     bytes that one lacks, more of them do not help, nor do they help the others."""
     available_bytes = problem.available_bytes
     for variant in nearest:
+        if problem.spent.hopeless:
+            return
         searched = _searched(problem, variant, available_bytes, variant.residency)
         lacking_bytes, left_bytes = (v.residency.live_bytes - available_bytes for v in (variant, searched))
         if left_bytes > effort.HOPELESS_LACK * lacking_bytes:

@@ -34,7 +34,9 @@ struct Im2col : StemConv {
   uint32_t inverse;                  // of `vectors`, times 65,536, rounded up
 
   explicit Im2col(const StemConvArguments& a)
-      : StemConv(a, false, true), vectors(static_cast<int32_t>(divide_up(run, 8))), image_lead((8 - pad_left * channels % 8) % 8),
+      : StemConv(a, false, true),
+        vectors(static_cast<int32_t>(divide_up(run, 8))),
+        image_lead((8 - pad_left * channels % 8) % 8),
         image_pitch(static_cast<int32_t>(divide_up(image_lead + span(STEM_COLUMNS) + 8 * vectors - run + 2, 8)) * 8),
         image_bytes(static_cast<int32_t>(divide_up(band_rows * image_pitch * 2, 128)) * 128),
         inverse(static_cast<uint32_t>(divide_up(65536, vectors))) {}

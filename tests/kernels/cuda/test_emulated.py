@@ -82,7 +82,9 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     include = [EMULATOR, templates / "include", templates / "host", *folders]
     result = where / "kernels.so"
     shared_library(GXX, [sources[name] for name in names or kernels], include, working, result)
-    return Library(ctypes.CDLL(str(result)), HostMemory())
+    handle = ctypes.CDLL(str(result))
+    assert hasattr(handle, "mbc_emulated_shared_bytes"), "launches would not be held to what kernels declare"
+    return Library(handle, HostMemory())
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.reduce import Reduce
+from mbc.profile.locate import find_profile
+from mbc.profile.signature import read_signature
 from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case
 from tests.kernels.cuda.groups import GROUPS
@@ -436,3 +438,18 @@ def test_sums_by_channel_keep_a_large_gpu_busy(shape: tuple[int, ...], layout: L
     assert least_blocks <= blocks * sums.parts <= SUM_BLOCKS
     assert sums.lanes * max(1, sums.tile) > THREADS * 3 // 4
     assert reads >= sums.parts * sums.lanes * LEAST_TERMS
+
+
+def test_stems_by_im2col_are_estimated_near_what_an_h100_measured():
+    """With statistics they are estimated as the two launches that they replace."""
+    device = find_spec("h100")
+    known = find_profile(device)
+    assert known is not None
+    ratios: list[float] = []
+    for key, measurements in known.measurements.items():
+        for m in measurements:
+            if m.name in ("stem_im2col", "stem_im2col_backward_filter"):
+                offered = OWN.candidates(read_signature(key), device)
+                (time_us,) = (c.time_us for c in offered if c.name == m.name)
+                ratios.append(time_us / m.time_us)
+    assert ratios and all(0.8 < ratio < 1.25 for ratio in ratios)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import BudgetError
-from mbc.optimize.search import search
+from mbc.optimize import effort
+from mbc.optimize.search import search, variants
 from mbc.options import Options
 from mbc.source import Source
 from tests.optimize.shared import EXAMPLES
@@ -35,3 +38,35 @@ def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest
     assert few == 1 < many
     assert "or less: so far below it few kinds of plans are tried" in hopeless
     assert "or less: each budget is searched anew" in near
+
+
+def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
+    free = compile_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
+    tried: list[int] = []
+    found = variants._variant
+
+    def noted(problem: Any, *rest: Any) -> Any:
+        variant = found(problem, *rest)
+        tried.append(problem.spent.work)
+        return variant
+
+    monkeypatch.setattr(variants, "_variant", noted)
+
+    def options(share: float) -> Options:
+        budget = f"{free.overhead_bytes + int(share * free.arena_bytes)}B"
+        return Options("h200", (*SETTINGS, ("memory.device", budget)), without=frozenset({"concurrent_stream"}))
+
+    def refused() -> int:
+        tried.clear()
+        with pytest.raises(BudgetError) as caught:
+            compile_plan(source, options(0.2))
+        assert caught.value.code == "MBC204"
+        return len(tried)
+
+    many = refused()
+    assert max(tried) > max(tried[0], 10_000), "several variants are counted together"
+    plan = compile_plan(source, options(0.6))
+    monkeypatch.setattr(effort, "NOT_FOUND_WORK", 0)
+    assert refused() < many / 3
+    assert compile_plan(source, options(0.6)).predictions == plan.predictions, "what fits at once is not cut short"

@@ -41,7 +41,8 @@ BARRIERS_BYTES = 128  # at most
 BLOCKS, FILTER_BLOCKS = 3, 2
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 228 * 1024, 1024
 TENSOR_SHARE = 0.6  # of the peak, by judgement: one block multiplies while another lays out windows
-TILE_US = 3.0  # of one, from its band's copy to the last result, by what ResNet's stem takes on an H100
+# Of one, from its band's copy to the last result: by judgement, after what ResNet's stem takes on an H100.
+TILE_US = 3.0
 
 
 @dataclass(frozen=True, slots=True)

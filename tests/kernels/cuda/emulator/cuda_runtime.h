@@ -254,7 +254,7 @@ extern "C" __attribute__((used)) inline int mbc_emulated_shared_bytes() {
 }
 #define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                   \
   do {                                                                               \
-    emulator::most_shared_bytes = std::max(emulator::most_shared_bytes, bytes);      \
+    emulator::most_shared_bytes = std::max(emulator::most_shared_bytes, (bytes));    \
     if ((bytes) > static_cast<int>(MOST_SHARED))                                     \
       emulator::status = 9;                                                          \
     else                                                                             \
