@@ -13,6 +13,7 @@ from mbc.cli.outputs import check_outputs
 from mbc.cli.places import check_plannable, plan_file, plan_source, plans_of_ranks, read_source
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
+from mbc.hardware.target import find_device
 from mbc.options import Options
 from mbc.report.collectives import ranks_text
 from mbc.units import show_size
@@ -103,7 +104,9 @@ def _side(place: str, asked: Options, title: str) -> Side:
 
 def _twice(arguments: argparse.Namespace, gpus: Sequence[str], sharings: Sequence[Sharing]) -> list[Options]:
     """The options of both plans; what is given once is for both. Those of the second are checked before the first is
-    planned."""
+    planned, as are their GPUs."""
+    for gpu in gpus:
+        find_device(gpu)
     return [
         options(
             arguments,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,19 @@ def read_text(path: Path) -> str:
         reason = f"it is not UTF-8 text (byte {error.start})"
     except OSError as error:
         reason = error.strerror or str(error)
-    raise MbcError("MBC183", f"cannot read '{path}': {reason}", "give a source (.mbc), a plan (.json) or a package")
+    near = [] if path.exists() else difflib.get_close_matches(path.name, _names_in(path.parent), 1)
+    meant = f"did you mean '{path.with_name(near[0])}'? Else " if near else ""
+    raise MbcError(
+        "MBC183", f"cannot read '{path}': {reason}", f"{meant}give a source (.mbc), a plan (.json) or a package"
+    )
+
+
+def _names_in(folder: Path) -> list[str]:
+    """What is in a folder; nothing where that cannot be told."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
 
 
 def read_source(place: str, remedy: str = "give its source (.mbc)") -> Source:

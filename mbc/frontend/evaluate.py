@@ -137,7 +137,8 @@ class Evaluator:
             message = (
                 f"the name `{name.text}` is not known here: line {place.line} is not run, or binds it in a loop only"
             )
-            raise MbcError("MBC005", message, "bind it before the loop, and on every way through an `if`", name.span)
+            remedy = "bind it before the loop, and on every way through an `if`, or give other parameters (--set)"
+            raise MbcError("MBC005", message, remedy, name.span)
         raise unknown_name(name.text, name.span, frame, self._words)
 
     def _is_known(self, name: str, frame: Frame) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -124,7 +125,9 @@ def find_spec(name: str) -> DeviceSpec:
     key = name.lower().replace("nvidia", "").strip().replace(" ", "-")
     if key in specs:
         return specs[key]
-    raise MbcError("MBC070", f"unknown GPU '{name}'", f"choose one of {', '.join(specs)}")
+    near = difflib.get_close_matches(key, list(specs), 1)
+    meant = f"did you mean {near[0]}? Else " if near else ""
+    raise MbcError("MBC070", f"unknown GPU '{name}'", f"{meant}choose one of {', '.join(specs)}")
 
 
 def known_spec(name: str) -> DeviceSpec | None:

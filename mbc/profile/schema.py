@@ -93,7 +93,7 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def damaged(path: Path, reason: object, remedy: str = "delete it and measure again") -> MbcError:
+def damaged(path: Path, reason: object, remedy: str = "name a profile; if it was one, measure again") -> MbcError:
     return MbcError("MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", remedy)
 
 

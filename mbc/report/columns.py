@@ -33,9 +33,10 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int 
     widths = [longest[i] for i in kept]
     if width is not None:
         _shrink(widths, columns, width)
-    lines = [_line(columns, [column.title for column in columns], widths)]
+    tails = [_tail([row[i] for row in rows], w) for i, w in enumerate(widths)]
+    lines = [_line(columns, [column.title for column in columns], widths, tails)]
     lines.append(_GAP.join("-" * w for w in widths))
-    lines += [_line(columns, row, widths) for row in rows]
+    lines += [_line(columns, row, widths, tails) for row in rows]
     return "\n".join(lines)
 
 
@@ -63,19 +64,28 @@ def _shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
         widths[max(can, key=lambda i: widths[i])] -= 1
 
 
-def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], tails: Sequence[int]) -> str:
     parts = [
-        cut(cell, w).rjust(w) if column.right else cut(cell, w).ljust(w)
-        for column, cell, w in zip(columns, cells, widths, strict=True)
+        cut(cell, w, tail).rjust(w) if column.right else cut(cell, w, tail).ljust(w)
+        for column, cell, w, tail in zip(columns, cells, widths, tails, strict=True)
     ]
     return _GAP.join(parts).rstrip()
 
 
-def cut(text: str, width: int) -> str:
-    """`text` in at most `width` characters. The middle goes: names differ at their ends."""
+def _tail(cells: Sequence[str], width: int) -> int:
+    """How many of the last characters of cut cells stay, so that most of them still differ; half of them if that is
+    one of the best."""
+    shares = [(width - 1) * sixths // 6 for sixths in (3, 4, 5, 2)]
+    return max(shares, key=lambda tail: len({cut(cell, width, tail) for cell in cells}))
+
+
+def cut(text: str, width: int, tail: int | None = None) -> str:
+    """`text` in at most `width` characters, `tail` of them (None: half) its last ones. The middle goes: names differ at
+    their ends."""
     if len(text) <= width:
         return text
     if width <= 1:
         return "…"[:width]
-    tail = (width - 1) // 2
+    if tail is None:
+        tail = (width - 1) // 2
     return text[: width - 1 - tail] + "…" + text[len(text) - tail :]

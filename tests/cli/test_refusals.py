@@ -25,7 +25,8 @@ def refused(mbc, *arguments):
 
 def test_unknown_gpu(mbc):
     error = refused(mbc, "--gpu", "h2000")
-    assert error.startswith("error MBC070: unknown GPU 'h2000'\nhelp: choose one of h200, ")
+    assert error.startswith("error MBC070: unknown GPU 'h2000'\nhelp: did you mean h200? Else choose one of h200, ")
+    assert "\nhelp: choose one of h200, " in refused(mbc, "--gpu", "nothing-like-it")
 
 
 def test_unknown_gpu_of_this_machine(mbc, monkeypatch):
@@ -203,3 +204,9 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monke
     assert " of states and inputs when a step starts, and " in error
     rows = int(error.split("help: lower the batch to ")[1].split()[0])
     assert "MBC203" in refused(mbc, *H200, "--set", f"batch={rows + 1}"), "the batch that is named is the largest"
+
+
+def test_a_file_of_nearly_that_name_is_told(mbc):
+    error = mbc("show", "tinny.mbc").err
+    assert "error MBC183: cannot read 'tinny.mbc'" in error and "did you mean 'tiny.mbc'? Else give a source" in error
+    assert "did you mean" not in mbc("show", "nowhere/near.mbc").err

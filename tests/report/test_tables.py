@@ -48,6 +48,12 @@ def test_cut(width, text):
     assert cut("layer1.0.conv1", width) == text
 
 
+def test_rows_that_differ_in_the_middle_are_cut_apart():
+    names = [f"stage.0.unit.{unit}.basic0.statistics" for unit in range(3)]
+    table = render((Column("operation", shrinks=True, least=8),), [(name,) for name in names], 24).splitlines()[2:]
+    assert len(set(table)) == 3 and all(len(line) == 24 and "…" in line for line in table)
+
+
 def test_micro_batches():
     assert micro_batches((256,)) == "256"
     assert micro_batches((64, 64, 64, 64)) == "4 x 64"

@@ -191,7 +191,9 @@ def add_diff(commands: Commands) -> None:
     )  # fmt: skip
     made.add_argument("plans", nargs="+", metavar="PLAN", help="two packages, plans or sources; or one source")
     made.add_argument("--gpu", dest="gpus", action="append", default=[], help="GPU to plan for; twice with one source")
-    made.add_argument("--limit", type=count, metavar="ROWS", help="list the ROWS operations that differ most only")
+    made.add_argument(
+        "--limit", type=count, default=20, metavar="ROWS", help="list the ROWS operations that differ most (default 20)"
+    )
     made.add_argument("--times", action="store_true", help="list operations that differ in time only, too")
     made.add_argument("-o", "--output", metavar="FILE", help="write one page (.html) of both instead of printing")
     add_planning(made, gpu=False)
