@@ -55,6 +55,7 @@ def test_a_log_hears_of_a_long_stage_again(at_once, monkeypatch):
         say("place")
         while stream.getvalue().count("planning (place) ... ") < 3:
             pass
+    assert len(re.findall(r"^planning \(place\) \.\.\. \d+ s$", stream.getvalue(), re.MULTILINE)) >= 3
 
 
 def test_a_terminal_gets_a_line_that_goes_away(at_once):
