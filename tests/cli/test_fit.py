@@ -45,7 +45,14 @@ def test_the_table(mbc):
     figures = mbc("show", "tiny.mbc", *FEW, "--json").json["predictions"]
     budget = figures["arena_bytes"] + figures["overhead_bytes"]
     shown = mbc("fit", "tiny.mbc", *FEW, "--memory", f"{budget}B", "--precision", "bf16").out
-    for word in ("images/s", "over its bound", "largest batch in", "MBC204: the smallest plan found takes", "█"):
+    for word in (
+        "images/s",
+        "over its bound",
+        "largest batch in",
+        "MBC204: the smallest plan found takes",
+        "MBC204: no plan was found",
+        "█",
+    ):
         assert word in shown
 
 
@@ -95,7 +102,7 @@ def test_rows_as_they_are_found_and_what_is_known_when_interrupted(mbc, monkeypa
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB")
     assert done.code == 130 and "interrupted" in done.err
     assert [f"batch {batch}: " in done.err for batch in (8, 16, 32, 64)] == [True, True, True, False]
-    assert "largest batch in 953.7 MiB so far: 32, " in done.out
+    assert "largest batch in 953.7 MiB so far: 32, " in done.out and "--multiple N tries" in done.out
     calls.clear()
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--json")
     assert done.code == 130 and done.json["finished"] is False and len(done.json["probes"]) == 3
