@@ -143,8 +143,6 @@ SWAP_OFFLOAD_SHARE = 0.3
 # proves wrong.
 MEASURE_AFTER = 8
 SETTLE_ROUNDS = 3
-# Where nothing fits yet: the share of the rounds that has to free as large a share of the lacking bytes.
-FEASIBLE_TRIAL = 0.25
 # The least gain that counts as an improvement, in us.
 IMPROVEMENT_US = 1e-3
 

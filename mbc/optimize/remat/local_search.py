@@ -83,13 +83,12 @@ def improve(state: RematState, best: Evaluated, rounds: int) -> Evaluated:
 def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Evaluated:
     """Decisions that fit, found from some that do not and are the state of the ledger; else those with the lowest peak.
 
-    Where bytes are lacking, decisions are undone and others are made, as long as the total of lacking bytes falls. It
-    falls fastest at first: what a part of the rounds frees tells whether all of them could do.
+    Where bytes are lacking, decisions are undone and others are made, as long as the total of lacking bytes falls.
     """
     draw = random.Random(0)
     ledger = state.ledger
     excess_bytes = smallest.excess_bytes
-    lacking = at_first = _lacking(state, excess_bytes)
+    lacking = _lacking(state, excess_bytes)
     unmeasured = 0
 
     def settle() -> None:
@@ -99,9 +98,7 @@ def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Eval
         lacking = _lacking(state, excess_bytes)
         smallest = min(smallest, found, key=lambda found: found.residency.live_bytes)
 
-    for done in range(rounds):
-        if done == int(effort.FEASIBLE_TRIAL * rounds) and at_first - lacking < effort.FEASIBLE_TRIAL * at_first:
-            break
+    for _ in range(rounds):
         start = ledger.mark()
         stalling = frozenset(state.offloader.stalling)
         recomputed = state.ledger.recomputed()
