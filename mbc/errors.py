@@ -34,10 +34,12 @@ class MbcError(Exception):
 @dataclass
 class BudgetError(MbcError):
     """The budget is too small. `needed_bytes`, overhead included, takes the smallest plan that was found, or the bound
-    of all plans where none was tried; no plan takes less than `floor_bytes`."""
+    of all plans where none was tried; no plan takes less than `floor_bytes`. `at_any_batch`: what is reserved for the
+    GPU's context and libraries alone does not fit."""
 
     needed_bytes: int = 0
     floor_bytes: int = 0
+    at_any_batch: bool = False
 
 
 @dataclass

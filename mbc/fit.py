@@ -174,7 +174,9 @@ def _seek(search: Search, start: int, multiple: int, least: int) -> None:
     while not fits(low):
         if low == first:
             raise nothing_fits(search.probe(low * multiple), low * multiple)
-        low, high = max(first, low // 2), low
+        refusal = search.probe(low * multiple).refusal
+        hopeless = isinstance(refusal, BudgetError) and refusal.at_any_batch
+        low, high = first if hopeless else max(first, low // 2), low
     while high is None and low < most:
         further = min(2 * low, most)
         low, high = (further, None) if fits(further) else (low, further)

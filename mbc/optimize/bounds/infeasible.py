@@ -53,6 +53,7 @@ def cannot_fit(
         operation.span if available_bytes > 0 else None,
         needed_bytes=floor + overhead_bytes,
         floor_bytes=floor + overhead_bytes,
+        at_any_batch=available_bytes <= 0,
     )
 
 
