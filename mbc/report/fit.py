@@ -90,8 +90,10 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         lines.append("larger batches were not tried: the search ends there")
     elif not fit.finished:
         lines.append("--multiple N tries multiples of N only, which are fewer")
-    if any(isinstance(p.refusal, BudgetError) and p.refusal.code == "MBC204" for p in fit.probes):
-        lines.append("MBC204: no plan was found, which does not prove that there is none; each batch is searched anew")
+    if any(isinstance(p.refusal, BudgetError) and p.refusal.needed_bytes > p.refusal.floor_bytes for p in fit.probes):
+        lines.append(
+            "a smallest plan found that is too large does not prove that there is none: each batch is searched anew"
+        )
     if fastest is not largest:
         lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
     return "\n".join(lines)

@@ -150,7 +150,7 @@ def test_a_budget_that_no_plan_was_found_for(mbc):
     assert f"error MBC204: the best plan of 'tiny' that was found takes {show_size(overhead + arena)} (" in error
     assert ": its arena " in error and f" KiB, and {show_size(overhead)} outside it; the budget is " in error
     assert "help: lower the batch, or raise memory.device to " in error
-    enough = error.split("raise memory.device to ")[1].split(",")[0].strip()
+    enough = error.split("raise memory.device to ")[1].split(";")[0].strip()
     assert mbc("show", "tiny.mbc", *H200, *kept, "--set", f"memory.device={enough}").code == 0
 
 

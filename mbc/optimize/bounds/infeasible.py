@@ -92,7 +92,7 @@ def not_found(
         "MBC204",
         f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or raise memory.device to about {show_enough(needed_bytes)}; less may do, since {less}",
+        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}; less may do, since {less}",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )
