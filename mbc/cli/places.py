@@ -34,13 +34,15 @@ class Planned:
 
 def read_text(path: Path) -> str:
     """The text of a file; MBC183 where it cannot be read."""
+    near: list[str] = []
     try:
         return files.read_text(path, MOST_BYTES)
     except UnicodeDecodeError as error:
         reason = f"it is not UTF-8 text (byte {error.start})"
     except OSError as error:
         reason = error.strerror or str(error)
-    near = [] if path.exists() else difflib.get_close_matches(path.name, _names_in(path.parent), 1)
+        if isinstance(error, FileNotFoundError):
+            near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
     meant = f"did you mean '{path.with_name(near[0])}'? Else " if near else ""
     raise MbcError(
         "MBC183", f"cannot read '{path}': {reason}", f"{meant}give a source (.mbc), a plan (.json) or a package"

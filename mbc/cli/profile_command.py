@@ -247,7 +247,7 @@ def _written(arguments: argparse.Namespace, profile: Profile, path: Path) -> int
             f"{path}: {candidates} kernels for {len(requests)} operations and sizes of {profile.identity}, "
             f"{show_size(size_bytes)}"
             + (
-                f"; {len(profile.outdated)} to be measured again, by kernels rewritten since"
+                f"; {len(profile.outdated)} to be measured again: kernels were rewritten since"
                 if profile.outdated
                 else ""
             )

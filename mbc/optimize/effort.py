@@ -210,12 +210,14 @@ OFFLOAD_SHARES = (0.5, 0.0)
 # above the second, local search does not reach a fit (018).
 GIVE_UP_PEAK = 1.2
 REACHABLE_PEAK = 2.0
-# Share of the lacking bytes that a thorough local search leaves from which on no more of it is tried, nor in other
-# variants.
-HOPELESS_LACK = 0.5
-# Work of one fit after which nothing more is tried where nothing fits yet: launches of rewritten programs, and prices
-# of gaps, each of which takes as long as so many of these launches. What fitted at all did so after 3.7 million.
+# No more is searched thoroughly, in similar variants neither, where that left more than the first share of the lacking
+# bytes and more than the second of the available ones.
+HOPELESS_LACK, NEAR_FIT_SHARE = 0.5, 0.02
+# Work of one fit, in launches of rewritten programs, after which nothing more is tried where nothing fits yet: so much,
+# or so much for each operation of the step if that is more. To price a gap counts as PRICE_WORK of them. The most that
+# a step needed that fits was 3.7 million (ResNet-50).
 NOT_FOUND_WORK = 4_000_000
+NOT_FOUND_WORK_OF_OPERATION = 1_000
 PRICE_WORK = 4
 # Arena of the smallest step found over the available bytes from which on no other kind of step (without fusion, with
 # ReLU bit masks) is tried: their smallest arenas differed by 1.4 at most.

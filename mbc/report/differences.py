@@ -85,7 +85,7 @@ def _operations(changes: Sequence[OperationChange], before: str, after: str, wid
     )
     text = render(columns, rows, width)
     if len(shown) < len(changes):
-        text += f"\n… and {len(changes) - len(shown)} operations more, whose times differ less (--limit)"
+        text += f"\n… and {len(changes) - len(shown)} operations more, whose times differ no more (--limit)"
     return text
 
 

@@ -89,7 +89,7 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
     if fit.at_least:
         lines.append("larger batches were not tried: the search ends there")
     elif not fit.finished:
-        lines.append("--multiple N tries multiples of N only, which are fewer")
+        lines.append("--multiple N tries multiples of N only, and so ends sooner")
     if any(isinstance(p.refusal, BudgetError) and p.refusal.needed_bytes > p.refusal.floor_bytes for p in fit.probes):
         lines.append(
             "a smallest plan found that is too large does not prove that there is none: each batch is searched anew"

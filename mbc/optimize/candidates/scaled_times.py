@@ -84,10 +84,14 @@ class OtherSizes:
         before = self._date(request, rows)
         if not known or not before or similar._date(request, rows)[: len(before)] <= before:
             return ()
-        tried = {m.candidate().variant for m in self.profile.measurements.get(signature(request), ())}
+        tried, tried_there = (
+            {m.candidate().variant for m in profile.measurements.get(signature(request), ())}
+            for profile in (self.profile, similar.profile)
+        )
         most_us = min(c.time_us for c in known) / similar.profile.scaling.spread(self.precision).high
         theirs = self.rules.admitted(similar.profile.candidates(request) or (), self.precision, remat_kernels)
-        return tuple(c for c in theirs if c.provider == OWN.name and c.variant not in tried and c.time_us < most_us)
+        new = tried_there - tried  # what the other one knows of earlier versions only is no news
+        return tuple(c for c in theirs if c.provider == OWN.name and c.variant in new and c.time_us < most_us)
 
     def came_later(self, request: Request, kernel: Kernel) -> bool:
         """Whether a kernel's time is from another size, or from a similar GPU, measured later than this mini-batch

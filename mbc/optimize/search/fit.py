@@ -33,12 +33,14 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     found: list[Solution] = []
     looked_at: set[Techniques] = set()
 
-    def hopeless() -> bool:
-        return bool(found) and problem.spent.hopeless and not any(map(problem.fits, found))
+    plain = techniques
+
+    def exhausted() -> bool:
+        return bool(found) and problem.exhausted and not any(map(problem.fits, found))
 
     def tried(here: Techniques) -> Solution | None:
         looked_at.add(here)
-        if hopeless():
+        if exhausted() and here != plain:
             return None
         asked = problem.with_single_updates if here.states_bytes else problem
         solution = _fit(asked, here, min(known_us, _least_us(problem, found)))
@@ -69,7 +71,7 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
             techniques.recompute
             and sending is not None
             and sending.copies
-            and not (_is_good(problem, sending) or hopeless())
+            and not (_is_good(problem, sending) or exhausted())
         ):
             # With the caller's `known_us`, not the time of the step with copies.
             alone = _fit(problem, replace(techniques, offload=0.0), known_us)
@@ -212,7 +214,7 @@ def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution 
         fusible = techniques.recompute and problem.programs is not None and fused_remats_of(problem.table)
         for defer_reads in (True, False) if fusible else (False,):
             found += placed_variants(problem, techniques, known_us, defer_reads)
-            if any(map(problem.fits, found)) or known_us < math.inf or problem.spent.hopeless:
+            if any(map(problem.fits, found)) or known_us < math.inf or problem.exhausted:
                 break
     return problem.best(found) if found else None
 

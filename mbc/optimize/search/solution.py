@@ -37,11 +37,6 @@ class Spent:
 
     work: int = 0
 
-    @property
-    def hopeless(self) -> bool:
-        """Whether no more should be tried where nothing fits yet."""
-        return self.work > effort.NOT_FOUND_WORK
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -60,6 +55,12 @@ class Problem:
     def with_single_updates(self) -> Problem:
         """The same step with a launch for every update, so that optimizer states can be offloaded."""
         return replace(self, fused_updates=False)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no more should be tried where nothing fits yet."""
+        operations = len(self.table.graph.train)
+        return self.spent.work > max(effort.NOT_FOUND_WORK, effort.NOT_FOUND_WORK_OF_OPERATION * operations)
 
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
         """`mbc.optimize.selection.select.choose` of this step."""

@@ -133,7 +133,9 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
     found: list[_Variant] = []
     left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
     parts: deque[float] = deque(effort.WORKSPACE_SHARES)
-    while parts and not (found and math.isinf(best_us) and problem.spent.hopeless):
+    while parts:
+        if found and math.isinf(best_us) and problem.exhausted:
+            parts = deque(list(parts)[-1:])  # the least workspace is likeliest to fit
         part = parts.popleft()
         limit_bytes = int(part * available_bytes)
         limits = {name: min(limit, limit_bytes) for name, limit in workspace_limits.items()}
@@ -169,7 +171,7 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
     for variant in sorted(near, key=lambda variant: (variant.residency.live_bytes > available_bytes, variant.time_us))[
         :2
     ]:
-        if variant.residency.least_bytes > available_bytes:
+        if variant.residency.least_bytes > available_bytes or (math.isinf(best_us) and problem.exhausted):
             continue
         offloaded_share = variant.residency.offloaded_share
         for part in effort.OFFLOAD_SHARES:
@@ -249,14 +251,16 @@ def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]
     bytes that one lacks, more of them do not help, nor do they help the others."""
     available_bytes = problem.available_bytes
     for variant in nearest:
-        if problem.spent.hopeless:
+        if problem.exhausted:
             return
         searched = _searched(problem, variant, available_bytes, variant.residency)
         lacking_bytes, left_bytes = (v.residency.live_bytes - available_bytes for v in (variant, searched))
-        if left_bytes > effort.HOPELESS_LACK * lacking_bytes:
+        if left_bytes > max(effort.HOPELESS_LACK * lacking_bytes, effort.NEAR_FIT_SHARE * available_bytes):
             yield searched
             return
-        yield _improved(problem, searched, available_bytes)
+        improved = _improved(problem, searched, available_bytes)
+        fits = improved.residency.live_bytes <= available_bytes
+        yield improved if fits else min(searched, improved, key=lambda found: found.residency.live_bytes)
 
 
 def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
