@@ -1,8 +1,7 @@
 """The command `mbc`.
 
 Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 3 another rank of the training
-failed first, 70 a bug in mbc, 130 Ctrl-C (and SIGTERM, where a command
-ends with what it knows), 143 SIGTERM.
+failed first, 70 a bug in mbc, 130 Ctrl-C (and SIGTERM, where a command ends with what it knows), 143 SIGTERM.
 
 * `arguments`: arguments, help and examples of every command
 * `outputs`: what commands write replaces nothing that people wrote, nor one another

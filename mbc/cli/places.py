@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from mbc import files
 from mbc.cli.terminal import notes
 from mbc.errors import MbcError
+from mbc.frontend.near import nearest
 from mbc.options import Options
 from mbc.plan.file import MOST_BYTES, PLAN_FILE
 from mbc.progress import busy
@@ -34,7 +34,7 @@ class Planned:
 
 def read_text(path: Path) -> str:
     """The text of a file; MBC183 where it cannot be read."""
-    near: list[str] = []
+    near: str | None = None
     try:
         return files.read_text(path, MOST_BYTES)
     except UnicodeDecodeError as error:
@@ -42,8 +42,8 @@ def read_text(path: Path) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
         if isinstance(error, FileNotFoundError):
-            near = difflib.get_close_matches(path.name, _names_in(path.parent), 1)
-    meant = f"did you mean '{path.with_name(near[0])}'? Else " if near else ""
+            near = nearest(path.name, _names_in(path.parent))
+    meant = f"did you mean '{path.with_name(near)}'? Else " if near else ""
     raise MbcError(
         "MBC183", f"cannot read '{path}': {reason}", f"{meant}give a source (.mbc), a plan (.json) or a package"
     )
@@ -52,7 +52,7 @@ def read_text(path: Path) -> str:
 def _names_in(folder: Path) -> list[str]:
     """What is in a folder; nothing where that cannot be told."""
     try:
-        return sorted(entry.name for entry in folder.iterdir())
+        return [entry.name for entry in folder.iterdir()]
     except OSError:
         return []
 

@@ -32,8 +32,7 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     table, available_bytes = problem.table, problem.available_bytes
     found: list[Solution] = []
     looked_at: set[Techniques] = set()
-
-    plain = techniques
+    plain = techniques  # is tried in any case
 
     def exhausted() -> bool:
         return bool(found) and problem.exhausted and not any(map(problem.fits, found))
