@@ -53,8 +53,11 @@ def emit_launches(table: CandidateTable, choices: Choices) -> Draft:
 
 
 def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The same operations with every update of a state as early as possible: once all its operands are defined, and the
-    state has no later reader. Gradients are then freed before the end of the step."""
+    """Return the operations with every update of a state as early as possible.
+
+    An update runs once its operands have values and the version that it replaces has no later reader, updates of other
+    states included. Gradients are then freed before the end of the step.
+    """
     made: dict[str, int] = {}
     read: dict[str, int] = {}
     for i, operation in enumerate(operations):
@@ -62,10 +65,11 @@ def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
             read |= dict.fromkeys(operation.inputs, i)
     ready: list[int] = []
     for i, operation in enumerate(operations):
-        at = i
-        if kind_of(operation).updates:
-            updated = {operation.inputs[k] for _, k in kind_of(operation).updates if k < len(operation.inputs)}
+        at, updates = i, kind_of(operation).updates
+        if updates:
+            updated = {operation.inputs[k] for _, k in updates if k < len(operation.inputs)}
             at = max([made.get(name, -1) for name in operation.inputs] + [read.get(name, -1) for name in updated])
+            read |= {name: max(read.get(name, -1), at) for name in operation.inputs if name not in updated}
         made |= dict.fromkeys(operation.outputs, at)
         ready.append(at)
     return tuple(operations[i] for i in sorted(range(len(operations)), key=lambda i: (ready[i], i)))

@@ -1,0 +1,68 @@
+"""Updates of states as early as possible, and never before the last reader of what they replace."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mbc.compiler import compile_plan
+from mbc.ir.graph import Operation
+from mbc.ops import KINDS
+from mbc.optimize.schedule.emit_launches import updates_early
+from mbc.options import Options
+from mbc.plan.verify import verify_plan
+from mbc.source import Source
+from tests.optimize.planned import NETWORKS, graph_of
+
+SECTIONS = [
+    " ".join(words)
+    for words in itertools.product(
+        ("optimizer = sgd(momentum=0.9)", "optimizer = lamb(weight_decay=0.1)"),
+        ("", "accumulate = 3"),
+        ("", "clip_norm = 1.0"),
+        ("", "ema = 0.9"),
+        ("", 'frozen = "conv*"'),
+    )
+]
+SMALL = """
+network a(batch = 4) {
+  input x[batch, 3, 8, 8] : float
+  input y[batch, 4, 8, 8] : float
+  o = x |> conv(8, 3, pad=1) |> relu |> conv(4, 1)
+  output o
+  loss (o, y) |> mse
+}
+train { optimizer = sgd(momentum=0.9)  accumulate = 2 }
+"""
+
+
+def misplaced(operations: tuple[Operation, ...]) -> list[str]:
+    """Names of operations that read what has no value yet, or a version of a state that is replaced already."""
+    made = {output for operation in operations for output in operation.outputs}
+    ready: set[str] = set()
+    replaced: set[str] = set()
+    wrong: list[str] = []
+    for operation in operations:
+        if any(name in replaced or (name in made and name not in ready) for name in operation.inputs):
+            wrong.append(operation.name)
+        ready.update(operation.outputs)
+        replaced.update(operation.inputs[k] for _, k in KINDS[operation.kind].updates if k < len(operation.inputs))
+    return wrong
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("section", SECTIONS)
+def test_updates_follow_all_readers_of_what_they_replace(network: str, section: str) -> None:
+    body, _, _ = NETWORKS[network].partition("train {")
+    graph = graph_of(f"{body}train {{ {section} }}\n")
+    early = updates_early(graph.train)
+    assert sorted(op.name for op in early) == sorted(op.name for op in graph.train)
+    assert misplaced(graph.train) == []
+    assert misplaced(early) == []
+
+
+@pytest.mark.parametrize("setting", ["650022220B", "655MB", "1TB"])
+def test_a_step_of_several_mini_batches_plans_within_a_budget(setting: str) -> None:
+    plan = compile_plan(Source("a.mbc", SMALL), Options(gpu="t4", settings=(("memory.device", setting),)))
+    verify_plan(plan)
