@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.operands import CHANNELS_LAST, Noise, Refused, Result, Scores
+from mbc.interchange.aten.operands import Noise, Refused, Result, Scores
 
 
 def _plain(op: str, call: Call) -> Result:
-    return call.elementwise(op, call.activation("self"))
+    return call.elementwise(op, call.lazy("self"))
 
 
 def _hardtanh(call: Call) -> Result:
@@ -26,33 +26,30 @@ def _clamp(call: Call) -> Result:
 
 def _clamped(call: Call, least: float, most: float) -> Result:
     if (least, most) == (0.0, float("inf")):
-        return call.elementwise("relu", call.activation("self"))
+        return call.elementwise("relu", call.lazy("self"))
     if (least, most) != (0.0, 6.0):
         raise Refused(f"it clamps to {least:g} … {most:g}, and only relu6 does so here", "use nn.ReLU6")
-    return call.elementwise("relu6", call.activation("self"))
+    return call.elementwise("relu6", call.lazy("self"))
 
 
 def _leaky_relu(call: Call) -> Result:
-    return call.elementwise("leaky_relu", call.activation("self"), {"slope": call.real("negative_slope", 0.01)})
+    return call.elementwise("leaky_relu", call.lazy("self"), {"slope": call.real("negative_slope", 0.01)})
 
 
 def _elu(call: Call) -> Result:
     if (call.real("scale", 1.0), call.real("input_scale", 1.0)) != (1.0, 1.0):
         raise Refused("it is a scaled elu", "use nn.ELU")
-    return call.elementwise("elu", call.activation("self"), {"alpha": call.real("alpha", 1.0)})
+    return call.elementwise("elu", call.lazy("self"), {"alpha": call.real("alpha", 1.0)})
 
 
 def _gelu(call: Call) -> Result:
     exact = call.text("approximate", "none") == "none"
-    return call.elementwise("gelu" if exact else "gelu_tanh", call.activation("self"))
+    return call.elementwise("gelu" if exact else "gelu_tanh", call.lazy("self"))
 
 
 def _prelu(call: Call) -> Result:
-    x, slope = call.activation("self"), call.weight("weight")
-    if x.view == CHANNELS_LAST:
-        x = call.settle(x)
-    made = call.layer("prelu", x, x.shape, {"channels": slope.shape != (1,)}, weight=slope)
-    return replace(made, view=x.view)
+    x, slope = call.plain("self"), call.weight("weight")
+    return call.layer("prelu", x, x.shape, {"channels": slope.shape != (1,)}, weight=slope)
 
 
 def _softmax(call: Call) -> Result:
@@ -68,7 +65,7 @@ def _softmax(call: Call) -> Result:
 def _softplus(call: Call) -> Result:
     if call.real("beta", 1.0) != 1.0:
         raise Refused("its beta is not 1", "use nn.Softplus()")
-    return call.elementwise("softplus", call.activation("self"))
+    return call.elementwise("softplus", call.lazy("self"))
 
 
 def _dropout(call: Call) -> Result:
@@ -76,7 +73,7 @@ def _dropout(call: Call) -> Result:
     p = call.real("p", 0.5)
     if p == 0.0 and isinstance(call.operand(name), Scores):
         return call.operand(name)
-    x = call.activation(name)
+    x = call.lazy(name)
     if p == 0.0:
         return x
     if not 0.0 < p < 1.0:

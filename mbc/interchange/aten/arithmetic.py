@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.attention import of_shares, scores, with_scores
+import numpy as np
+
+from mbc.interchange.aten.attention import of_shares, scaled, scores, with_scores
 from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
-from mbc.interchange.aten.factors import channels_behind, factored, in_order
+from mbc.interchange.aten.factors import channels_behind, factored, in_order, picked, with_channels
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
-    EXPANDED,
-    FACTORED,
     GATE,
-    PADDED,
     PLAIN,
     UNKNOWN,
     Activation,
+    Expanded,
+    Factored,
     Noise,
     Operand,
+    Padded,
     Refused,
     Result,
     Scaled,
@@ -59,7 +61,7 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
         if isinstance(b, float):
             b = b * alpha
         elif isinstance(b, Activation):
-            b = replace(b, value=call.operator("*", alpha, b, b.shape).value)
+            b = _with_number("*", call, alpha, b, b)
     for computed in (a, b):
         if isinstance(computed, Scaled | Standardized):
             raise calculated(computed.weight)
@@ -81,16 +83,14 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
 
 
 def _with_number(op: str, call: Call, a: Activation | float, b: Activation | float, x: Activation) -> Activation:
-    if x.picks and op == "*":
-        return replace(x, factor=x.factor * (b if isinstance(b, float) else a if isinstance(a, float) else 1.0))
-    if x.picks:
-        settled = call.settle(x)
-        return _with_number(op, call, settled if a is x else a, settled if b is x else b, settled)
-    if x.view == PADDED and (op not in ("*", "/") or (op == "/" and a is not x)):  # zeros around it do not stay zeros
+    number = b if isinstance(b, float) else a if isinstance(a, float) else math.nan
+    if op == "*" and isinstance(x.view, Factored) and x.is_pending:
+        return scaled(x, number)
+    zeros_stay = (op == "*" or (op == "/" and a is x)) and math.isfinite(number) and (op, number) != ("/", 0.0)
+    if x.is_pending and not isinstance(x.view, Expanded) and not (isinstance(x.view, Padded) and zeros_stay):
         settled = call.settle(x)
         a, b, x = (settled if a is x else a), (settled if b is x else b), settled
-    made = call.operator(op, a, b, x.shape)
-    return replace(x, value=made.value)
+    return replace(call.operator(op, a, b, x.shape), view=x.view)
 
 
 def _with_noise(op: str, call: Call, a: Operand | float, b: Operand | float) -> Result:
@@ -117,8 +117,11 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
         return Scaled(weight, x)
     if not isinstance(x, Activation):
         raise calculated(weight)
-    if channels_behind(x):
-        return _with_positions(op, call, x, weight, first=x is a)
+    first = x is a
+    if isinstance(x.view, Factored):
+        x = picked(call, x)
+    if (view := channels_behind(x)) is not None:
+        return _with_positions(op, call, x, view, weight, first)
     if x.view not in (PLAIN, CHANNELS_LAST):
         x = call.settle(x)
     rank = len(x.seen)
@@ -137,18 +140,19 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
     wide = x.shape
     if len(padded) > 1:
         wide = tuple(n if m == 1 else m for m, n in zip(x.shape, padded, strict=True))
-    left, right = (held, x) if a is weight else (x, held)
+    left, right = (x, held) if first else (held, x)
     return replace(call.operator(op, left, right, wide), view=x.view)
 
 
-def _with_positions(op: str, call: Call, x: Activation, weight: Weight, first: bool) -> Activation:
-    """A parameter [1, T, C], or of channels alone, and a sequence [N, T, C] that lies as an image."""
+def _with_positions(op: str, call: Call, x: Activation, view: Factored, weight: Weight, first: bool) -> Activation:
+    """Combine a parameter [1, T, C], or of channels alone, with a sequence [N, T, C] that is stored as an image."""
     padded = (1,) * (len(x.seen) - len(weight.shape)) + weight.shape
     channels, wide = x.shape[1], x.shape
     if math.prod(padded) == padded[-1] == channels:
         held = call.tensor(weight, (channels,))
     elif padded == (1, *x.seen[1:]) and len(padded) == 3:
         x = in_order(call, x)
+        view = channels_behind(x) or view
         held = call.tensor(weight, padded)
         held = call.layer("permute", held, (1, channels, padded[1]), {"axes": (0, 2, 1)})
         held = call.layer("reshape", held, (1, *x.shape[1:]), {"sizes": x.shape[1:]})
@@ -158,34 +162,38 @@ def _with_positions(op: str, call: Call, x: Activation, weight: Weight, first: b
             f"it combines {list(x.seen)} with the {weight.held.kind} '{weight.held.key}' of {list(weight.shape)}",
             "give it 1 in the dimension of the samples, and all positions and channels",
         )
-    return replace(x, value=call.operator(op, *((x, held) if first else (held, x)), wide).value)
+    return with_channels(view, call.operator(op, *((x, held) if first else (held, x)), wide))
 
 
 def _by_factors(call: Call, a: Activation, b: Activation) -> tuple[Activation, Activation]:
-    """Two tensors of which one at least is regarded by its factors, regarded alike."""
+    """Return two tensors, of which one at least is seen by its factors, seen alike."""
     a, b = call.image(a), call.image(b)
-    if a.picks or b.picks:
-        return call.settle(a), call.settle(b)
     left, right = factored(a), factored(b)
-    if left is not None and right is not None and (left.axes, left.shape) == (right.axes, right.shape):
-        return left, right
-    return call.settle(a), call.settle(b)
+    if a.is_pending or b.is_pending or left is None or left != right or a.shape != b.shape:
+        return call.settle(a), call.settle(b)
+    return replace(a, view=left), replace(b, view=left)
 
 
-def _tensors(op: str, call: Call, a: Activation, b: Activation) -> Result:
-    a, b = (replace(x, view=PLAIN, wide=()) if x.view == EXPANDED else x for x in (a, b))
-    if FACTORED in (a.view, b.view):
+def _tensors(op: str, call: Call, a: Activation, b: Activation) -> Activation:
+    # What is repeated is combined once, and the result is repeated where the other operand does not do so.
+    shape = np.broadcast_shapes(a.seen, b.seen)
+    a, b = (replace(x, view=PLAIN) if isinstance(x.view, Expanded) else x for x in (a, b))
+    result = _combined(op, call, a, b)
+    return result if result.seen == shape else replace(call.settle(result), view=Expanded(shape))
+
+
+def _combined(op: str, call: Call, a: Activation, b: Activation) -> Activation:
+    if isinstance(a.view, Factored) or isinstance(b.view, Factored):
         a, b = _by_factors(call, a, b)
-    if PADDED in (a.view, b.view) or (a.view != b.view and GATE not in (a.view, b.view)):
+    if a.is_pending or b.is_pending or (a.view != b.view and GATE not in (a.view, b.view)):
         a, b = call.settle(a), call.settle(b)
     if a.shape == b.shape and a.view == b.view:
-        made = call.operator(op, a, b, a.shape)
-        return replace(a, value=made.value)
+        return replace(call.operator(op, a, b, a.shape), view=a.view)
     for image, gate in ((a, b), (b, a)):
-        if gate.view in (GATE, image.view) and image.view in ("plain", CHANNELS_LAST) and len(image.shape) == 4:
+        if gate.view in (GATE, image.view) and image.view in (PLAIN, CHANNELS_LAST) and len(image.shape) == 4:
             ones = (*image.shape[:2], 1, 1)
             if gate.shape == ones or (gate.view == GATE and gate.shape == ones[:2]):
-                return replace(image, value=call.operator(op, a, b, image.shape).value)
+                return replace(call.operator(op, a, b, image.shape), view=image.view)
     a, b = call.settle(a), call.settle(b)
     if len(a.shape) != len(b.shape) or a.shape[0] != b.shape[0]:
         raise Refused(
@@ -208,12 +216,12 @@ def _addcmul(call: Call) -> Result:
 
 
 def _power(call: Call) -> Result:
-    x, exponent = call.activation("self"), call.real("exponent", 2.0)
+    x, exponent = call.lazy("self"), call.real("exponent", 2.0)
     return x if exponent == 1.0 else call.elementwise("pow", x, {"exponent": exponent})
 
 
 def _constant_power(exponent: float, call: Call) -> Result:
-    return call.elementwise("pow", call.activation("self"), {"exponent": exponent})
+    return call.elementwise("pow", call.lazy("self"), {"exponent": exponent})
 
 
 def _matmul(call: Call) -> Result:
@@ -234,8 +242,8 @@ def _matmul(call: Call) -> Result:
 
 
 def _negative(call: Call) -> Result:
-    x = call.activation("self")
-    return replace(x, value=call.operator("*", -1.0, x, x.shape).value)
+    x = call.lazy("self")
+    return _with_number("*", call, -1.0, x, x)
 
 
 RULES: Mapping[str, Rule] = {

@@ -13,9 +13,9 @@ from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import known
 from mbc.interchange.aten.factors import Seen, factored, permuted, picked, regarded, selected, windowed
 from mbc.interchange.aten.operands import (
-    FACTORED,
     Activation,
     Atom,
+    Factored,
     Known,
     Operand,
     Refused,
@@ -32,10 +32,11 @@ _HEADS = "give query, key and value the shape [N, heads, T, D], with the heads i
 
 
 def _headed(x: Activation) -> tuple[int, Seen, Seen]:
-    """Heads, groups and positions of [N * groups, heads, T, D]."""
-    if x.view != FACTORED or len(x.axes) != 4 or len(x.shape) != 4:
+    """Return heads, groups and positions of [N * groups, heads, T, D]."""
+    view = x.view
+    if not isinstance(view, Factored) or len(view.axes) != 4 or len(x.shape) != 4:
         raise Refused(f"its operand {list(x.seen)} has no heads that are channels", _HEADS)
-    batch, heads, tokens, depth = x.axes
+    batch, heads, tokens, depth = view.axes
     (d,) = (atom.size for atom in depth) if len(depth) == 1 else (1,)
     count = math.prod(atom.size for atom in heads)
     rows = (Atom(0, 1, x.shape[0]),) if x.shape[0] > 1 else ()
@@ -50,7 +51,7 @@ def _headed(x: Activation) -> tuple[int, Seen, Seen]:
 
 
 def _attention(call: Call) -> Result:
-    query, key, value = (call.activation(name) for name in ("query", "key", "value"))
+    query, key, value = (call.lazy(name) for name in ("query", "key", "value"))
     if call.real("dropout_p", 0.0):
         raise Refused("it drops scores", "build it without dropout of attention (attn_drop=0, dropout=0)")
     if call.flag("enable_gqa", False):
@@ -82,16 +83,16 @@ def attended(
     for other in (key, value):
         if _headed(other) != (heads, groups, tokens):
             raise Refused(f"it attends from {list(query.seen)} to {list(other.seen)}", "attend within one sequence")
-    factor = query.factor * key.factor
-    if value.factor != 1.0:
+    factor = _factor(query) * _factor(key)
+    if _factor(value) != 1.0:
         raise Refused("its values are scaled", "scale what it gives")
     depth = query.seen[-1]
-    scaled = (1 / math.sqrt(depth) if scale is None else scale) * factor
+    times = (1 / math.sqrt(depth) if scale is None else scale) * factor
     if (masked := [_is_causal(b, query.seen[-2]) for b in bias]) and any(masked):
         causal, bias = True, tuple(b for b, mask in zip(bias, masked, strict=True) if not mask)
     settings: dict[str, Setting] = {"heads": heads, "causal": causal}
-    if not math.isclose(scaled, 1 / math.sqrt(depth), rel_tol=1e-6):
-        settings["scale"] = scaled
+    if not math.isclose(times, 1 / math.sqrt(depth), rel_tol=1e-6):
+        settings["scale"] = times
     operands = _operands(call, (query, key, value), heads * depth)
     operands = [windowed(call, x, groups, tokens) for x in operands]
     rows, _, count, length = operands[0].shape
@@ -105,7 +106,11 @@ def attended(
         tuple(parts[a] for a in (3,) if a in parts),
         (Atom(1, 1, depth),) if depth > 1 else (),
     )
-    return regarded(made, axes)
+    return regarded(made, Factored(axes))
+
+
+def _factor(x: Activation) -> float:
+    return x.view.factor if isinstance(x.view, Factored) else 1.0
 
 
 def _is_causal(added: Known, tokens: int) -> bool:
@@ -122,9 +127,11 @@ def _operands(call: Call, parts: tuple[Activation, ...], channels: int) -> list[
     """One tensor where query, key and value are its thirds."""
     thirds = [((Atom(1, channels, 3), number),) for number in range(3)]
     first = parts[0]
-    if [x.picks for x in parts] == thirds and len({x.value for x in parts}) == 1:
+    views = [x.view for x in parts if isinstance(x.view, Factored)]
+    if [view.picks for view in views] == thirds and len({x.value for x in parts}) == 1:
         return [Activation(first.value, first.shape)]
-    return [Activation(made.value, made.shape) for made in (picked(call, replace(x, factor=1.0)) for x in parts)]
+    cut = [picked(call, replace(x, view=replace(view, factor=1.0))) for x, view in zip(parts, views, strict=True)]
+    return [Activation(x.value, x.shape) for x in cut]
 
 
 def _bias(call: Call, x: Activation, heads: int, count: int, length: int, bias: tuple[Known, ...]) -> Activation:
@@ -178,9 +185,9 @@ def _shift(masks: list[Array], window: tuple[int, int], grid: tuple[int, int]) -
 
 def scores(call: Call, query: Activation, key: Activation) -> Scores | None:
     """The product of [N, heads, T, D] and [N, heads, D, T]; None where these are no heads."""
-    if query.view != FACTORED or key.view != FACTORED or len(key.axes) != 4:
+    if not isinstance(query.view, Factored) or not isinstance(key.view, Factored) or len(key.view.axes) != 4:
         return None
-    turned = permuted(key, (0, 1, 3, 2))
+    turned = permuted(key, key.view, (0, 1, 3, 2))
     _headed(query)
     _headed(turned)
     return Scores(query, turned, call.result_shape)
@@ -197,10 +204,16 @@ def with_scores(op: str, call: Call, a: Operand | float, b: Operand | float) -> 
         and (op == "*" or (op == "/" and other is b))
     ):
         times = other if op == "*" else 1 / other
-        return replace(found, query=replace(found.query, factor=found.query.factor * times))
+        return replace(found, query=scaled(found.query, times))
     if isinstance(other, int | float) or op != "+" or found.shares:
         raise Refused("it calculates with the scores of attention", "add a bias to them, and take their softmax")
     return replace(found, bias=(*found.bias, _added(call, other)))
+
+
+def scaled(x: Activation, times: float) -> Activation:
+    """Return a tensor seen by its factors, times a number that is multiplied in when a layer needs it."""
+    assert isinstance(x.view, Factored)
+    return replace(x, view=replace(x.view, factor=x.view.factor * times))
 
 
 def of_shares(call: Call, shares: Scores, value: Activation) -> Activation:
@@ -210,8 +223,9 @@ def of_shares(call: Call, shares: Scores, value: Activation) -> Activation:
 
 
 def _unbind(call: Call) -> Result:
-    x, dim = factored(call.activation("self")), call.integer("dim", 0)
-    parts = [] if x is None else [selected(x, dim, number) for number in range(x.seen[dim])]
+    x, dim = call.lazy("self"), call.integer("dim", 0) % len(call.lazy("self").seen)
+    view = factored(x)
+    parts = [] if view is None else [selected(x, view, dim, number) for number in range(x.seen[dim])]
     if not parts or any(part is None for part in parts):
         raise Refused("it takes a tensor apart along samples or several axes", "use torch.split")
     return tuple(part for part in parts if part is not None)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from mbc.interchange.aten.factors import as_image, settled
+from mbc.interchange.aten.factors import as_image, picked, settled
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
-    EXPANDED,
-    FACTORED,
     FLAT,
     GATE,
-    PADDED,
     Activation,
+    Expanded,
+    Factored,
     Known,
     Operand,
+    Padded,
     Refused,
     Result,
     Scaled,
@@ -90,12 +90,20 @@ class Call:
     def is_tensor(self, name: str) -> bool:
         return isinstance(self.node.arguments.get(name), TensorName)
 
-    def activation(self, name: str) -> Activation:
+    def lazy(self, name: str) -> Activation:
+        """Return a tensor of the network as the program regards it, with work that may still be pending."""
         return as_activation(self.operand(name))
 
+    def activation(self, name: str) -> Activation:
+        """Return a tensor of the network with nothing pending: its elements are those of its value, in some order."""
+        x = self.lazy(name)
+        if isinstance(x.view, Padded | Expanded):
+            return self.settle(x)
+        return picked(self, x) if x.is_pending else x
+
     def plain(self, name: str) -> Activation:
-        """A tensor of the network, with the shape that it has there."""
-        return self.settle(self.activation(name))
+        """Return a tensor of the network in the shape that the program sees."""
+        return self.settle(self.lazy(name))
 
     def weight(self, name: str) -> Weight:
         found = self.operand(name)
@@ -186,10 +194,12 @@ class Call:
         return None if found is None else (found[0], Activation(found[0].values[0], found[1]))
 
     def elementwise(self, op: str, x: Activation, settings: Mapping[str, Setting] | None = None) -> Activation:
-        """A layer that works on each element by itself, however the tensor is regarded."""
-        if x.view == PADDED or x.picks:
+        """Return a layer that works on each element by itself, however the tensor is regarded."""
+        if isinstance(x.view, Padded):
             x = self.settle(x)
-        return replace(x, value=self.layer(op, x, x.shape, settings).value)
+        elif isinstance(x.view, Factored):
+            x = picked(self, x)
+        return replace(self.layer(op, x, x.shape, settings), view=x.view)
 
     def along(self, x: Activation, dim: int) -> tuple[Activation, int]:
         """A tensor and its axis for what the program calls `dim`; channels that it regards as the last stay where they
@@ -197,7 +207,7 @@ class Call:
         dim %= len(x.seen)
         if dim == 0:
             raise Refused("it works along dimension 0, the samples", "keep the samples of a mini-batch apart")
-        if x.view == CHANNELS_LAST:
+        if x.view is CHANNELS_LAST:
             return x, (*range(2, len(x.shape)), 1)[dim - 1]
         return self.settle(x), dim
 
@@ -210,21 +220,21 @@ class Call:
         return as_image(self, x)
 
     def settle(self, x: Activation) -> Activation:
-        """The tensor in the shape that the program sees. Raises Refused for one that is repeated."""
-        if x.view == FLAT:
+        """Return the tensor in the shape that the program sees. Raises Refused for one that is repeated."""
+        if x.view is FLAT:
             return self.layer("flatten", x, x.seen)
-        if x.view == CHANNELS_LAST:
+        if x.view is CHANNELS_LAST:
             rank = len(x.shape)
             return self.layer("permute", x, x.seen, {"axes": (0, *range(2, rank), 1)})
-        if x.view == PADDED:
-            return self.layer("padding", x, x.seen, {"pad": as_setting(x.pad)})
-        if x.view == GATE:
+        if isinstance(x.view, Padded):
+            return self.layer("padding", x, x.seen, {"pad": as_setting(x.view.pad)})
+        if x.view is GATE:
             return self.layer("reshape", x, x.seen, {"sizes": x.seen[1:]})
-        if x.view == FACTORED:
+        if isinstance(x.view, Factored):
             return settled(self, x)
-        if x.view == EXPANDED:
+        if isinstance(x.view, Expanded):
             raise Refused(
-                f"it needs {list(x.shape)} repeated to {list(x.wide)}", "leave expand out: + - * / repeat by themselves"
+                f"it needs {list(x.shape)} repeated to {list(x.seen)}", "leave expand out: + - * / repeat by themselves"
             )
         return x
 

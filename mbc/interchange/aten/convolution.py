@@ -10,10 +10,9 @@ from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
-    FACTORED,
     FLAT,
-    PADDED,
     Activation,
+    Padded,
     Refused,
     Result,
     Standardized,
@@ -26,10 +25,10 @@ _TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]
 
 
 def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int, int, int]]:
-    """What a convolution reads, and the zeros around it that the convolution takes into its own padding."""
-    x = call.activation(name)
-    pad = x.pad if x.view == PADDED else (0, 0, 0, 0)
-    x = Activation(x.value, x.shape) if x.view == PADDED else call.settle(x)
+    """Return what a convolution reads, and the zeros around it that the convolution takes into its own padding."""
+    x = call.lazy(name)
+    pad = x.view.pad if isinstance(x.view, Padded) else (0, 0, 0, 0)
+    x = Activation(x.value, x.shape) if isinstance(x.view, Padded) else call.settle(x)
     if len(x.shape) != 4:
         raise Refused(f"its tensor has the shape {list(x.shape)}", _TWO_DIMENSIONS)
     return x, pad
@@ -137,13 +136,14 @@ def _linear(call: Call) -> Result:
     weight, bias = call.weight("weight"), call.optional_weight("bias")
     features = weight.shape[0]
     x = over_channels(call, x)
-    if x.view == CHANNELS_LAST or channels_behind(x):
+    view = channels_behind(x)
+    if x.view is CHANNELS_LAST or view is not None:
         settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
         made = call.layer(
             "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias
         )
-        return with_channels(x, made) if x.view == FACTORED else replace(made, view=CHANNELS_LAST)
-    if x.view == FLAT:
+        return replace(made, view=CHANNELS_LAST) if view is None else with_channels(view, made)
+    if x.view is FLAT:
         x = Activation(x.value, x.shape)  # a linear layer flattens by itself
     else:
         x = call.settle(x)

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
-    FACTORED,
     FLAT,
     GATE,
     PLAIN,
     Activation,
     Atom,
     Axes,
+    Factored,
     Refused,
     as_setting,
 )
@@ -39,24 +39,22 @@ class Layers(Protocol):
     def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation: ...
 
 
-def factored(x: Activation) -> Activation | None:
-    """An image or matrix by its factors; None where it is regarded in a way that has none."""
-    if x.view == FACTORED:
-        return x
+def factored(x: Activation) -> Factored | None:
+    """Return the view of a tensor by its factors, or None where the tensor is padded or repeated."""
+    if isinstance(x.view, Factored):
+        return x.view
     axes = axes_of(x)
-    if x.view == FLAT:
-        axes = (axes[0], sum(axes[1:], ()))
-    elif x.view == CHANNELS_LAST:
-        axes = (axes[0], *axes[2:], axes[1])
-    elif x.view == GATE:
-        axes = (*axes, (), ())
-    elif x.view != PLAIN:
-        return None
-    return replace(x, view=FACTORED, axes=axes)
+    if x.view is FLAT:
+        return Factored((axes[0], sum(axes[1:], ())))
+    if x.view is CHANNELS_LAST:
+        return Factored((axes[0], *axes[2:], axes[1]))
+    if x.view is GATE:
+        return Factored((*axes, (), ()))
+    return Factored(axes) if x.view is PLAIN else None
 
 
 def axes_of(x: Activation) -> Axes:
-    """Of the tensor as it is."""
+    """Return the factors of the axes of a tensor as it is stored."""
     return tuple(_whole(axis, size) for axis, size in enumerate(x.shape))
 
 
@@ -74,21 +72,19 @@ def _joined(atoms: Seen) -> Seen:
     return tuple(found)
 
 
-def regarded(x: Activation, axes: Axes) -> Activation:
-    """With other axes; as an image, pixels first or not, where that is what they are."""
-    x = replace(x, view=FACTORED, axes=tuple(map(_joined, axes)))
-    if x.picks or x.factor != 1.0:
-        return x
-    for view in (PLAIN, CHANNELS_LAST):
-        plain = factored(Activation(x.value, x.shape, view))
-        if plain is not None and len(x.shape) == 4 and plain.axes == x.axes:
-            return Activation(x.value, x.shape, view)
-    return x
+def regarded(x: Activation, view: Factored) -> Activation:
+    """Return a tensor under another view by factors, as an image (channels second or last) where the view is one."""
+    view = replace(view, axes=tuple(map(_joined, view.axes)))
+    if len(x.shape) == 4:
+        for image in (PLAIN, CHANNELS_LAST):
+            if factored(replace(x, view=image)) == view:
+                return replace(x, view=image)
+    return replace(x, view=view)
 
 
-def reshaped(x: Activation, shape: tuple[int, ...]) -> Activation | None:
-    """None where the sizes do not divide each other."""
-    rest = list(sum(x.axes, ()))
+def reshaped(x: Activation, view: Factored, shape: tuple[int, ...]) -> Activation | None:
+    """Return a tensor, seen by `view`, under the shape `shape`; None where the sizes do not divide each other."""
+    rest = list(sum(view.axes, ()))
     axes: list[Seen] = []
     for size in shape:
         taken: list[Atom] = []
@@ -106,34 +102,38 @@ def reshaped(x: Activation, shape: tuple[int, ...]) -> Activation | None:
         if size > 1:
             return None
         axes.append(tuple(taken))
-    return None if rest else regarded(x, tuple(axes))
+    return None if rest else regarded(x, replace(view, axes=tuple(axes)))
 
 
-def permuted(x: Activation, dims: tuple[int, ...]) -> Activation:
-    return regarded(x, tuple(x.axes[d] for d in dims))
+def permuted(x: Activation, view: Factored, dims: tuple[int, ...]) -> Activation:
+    """Return a tensor, seen by `view`, with the dimensions `dims` in this order."""
+    return regarded(x, replace(view, axes=tuple(view.axes[d] for d in dims)))
 
 
-def selected(x: Activation, dim: int, index: int) -> Activation | None:
-    """One element along an axis of one factor, which is read where a layer takes it."""
-    axis = x.axes[dim]
+def selected(x: Activation, view: Factored, dim: int, index: int) -> Activation | None:
+    """Return one element along a dimension of one factor, which is read where a layer takes it; else None."""
+    axis = view.axes[dim]
     if len(axis) != 1 or axis[0].axis == 0:
         return None
-    others = (*x.axes[:dim], *x.axes[dim + 1 :])
-    return replace(x, axes=others, picks=(*x.picks, (axis[0], index)))
+    others = (*view.axes[:dim], *view.axes[dim + 1 :])
+    return replace(x, view=replace(view, axes=others, picks=(*view.picks, (axis[0], index))))
 
 
-def channels_behind(x: Activation) -> bool:
-    """Whether the last axis is all channels of each pixel, as layers over channels need them."""
-    return x.view == FACTORED and not x.picks and len(x.shape) == 4 and x.axes[-1] == _whole(1, x.shape[1])
+def channels_behind(x: Activation) -> Factored | None:
+    """Return the view of a tensor whose last axis is all channels of each pixel, as layers over channels need them."""
+    view = x.view
+    if not isinstance(view, Factored) or x.is_pending or len(x.shape) != 4:
+        return None
+    return view if view.axes and view.axes[-1] == _whole(1, x.shape[1]) else None
 
 
-def with_channels(x: Activation, made: Activation) -> Activation:
-    """What a pointwise layer made of x, regarded as x was."""
-    return regarded(replace(x, value=made.value, shape=made.shape), (*x.axes[:-1], _whole(1, made.shape[1])))
+def with_channels(view: Factored, result: Activation) -> Activation:
+    """Return what a pointwise layer gave for a tensor seen by `view`, seen alike."""
+    return regarded(result, replace(view, axes=(*view.axes[:-1], _whole(1, result.shape[1]))))
 
 
 def windowed(call: Layers, x: Activation, groups: Seen, tokens: Seen) -> Activation:
-    """[N, C, groups, tokens], of an image or what is so already. Raises Refused for what are no windows."""
+    """Return an image as [N, C, groups, tokens], its windows apart. Raises Refused where the groups are no windows."""
     n, channels, height, width = x.shape
     if (groups, tokens) == (_whole(2, height), _whole(3, width)):
         return Activation(x.value, x.shape)
@@ -148,32 +148,34 @@ def windowed(call: Layers, x: Activation, groups: Seen, tokens: Seen) -> Activat
 
 
 def in_order(call: Layers, x: Activation) -> Activation:
-    """Before a layer over channels: windows that are told apart by the samples' axis lie one after another."""
-    pixels = sum(x.axes[:-1], ())
+    """Return a tensor whose last axis is its channels with the pixels of each window one after another."""
+    view = channels_behind(x)
+    if view is None:
+        return x
+    pixels = sum(view.axes[:-1], ())
     if pixels[:1] != _whole(0, x.shape[0]) or pixels == tuple(sorted(pixels, key=lambda a: (a.axis, -a.stride))):
         return x
-    if len(x.axes) != 3:
+    if len(view.axes) != 3:
         return as_image(call, x)
-    made = windowed(call, x, x.axes[0][1:], x.axes[1])
-    axes = ((*_whole(0, made.shape[0]), *_whole(2, made.shape[2])), _whole(3, made.shape[3]), x.axes[-1])
-    return regarded(made, axes)
+    made = windowed(call, x, view.axes[0][1:], view.axes[1])
+    axes = ((*_whole(0, made.shape[0]), *_whole(2, made.shape[2])), _whole(3, made.shape[3]), view.axes[-1])
+    return regarded(made, replace(view, axes=axes))
 
 
 def over_channels(call: Layers, x: Activation) -> Activation:
-    """Before a layer over the last axis of [N, H, W, C]: channels that are factors of several axes become one."""
-    if x.view == FACTORED and len(x.axes) == 4 and not channels_behind(x):
-        return replace(settled(call, permuted(x, (0, 3, 1, 2))), view=CHANNELS_LAST)
-    return in_order(call, x) if channels_behind(x) else x
+    """Return a tensor for a layer over its last axis, with channels that are factors of several axes as one axis."""
+    if isinstance(x.view, Factored) and len(x.view.axes) == 4 and channels_behind(x) is None:
+        return replace(settled(call, permuted(x, x.view, (0, 3, 1, 2))), view=CHANNELS_LAST)
+    return in_order(call, x)
 
 
 def as_image(call: Layers, x: Activation) -> Activation:
-    """Windows that are regarded as an image [N, H, W, C] joined; anything else as it is."""
-    x = regarded(x, x.axes) if x.view == FACTORED else x
-    if x.view != FACTORED or x.picks or len(x.axes) != 4 or x.axes[0] != _whole(0, x.shape[0]):
+    """Return windows that are regarded as an image [N, H, W, C] joined; anything else as it is."""
+    x = regarded(x, x.view) if isinstance(x.view, Factored) else x
+    view = channels_behind(x)
+    if view is None or len(view.axes) != 4 or view.axes[0] != _whole(0, x.shape[0]):
         return x
-    if x.axes[3] != _whole(1, x.shape[1]):
-        return x
-    down, across = x.axes[1], x.axes[2]
+    down, across = view.axes[1], view.axes[2]
     h = next((a.size for a in down if a.axis == 3), 1)
     w = next((a.size for a in across if a.axis == 3), 1)
     height, width = (math.prod(a.size for a in axis) for axis in (down, across))
@@ -192,8 +194,14 @@ def as_image(call: Layers, x: Activation) -> Activation:
 
 
 def picked(call: Layers, x: Activation) -> Activation:
-    """With what was selected cut out. Raises Refused for parts that are no slice of an axis."""
-    for atom, index in x.picks:
+    """Return a tensor whose picks are cut out and whose factor is multiplied in.
+
+    Raises Refused for parts that are no slice of an axis.
+    """
+    view = x.view
+    if not isinstance(view, Factored):
+        return x
+    for atom, index in sorted(view.picks, key=lambda pick: (pick[0].axis, -pick[0].stride)):
         size = x.shape[atom.axis]
         if atom.stride * atom.size != size:
             raise Refused("it takes a part that is no slice of an axis", "take slices along one axis")
@@ -201,21 +209,21 @@ def picked(call: Layers, x: Activation) -> Activation:
         settings = {"axis": atom.axis, "start": index * atom.stride}
         if (index + 1) * atom.stride < size:
             settings["stop"] = (index + 1) * atom.stride
-        x = replace(x, value=call.layer("slice", x, shape, settings).value, shape=shape)
-    if x.factor != 1.0:
-        x = replace(x, value=call.operator("*", x.factor, x, x.shape).value)
-    return regarded(replace(x, picks=(), factor=1.0), x.axes)
+        x = call.layer("slice", x, shape, settings)
+    if view.factor != 1.0:
+        x = call.operator("*", view.factor, x, x.shape)
+    return regarded(x, Factored(view.axes))
 
 
 def settled(call: Layers, x: Activation) -> Activation:
-    """The tensor in the shape that the program sees, moved where it must be."""
+    """Return the tensor in the shape that the program sees, moved where it must be."""
     x = picked(call, as_image(call, x))
-    if x.view == PLAIN:
+    view = factored(x)
+    if x.view is PLAIN or view is None:
         return x
-    x = factored(x) or x
-    if x.axes[0] != _whole(0, x.shape[0]):
+    if not view.axes or view.axes[0] != _whole(0, x.shape[0]):
         raise Refused(f"it mixes samples into {list(x.seen)}", "keep the samples of a mini-batch apart, in dimension 0")
-    seen, wanted = sum(x.axes[1:], ()), x.seen
+    seen, wanted = sum(view.axes[1:], ()), x.seen
     lying = tuple(sorted(seen, key=lambda a: (a.axis, -a.stride)))
     made = Activation(x.value, x.shape)
     if lying != seen:

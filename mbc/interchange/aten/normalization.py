@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
-from mbc.interchange.aten.operands import CHANNELS_LAST, FACTORED, PLAIN, Refused, Result, Scaled, Standardized, Weight
+from mbc.interchange.aten.operands import CHANNELS_LAST, PLAIN, Refused, Result, Scaled, Standardized, Weight
 from mbc.interchange.steps import Setting
 
 
@@ -60,7 +60,8 @@ def _layer_norm(call: Call) -> Result:
     x = over_channels(call, call.activation("input"))
     weight, bias = _affine(call)
     sizes = call.ints("normalized_shape")
-    pixels = x.view == CHANNELS_LAST or channels_behind(x) or (x.view == PLAIN and len(x.shape) == 2)
+    view = channels_behind(x)
+    pixels = x.view is CHANNELS_LAST or view is not None or (x.view is PLAIN and len(x.shape) == 2)
     if not pixels or sizes != (x.shape[1],):
         raise Refused(
             f"it normalises the last {len(sizes)} dimensions of {list(x.seen)}, and only channels are normalised here",
@@ -69,7 +70,7 @@ def _layer_norm(call: Call) -> Result:
     if weight is None:
         raise Refused("it has no scale and offset", "build it with elementwise_affine=True")
     made = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
-    return with_channels(x, made) if x.view == FACTORED else replace(made, view=x.view)
+    return replace(made, view=x.view) if view is None else with_channels(view, made)
 
 
 def _group_norm(call: Call) -> Result:

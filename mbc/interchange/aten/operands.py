@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from mbc.interchange.program import Array, Held
 
@@ -18,13 +19,9 @@ class Refused(Exception):
         self.remedy = remedy
 
 
-PLAIN, FLAT, CHANNELS_LAST, PADDED, GATE, EXPANDED = "plain", "flat", "channels_last", "padded", "gate", "expanded"
-FACTORED = "factored"
-
-
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """A factor of an axis: index i of the axis has index i // stride % size of it."""
+    """A factor of an axis: index i of the axis has index i // stride % size of the factor."""
 
     axis: int
     stride: int
@@ -34,40 +31,87 @@ class Atom:
 Axes = tuple[tuple[Atom, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Activation:
-    """A tensor of the network, and how the program regards it, which costs nothing until somebody needs its bytes so:
+class Order(Enum):
+    """Views that keep all elements and need no numbers to say how.
 
-    `flat` [N, C, H, W] as [N, C * H * W]; `channels_last` as [N, H, W, C]; `padded` with zeros around each image
-    (`pad`: top, bottom, left, right); `gate` [N, C] as [N, C, 1, 1]; `expanded` repeated up to the shape `wide`, which
-    operators do by themselves; `factored` with the factors of its axes in any order, as `axes` says, of which `picks`
-    are one element each, and times `factor` (`mbc.interchange.aten.factors`).
+    `FLAT` regards [N, C, H, W] as [N, C * H * W], `CHANNELS_LAST` as [N, H, W, C]; `GATE` regards [N, C] as
+    [N, C, 1, 1].
     """
 
-    value: int
+    PLAIN = "plain"
+    FLAT = "flat"
+    CHANNELS_LAST = "channels_last"
+    GATE = "gate"
+
+
+PLAIN, FLAT, CHANNELS_LAST, GATE = Order.PLAIN, Order.FLAT, Order.CHANNELS_LAST, Order.GATE
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """The view of an image with zeros around it: `pad` is (top, bottom, left, right)."""
+
+    pad: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """The view of a tensor repeated up to `shape`, which operators do by themselves."""
+
     shape: tuple[int, ...]
-    view: str = PLAIN
-    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
-    wide: tuple[int, ...] = ()
-    axes: Axes = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """The view of a tensor by the factors of its axes, in any order (`mbc.interchange.aten.factors`).
+
+    `picks` are factors of which one element each is taken; all elements are multiplied by `factor`.
+    """
+
+    axes: Axes
     picks: tuple[tuple[Atom, int], ...] = ()
     factor: float = 1.0
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(atom.size for atom in axis) for axis in self.axes)
+
+
+View = Order | Padded | Expanded | Factored
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A tensor of the network: value number, the value's own shape, and how the program regards it.
+
+    A view costs nothing until a layer needs the bytes so. It is one immutable thing: a rule carries it on whole, or
+    replaces it whole.
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    view: View = PLAIN
+
+    @property
     def seen(self) -> tuple[int, ...]:
         """The shape that the program sees."""
-        if self.view == FLAT:
-            return (self.shape[0], math.prod(self.shape[1:]))
-        if self.view == CHANNELS_LAST:
-            return (self.shape[0], *self.shape[2:], self.shape[1])
-        if self.view == PADDED:
-            top, bottom, left, right = self.pad
+        if isinstance(self.view, Expanded | Factored):
+            return self.view.shape
+        if isinstance(self.view, Padded):
+            top, bottom, left, right = self.view.pad
             return (*self.shape[:2], self.shape[2] + top + bottom, self.shape[3] + left + right)
-        if self.view == GATE:
-            return (*self.shape, 1, 1)
-        if self.view == FACTORED:
-            return tuple(math.prod(atom.size for atom in axis) for axis in self.axes)
-        return self.wide if self.view == EXPANDED else self.shape
+        if self.view is FLAT:
+            return (self.shape[0], math.prod(self.shape[1:]))
+        if self.view is CHANNELS_LAST:
+            return (self.shape[0], *self.shape[2:], self.shape[1])
+        return (*self.shape, 1, 1) if self.view is GATE else self.shape
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the view stands for work that is still to be done: zeros around, repetition, parts, a factor."""
+        if isinstance(self.view, Factored):
+            return bool(self.view.picks) or self.view.factor != 1.0
+        return isinstance(self.view, Padded | Expanded)
 
 
 @dataclass(frozen=True, slots=True)

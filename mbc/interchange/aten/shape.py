@@ -20,16 +20,16 @@ from mbc.interchange.aten.factors import (
 )
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
-    EXPANDED,
-    FACTORED,
     FLAT,
     GATE,
-    PADDED,
     PLAIN,
     UNKNOWN,
     Activation,
+    Expanded,
+    Factored,
     Noise,
     Operand,
+    Padded,
     Refused,
     Result,
     Scaled,
@@ -59,7 +59,7 @@ def _reshape(call: Call) -> Result:
     if shape == x.seen:
         return x
     rows = x.shape[0]
-    if x.view == FACTORED or (x.view == CHANNELS_LAST and shape[-1] == x.shape[1] and len(x.shape) == 4):
+    if isinstance(x.view, Factored) or (x.view is CHANNELS_LAST and shape[-1:] == x.shape[1:2] and len(x.shape) == 4):
         return _by_factors(x, shape)
     if x.view in (FLAT, GATE) and shape == x.shape:
         return replace(x, view=PLAIN)
@@ -77,8 +77,8 @@ def _reshape(call: Call) -> Result:
 
 
 def _by_factors(x: Activation, shape: tuple[int, ...]) -> Activation:
-    known = factored(x)
-    made = None if known is None else reshaped(known, shape)
+    view = factored(x)
+    made = None if view is None else reshaped(x, view, shape)
     if made is None:
         raise Refused(f"it makes {list(shape)} of {list(x.seen)}", "join and split whole axes")
     return made
@@ -100,13 +100,13 @@ def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
 
 
 def _permute(call: Call) -> Result:
-    x = call.activation("self")
+    x = call.lazy("self")
     rank = len(x.seen)
     return _permuted(call, x, tuple(d % rank for d in call.ints("dims")))
 
 
 def _transpose(call: Call) -> Result:
-    x = call.activation("self")
+    x = call.lazy("self")
     order = list(range(len(x.seen)))
     a, b = call.integer("dim0", 0), call.integer("dim1", 0)
     order[a], order[b] = order[b], order[a]
@@ -118,10 +118,10 @@ def _permuted(call: Call, x: Activation, dims: tuple[int, ...]) -> Activation:
         # The pixels of an image one after another: nothing is moved before a layer needs it.
         step, before = found
         if step.op == "reshape" and len(before.shape) == 4 and before.shape[1] == x.shape[1]:
-            x = _by_factors(replace(before, view=FACTORED, axes=axes_of(before)), x.shape)
-    if x.view == FACTORED:
-        return permuted(x, dims)
-    if x.view == CHANNELS_LAST:
+            x = _by_factors(replace(before, view=Factored(axes_of(before))), x.shape)
+    if isinstance(x.view, Factored):
+        return permuted(x, x.view, dims)
+    if x.view is CHANNELS_LAST and len(x.shape) == 4:
         x, dims = replace(x, view=PLAIN), tuple((0, 2, 3, 1)[d] for d in dims)
     if x.view != PLAIN:
         x = call.settle(x)
@@ -191,13 +191,13 @@ def _roll(call: Call) -> Result:
         before = made[0].settings["shift"]
         down, across = before if isinstance(before, tuple) else (before, before)
         by = {2: int(down), 3: int(across)}
-        x = replace(x, value=made[1].value)
+        x = replace(made[1], view=x.view)
     for dim, shift in zip(dims, shifts, strict=True):
         size = x.shape[axis[dim % 4]]
         by[axis[dim % 4]] = int(math.fmod(by[axis[dim % 4]] + shift, size))
     if not any(by.values()):
         return x
-    return replace(x, value=call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}).value)
+    return replace(call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}), view=x.view)
 
 
 def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Result:
@@ -216,10 +216,10 @@ def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) ->
 
 def _select(call: Call) -> Result:
     """One element along an axis, which is gone then."""
-    x = call.activation("self")
-    if x.view == FACTORED:
-        dim = call.integer("dim", 0) % len(x.axes)
-        made = selected(x, dim, call.integer("index", 0) % x.seen[dim])
+    x = call.lazy("self")
+    if isinstance(x.view, Factored):
+        dim = call.integer("dim", 0) % len(x.view.axes)
+        made = selected(x, x.view, dim, call.integer("index", 0) % x.seen[dim])
         if made is not None:
             return made
     x, axis = call.along(x, call.integer("dim", 0))
@@ -238,11 +238,11 @@ def _expand(call: Call) -> Result:
     x = as_activation(x)
     if x.seen == shape:
         return x
-    if x.view != EXPANDED:
+    if not isinstance(x.view, Expanded):
         x = call.settle(x)
     if len(x.shape) != len(shape) or x.shape[0] != shape[0]:
         raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _ROWS)
-    return replace(x, view=EXPANDED, wide=shape)
+    return replace(x, view=Expanded(shape))
 
 
 def _stack(call: Call) -> Result:
@@ -274,11 +274,12 @@ def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
     weight, x = operands if first else operands[::-1]
     if len(operands) != 2 or not isinstance(weight, Weight) or not isinstance(x, Activation):
         raise Refused("it joins several parameters", "join a parameter and what layers gave")
-    known, seen = factored(x), x.seen
-    if known is None or len(seen) != 3 or call.integer("dim", 0) != 1 or not channels_behind(known):
+    view, seen = factored(x), x.seen
+    x = x if view is None else replace(x, view=view)
+    if view is None or len(seen) != 3 or call.integer("dim", 0) != 1 or channels_behind(x) is None:
         raise Refused(f"it joins a parameter and {list(seen)}", "join along the positions of [N, T, C]")
     count, channels = weight.shape[1:]
-    sequence = windowed(call, known, (), known.axes[1])
+    sequence = windowed(call, x, (), view.axes[1])
     shape = (*sequence.shape[:3], sequence.shape[3] + count)
     pads = (0, 0, count, 0) if first else (0, 0, 0, count)
     token = call.tensor(weight, weight.shape)
@@ -288,12 +289,13 @@ def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
     beside = (0, 0, 0, seen[1]) if first else (0, 0, seen[1], 0)
     token = call.layer("padding", token, (1, *shape[1:]), {"pad": beside})
     made = call.operator("+", call.layer("padding", sequence, shape, {"pad": pads}), token, shape)
-    return regarded(made, (axes_of(made)[0], axes_of(made)[3], axes_of(made)[1]))
+    batch, channels_of, _, positions = axes_of(made)
+    return regarded(made, Factored((batch, positions, channels_of)))
 
 
 def _pad(call: Call) -> Result:
     """Zeros around images are what the convolution behind them takes in; anything else is `padding`."""
-    x = call.image(call.activation("self") if call.is_tensor("self") else call.activation("input"))
+    x = call.image(call.lazy("self") if call.is_tensor("self") else call.lazy("input"))
     pads = call.ints("pad")
     if not any(pads):
         return x
@@ -305,16 +307,16 @@ def _pad(call: Call) -> Result:
             "it pads by something that is not known here", "pad images with zeros, by reflect or by replicate"
         )
     left, right, top, bottom = (*pads, 0, 0)[:4]
-    if mode != "zero" or min(pads) < 0 or x.view not in (PLAIN, PADDED):
+    if mode != "zero" or min(pads) < 0 or not (x.view is PLAIN or isinstance(x.view, Padded)):
         x = call.settle(x)
     if len(x.shape) != 4:
         raise Refused(f"it pads {list(x.seen)}", "pad images, [N, C, H, W]")
     if mode != "zero" or min(pads) < 0:
         around: dict[str, Setting] = {"pad": as_setting((top, bottom, left, right)), "mode": mode}
         return call.layer("padding", x, call.result_shape, around)
-    outer = x.pad
+    outer = x.view.pad if isinstance(x.view, Padded) else (0, 0, 0, 0)
     pad = (outer[0] + top, outer[1] + bottom, outer[2] + left, outer[3] + right)
-    return Activation(x.value, x.shape, PADDED, pad)
+    return replace(x, view=Padded(pad))
 
 
 def _channel_shuffle(call: Call) -> Result:
