@@ -25,14 +25,16 @@ def word_text(text: str, offset: int) -> str:
     found = scan(text)
     at = found.word_at(offset)
     name = "" if at is None else found.words[at].text
+    block = found.block(name)
+    if block is not None:
+        return f"```mbc\n{' '.join(text[block.start : block.end].split('{')[0].split())}\n```"
     if name in LAYERS:
         return f"```mbc\n{layer_detail(LAYERS[name])}\n```\n{LAYERS[name].help}"
     if name in FUNCTION_HELP:
         return f"`{name}`: {FUNCTION_HELP[name]}"
     if name in OPTIMIZERS:
         return f"```mbc\n{signature(name, OPTIMIZERS[name])}\n```"
-    block = found.block(name)
-    return "" if block is None else f"```mbc\n{' '.join(text[block.start : block.end].split('{')[0].split())}\n```"
+    return ""
 
 
 def line_text(networks: Sequence[Lowered], line: int, times: LineTimes | None) -> str:

@@ -145,7 +145,7 @@ class Arithmetic:
     def _emit(
         self, kind: str, inputs: tuple[Tensor, ...], span: Span, scope: Scope, build: Callable[[Emit], str]
     ) -> Tensor:
-        path = scope.count(kind, span)
+        path = scope.count(kind, span, yields=True)
 
         def emit(kind: str, attributes: Attributes, operands: tuple[str, ...], suffix: str) -> str:
             name = f"{path}.{suffix}" if suffix else path

@@ -46,6 +46,10 @@ class Building:
         """Whether its first dimension counts samples."""
         return self._graph.values[value].per_sample
 
+    def has_states(self, path: str) -> bool:
+        """Return whether a parameter or statistic is saved at this path or inside of it."""
+        return any(name == path or name.startswith(f"{path}.") for name in self._states)
+
     def kind_of(self, value: str) -> str:
         """The kind of the operation that makes a value."""
         return self._kinds[value]
@@ -78,6 +82,9 @@ class Building:
                     span,
                 )
             return name
+        if name in self._graph.values:
+            message = f"`{name}` is the path of a parameter here, and the name of an input"
+            raise MbcError("MBC013", message, "give the parameter another label", span)
         _check_size(f"`{name}`", kind, span)
         role = Role.PARAMETER if trained else Role.STATISTIC
         self._graph.declare(name, kind, role, span=span)

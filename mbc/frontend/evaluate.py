@@ -165,7 +165,7 @@ class Evaluator:
             message = f"`{call.name}` is {describe(bound)}, which takes no settings"
             raise MbcError("MBC006", message, "write it without parentheses", call.span)
         block = self._blocks.get(call.name)
-        layer = LAYERS.get(call.name)
+        layer = LAYERS.get(call.name) if block is None else None  # a block of the source hides a layer of its name
         if block is None and layer is None:
             raise unknown_operation(call.name, call.span, self._blocks, functions=True)
         if layer is not None:

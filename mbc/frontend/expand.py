@@ -17,7 +17,6 @@ from mbc.frontend.near import suggest
 from mbc.frontend.scalars import check_metric_name, losses_of, metric_of
 from mbc.frontend.values import Losses, Tensor, Worth, Written, describe
 from mbc.ir.types import DType
-from mbc.ops import LAYERS
 from mbc.source import Span
 
 DEEPEST_BLOCKS = 24
@@ -179,8 +178,8 @@ class Expansion:
         return worth
 
     def _check_name(self, name: str, span: Span) -> None:
-        what = "a function" if name in FUNCTIONS else "an operation" if name in LAYERS else "a block"
-        if name in FUNCTIONS or name in LAYERS or name in self._blocks:
+        if name in FUNCTIONS or name in self._blocks:
+            what = "a function" if name in FUNCTIONS else "a block"
             raise MbcError("MBC035", f"`{name}` is the name of {what}", "choose another name", span)
 
     def _for(self, statement: ast.For, frame: Frame) -> _Returned | None:
@@ -228,7 +227,10 @@ class Expansion:
         if written.path is None:
             own = written.label or written.bound
             scope = written.scope
-            written.path = scope.count(name, written.span) if own is None else scope.claim(own.text, own.span)
+            if own is None:
+                written.path = scope.count(name, written.span, yields=not block)
+            else:
+                written.path = scope.claim(own.text, own.span, self.building.has_states)
         if isinstance(written.of, ast.Block):
             return self._expand(written.of, written, written.path, tensors, span)
         made = self.building.apply(written.of, written.settings, tensors, written.path, span)

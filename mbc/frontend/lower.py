@@ -97,17 +97,16 @@ def _check_declarations(program: ast.Program) -> None:
     _check_twice("section", ((s.name, s.span) for s in program.sections))
     declared = {block.name for block in program.blocks}
     for name, span in [(b.name, b.span) for b in program.blocks]:
-        if name in LAYERS or name in FUNCTIONS:
-            what = "an operation" if name in LAYERS else "a function"
-            raise MbcError("MBC035", f"`{name}` is the name of {what}", "choose another name for the block", span)
+        if name in FUNCTIONS:
+            raise MbcError("MBC035", f"`{name}` is the name of a function", "choose another name for the block", span)
     for owner in (*program.networks, *program.blocks):
         names = [(p.name, p.span) for p in owner.parameters]
         if isinstance(owner, ast.Block):
             names += [(t.text, t.span) for t in owner.tensors]
         _check_twice("parameter", names)
         for name, span in names:
-            if name in LAYERS or name in FUNCTIONS or name in declared:
-                message = f"`{name}` is the name of an operation, function or block"
+            if name in FUNCTIONS or name in declared:
+                message = f"`{name}` is the name of a function or block"
                 raise MbcError("MBC035", message, "choose another name for the parameter", span)
 
 

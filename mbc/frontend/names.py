@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mbc.errors import MbcError
 from mbc.source import Span
 
@@ -12,6 +14,8 @@ class Scope:
     A path is the scope's own path and a component that is unique in the scope: a label, the name that a layer was
     bound to, or a kind and its count (from 0) in this scope. A label may be several components (`layer1.0`); then none
     of the scope may lie inside of another one (`layer1`), whose own layers could have the same paths.
+
+    Nothing is saved under the counted name of a layer without parameters (`l10`, the first l1). It yields to a label.
     """
 
     def __init__(self, path: str) -> None:
@@ -19,11 +23,25 @@ class Scope:
         self._taken: dict[str, Span] = {}
         self._inside: dict[str, str] = {}  # `layer1`: some component that begins with it
         self._counts: dict[str, int] = {}
+        self._yielding: set[str] = set()  # counted names of layers
 
-    def claim(self, component: str, span: Span) -> str:
-        """The path of something that has a name of its own."""
+    def claim(self, component: str, span: Span, has_states: Callable[[str], bool] | None = None) -> str:
+        """Return the path of something that has a name of its own.
+
+        Args:
+            component: The name, unique in this scope.
+            span: Where it was given.
+            has_states: Whether parameters are saved at a path; None where nothing yields.
+
+        Raises:
+            MbcError: MBC013 where the name is taken.
+        """
         parts = component.split(".")
         outer = [".".join(parts[:count]) for count in range(1, len(parts))]
+        for name in (component, *outer):
+            if has_states is not None and name in self._yielding and not has_states(self._at(name)):
+                self._yielding.remove(name)
+                del self._taken[name]
         taken = next((c for c in (component, *outer) if c in self._taken), self._inside.get(component))
         if taken is not None:
             first = self._taken[taken]
@@ -38,10 +56,17 @@ class Scope:
             )
         self._taken[component] = span
         self._inside.update(dict.fromkeys(outer, component))
-        return f"{self._path}.{component}" if self._path else component
+        return self._at(component)
 
-    def count(self, kind: str, span: Span) -> str:
-        """The path of the next `kind` of this scope."""
+    def count(self, kind: str, span: Span, yields: bool = False) -> str:
+        """Return the path of the next `kind` of this scope, which no label has; `yields`: to a later label."""
         number = self._counts.get(kind, 0)
+        while f"{kind}{number}" in self._taken or f"{kind}{number}" in self._inside:
+            number += 1
         self._counts[kind] = number + 1
+        if yields:
+            self._yielding.add(f"{kind}{number}")
         return self.claim(f"{kind}{number}", span)
+
+    def _at(self, component: str) -> str:
+        return f"{self._path}.{component}" if self._path else component

@@ -19,7 +19,7 @@ Branch = Tree[Token]
 Child = Branch | Token
 
 LONGEST_NUMBER = 30  # digits; longer ones cannot mean anything and take long to read
-LONGEST_NAME = 64
+LONGEST_NAME = 64  # of a network, which names a folder and a Python module
 
 
 class TreeReader:
@@ -28,7 +28,7 @@ class TreeReader:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._expressions: dict[str, Callable[[Branch], ast.Expression]] = {
-            "name": lambda t: ast.Name(self._span(t), self._text(t.children[0])),
+            "name": lambda t: ast.Name(self._span(t), str(t.children[0])),
             "number": self._number,
             "size": self._size,
             "string": lambda t: ast.String(self._span(t), str(t.children[0])[1:-1]),
@@ -39,7 +39,7 @@ class TreeReader:
             "call": self._call,
             "labelled": self._labelled,
             "attribute": lambda t: ast.Attribute(
-                self._span(t.children[1]), self.expression(t.children[0]), self._text(t.children[1])
+                self._span(t.children[1]), self.expression(t.children[0]), str(t.children[1])
             ),
             "index": lambda t: ast.Index(self._span(t), self.expression(t.children[0]), self.expression(t.children[1])),
             "not": lambda t: ast.Unary(self._span(t), "not", self.expression(t.children[0])),
@@ -74,8 +74,9 @@ class TreeReader:
                 entries = tuple(self._entry(cast(Branch, c)) for c in parts[1:])
                 sections.append(ast.Section(self._span(parts[0]), str(parts[0]), entries))
                 continue
-            span, name, parameters = self._span(parts[0]), self._text(parts[0]), self._parameters(parts[1])
+            span, name, parameters = self._span(parts[0]), str(parts[0]), self._parameters(parts[1])
             if child.data == "network":
+                self._check_length(name, span)
                 networks.append(ast.Network(span, name, parameters, self._body(parts[2])))
             else:
                 tensors = tuple(self._word(c) for c in _present(cast(Branch, parts[2])))
@@ -92,12 +93,12 @@ class TreeReader:
         for child in _present(cast(Branch, tree)):
             name, default = cast(Branch, child).children
             value = None if cast(Child | None, default) is None else self.expression(default)
-            found.append(ast.Parameter(self._span(name), self._text(name), value))
+            found.append(ast.Parameter(self._span(name), str(name), value))
         return tuple(found)
 
     def _entry(self, tree: Branch) -> ast.Entry:
         name, value = tree.children
-        return ast.Entry(self._span(name), self._text(name), self.expression(value))
+        return ast.Entry(self._span(name), str(name), self.expression(value))
 
     # ---- statements ----
 
@@ -172,17 +173,17 @@ class TreeReader:
         for child in cast(list[Branch], rest):
             if child.data == "named":
                 word, value = child.children
-                arguments.append(ast.Argument(self._span(child), self._text(word), self.expression(value)))
+                arguments.append(ast.Argument(self._span(child), str(word), self.expression(value)))
             else:
                 arguments.append(ast.Argument(self._span(child), None, self.expression(child.children[0])))
-        return ast.Call(self._span(name), self._text(name), tuple(arguments))
+        return ast.Call(self._span(name), str(name), tuple(arguments))
 
     def _labelled(self, tree: Branch) -> ast.Labelled:
         target, label = tree.children
         assert isinstance(label, Token)
         end = label.end_pos or 0
         name = Token("LABEL", label[1:].lstrip(), start_pos=end - len(label[1:].lstrip()), end_pos=end)
-        return ast.Labelled(self._span(name), self.expression(target), self._text(name))
+        return ast.Labelled(self._span(name), self.expression(target), str(name))
 
     def _pipe(self, tree: Branch) -> ast.Pipe:
         first, *stages = tree.children
@@ -204,19 +205,12 @@ class TreeReader:
     # ---- places ----
 
     def _word(self, token: Child) -> ast.Word:
-        return ast.Word(self._span(token), self._text(token))
+        return ast.Word(self._span(token), str(token))
 
-    def _text(self, token: Child) -> str:
-        text = str(token)
-        longest = max(map(len, text.split(".")))  # of a label each part
-        if longest > LONGEST_NAME:
-            raise MbcError(
-                "MBC004",
-                f"this name has {longest} characters; at most {LONGEST_NAME} are allowed",
-                "shorten it",
-                self._span(token),
-            )
-        return text
+    def _check_length(self, name: str, span: Span) -> None:
+        if len(name) > LONGEST_NAME:
+            message = f"the name of this network has {len(name)} characters; at most {LONGEST_NAME} are allowed"
+            raise MbcError("MBC004", message, "shorten it: a folder and a Python module are called so", span)
 
     def _span(self, item: Child) -> Span:
         if isinstance(item, Token):

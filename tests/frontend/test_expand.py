@@ -42,6 +42,25 @@ def test_path_prefers_label_to_bound_name_to_count():
     assert trained(network) == ["first.weight", "g.weight", "conv0.weight"]
 
 
+def test_a_counted_name_without_parameters_yields_to_a_label():
+    before = lower_body("y = image |> relu |> conv(4, 3) @relu0 |> relu |> conv(4, 3) @l10")
+    assert trained(before) == ["relu0.weight", "l10.weight"]
+    network = lower_body("y = image |> conv(4, 3) @conv1 |> conv(4, 3) |> conv(4, 3)")
+    assert trained(network) == ["conv1.weight", "conv0.weight", "conv2.weight"]
+
+
+def test_a_counted_name_with_parameters_does_not_yield():
+    with pytest.raises(MbcError, match="`conv0` is taken") as caught:
+        lower_body("y = image |> conv(4, 3) |> conv(4, 3) @conv0")
+    assert caught.value.code == "MBC013"
+
+
+def test_a_parameter_has_not_the_path_of_an_input():
+    with pytest.raises(MbcError) as caught:
+        lower_body("y = image * (parameter(3) @image)")
+    assert caught.value.code == "MBC013"
+
+
 def test_path_of_blocks_and_loops():
     header = "block two(c) on x { return x |> conv(c, 1) |> conv(c, 1) @second }"
     body = """y = image |> two(3)
