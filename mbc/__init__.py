@@ -57,28 +57,38 @@ def from_torch(
     *,
     loss: Any,
     optimizer: Any,
-    memory: str = "auto",
-    precision: str = "fp32",
+    targets: Any = None,
+    memory: str | int = "auto",
+    precision: Any = "fp32",
     device: str = "auto",
     seed: int = 0,
     measure_for: str | None = None,
     progress: bool = True,
 ) -> Any:
-    """A `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
+    """Return a `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
 
-    `example`: the input of one mini-batch, or several in a tuple; every step has as many rows. `loss`: a name of the
-    language or an `nn` loss. `optimizer`: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
-    `memory`: of the GPU that mbc may take (`12GB`). `device`: `auto`, `cuda` or `cpu`, where NumPy computes.
-    `measure_for`: how long kernels are measured that no profile has, at most (`90s`; None: until all are), those first
-    that matter most; the rest is estimated. `progress`: says on stderr what is going on meanwhile.
+    Args:
+        model: A model in training mode. It is run once, as a copy.
+        example: The input of one mini-batch, or several in a tuple; every step has as many rows.
+        loss: A name of the language or an `nn` loss. For several outputs a list with a loss, a pair (loss, weight) or
+            None for each.
+        optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
+        targets: An example of the targets, where a target gives the probability of each class.
+        memory: What mbc may take of the GPU (`12GB`, or a number of bytes).
+        precision: `fp32`, `bf16`, `fp16`, `fp64`, or such a type of torch.
+        device: `auto`, `cuda` or `cpu`, where NumPy computes.
+        seed: Of dropout and other random layers.
+        measure_for: How long kernels are measured that no profile has, at most (`90s`; None: until all are), those
+            first that matter most; the rest is estimated.
+        progress: Whether stderr says what is going on meanwhile.
 
-    Raises MBC330 to MBC333, MBC167, MBC303 for everything in the model that mbc does not have, and what compiling
-    raises.
+    Raises MBC330 to MBC333, MBC337, MBC167, MBC303 for everything in the model that mbc does not have, and what
+    compiling raises.
     """
     from mbc.pytorch.trainer import make_trainer
 
     return make_trainer(
         model, example,
-        loss=loss, optimizer=optimizer, memory=memory, precision=precision, device=device, seed=seed,
+        loss=loss, optimizer=optimizer, targets=targets, memory=memory, precision=precision, device=device, seed=seed,
         measure_for=measure_for, progress=progress,
     )  # fmt: skip

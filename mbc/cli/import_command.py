@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 
 from mbc.cli.terminal import notes
 from mbc.errors import MbcError
 from mbc.progress import busy
+
+_NO_BACKWARD = (
+    "an exported program has the forward pass alone: the backward pass of a torch.autograd.Function is not in it"
+    " (mbc.from_torch sees it)"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,11 +23,13 @@ def run(arguments: argparse.Namespace) -> int:
     weights = source.with_suffix(".safetensors") if arguments.weights is None else Path(arguments.weights)
     for path in (source, weights):
         check_free(path, arguments.force)
-    from mbc.interchange.importing import import_model
+    from mbc.interchange.importing import ONNX, import_model
     from mbc.interchange.weights import write_weights
     from mbc.runtime.replace import replace_file
 
     with notes(), busy(f"importing {arguments.model}"):
+        if Path(arguments.model).suffix != ONNX:
+            warnings.warn(_NO_BACKWARD, RuntimeWarning, stacklevel=1)
         name = arguments.name or source.stem
         made = import_model(Path(arguments.model), name, arguments.loss, arguments.flat, arguments.batch)
     network = made.network

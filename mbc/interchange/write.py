@@ -23,11 +23,56 @@ _LOSSES = {
 LOSSES = tuple(_LOSSES)
 
 
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The loss of one output, against a target of its own.
+
+    Attributes:
+        loss: One of `LOSSES`.
+        settings: Its settings as the language writes them: `smoothing=0.1`.
+        weight: What it counts in the sum of all losses.
+        soft: Whether the target of `softmax_cross_entropy` gives the probability of each class.
+    """
+
+    loss: str
+    settings: str = ""
+    weight: float = 1.0
+    soft: bool = False
+
+    @property
+    def output(self) -> str:
+        """The name of an output that it judges."""
+        return "logits" if "entropy" in self.loss else "prediction"
+
+    def target(self, shape: tuple[int, ...]) -> str:
+        """Return shape and type of the target of an output of this shape."""
+        of_classes = self.loss == "softmax_cross_entropy" and not self.soft
+        sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
+        return f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
+
+    def line(self, output: str, target: str) -> str:
+        """Return the statement of the loss."""
+        text = _LOSSES[self.loss] % (output, target) + (f"({self.settings})" if self.settings else "")
+        return f"  loss {text}" if self.weight == 1 else f"  loss {literal(self.weight)} * ({text})"
+
+
 def write_source(
-    network: Imported, loss: str, title: str, flat: bool = False, settings: str = "", training: Sequence[str] = ()
+    network: Imported,
+    loss: str | Sequence[Objective | None],
+    title: str,
+    flat: bool = False,
+    training: Sequence[str] = (),
 ) -> str:
-    """The source. `flat`: without blocks, every label whole. `title`: the comment on top. `settings`: of the losses;
-    `training`: entries of the `train` section beside `frozen`."""
+    """Return the source of a network.
+
+    Args:
+        network: What was imported.
+        loss: The loss of all outputs by its name, or that of each; None for an output that no loss judges.
+        title: The comment on top.
+        flat: Without blocks, every label whole.
+        training: Entries of the `train` section beside `frozen`.
+    """
+    objectives = (Objective(loss),) * len(network.outputs) if isinstance(loss, str) else tuple(loss)
     names = Names()
     name = names.free(network.name)
     root = build_tree(network)
@@ -37,9 +82,7 @@ def write_source(
     lines = [f"# {title}", ""]
     for block in blocks:
         lines += [*_block(block), ""]
-    lines += _network(network, name, body, loss, names)
-    if settings:
-        lines = [line + f"({settings})" if line.endswith(f"|> {loss}") else line for line in lines]
+    lines += _network(network, name, body, objectives, names)
     if training:
         frozen = "".join(f'"{pattern}", ' for pattern in _patterns(network))
         entries = [*training, *([f"frozen = ({frozen.strip()})"] if frozen else [])]
@@ -66,7 +109,9 @@ def _tuple(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
-def _network(network: Imported, name: str, body: Block, loss: str, names: Names) -> list[str]:
+def _network(
+    network: Imported, name: str, body: Block, objectives: Sequence[Objective | None], names: Names
+) -> list[str]:
     batch = network.inputs[0][1][0]
     inputs: list[str] = []
     known: dict[int, str] = {}
@@ -78,9 +123,9 @@ def _network(network: Imported, name: str, body: Block, loss: str, names: Names)
     body_of.run()
     statements = body_of.statements
     outputs: list[str] = []
-    for value in network.outputs:
-        outputs.append(body_of.bind(value, names.free("logits" if "entropy" in loss else "prediction")))
-    targets, losses = _losses(network, outputs, loss, names)
+    for value, objective in zip(network.outputs, objectives, strict=True):
+        outputs.append(body_of.bind(value, names.free("prediction" if objective is None else objective.output)))
+    targets, losses = _losses(network, outputs, objectives, names)
     return [
         f"network {name}(batch = {batch}) {{",
         *inputs,
@@ -92,18 +137,18 @@ def _network(network: Imported, name: str, body: Block, loss: str, names: Names)
     ]
 
 
-def _losses(network: Imported, outputs: Sequence[str], loss: str, names: Names) -> tuple[list[str], list[str]]:
-    """Targets and losses of the outputs; outputs of one shape have one target."""
-    targets: dict[str, str] = {}
+def _losses(
+    network: Imported, outputs: Sequence[str], objectives: Sequence[Objective | None], names: Names
+) -> tuple[list[str], list[str]]:
+    """Return the declarations of the targets and the losses, each of an output and of a target of its own."""
+    targets: list[str] = []
     lines: list[str] = []
-    for name, value in zip(outputs, network.outputs, strict=True):
-        shape = network.shapes[value]
-        of_classes = loss == "softmax_cross_entropy"
-        sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
-        declared = f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
-        target = targets.get(declared) or targets.setdefault(declared, names.free("target"))
-        lines.append(f"  loss {_LOSSES[loss] % (name, target)}")
-    return [f"  input {target}{declared}" for declared, target in targets.items()], lines
+    for name, value, objective in zip(outputs, network.outputs, objectives, strict=True):
+        if objective is not None:
+            target = names.free("target")
+            targets.append(f"  input {target}{objective.target(network.shapes[value])}")
+            lines.append(objective.line(name, target))
+    return targets, lines
 
 
 def _patterns(network: Imported) -> list[str]:

@@ -2,7 +2,10 @@
 
 * `objective`: losses of torch as losses of the language
 * `optimizer`: optimizers of torch as entries of the `train` section
-* `model`: which models are taken, and their program
+* `tensors`: tensors that go into a model and come out of it
+* `copies`: a copy of a model, of which nothing leads back to it
+* `own_backward`: gradients that a model computes by code of its own
 * `weights`: parameters and statistics, between the model and the arena
+* `model`: which models are taken, and their program
 * `trainer`: a model that mbc trains
 """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import importlib
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +15,133 @@ from mbc.errors import MbcError
 from mbc.interchange.pt2 import read_pt2
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
+from mbc.pytorch.copies import copy_model
+from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched_randomness
+from mbc.pytorch.tensors import output_tensors
 from mbc.pytorch.weights import Hook
 
 torch: Any = importlib.import_module("torch")
-_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
-_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_ALL_MODULES = tuple(f"_global{name}" for name in MODULE_HOOKS)
+PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A network that was imported from a model, and what its file does not say.
+
+    Attributes:
+        network: The network.
+        inputs: The number of the model's inputs.
+        used: Positions of those that the network reads, in its order.
+        program: The `ExportedProgram`.
+    """
+
+    network: Imported
+    inputs: int
+    used: tuple[int, ...]
+    program: Any
 
 
 def check_model(model: Any) -> None:
-    """MBC330 for what is no model in training mode, on one device and without hooks."""
+    """Refuse what is no model in training mode, on one device and without hooks (MBC330)."""
     if not isinstance(model, torch.nn.Module):
         raise MbcError("MBC330", f"a {type(model).__name__} is no torch.nn.Module", "pass the model itself")
     if not model.training:
         raise MbcError("MBC330", "the model is in eval mode", "call model.train() first")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise MbcError("MBC330", f"'{name}' has no shape yet", "call the model once: model(example)")
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1 or "meta" in devices:
         raise MbcError(
             "MBC330", f"the model lies on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU"
         )
+    _check_hooks(model)
+    _check_memory(model)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.momentum is None:
+            raise MbcError(
+                "MBC330",
+                f"the batch norm '{path}' averages its statistics over all steps (momentum=None), and mbc only"
+                " exponentially",
+                "give it a momentum, which changes its running statistics alone",
+            )
+    for device in {"cpu", *(device.partition(":")[0] for device in devices)}:
+        if torch.is_autocast_enabled(device):
+            raise MbcError(
+                "MBC330",
+                "autocast is on, which would become a part of the model",
+                "call from_torch outside of autocast, and say there in which precision it computes: precision='bf16'",
+            )
+
+
+def _check_hooks(model: Any) -> None:
     if any(getattr(torch.nn.modules.module, name, None) for name in _OF_ALL_MODULES):
         raise MbcError("MBC330", "there are hooks of all modules, which mbc would not call", "remove them")
     for path, module in model.named_modules():
-        if any(not isinstance(hook, Hook) for name in _OF_MODULES for hook in getattr(module, name, {}).values()):
+        if any(not isinstance(hook, Hook) for name in MODULE_HOOKS for hook in getattr(module, name, {}).values()):
             raise MbcError("MBC330", f"the module '{path}' has hooks, which mbc would not call", "remove them")
     for name, parameter in model.named_parameters():
-        if any(getattr(parameter, hooks, None) for hooks in _OF_PARAMETERS):
+        if any(getattr(parameter, hooks, None) for hooks in PARAMETER_HOOKS):
             raise MbcError("MBC330", f"the parameter '{name}' has hooks, which mbc would not call", "remove them")
 
 
-def network_of(model: Any, example: tuple[Any, ...], trained: set[int]) -> Imported:
-    """The network of a model, whose parameters but for those `trained` (by `id`) are frozen. The model itself is left
-    as it is: what is exported is a copy on the CPU. MBC303 for all that cannot be taken."""
-    twin = copy.deepcopy(model).cpu()
+def _check_memory(model: Any) -> None:
+    """Refuse tensors of a model that share elements: an update of one changes the other (MBC330)."""
+    spans: list[tuple[int, int, str]] = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.numel() and tensor.device.type != "meta" and tensor.layout is torch.strided:
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            spans.append((start, start + (last + 1) * tensor.element_size(), name))
+    for (_, end, first), (start, _, second) in pairwise(sorted(spans)):
+        if start < end:
+            raise MbcError(
+                "MBC330",
+                f"'{first}' and '{second}' are two tensors in one memory, which mbc would train apart",
+                "make them one parameter (b.weight = a.weight), or give one of them memory of its own"
+                " (b.weight.data = a.weight.data.clone())",
+            )
+
+
+def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exported:
+    """Return the network of a model, whose parameters but for those `trained` (by `id`) are frozen.
+
+    The model itself is left as it is: what is run and exported are copies. Raises MBC330 for a model with a backward
+    pass of its own or that torch does not export, MBC303 for all that cannot be taken.
+    """
+    failed = check_backward(model, example)
+    twin = copy_model(model)
     for own, other in zip(model.parameters(), twin.parameters(), strict=True):
         other.requires_grad_(own.requires_grad and id(own) in trained)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt2"
+        program = _export(twin, tuple(tensor.detach().cpu() for tensor in example), file)
+        read = read_pt2(file)
+    network = translate(read, type(model).__name__.lower())
+    if failed is not None:  # the export and the translation had nothing better to say
+        raise failed
+    used = tuple(read.inputs.index(name) for name, _ in network.inputs)
+    return Exported(network, len(read.inputs), used, program)
+
+
+def _export(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
+    forward = twin.forward
+
+    @functools.wraps(forward)
+    def flat(*inputs: Any, **named: Any) -> tuple[Any, ...]:  # torch saves no outputs of a user's own classes
+        return output_tensors(forward(*inputs, **named))
+
+    twin.forward = flat
     try:
-        program = torch.export.export(twin, tuple(tensor.detach().cpu() for tensor in example))
+        with untouched_randomness(), checkpoints_opened(), torch.inference_mode(False), torch.enable_grad():
+            program = torch.export.export(twin, example)
+            torch.export.save(program, file)
+    except MbcError:
+        raise
     except Exception as error:  # whatever the model or torch raises
         first = str(error).strip().partition("\n")[0]
         reason = f"torch.export does not take the model: {first}"
         raise MbcError("MBC330", reason, "let torch.export.export(model, example) pass") from error
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.pt2"
-        torch.export.save(program, file)
-        return translate(read_pt2(file), type(model).__name__.lower())
+    return program

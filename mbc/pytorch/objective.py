@@ -1,13 +1,17 @@
-"""A loss of torch, by its object, its function or a name of the language -> the layer that computes it."""
+"""Losses of torch, by their objects, functions or names of the language -> the layers that compute them."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.interchange.write import LOSSES
+from mbc.interchange.steps import Imported
+from mbc.interchange.write import LOSSES, Objective
+from mbc.pytorch.tensors import entries_of
 
 torch: Any = importlib.import_module("torch")
 nn = torch.nn
@@ -19,21 +23,81 @@ _FUNCTIONS: dict[Any, str] = {
     functional.l1_loss: "l1",
     functional.smooth_l1_loss: "smooth_l1",
 }
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REMEDY = (
     f"pass one of {', '.join(LOSSES)}; nn.CrossEntropyLoss, BCEWithLogitsLoss, MSELoss, L1Loss, SmoothL1Loss, or their "
     "functions"
 )
 
 
-def loss_of(given: Any) -> tuple[str, str]:
-    """Name and settings of a loss: `softmax_cross_entropy`, `smoothing=0.1`. MBC331 for any other, by name."""
-    if isinstance(given, str):
-        if given not in LOSSES:
-            raise MbcError("MBC331", f"the loss {given!r} is not one that mbc has", _REMEDY)
-        return given, ""
-    if isinstance(given, FunctionType) and given in _FUNCTIONS:
-        return _FUNCTIONS[given], ""
-    return _of_module(given)
+def losses_of(given: Any) -> tuple[Objective | None, ...]:
+    """Return the objective of each output from a loss, or from a list of losses, pairs (loss, weight) and None.
+
+    Raises MBC331 for a loss that mbc does not have, by its name.
+    """
+    entries = (given,) if _is_weighted(given) else entries_of(given)
+    return tuple(None if entry is None else _objective(entry) for entry in entries)
+
+
+def loss_modules(given: Any) -> list[Any]:
+    """Return the modules of torch among the losses."""
+    return [m for entry in entries_of(given) for m in entries_of(entry) if isinstance(m, nn.Module)]
+
+
+def fitted(objectives: Sequence[Objective | None], network: Imported, targets: Any) -> list[Objective | None]:
+    """Return the objectives of a network's outputs, with class probabilities where an example of the targets says so.
+
+    Raises MBC331 where there are not as many losses as outputs, or a loss has another number of classes.
+    """
+    outputs = [network.shapes[value] for value in network.outputs]
+    if len(outputs) != len(objectives):
+        losses = "one loss" if len(objectives) == 1 else f"{len(objectives)} losses"
+        each = ", ".join(["(loss, 1.0)", *["(loss, 0.4)"] * (len(outputs) - 1)])
+        raise MbcError(
+            "MBC331",
+            f"the model has {len(outputs)} outputs and {losses}: each output has a target of its own and a weight",
+            f"pass a loss with its weight for each output (None: it is not trained for): loss=[{each}]",
+        )
+    if not any(objectives):
+        raise MbcError("MBC331", "no output has a loss", "pass a loss for one of them at least")
+    examples = iter(() if targets is None else entries_of(targets))
+    made: list[Objective | None] = []
+    for objective, shape in zip(objectives, outputs, strict=True):
+        if objective is not None:
+            _check_classes(objective, shape)
+            example = next(examples, None)
+            classified = objective.loss == "softmax_cross_entropy" and example is not None
+            objective = replace(objective, soft=classified and torch.as_tensor(example).is_floating_point())
+        made.append(objective)
+    return made
+
+
+def _check_classes(objective: Objective, shape: tuple[int, ...]) -> None:
+    _, found, weights = objective.settings.partition("class_weights=(")
+    count = len([w for w in weights.partition(")")[0].split(",") if w.strip()])
+    if found and count != shape[1]:
+        raise MbcError(
+            "MBC331", f"the loss has weights of {count} classes, and the output {shape[1]}", "give each class a weight"
+        )
+
+
+def _is_weighted(given: Any) -> bool:
+    entries = entries_of(given)
+    return len(entries) == 2 and isinstance(entries[1], (int, float))
+
+
+def _objective(given: Any) -> Objective:
+    loss, weight = given if _is_weighted(given) else (given, 1.0)
+    if isinstance(loss, nn.Module) and any(getattr(loss, name, None) for name in _HOOKS):
+        kind = loss.__class__.__name__
+        raise MbcError("MBC331", f"the loss {kind} has hooks, which mbc would not call", "remove them")
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise MbcError("MBC331", f"the loss {loss!r} is not one that mbc has", _REMEDY)
+        return Objective(loss, "", float(weight))
+    if isinstance(loss, FunctionType) and loss in _FUNCTIONS:
+        return Objective(_FUNCTIONS[loss], "", float(weight))
+    return Objective(*_of_module(loss), float(weight))
 
 
 def _of_module(given: Any) -> tuple[str, str]:
@@ -61,6 +125,12 @@ def _of_module(given: Any) -> tuple[str, str]:
 
 def _cross_entropy(given: Any) -> str:
     settings: list[str] = []
+    if given.label_smoothing == 1:
+        raise MbcError(
+            "MBC331",
+            "the loss has label_smoothing=1.0, with which the targets do not count",
+            "use a label_smoothing below 1",
+        )
     if given.label_smoothing:
         settings.append(f"smoothing={float(given.label_smoothing)!r}")
     if given.ignore_index != -100:  # torch's default, which no label of mbc's can be

@@ -63,6 +63,30 @@ def updates_of(optimizer: Any) -> Updates:
     return Updates(entry, factors, decays, tuple((name, first[name]) for name in settings))
 
 
+def check_parameters(optimizer: Any, model: Any) -> set[int]:
+    """Return the parameters that the optimizer has, by `id`.
+
+    Raises MBC332 where it has none of the model that is trained, or one that the model lacks and that would stay as it
+    is.
+    """
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    own = {id(p): p for p in model.parameters()}
+    if not any(own[key].requires_grad for key in trained & own.keys()):
+        reason = "the optimizer has no parameter of the model that is trained"
+        raise _refused(reason, "make it of model.parameters(), of which some have requires_grad=True")
+    if foreign := len(trained - own.keys()):
+        what = "a parameter" if foreign == 1 else f"{foreign} parameters"
+        raise MbcError(
+            "MBC332",
+            f"the optimizer has {what} that the model lacks, which mbc would not train",
+            "hold them in the model, whose forward uses them, or train them by an optimizer of their own",
+        )
+    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if getattr(optimizer, hooks, None):
+            raise _refused("the optimizer has hooks on its step, which mbc would not call", "remove them")
+    return trained
+
+
 def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequence[str]]) -> list[str]:
     """Lines of the `train` section; `states_of`: the trained states that hold a parameter."""
     differing = [

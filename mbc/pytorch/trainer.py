@@ -16,13 +16,13 @@ from mbc.compiler import compile_plan, compile_source
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
-from mbc.interchange.steps import Imported
 from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
 from mbc.progress import busy
-from mbc.pytorch.model import check_model, network_of
-from mbc.pytorch.objective import loss_of
-from mbc.pytorch.optimizer import Updates, entries_of, rate_now, updates_of
+from mbc.pytorch.model import Exported, check_model, network_of
+from mbc.pytorch.objective import fitted, losses_of
+from mbc.pytorch.optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
+from mbc.pytorch.tensors import example_tensors, readable
 from mbc.pytorch.weights import Weights
 from mbc.runtime.arguments import duration_of
 from mbc.runtime.loss import Loss
@@ -31,6 +31,12 @@ from mbc.source import Source
 from mbc.stages import Stages
 
 torch: Any = importlib.import_module("torch")
+_PRECISIONS: dict[Any, str] = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+}
 _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
 
 
@@ -59,7 +65,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: Any,
-        network: Imported,
+        exported: Exported,
         source: str,
         module: Module,
         updates: Updates,
@@ -69,7 +75,9 @@ class Trainer:
         self.took = took
         self.module = module
         self._optimizer, self._updates = optimizer, updates
-        self._weights = Weights(model, network, module)
+        self._used = exported.used
+        self._inputs = exported.inputs
+        self._weights = Weights(model, exported.network, module)
         self._in_flight: tuple[Loss, list[Any]] | None = None
         self._close = weakref.finalize(
             self,
@@ -95,7 +103,7 @@ class Trainer:
                 f"a batch has {rows} rows, and the example had {self.module.step_batch}",
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
-        given = [_readable(tensor) for tensor in inputs]
+        given = [readable(tensor) for tensor in self._read(inputs)]
         loss = self.module.step(*given, lr=rate)
         self._weights.stale = True
         self._optimizer._opt_called = True  # what schedulers look at, to warn of a wrong order
@@ -109,10 +117,16 @@ class Trainer:
     def evaluate(self, *inputs: Any) -> Any:
         """Outputs for 1 to `batch` rows, with running statistics and without dropout, as tensors on the device of the
         first input."""
-        made = self.module.forward(*[_readable(tensor) for tensor in inputs])
+        made = self.module.forward(*[readable(tensor) for tensor in self._read(inputs)])
         device = inputs[0].device
         tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
         return tensors if isinstance(made, tuple) else tensors[0]
+
+    def _read(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the network reads: inputs that the model does not use are left out."""
+        if len(inputs) < self._inputs:
+            return list(inputs)  # a message counts what is missing
+        return [*(inputs[n] for n in self._used), *inputs[self._inputs :]]
 
     @property
     def open(self) -> bool:
@@ -141,8 +155,9 @@ def make_trainer(
     *,
     loss: Any,
     optimizer: Any,
-    memory: str,
-    precision: str,
+    targets: Any,
+    memory: str | int,
+    precision: Any,
     device: str,
     seed: int,
     measure_for: str | None,
@@ -155,9 +170,10 @@ def make_trainer(
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
-        network, text = import_training(model, example, loss=loss, optimizer=optimizer)
+        exported, text = import_training(model, example, loss=loss, optimizer=optimizer, targets=targets)
+        network = exported.network
         imported_s, stages = time.perf_counter(), Stages(announce=say)
-        settings = (("memory.device", memory), ("train.precision", precision))
+        settings = (("memory.device", _memory(memory)), ("train.precision", _precision(precision)))
         options = Options(settings=settings, measure_for_s=measure_for_s)
         module = _opened(Source(f"{network.name}.mbc", text), options, stages, device, seed)
         module.load_state_dict(network.arrays)
@@ -168,29 +184,42 @@ def make_trainer(
         stages.measuring_seconds,
         stages.building_seconds,
     )
-    return Trainer(model, optimizer, network, text, module, updates_of(optimizer), took)
+    return Trainer(model, optimizer, exported, text, module, updates_of(optimizer), took)
 
 
-def import_training(model: Any, example: Any, *, loss: Any, optimizer: Any) -> tuple[Imported, str]:
-    """The network of a model that `check_model` takes, and the source of its training; otherwise it takes and raises
-    what `mbc.from_torch` does."""
-    name, settings = loss_of(loss)
+def import_training(
+    model: Any, example: Any, *, loss: Any, optimizer: Any, targets: Any = None
+) -> tuple[Exported, str]:
+    """Return the network of a model that `check_model` takes, and the source of its training.
+
+    Otherwise it takes and raises what `mbc.from_torch` does.
+    """
+    objectives = losses_of(loss)
     updates = updates_of(optimizer)
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not trained & {id(p) for p in model.parameters() if p.requires_grad}:
-        reason = "the optimizer has no parameter of the model that is trained"
-        raise MbcError("MBC332", reason, "make it of model.parameters(), of which some have requires_grad=True")
-    examples: tuple[Any, ...] = (example,) if isinstance(example, torch.Tensor) else tuple(example)
-    network = network_of(model, examples, trained)
+    trained = check_parameters(optimizer, model)
+    exported = network_of(model, example_tensors(example), trained)
+    network = exported.network
     states = {key.name: key.state for key in network.keys if key.state}
     names = dict[int, list[str]]()
     for key, tensor in model.named_parameters(remove_duplicate=False):
         if key in states and states[key] not in (*network.frozen, *names.get(id(tensor), ())):
             names.setdefault(id(tensor), []).append(states[key])
     entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
-    text = write_source(network, name, "Made from a model of PyTorch.", settings=settings, training=entries)
+    text = write_source(
+        network, fitted(objectives, network, targets), "Made from a model of PyTorch.", training=entries
+    )
     check_source(text, network)
-    return network, text
+    return exported, text
+
+
+def _memory(given: str | int) -> str:
+    """Return a size as the language writes it; a whole number counts bytes."""
+    return f"{given}B" if isinstance(given, int) else given
+
+
+def _precision(given: Any) -> str:
+    """Return the name of a precision, of which a type of torch is one, too."""
+    return _PRECISIONS.get(given, str(given))
 
 
 def _check_alone(model: Any) -> None:
@@ -214,11 +243,6 @@ def _opened(source: Source, options: Options, stages: Stages, device: str, seed:
         options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
         made = compile_source(source, options, package, stages=stages)
         return Module(made.package.folder, seed, device)
-
-
-def _readable(given: Any) -> Any:
-    """A tensor without its gradient, as its elements follow each other."""
-    return given.detach().contiguous() if isinstance(given, torch.Tensor) else given
 
 
 def _refuse_step(*_: object) -> None:

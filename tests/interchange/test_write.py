@@ -179,7 +179,7 @@ def test_losses_of_outputs_of_several_shapes(loss: str, tmp_path: Path) -> None:
 
     source = import_model(exported(tmp_path, Heads(), torch.zeros(2, 3, 8, 8)), "net", loss).source
     assert source.count("\n  loss (") == 3 and source.count(f"|> {loss}\n") == 3
-    assert source.count("\n  input target") == 2
+    assert source.count("\n  input target") == 3
 
 
 def test_names_of_models_that_bodies_have_too(tmp_path: Path) -> None:

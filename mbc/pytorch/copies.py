@@ -1,0 +1,54 @@
+"""A copy of a model of which nothing leads back to the model: what is exported, run and checked."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from typing import Any
+
+torch: Any = importlib.import_module("torch")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
+          "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")  # fmt: skip
+
+
+def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
+    """Return a copy of a model with parameters and buffers of its own, and without hooks.
+
+    Attributes that cannot be copied (locks, files, generators) are shared: a forward pass may need them.
+
+    Args:
+        model: A `torch.nn.Module`.
+        device: The device of the copy's tensors.
+        dtype: The type of its floating-point tensors; None keeps the types.
+    """
+
+    def moved(tensor: Any) -> Any:
+        data = tensor.detach().to(device, copy=True)
+        if dtype is not None and data.is_floating_point():
+            data = data.to(dtype)
+        return torch.nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else data
+
+    modules = list(model.modules())
+    memo: dict[int, Any] = {id(own): own.__class__.__new__(own.__class__) for own in modules}
+    for own in modules:
+        for table in (own._parameters, own._buffers):
+            for tensor in table.values():
+                if tensor is not None and id(tensor) not in memo:
+                    memo[id(tensor)] = moved(tensor)
+    for own in modules:
+        twin = memo[id(own)]
+        for name, value in own.__dict__.items():
+            if name in _HOOKS:
+                twin.__dict__[name] = type(value)()
+            elif isinstance(value, torch.Tensor) and id(value) not in memo:
+                twin.__dict__[name] = moved(value)
+            else:
+                twin.__dict__[name] = _copied(value, memo)
+    return memo[id(model)]
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # whatever an object raises that cannot be copied
+        return value

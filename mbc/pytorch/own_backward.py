@@ -1,0 +1,159 @@
+"""Gradients that a model computes by code of its own, which an exported program does not contain."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.pytorch.copies import copy_model
+from mbc.pytorch.tensors import first_rows, rows_of, tensors_in
+
+torch: Any = importlib.import_module("torch")
+checkpoint: Any = importlib.import_module("torch.utils.checkpoint")
+_ROWS = 2  # of the example that a run takes
+
+
+def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
+    """Refuse a model that applies a `torch.autograd.Function`, whose backward pass mbc would not run (MBC330).
+
+    A copy of the model runs once on two rows of the example, and the autograd graph of its outputs is walked. What is
+    checkpointed by torch is walked, too. A model that does not run with two rows runs with all of them; where it does
+    not run with these, the error is returned.
+    """
+    device = next((str(tensor.device) for tensor in (*model.parameters(), *model.buffers())), "cpu")
+    batch = rows_of(example)
+    failed: MbcError | None = None
+    for rows in sorted({min(_ROWS, batch), batch}):
+        walk = _Walk(copy_model(model, device))
+        try:
+            with untouched_randomness(device), checkpoints_opened(_refuse_detached):
+                walk.run(first_rows(example, rows, device))
+        except MbcError:
+            raise
+        except Exception as error:  # whatever a model raises, perhaps because it expects the whole mini-batch
+            first = str(error).strip().partition("\n")[0]
+            reason = f"the model cannot be called with the example: {first}"
+            failed = MbcError("MBC330", reason, "let model(example) pass")
+        else:
+            walk.check()
+            return None
+    return failed
+
+
+@contextmanager
+def untouched_randomness(device: str = "cpu") -> Generator[None]:
+    """Restore the states of all random number generators that a model may draw from."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = [device] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def checkpoints_opened(look: Any = None) -> Generator[None]:
+    """Run what `torch.utils.checkpoint` recomputes as if it were not checkpointed: one plain graph.
+
+    The form with `use_reentrant=True` hides its inside in an `autograd.Function`. `look` is called with its inputs.
+    """
+
+    def run(function: Any, _: bool, *inputs: Any) -> Any:
+        if look is not None:
+            look(inputs)
+        return function(*inputs)
+
+    checkpoint.CheckpointFunction.apply = staticmethod(run)
+    try:
+        yield
+    finally:
+        del checkpoint.CheckpointFunction.apply
+
+
+def _refuse_detached(inputs: Sequence[Any]) -> None:
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return
+    raise MbcError(
+        "MBC330",
+        "torch.utils.checkpoint with use_reentrant=True is given no input that needs a gradient, so that torch trains"
+        " no parameter inside of it",
+        "pass use_reentrant=False, with which they are trained, or leave this checkpoint out",
+    )
+
+
+class _Walk:
+    """Runs a model, and labels each node of a custom function with the innermost module that made it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._made_in: dict[Any, str] = {}
+        for path, module in model.named_modules():
+            module.register_forward_hook(self._after(path))
+
+    def run(self, inputs: Sequence[Any]) -> None:
+        """Run the model and keep the graph of its outputs."""
+        with torch.inference_mode(False), torch.enable_grad():
+            self._outputs = tensors_in(self._model(*inputs))
+
+    def check(self) -> None:
+        """Raise MBC330 with every custom function that an output depends on."""
+        kept = {node for node in _nodes(self._outputs, set()) if _is_custom(node)}
+        named: dict[str, list[str]] = {}
+        for node, path in self._made_in.items():
+            if node in kept:
+                places = named.setdefault(_name(node), [])
+                if path not in places:
+                    places.append(path)
+        if named:
+            listed = "; ".join(f"{name} in {_places(paths)}" for name, paths in named.items())
+            raise MbcError(
+                "MBC330",
+                f"the model applies a torch.autograd.Function, whose own backward mbc would not run: {listed}",
+                "compute it by layers that docs/import.md lists, whose gradients are those of torch; or train it in"
+                " torch",
+            )
+
+    def _after(self, path: str) -> Any:
+        def label(_: Any, inputs: Any, output: Any) -> None:
+            before = {tensor.grad_fn for tensor in tensors_in(inputs)}
+            for node in _nodes(tensors_in(output), before):
+                if _is_custom(node):
+                    self._made_in.setdefault(node, path)  # inner modules end before outer ones
+
+        return label
+
+
+def _nodes(tensors: Sequence[Any], seen: set[Any]) -> list[Any]:
+    """Return the nodes that tensors depend on and that are not in `seen`, which they join."""
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    reached: list[Any] = []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        reached.append(node)
+        waiting += [other for other, _ in node.next_functions if other is not None]
+    return reached
+
+
+def _is_custom(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def _name(node: Any) -> str:
+    function: Any = getattr(node, "_forward_cls", node.__class__)
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _places(paths: Sequence[str]) -> str:
+    shown = [f"'{path}'" if path else "the model itself" for path in paths[:4]]
+    return ", ".join(shown) + (f" and {len(paths) - 4} more modules" if len(paths) > 4 else "")

@@ -1,0 +1,286 @@
+"""Models with attributes, outputs, inputs and parameters of all kinds: trained as torch trains them, or refused."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from tests.pytorch.nets import IMAGES, LABELS, Net, nn, sgd, torch, train_beside, trainer_of
+
+functional = nn.functional
+
+
+class Caching(Net):
+    """Keeps what it computed last, as a tensor with a graph behind it."""
+
+    def forward(self, x: Any) -> Any:
+        self.cached = super().forward(x)
+        return self.cached
+
+
+def called(model: Any) -> Any:
+    model(IMAGES)
+    return model
+
+
+def holding(value: Any) -> Any:
+    model = Net()
+    model.held = value
+    return model
+
+
+def numbers() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: holding(threading.Lock()),
+        lambda: holding([threading.Lock(), torch.ones(1)]),
+        lambda: holding(Path(__file__).open()),  # noqa: SIM115
+        lambda: holding(numbers()),
+        lambda: holding(torch.Generator()),
+        lambda: holding(IMAGES.clone().requires_grad_() * 2),
+    ],
+    ids=["lock", "list with a lock", "file", "generator", "torch's generator", "activation"],
+)
+def test_attributes_that_cannot_be_copied_do_not_matter(make):
+    model = make()
+    with trainer_of(model) as trainer:
+        wanted = functional.cross_entropy(Net().double()(IMAGES.double()), LABELS)
+        assert float(trainer.step(IMAGES, LABELS)) == pytest.approx(wanted.item(), rel=1e-9)
+
+
+Pair = namedtuple("Pair", ("logits", "auxiliary"))
+
+
+@dataclass
+class Result:
+    logits: Any
+    auxiliary: Any
+
+
+class Heads(nn.Module):
+    """Two outputs of one shape, in a `container`."""
+
+    def __init__(self, container: Any) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.stem, self.fc, self.auxiliary = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), nn.Linear(4, 5)
+        self.container = container
+
+    def forward(self, x: Any) -> Any:
+        y = self.stem(x).relu().mean((2, 3))
+        return self.container(self.fc(y), self.auxiliary(y))
+
+
+def in_a_dict(logits: Any, auxiliary: Any) -> Any:
+    return {"logits": logits, "auxiliary": [auxiliary, None]}
+
+
+@pytest.mark.parametrize("container", [Pair, Result, in_a_dict, lambda *both: both])
+def test_two_outputs_have_two_targets_and_weights(container):
+    cross, others = nn.CrossEntropyLoss(), LABELS.flip(0)
+
+    def judge(outputs: Any) -> Any:
+        both = list(vars(outputs).values()) if isinstance(outputs, Result) else outputs
+        first, second = (both["logits"], both["auxiliary"][0]) if isinstance(both, dict) else both
+        return cross(first, LABELS) + 0.4 * cross(second, others)
+
+    trainer = train_beside(Heads(container), judge, given=(LABELS, others), loss=[cross, (cross, 0.4)])
+    assert trainer.source.count("\n  input target") == 2
+
+
+def test_an_output_without_a_loss():
+    train_beside(
+        Heads(lambda *both: both), lambda both: functional.cross_entropy(both[1], LABELS),
+        loss=[None, nn.CrossEntropyLoss()],
+    )  # fmt: skip
+
+
+class Opaque:
+    def __init__(self, *tensors: Any) -> None:
+        self.tensors = tensors
+
+
+@pytest.mark.parametrize(
+    ("container", "loss", "code", "words"),
+    [
+        (Pair, "softmax_cross_entropy", "MBC331", "the model has 2 outputs and one loss: each output has a target"),
+        (Pair, ["mse"] * 3, "MBC331", "the model has 2 outputs and 3 losses"),
+        (Pair, [None, None], "MBC331", "no output has a loss"),
+        (Opaque, "mse", "MBC330", "the model returns a Opaque, whose tensors mbc does not see"),
+    ],
+)
+def test_outputs_that_are_refused(container, loss, code, words):
+    with pytest.raises(MbcError) as caught:
+        trainer_of(Heads(container), loss=loss)
+    assert caught.value.code == code and words in caught.value.message
+
+
+class TwoInputs(Net):
+    def forward(self, mask: Any, x: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x)
+
+
+def test_an_input_that_the_model_does_not_use_is_left_out():
+    train_beside(TwoInputs(), inputs=(torch.zeros(4, 2), IMAGES))
+
+
+def test_soft_targets():
+    shares = torch.softmax(torch.randn(4, 5, generator=torch.Generator().manual_seed(2)), 1).double()
+    cross = nn.CrossEntropyLoss(label_smoothing=0.1)
+    train_beside(Net(), lambda output: cross(output, shares), loss=cross, given=(shares,), targets=shares)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_images_of_half_precision_are_taken(dtype):
+    images = IMAGES.to(dtype)
+    wanted = functional.cross_entropy(Net().double()(images.double()), LABELS)
+    with trainer_of(Net(), example=images) as trainer:
+        assert float(trainer.step(images, LABELS)) == pytest.approx(wanted.item(), rel=1e-9)
+
+
+def test_arrays_are_taken():
+    wanted = functional.cross_entropy(Net().double()(IMAGES.double()), LABELS)
+    with trainer_of(Net(), example=IMAGES.numpy()) as trainer:
+        assert float(trainer.step(IMAGES.numpy(), LABELS.numpy())) == pytest.approx(wanted.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ({"pixels": IMAGES}, "input 1 of the example is a dict, and mbc takes tensors"),
+        ((IMAGES, "cat"), "input 2 of the example is a str, and mbc takes tensors"),
+        ((), "the example has no tensor"),
+        (IMAGES[:0], "the example has no rows"),
+    ],
+)
+def test_examples_that_are_refused(example, words):
+    with pytest.raises(MbcError) as caught:
+        trainer_of(Net(), example=example)
+    assert caught.value.code == "MBC337" and words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [(torch.float64, "fp64"), (torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")],
+)
+def test_memory_in_bytes_and_precision_as_a_type(precision, name):
+    with trainer_of(Net(), memory=12_000_000_000, precision=precision) as trainer:
+        assert trainer.module.plan.graph.precision == name
+
+
+def test_autocast_is_not_a_part_of_the_model():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(MbcError, match="MBC330: autocast is on") as caught:
+        trainer_of(Net())
+    assert "outside of autocast" in (caught.value.remedy)
+
+
+def foreign(model: Any) -> Any:
+    return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(()))], lr=0.1)
+
+
+def hooked(model: Any) -> Any:
+    optimizer = sgd(model)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (foreign, "the optimizer has a parameter that the model lacks, which mbc would not train"),
+        (hooked, "the optimizer has hooks on its step, which mbc would not call"),
+    ],
+)
+def test_optimizers_that_are_refused(make, words):
+    model = Net()
+    with pytest.raises(MbcError) as caught:
+        trainer_of(model, optimizer=make(model))
+    assert caught.value.code == "MBC332" and words in caught.value.message
+
+
+def hooked_loss() -> Any:
+    loss = nn.CrossEntropyLoss()
+    loss.register_forward_hook(lambda *_: None)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (hooked_loss(), "the loss CrossEntropyLoss has hooks, which mbc would not call"),
+        (nn.CrossEntropyLoss(label_smoothing=1.0), "label_smoothing=1.0, with which the targets do not count"),
+        (nn.CrossEntropyLoss(torch.ones(3)), "the loss has weights of 3 classes, and the output 5"),
+    ],
+)
+def test_losses_that_are_refused(loss, words):
+    with pytest.raises(MbcError) as caught:
+        trainer_of(Net(), loss=loss)
+    assert caught.value.code == "MBC331" and words in caught.value.message
+
+
+def sharing() -> Any:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(297, 297), nn.ReLU(), nn.Linear(297, 297))
+    model[3].weight.data = model[1].weight.data
+    return model
+
+
+def averaging() -> Any:
+    return Net(nn.BatchNorm2d(8, momentum=None))
+
+
+def unshaped() -> Any:
+    return Net(nn.LazyBatchNorm2d())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (sharing, "'1.weight' and '3.weight' are two tensors in one memory, which mbc would train apart"),
+        (averaging, "the batch norm 'body' averages its statistics over all steps (momentum=None)"),
+        (unshaped, "'body.weight' has no shape yet"),
+    ],
+)
+def test_models_that_are_refused(make, words):
+    with pytest.raises(MbcError) as caught:
+        trainer_of(make())
+    assert caught.value.code == "MBC330" and words in caught.value.message
+
+
+def test_parameters_that_are_parts_of_one_vector_are_trained():
+    model = Net()
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    start = 0
+    for parameter in model.parameters():
+        parameter.data = flat[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()
+    train_beside(model)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Any) -> Any:
+        return 2 * weight
+
+
+def test_an_own_parametrisation_is_trained_or_refused():
+    model = Net()
+    nn.utils.parametrize.register_parametrization(model.head[2], "weight", Doubled())
+    try:
+        train_beside(model)
+    except MbcError as error:
+        assert error.code == "MBC303" and "'head.2" in error.message
+
+
+def test_rows_of_an_example_are_what_a_step_takes():
+    with trainer_of(Net()) as trainer, pytest.raises(MbcError, match="MBC336"):
+        trainer.step(np.zeros((3, 3, 9, 11), np.float32), LABELS[:3])

@@ -1,0 +1,120 @@
+"""A backward pass of the user's own is found wherever it is applied."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from tests.pytorch.nets import IMAGES, Net, nn, torch, train_beside, trainer_of
+
+checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return -gradient
+
+
+def reversed_in_a_function(x: Any) -> Any:
+    return Reverse.apply(x)
+
+
+class Reversing(nn.Module):
+    def helper(self, x: Any) -> Any:
+        return reversed_in_a_function(x)
+
+    def forward(self, x: Any) -> Any:
+        return self.helper(x)
+
+
+def in_a_branch(x: Any) -> Any:
+    return x + reversed_in_a_function(x[:, :1]).tanh()
+
+
+def checkpointed(x: Any) -> Any:
+    return checkpoint(reversed_in_a_function, x, use_reentrant=True)
+
+
+def checkpointed_anew(x: Any) -> Any:
+    return checkpoint(reversed_in_a_function, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (Reversing(), "in 'body'"),
+        (nn.Sequential(nn.ReLU(), Reversing()), "in 'body.1'"),
+        (in_a_branch, "in the model itself"),
+        (checkpointed, "in the model itself"),
+        (checkpointed_anew, "in the model itself"),
+    ],
+    ids=["helper", "inner module", "branch", "reentrant checkpoint", "checkpoint"],
+)
+def test_an_own_backward_is_refused(body, place):
+    with pytest.raises(MbcError) as caught:
+        trainer_of(Net(body))
+    assert caught.value.code == "MBC330" and "whose own backward mbc would not run" in caught.value.message
+    assert f"test_own_backward.Reverse {place}" in caught.value.message
+
+
+def twice_rectified(x: Any) -> Any:
+    return checkpoint(lambda y: y.relu() * 2, x, use_reentrant=True)
+
+
+def rectified(x: Any) -> Any:
+    return checkpoint(torch.relu, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("body", [twice_rectified, rectified])
+def test_what_torch_checkpoints_is_trained_as_it_is(body):
+    train_beside(Net(body))
+
+
+class CheckpointsItsInput(Net):
+    def forward(self, x: Any) -> Any:
+        return self.head(checkpoint(self.first, x, use_reentrant=True))
+
+
+def test_a_checkpoint_that_torch_does_not_train_is_refused():
+    with pytest.raises(MbcError, match=r"MBC330: torch.utils.checkpoint with use_reentrant=True is given no input"):
+        trainer_of(CheckpointsItsInput())
+
+
+class Draws(Net):
+    """Draws from every generator, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.BatchNorm2d(8), nn.Dropout(0.5)))
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        random.random()
+        np.random.rand()
+        return super().forward(x)
+
+
+def test_the_run_leaves_no_trace():
+    model = Draws().train()
+    states = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    before = (torch.get_rng_state(), random.getstate(), str(np.random.get_state()))
+    trainer_of(model).close()
+    after = (torch.get_rng_state(), random.getstate(), str(np.random.get_state()))
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:] and model.calls == 0
+    assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in states.items())
+    assert all(parameter.grad is None for parameter in model.parameters()) and not model._forward_hooks
+
+
+def test_a_model_that_does_not_run_is_refused():
+    with pytest.raises(MbcError, match=r"MBC330: "):
+        trainer_of(Net(), example=torch.zeros(4, 2, 9, 11))
+    assert IMAGES.shape[1] == 3
