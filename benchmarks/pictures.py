@@ -1,5 +1,5 @@
-"""Draws the committed results of `mbc bench`, micro-batches and memory budgets, and writes them as tables into
-benchmarks/README.md. Measures nothing.
+"""Draws the committed results of `mbc bench`, accuracies, micro-batches and memory budgets, and writes them as tables
+into benchmarks/README.md. Measures nothing.
 
 What a results file lacks is left out. `--check` writes nothing and fails where a picture or the page is out of date.
 
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accuracy_pages import accuracy_pages
 from chart import Line, chart
 from memory_pages import memory_pages
 from peer_pages import peer_pages
@@ -37,7 +38,16 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     """SVG texts by file name, and the part of the page with tables and pictures."""
     pictures: dict[str, str] = {}
     page: list[str] = []
-    for make in (peer_pages, memory_pages, _micro_batches, _deepbench, _predictions, _deterministic, _planning):
+    for make in (
+        peer_pages,
+        accuracy_pages,
+        memory_pages,
+        _micro_batches,
+        _deepbench,
+        _predictions,
+        _deterministic,
+        _planning,
+    ):
         made, text = make(results)
         pictures |= made
         page += text

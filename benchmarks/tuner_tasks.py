@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from textures import DATA as PATCHES
+from textures_task import DATA as PATCHES
 
 Array = NDArray[np.float64]
 FEATURES, ROWS, NOISE = 32, 4096, 4.0
