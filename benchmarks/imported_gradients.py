@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
+from exactness import ExactSixths
 from gradients import DRAWS, EXACT_LIMIT, NORM_VALUES, TIMES_TORCH
 from modules import Job, errors, median, random_inputs, with_full_norms
-from torch.overrides import TorchFunctionMode  # pyright: ignore[reportMissingImports]
 
 from mbc.interchange.importing import ImportedModel
 from mbc.ir.graph import TrainingGraph
@@ -124,15 +124,6 @@ def _of_mbc(graph: TrainingGraph, made: ImportedModel, inputs: Mapping[str, Arra
     return {state: env[value] for state, value in wanted.items()}
 
 
-class _ExactSixths(TorchFunctionMode):
-    """In float64 hardsigmoid by its definition: torch's own gradient takes 1 / 6 in float32, which is 3e-8 off."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.hardsigmoid and args[0].dtype == torch.float64:
-            return torch.nn.functional.relu6(args[0] + 3) / 6
-        return func(*args, **(kwargs or {}))
-
-
 def _of_torch(
     model: Any, made: ImportedModel, graph: TrainingGraph, inputs: Mapping[str, Array], precision: str
 ) -> dict[str, Array]:
@@ -141,7 +132,7 @@ def _of_torch(
     own = copy.deepcopy(model).to(dtype).train()
     images = [torch.from_numpy(inputs[name]).to(dtype) for name, _ in zip(inputs, made.network.inputs, strict=False)]
     targets = [torch.from_numpy(array).long() for array in list(inputs.values())[len(images) :]]
-    with _ExactSixths():
+    with ExactSixths():
         given = own(*images)
     outputs = list(given.values()) if isinstance(given, dict) else [given]
     losses = [torch.nn.functional.cross_entropy(o, t) for o, t in zip(outputs, targets, strict=True)]

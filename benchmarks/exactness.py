@@ -1,0 +1,262 @@
+"""Compare an exported model with its framework: what `mbc import` reads is run in fp64 on the interpreter, and every
+output, the loss, every gradient and every running statistic of a step is compared with PyTorch's in fp64."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import tempfile
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from modules import module_gradients, open_module, set_states
+from torch.overrides import TorchFunctionMode  # pyright: ignore[reportMissingImports]
+
+from mbc.compiler import compile_plan
+from mbc.errors import BudgetError, MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.interchange.importing import ImportedModel, import_model
+from mbc.ir.graph import TrainingGraph
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ir.types import Precision
+from mbc.ops.base import Array
+from mbc.options import Options
+from mbc.source import Source
+from tests.ir.execution import draw, execute, numpy_type, parameter_gradients, step, types_of
+
+TOLERANCE = 1e-9
+# A gradient whose norm is below this part of the largest one is compared relative to that part: it may be nothing but
+# the rounding of larger numbers, such as that of a bias before a batch norm.
+SMALL_PART = 1e-3
+LOSSES = {"softmax_cross_entropy": torch.nn.functional.cross_entropy, "mse": torch.nn.functional.mse_loss}
+_REFUSED = re.compile(r": ((?:aten|higher_order|onnx|_operator)\.[\w.]+|the program): ")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a model fared: `equal`, `different`, `refused` (MBC303), the code of another error of mbc, `traceback`, or
+    `not exported` where PyTorch itself fails. `refused`: the operations that a refusal names."""
+
+    kind: str
+    detail: str = ""
+    refused: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+
+
+class _Different(Exception):
+    """A number of mbc that is not the framework's."""
+
+
+class ExactSixths(TorchFunctionMode):
+    """Compute hardsigmoid by its definition: in fp64 PyTorch's own gradient takes 1 / 6 in float32, 3e-8 off."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.hardsigmoid and args[0].dtype == torch.float64:
+            return torch.nn.functional.relu6(args[0] + 3) / 6
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What PyTorch computes in fp64: outputs in evaluation mode and of a step, its loss, gradients by the names of
+    parameters (None: it has none), and buffers after the step."""
+
+    evaluated: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    loss: float
+    gradients: Mapping[str, Array | None]
+    buffers: Mapping[str, Array]
+    targets: tuple[Array, ...]
+
+
+def tensors_of(given: Any) -> tuple[Any, ...]:
+    """Return the tensors of an output, in order."""
+    if isinstance(given, Mapping):
+        given = tuple(given.values())
+    if isinstance(given, (tuple, list)):
+        return tuple(tensor for item in given for tensor in tensors_of(item))
+    return (given,) if isinstance(given, torch.Tensor) else ()
+
+
+def reference(model: Any, inputs: Sequence[Any], loss: str, noise: float = 0.0) -> Reference:
+    """Run a step of the model in fp64. `noise`: by how much weights and inputs are moved, relative to themselves."""
+    twin = copy.deepcopy(model).double().train()
+    given = [x.detach().double() if x.is_floating_point() else x for x in inputs]
+    if noise:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for tensor in (*given, *twin.parameters()):
+                if tensor.is_floating_point():
+                    tensor.mul_(1 + noise * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+    with ExactSixths():
+        with torch.no_grad():
+            evaluated = tensors_of(copy.deepcopy(twin).eval()(*[x.clone() for x in given]))
+        outputs = tensors_of(twin(*[x.clone() for x in given]))
+        targets = [_target(output, number, loss) for number, output in enumerate(outputs)]
+        total = sum(LOSSES[loss](o, t) for o, t in zip(outputs, targets, strict=True))
+        assert isinstance(total, torch.Tensor)
+        total.backward()
+    return Reference(
+        tuple(x.numpy() for x in evaluated),
+        tuple(x.detach().numpy() for x in outputs),
+        total.item(),
+        {n: None if p.grad is None else p.grad.numpy() for n, p in twin.named_parameters(remove_duplicate=False)},
+        {n: b.detach().numpy() for n, b in twin.named_buffers(remove_duplicate=False)},
+        tuple(t.numpy() for t in targets),
+    )
+
+
+def _target(output: Any, number: int, loss: str) -> Any:
+    # Outputs of one shape have one target.
+    generator = torch.Generator().manual_seed(7)
+    if loss == "mse":
+        return torch.randn(output.shape, generator=generator).double()
+    return torch.randint(0, output.shape[1], (output.shape[0], *output.shape[2:]), generator=generator)
+
+
+def exported(model: Any, inputs: Sequence[Any], path: Path) -> tuple[str, ...]:
+    """Export and save the model as a user does; returns its operations, one by one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(copy.deepcopy(model).train(), tuple(inputs), strict=False)
+        torch.export.save(program, path)
+    modules = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
+    return tuple(str(node.target) for node in nodes if str(node.target).startswith("aten."))
+
+
+def judge(model: Any, inputs: Sequence[Any], loss: str, known: Reference | None = None, planned: str = "") -> Verdict:
+    """Export, import and compare a model. `planned`: a seed by which a plan within a memory budget is drawn, that steps
+    as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt2"
+        try:
+            operations = exported(model, inputs, path)
+        except Exception as error:
+            return Verdict("not exported", f"{type(error).__name__}: {error}"[:300])
+        try:
+            made = import_model(path, "drawn", loss)
+            expected = known or reference(model, inputs, loss)
+            _compare(made, inputs, expected)
+            if planned:
+                compare_plan(made, inputs, expected, planned)
+            return Verdict("equal", "", (), operations)
+        except _Different as error:
+            return Verdict("different", str(error), (), operations)
+        except MbcError as error:
+            kind = "refused" if error.code == "MBC303" else error.code
+            named = tuple(dict.fromkeys(_REFUSED.findall(str(error))))
+            return Verdict(kind, str(error)[:2000], named, operations)
+        except Exception as error:
+            lines = traceback.format_exc().splitlines()
+            return Verdict(
+                "traceback", "\n".join([f"{type(error).__name__}: {error}"[:300], *lines[-7:]]), (), operations
+            )
+
+
+def _compare(made: ImportedModel, inputs: Sequence[Any], expected: Reference) -> None:
+    """Raise where a number of the imported model is another one."""
+    settings = (("train.precision", "fp64"),)
+    lowered = lower(parse(Source("imported", made.source)), settings)
+    graph = differentiate(lowered.network, lowered.optimizer, Precision.FP64)
+    given = given_arrays(graph, made, inputs, expected)
+    held = {n: v for n, v in given.items() if n in graph.values}
+    inferred = execute(graph.infer, types_of(graph), held, graph.batch, Precision.FP64)
+    for number, (name, wanted) in enumerate(zip(graph.infer_outputs, expected.evaluated, strict=True)):
+        expect(f"output {number} in evaluation mode", inferred[name], wanted)
+    env = step(graph, held)
+    for number, (name, wanted) in enumerate(zip(graph.outputs, expected.outputs, strict=True)):
+        expect(f"output {number}", env[name], wanted)
+    expect("the loss", np.asarray(env[graph.loss]).reshape(()), np.asarray(expected.loss))
+    compare_gradients(made, parameter_gradients(graph, env), expected)
+    after = dict(graph.updates)
+    for key in made.network.keys:
+        if key.state in after and key.name in expected.buffers:
+            wanted = expected.buffers[key.name]
+            expect(f"the buffer '{key.name}' after the step", env[after[key.state]].reshape(wanted.shape), wanted)
+
+
+def given_arrays(
+    graph: TrainingGraph, made: ImportedModel, inputs: Sequence[Any], expected: Reference
+) -> dict[str, Array]:
+    """Return what a step begins with: inputs, targets, parameters, and an optimizer that has seen nothing."""
+    given = draw(graph, np.random.default_rng(0))
+    given |= {name: array * 0 for name, array in given.items() if name not in graph.inputs}
+    given |= dict(made.network.arrays)
+    count = len(made.network.inputs)
+    own = {f"x{n}" if n else "x": x for n, x in enumerate(inputs)}
+    named = [own.get(name) for name, _ in made.network.inputs]
+    values = [x if x is not None else inputs[n] for n, x in enumerate(named)]
+    given |= {name: x.numpy() for name, x in zip(graph.inputs[:count], values, strict=True)}
+    by_shape = {target.shape: target for target in expected.targets}
+    for name in graph.inputs[count:]:
+        given[name] = by_shape[graph.values[name].type.shape]
+    return {n: np.ascontiguousarray(a).astype(numpy_type(graph.values[n].type.dtype)) for n, a in given.items()}
+
+
+def compare_gradients(made: ImportedModel, ours: Mapping[str, Array], expected: Reference) -> None:
+    """Raise where the gradient of a parameter is another one, or where there is none and should be."""
+    trained = {n: g for n, g in expected.gradients.items() if g is not None}
+    largest = max((float(np.linalg.norm(g)) for g in trained.values()), default=0.0)
+    states = {key.name: key.state for key in made.network.keys}
+    for name, wanted in expected.gradients.items():
+        state = states.get(name, "")
+        if state in ours:
+            wanted = np.zeros(ours[state].shape) if wanted is None else wanted
+            expect(f"the gradient of '{name}'", ours[state].reshape(wanted.shape), wanted, largest)
+        elif wanted is not None:
+            expect(f"the gradient of '{name}', which is not trained,", np.zeros_like(wanted), wanted, largest)
+
+
+def expect(what: str, ours: Array, wanted: Array, scale: float = 0.0) -> None:
+    """Raise where two arrays differ by more than the tolerance, relative to the second one's norm."""
+    if ours.shape != wanted.shape:
+        raise _Different(f"{what} has the shape {list(ours.shape)}, PyTorch's {list(wanted.shape)}")
+    distance = float(np.linalg.norm(np.asarray(ours, np.float64) - wanted))
+    norm = max(float(np.linalg.norm(wanted)), SMALL_PART * scale)
+    if not distance <= TOLERANCE * norm + 1e-300:
+        raise _Different(f"{what} differs by {distance / (norm or 1.0):.1e} relative to PyTorch's norm {norm:.3g}")
+
+
+def compare_plan(made: ImportedModel, inputs: Sequence[Any], expected: Reference, seed: str) -> str:
+    """Plan the model for a GPU within a drawn memory budget, step the plan on the CPU, and compare the loss and the
+    gradients. Returns which plan it was."""
+    drawn = random.Random(seed)
+    gpu = drawn.choice(("h100", "a100-40", "t4"))
+    settings = (("train.precision", "fp64"), ("train.optimizer", "sgd(momentum=0.9)"))
+    source = Source("imported", made.source)
+    lowered = lower(parse(source), settings)
+    plan = compile_plan(source, Options(gpu=gpu, settings=settings))
+    floor, arena = plan.bounds.floor_bytes, plan.predictions.arena_bytes
+    budget = plan.predictions.overhead_bytes + floor + int((arena - floor) * drawn.uniform(0, 1.05))
+    limited = (*settings, ("memory.device", f"{budget}B"))
+    try:
+        plan = compile_plan(source, Options(gpu=gpu, settings=limited))
+        which = "within a budget"
+    except BudgetError:
+        which = "without a limit"
+    graph = differentiate(lowered.network, lowered.optimizer, Precision.FP64)
+    given = given_arrays(graph, made, inputs, expected)
+    module = open_module(plan, "cpu")
+    try:
+        set_states(module, {n: a for n, a in made.network.arrays.items() if n in module.states})
+        arrays = [given[name] for name in graph.inputs]
+        loss, gradients, _ = module_gradients(module, lowered.network, lowered.optimizer, arrays)
+    finally:
+        module.close()
+    expect("the loss of the plan", np.asarray(loss), np.asarray(expected.loss))
+    trained = parameter_names(graph)
+    compare_gradients(made, {n: g for n, g in gradients.items() if n in trained}, expected)
+    return which
+
+
+def parameter_names(graph: TrainingGraph) -> set[str]:
+    return {op.inputs[0] for op in graph.train if op.kind in ("sgd_update", "adamw_update")}
