@@ -45,7 +45,7 @@ def test_all_is_listed_with_node_operator_and_remedy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "last, words",
     [
-        (node("Resize", ["h", "", "", "size"], ["y"], mode="cubic"), "its mode is cubic"),
+        (node("Resize", ["h", "", "", "size"], ["y"], mode="odd"), "its mode is odd"),
         (node("Clip", ["h", "two"], ["y"]), "it clamps to 2"),
         (node("Softmax", ["h"], ["y"], axis=0), "it works along dimension 0, the samples"),
         (node("Transpose", ["h"], ["y"], perm=[1, 0, 2, 3]), "it permutes"),
@@ -57,7 +57,7 @@ def test_all_is_listed_with_node_operator_and_remedy(tmp_path: Path) -> None:
         (node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], dilations=[2, 2]), "its windows are dilated"),
         (node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], strides=[1]), "its 'strides' has 1 numbers for 2"),
         (node("LRN", ["h"], ["y"], size=4), "its window has an even size"),
-        (node("Gemm", ["h", "c.weight"], ["y"], alpha=2.0), "it transposes its first operand, or scales"),
+        (node("Gemm", ["h", "c.weight"], ["y"], transA=1), "it transposes its first operand, the samples with it"),
         (node("Dropout", ["h", "two"], ["y"]), "its probability is 2"),
         (node("Relu", ["h"], ["y"], domain="com.own"), "there is nothing like it in the language yet"),
     ],

@@ -6,8 +6,10 @@
 * `infer`: shapes of values, and what is constant
 * `places`: the modules that nodes were made in
 * `operator`: one node, and what a rule writes it as
+* `expressions`: formulas of a rule as they are written
 * `patterns`: layers that exporters spell out in several nodes
 * `layers`: rules of convolutions, matrix products, normalisation and pooling
 * `elementwise`: rules of activations, arithmetic and reductions
-* `shapes`: rules of shapes, parts, concatenation and resampling
+* `shapes`: rules of shapes, parts and concatenation
+* `resize`: the rule of resampling, axis by axis
 """

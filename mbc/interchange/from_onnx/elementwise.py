@@ -7,6 +7,7 @@ from functools import partial
 
 from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx import patterns
+from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument, TensorName
 
@@ -16,11 +17,24 @@ def _plain(name: str, op: Operator) -> None:
 
 
 def _leaky_relu(op: Operator) -> None:
-    op.emit("aten.leaky_relu.default", self=op.tensor(), negative_slope=op.real("alpha", 0.01))
+    slope, x = op.real("alpha", 0.01), Expression.of(op)
+    if slope > 0:
+        op.emit("aten.leaky_relu.default", self=x.name, negative_slope=slope)
+    else:
+        _bent(x, slope).give()
+
+
+def _bent(x: Expression, slope: Expression | float) -> Expression:
+    """x where it is positive, else times a slope of any kind."""
+    return x.apply("relu") - (-x).apply("relu") * slope
 
 
 def _elu(op: Operator) -> None:
-    op.emit("aten.elu.default", self=op.tensor(), alpha=op.real("alpha", 1.0))
+    alpha, x = op.real("alpha", 1.0), Expression.of(op)
+    if alpha > 0:
+        op.emit("aten.elu.default", self=x.name, alpha=alpha)
+    else:
+        (x.apply("relu") + ((-(-x).apply("relu")).apply("exp") - 1.0) * alpha).give()
 
 
 def _hard_sigmoid(op: Operator) -> None:
@@ -46,11 +60,21 @@ def _erf(op: Operator) -> None:
 
 
 def _prelu(op: Operator) -> None:
-    slope = op.held(1, "weight")
-    array = op.graph.array(op.input(1))
-    if slope is not None and array is not None:
+    """The slope is broadcast from the last axis, as ONNX does; one number for each channel is the layer's."""
+    array, shape = op.graph.array(op.input(1)), op.sizes()
+    if array is None:
+        _bent(Expression.of(op), Expression.of(op, 1)).give()
+        return
+    slope, aligned = op.held(1, "weight"), (1,) * (len(shape) - array.ndim) + array.shape
+    of_channels = aligned == tuple(n if axis == 1 else 1 for axis, n in enumerate(shape))
+    if array.size == 1 or of_channels:
         slope = op.step("aten.view.default", (array.size,), self=slope)
-    op.emit("aten.prelu.default", self=op.tensor(), weight=slope)
+        op.emit("aten.prelu.default", self=op.tensor(), weight=slope)
+        return
+    if len(aligned) > len(shape) or aligned[0] != 1:
+        raise Refused(f"its slope {list(array.shape)} differs between the samples", "give it 1 in their dimension")
+    assert slope is not None
+    _bent(Expression.of(op), Expression(op, slope, aligned)).give()
 
 
 def _clip(op: Operator) -> None:
@@ -111,14 +135,14 @@ def _biased(op: Operator) -> bool:
         if array is None or beside is None:
             continue
         if patterns.is_mask(array):
-            mask = op.graph.hold(f"{value} mask", array, trained=False)
+            mask = op.graph.hold(f"{value} mask", array, "constant")
             op.emit("aten.add.Tensor", self=op.tensor(1 - position), other=mask)
             return True
         found = patterns.bias_by_offset(array) if patterns.is_scores(beside) else None
         if found is None:
             continue
-        table = op.graph.hold(f"{value} table", found[0], trained=True)
-        numbers = op.graph.hold(f"{value} offsets", found[1], trained=False)
+        table = op.graph.hold(f"{value} table", found[0], "parameter")
+        numbers = op.graph.hold(f"{value} offsets", found[1], "constant")
         tokens, heads = len(found[1]), found[0].shape[1]
         rows = op.step("aten.index.Tensor", (tokens, tokens, heads), self=table, indices=(numbers,))
         turned = op.step("aten.permute.default", (heads, tokens, tokens), self=rows, dims=(2, 0, 1))
@@ -178,6 +202,8 @@ def _pow(op: Operator) -> None:
     exponent = op.number(1)
     if exponent is None:
         raise Refused("its exponent is no known number", "raise to a number")
+    if exponent == 0.0:
+        raise Refused("it raises to the power of 0, which makes every element 1", "leave it out")
     op.emit("aten.pow.Tensor_Scalar", self=op.tensor(), exponent=exponent)
 
 
@@ -193,6 +219,7 @@ def _random_uniform(op: Operator) -> None:
     """A part of stochastic depth, as what follows shows."""
     if (op.real("low", 0.0), op.real("high", 1.0)) != (0.0, 1.0):
         raise Refused("it draws random numbers", "use nn.Dropout, or stochastic depth of whole samples")
+    op.ignore(0, "seed", "dtype")  # of the input the shape counts
     op.emit("aten.empty.memory_format", size=op.result)
 
 

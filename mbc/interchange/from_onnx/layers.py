@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mbc.interchange.aten.base import Refused
+from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.patterns import bias_behind, is_part_of_group_norm
 from mbc.interchange.program import TensorName
@@ -38,8 +39,18 @@ def _pads(op: Operator, kernel: tuple[int, ...], stride: tuple[int, ...], dilati
     return (*before, *after)
 
 
+def _kernel(op: Operator) -> tuple[int, ...]:
+    """The size of filters, which an attribute may say again."""
+    kernel = op.sizes(1)[2:]
+    if (op.ints("kernel_shape") or kernel) != kernel:
+        raise Refused(
+            f"its filters are {list(kernel)}, and its 'kernel_shape' says otherwise", "export the model again"
+        )
+    return kernel
+
+
 def _conv(op: Operator) -> None:
-    x, kernel = op.tensor(0), op.sizes(1)[2:]
+    x, kernel = op.tensor(0), _kernel(op)
     rank = len(kernel)
     if rank not in (1, 2):
         raise Refused(f"it has {rank} dimensions", "images have two dimensions here: [N, C, H, W]")
@@ -66,7 +77,7 @@ def _padded(op: Operator, x: TensorName, pads: tuple[int, ...]) -> TensorName:
 
 
 def _conv_transpose(op: Operator) -> None:
-    kernel = op.sizes(1)[2:]
+    kernel = _kernel(op)
     if len(kernel) != 2 or op.has("output_shape"):
         raise Refused("it is not of two dimensions, or is given its result's shape", "use nn.ConvTranspose2d")
     stride, dilation = _per_axis(op, "strides", 2, 1), _per_axis(op, "dilations", 2, 1)
@@ -81,12 +92,37 @@ def _conv_transpose(op: Operator) -> None:
 
 
 def _gemm(op: Operator) -> None:
-    if op.integer("transA", 0) or op.real("alpha", 1.0) != 1.0 or op.real("beta", 1.0) != 1.0:
-        raise Refused("it transposes its first operand, or scales its product", "multiply by nn.Linear")
-    order = () if op.integer("transB", 0) else (1, 0)
-    op.emit(
-        "aten.linear.default", input=op.tensor(0), weight=op.held(1, "weight", order), bias=op.bias()
+    """alpha * A B + beta * C: beta * (alpha / beta * A B + C) where C is a bias."""
+    alpha, beta = op.real("alpha", 1.0), op.real("beta", 1.0)
+    if op.integer("transA", 0):
+        raise Refused("it transposes its first operand, the samples with it", "give it [N, features]")
+    weight = op.held(1, "weight", () if op.integer("transB", 0) else (1, 0))
+    x, c = Expression.of(op), op.input(2) if beta else ""
+    op.ignore(2)  # where beta is 0
+    bias = _bias_of_gemm(op) if c else None
+    made = x * (alpha / beta if bias is not None else alpha)
+    made = Expression(
+        op, op.step("aten.linear.default", op.result, input=made.name, weight=weight, bias=bias), op.result
     )  # fmt: skip
+    if bias is not None:
+        made = made * beta
+    elif c:
+        number = op.number(2)
+        made = made + (Expression.of(op, 2) * beta if number is None else number * beta)
+    made.give()
+
+
+def _bias_of_gemm(op: Operator) -> TensorName | None:
+    """C as a number for each feature; None where it is one number, zeros of an exporter, or a tensor of the network."""
+    array, features = op.graph.array(op.input(2)), op.result[1]
+    if array is None or array.size == 1:
+        return None
+    if array.size != features or array.shape[-1] != features:
+        raise Refused(
+            f"its C {list(array.shape)} differs between the samples", "give it one number, or one for each feature"
+        )
+    bias = op.bias()
+    return bias if bias is None or array.ndim == 1 else op.step("aten.view.default", (features,), self=bias)
 
 
 def _matmul(op: Operator) -> None:
@@ -104,6 +140,7 @@ def _matmul(op: Operator) -> None:
 def _batch_norm(op: Operator) -> None:
     """In training mode, whatever the file says: the statistics go on from those of the file. ONNX's momentum is the
     share that is kept."""
+    op.ignore("training_mode", "spatial")
     op.emit(
         "aten.batch_norm.default",
         input=op.tensor(0), weight=op.held(1, "weight"), bias=op.held(2, "bias"),
@@ -160,8 +197,7 @@ def _pool(kind: str, op: Operator) -> None:
     stride, dilation = _per_axis(op, "strides", 2, 1), _per_axis(op, "dilations", 2, 1)
     if dilation != (1, 1):
         raise Refused("its windows are dilated", "use dilation=1")
-    if any(op.outputs[1:]) and any(op.graph.users(value) for value in op.outputs[1:]):
-        raise Refused("the positions of its maxima are used", "use its maxima alone")
+    op.ignore("storage_order")  # of the positions of maxima, which nobody may use
     top, left, bottom, right = _pads(op, kernel, stride, dilation)
     common = {
         "self": op.tensor(0), "kernel_size": kernel, "stride": stride, "padding": (top, bottom, left, right),
@@ -183,6 +219,7 @@ def _global_max(op: Operator) -> None:
 
 def _dropout(op: Operator) -> None:
     """In training mode, whatever the file says."""
+    op.ignore(2, "seed")
     ratio = op.real("ratio", 0.5)
     if op.input(1):
         found = op.number(1)

@@ -2,6 +2,9 @@
 
 A family of rules is a file with a table `RULES`: the operator's name to a function that takes an `Operator` and emits
 nodes. `NOT_TAKEN` names operators that nothing here is like, with what would do instead.
+
+An `Operator` notes which attributes and inputs are read. The reader refuses a node that gives its rule anything else,
+unless it is the default of ONNX's schema (`Operator.unread`).
 """
 
 from __future__ import annotations
@@ -23,12 +26,15 @@ class Graph(Protocol):
     """What rules look at and write into; `mbc.interchange.from_onnx.read` implements it."""
 
     opset: int
+    current: Operator | None  # whose rule runs
 
     def array(self, value: str) -> Array | None: ...
 
     def is_initializer(self, value: str) -> bool: ...
 
     def shape(self, value: str) -> tuple[int | Dynamic, ...] | None: ...
+
+    def dtype(self, value: str) -> str: ...
 
     def maker(self, value: str) -> Operator | None: ...
 
@@ -38,7 +44,7 @@ class Graph(Protocol):
 
     def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName: ...
 
-    def hold(self, value: str, array: Array, trained: bool) -> TensorName: ...
+    def hold(self, value: str, array: Array, kind: str) -> TensorName: ...
 
     def emit(self, user: Operator, target: str, arguments: Mapping[str, Argument], outputs: Sequence[str]) -> None: ...
 
@@ -56,12 +62,30 @@ class Operator:
         self.inputs: tuple[str, ...] = tuple(node.input)
         self.outputs: tuple[str, ...] = tuple(node.output)
         self.metadata: Mapping[str, str] = {str(p.key): str(p.value) for p in node.metadata_props}
+        self.is_part = False
         self._attributes = {str(a.name): a for a in node.attribute}
+        # What was read: by the node's own rule, and by the rules of others, which counts where the node is their part.
+        self._read: set[str | int] = set()
+        self._read_by_others: set[str | int] = set()
+
+    def _note(self, what: str | int) -> None:
+        (self._read if self.graph.current is self else self._read_by_others).add(what)
 
     # ---- inputs ----
 
     def input(self, position: int) -> str:
         """The value at a position; empty where there is none."""
+        self._note(position)
+        return self._at(position)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """All inputs."""
+        for position in range(len(self.inputs)):
+            self._note(position)
+        return self.inputs
+
+    def _at(self, position: int) -> str:
         return self.inputs[position] if position < len(self.inputs) else ""
 
     def tensor(self, position: int = 0) -> TensorName:
@@ -91,8 +115,8 @@ class Operator:
         return self.held(position, "bias")
 
     def sizes(self, position: int = 0) -> tuple[int, ...]:
-        """The shape of an operand."""
-        return self._static(self.input(position))
+        """The shape of an operand, whose numbers are not read by that."""
+        return self._static(self._at(position))
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -126,9 +150,43 @@ class Operator:
     # ---- attributes ----
 
     def has(self, name: str) -> bool:
+        self._note(name)
         return name in self._attributes
 
+    def ignore(self, *what: str | int) -> None:
+        """Attributes and inputs that change nothing here; a comment beside the call says why."""
+        for one in what:
+            self._note(one)
+
+    def unread(self) -> tuple[str, str] | None:
+        """Return why the node cannot be taken, and what would do instead, where it says more than was read of it.
+
+        An attribute that was not read must have the default of ONNX's schema; an input that was not read must be left
+        out. What the rules of other nodes read counts where this node is a part of a layer that they are all of.
+        """
+        read = self._read | self._read_by_others if self.is_part else self._read
+        schema = self._schema()
+        helper = onnx().helper
+        for name, attribute in self._attributes.items():
+            value = helper.get_attribute_value(attribute)
+            if name not in read and not _is_default(schema, name, value):
+                reason = f"its attribute '{printable(name, 40)}' is {_shown(value)}, which is not taken"
+                return reason, "write it by operators that do so, as docs/import.md lists them"
+        for position, value in enumerate(self.inputs):
+            if value and position not in read:
+                names = [] if schema is None else [str(i.name) for i in schema.inputs]
+                name = names[position] if position < len(names) else str(position)
+                return f"its input '{name}' is not taken", "compute it by operators that docs/import.md lists"
+        return None
+
+    def _schema(self) -> Any:
+        try:
+            return onnx().defs.get_schema(self.op, self.graph.opset, "")
+        except onnx().defs.SchemaError:
+            return None
+
     def _value(self, name: str) -> Any:
+        self._note(name)
         attribute = self._attributes.get(name)
         return None if attribute is None else onnx().helper.get_attribute_value(attribute)
 
@@ -164,12 +222,23 @@ class Operator:
     # ---- results ----
 
     def emit(self, target: str, /, **arguments: Argument) -> None:
-        """The node's results are those of this ATen operation."""
-        self.graph.emit(self, target, arguments, self.outputs)
+        """The node's result is that of this ATen operation; nobody may use any other one."""
+        self.emit_all(1, target, **arguments)
+
+    def emit_all(self, results: int, target: str, /, **arguments: Argument) -> None:
+        """The node's first `results` results are those of this ATen operation; nobody may use any other one."""
+        for number, value in enumerate(self.outputs[results:], results):
+            if value and self.graph.users(value):
+                schema = self._schema()
+                names = [] if schema is None else [str(o.name) for o in schema.outputs]
+                name = names[number] if number < len(names) else str(number)
+                raise Refused(f"its output '{name}' is used", f"use its output '{names[0] if names else 0}' alone")
+        self.graph.emit(self, target, arguments, self.outputs[:results])
 
     def part(self) -> None:
         """The node is a part of a layer, and a later one is all of it."""
-        self.emit("onnx.part")
+        self.is_part = True
+        self.emit_all(len(self.outputs), "onnx.part")
 
     def step(self, target: str, shape: tuple[int, ...], /, **arguments: Argument) -> TensorName:
         """An operation before that, with a result of its own."""
@@ -179,6 +248,23 @@ class Operator:
 
 
 Rule = Callable[[Operator], None]
+
+
+def _is_default(schema: Any, name: str, value: object) -> bool:
+    """Whether the schema gives an attribute this value where it is left out."""
+    if schema is None or name not in schema.attributes:
+        return False
+    default = schema.attributes[name].default_value
+    if not default.name:
+        return False
+    wanted = onnx().helper.get_attribute_value(default)
+    return type(wanted) is type(value) and wanted == value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bytes):
+        return f"'{printable(value.decode('utf-8', 'replace'), 40)}'"
+    return printable(str(value), 40)
 
 
 def shortest(number: Any) -> float:

@@ -87,13 +87,13 @@ def gelu_of(erf: Operator) -> tuple[str, Operator] | None:
 
 def ends_gelu(op: Operator) -> str:
     """Of a product: x, where it is the last node of a GELU; else empty."""
-    for value in op.inputs:
+    for value in op.operands:
         made = op.graph.maker(value)
-        inner = made.inputs if made is not None and made.op == "Mul" else ()
+        inner = made.operands if made is not None and made.op == "Mul" else ()
         for node in (made, *map(op.graph.maker, inner)):
             erf = None
             if node is not None and node.op == "Add":
-                erf = next((m for m in map(op.graph.maker, node.inputs) if m is not None and m.op == "Erf"), None)
+                erf = next((m for m in map(op.graph.maker, node.operands) if m is not None and m.op == "Erf"), None)
             found = None if erf is None else gelu_of(erf)
             if found is not None and found[1] is op:
                 return found[0]
@@ -111,7 +111,7 @@ def bias_behind(product: Operator) -> Operator | None:
 
 def product_before(add: Operator) -> Operator | None:
     """Of a sum: the product with held numbers whose bias it adds."""
-    for value in add.inputs:
+    for value in add.operands:
         made = add.graph.maker(value)
         if made is not None and made.op == "MatMul" and made.graph.array(made.input(1)) is not None:
             return made if len(made.sizes(1)) == 2 and bias_behind(made) is add else None
@@ -121,11 +121,11 @@ def product_before(add: Operator) -> Operator | None:
 def group_norm_of(add: Operator) -> tuple[Operator, Operator] | None:
     """Of a sum: the instance norm of reshaped groups, and the product by the scale of each channel, where these are a
     group norm as exporters write it before opset 21."""
-    for value in add.inputs:
+    for value in add.operands:
         product = add.graph.maker(value)
         if product is None or product.op != "Mul":
             continue
-        for inner in product.inputs:
+        for inner in product.operands:
             back = add.graph.maker(inner)
             norm = None if back is None or back.op != "Reshape" else add.graph.maker(back.input(0))
             if norm is None or norm.op != "InstanceNormalization" or not groups_of(norm):
@@ -164,7 +164,7 @@ def is_part_of_group_norm(norm: Operator) -> bool:
 def rolled(concat: Operator) -> tuple[str, int, int] | None:
     """Of a concatenation: what it rolls, by how much, and along which axis, where it puts the end of a tensor before
     its beginning, and nobody else takes these parts."""
-    parts = [concat.graph.maker(value) for value in concat.inputs]
+    parts = [concat.graph.maker(value) for value in concat.operands]
     if len(parts) != 2 or any(part is None or only_user(part, "Concat") is not concat for part in parts):
         return None
     end, begin = (_cut(part) for part in parts if part is not None)
@@ -236,7 +236,7 @@ def is_scores(op: Operator | None) -> bool:
     while op is not None and op.op in ("Mul", "Div"):
         tensors = [position for position in (0, 1) if op.number(position) is None]
         op = op.graph.maker(op.input(tensors[0])) if len(tensors) == 1 else None
-    return op is not None and op.op == "MatMul" and all(op.graph.array(value) is None for value in op.inputs)
+    return op is not None and op.op == "MatMul" and all(op.graph.array(value) is None for value in op.operands)
 
 
 def bias_by_offset(array: Array) -> tuple[Array, Array] | None:

@@ -16,7 +16,7 @@ import numpy as np
 from mbc.errors import MbcError
 from mbc.files import read_file
 from mbc.interchange.aten.base import Refused
-from mbc.interchange.from_onnx import elementwise, layers, shapes
+from mbc.interchange.from_onnx import elementwise, layers, resize, shapes
 from mbc.interchange.from_onnx.infer import Values
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.package import onnx
@@ -33,7 +33,7 @@ _MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
 _LONE = frozenset(("Conv", "ConvTranspose"))
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
 
-_FAMILIES = (layers, elementwise, shapes)
+_FAMILIES = (layers, elementwise, shapes, resize)
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
 
@@ -94,7 +94,8 @@ class _Reader:
         self._keys: set[str] = set()
         self._arrays: dict[str, Array] = {}
         self._tensors: dict[str, TensorMeta] = {}
-        self._nodes: list[Node] = []
+        self._nodes: list[list[Node]] = []  # of each operator
+        self.current: Operator | None = None
 
     def program(self) -> Program:
         graph = self._model.graph
@@ -106,6 +107,7 @@ class _Reader:
         operators = self._operators()
         for operator in operators:
             self._convert(operator)
+        self._refuse_unread(operators)
         for value in graph.output:
             if not self._has(value.name):
                 raise ValueError(f"nothing gives its output '{printable(value.name)}'")
@@ -121,7 +123,7 @@ class _Reader:
         return Program(
             tuple(self.name(value.name).name for value in inputs),
             self._held,
-            tuple(self._nodes),
+            tuple(node for nodes in self._nodes for node in nodes),
             tuple(self.name(value.name).name for value in graph.output),
             self._tensors,
             (),
@@ -164,6 +166,8 @@ class _Reader:
                 raise ValueError(f"its input '{printable(value.name)}' is no tensor, or has no shape")
             proto = onnx().TypeProto.FromString(value.type.SerializeToString())
             dims = proto.tensor_type.shape.dim
+            if any(dim.HasField("dim_value") and dim.dim_value == 0 for dim in dims[1:]):
+                raise ValueError(f"its input '{printable(value.name)}' has no elements")
             if len(dims) and not (dims[0].HasField("dim_value") and dims[0].dim_value > 0):
                 opened = True
                 if self._batch is not None:
@@ -238,17 +242,30 @@ class _Reader:
         return value in self._makers or value in self._values.arrays or self.shape(value) is not None
 
     def _convert(self, operator: Operator) -> None:
+        self.current = operator
+        self._nodes.append([])
         try:
             rule = RULES.get(operator.op) if operator.domain in ("", "ai.onnx") else None
             if rule is None:
                 remedy = NOT_TAKEN.get(operator.op, "compute it by layers that docs/import.md lists")
                 raise Refused("there is nothing like it in the language yet", remedy)
+            if any(0 in (self.shape(value) or ()) for value in operator.outputs):
+                raise Refused("a result of it has no elements", "leave out what computes nothing")
             rule(operator)
         except Refused as error:
-            self._emit(operator, "onnx", {}, operator.outputs, (error.reason, error.remedy))
+            self._nodes[-1] = [self._refusal(operator, error.reason, error.remedy)]
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             reason = f"its attributes are damaged ({type(error).__name__})"
-            self._emit(operator, "onnx", {}, operator.outputs, (reason, "export the model again"))
+            self._nodes[-1] = [self._refusal(operator, reason, "export the model again")]
+
+    def _refuse_unread(self, operators: Sequence[Operator]) -> None:
+        """Refuse whatever says more than its rule read; after all rules, since parts of a layer are read by the last of
+        them."""
+        for number, operator in enumerate(operators):
+            refused = any(node.refusal for node in self._nodes[number])
+            refusal = None if refused else operator.unread()
+            if refusal is not None:
+                self._nodes[number] = [self._refusal(operator, *refusal)]
 
     # ---- what rules use ----
 
@@ -260,6 +277,10 @@ class _Reader:
 
     def shape(self, value: str) -> tuple[int | Dynamic, ...] | None:
         return self._values.shape(value)
+
+    def dtype(self, value: str) -> str:
+        """The type of a value's elements as torch names it."""
+        return dtype_name(self._values.kind(value))
 
     def maker(self, value: str) -> Operator | None:
         return self._makers.get(value)
@@ -307,14 +328,19 @@ class _Reader:
         array = self._values.arrays[value]
         return array.ndim == 1 and array.size > 1 and bool((array == array[0]).all())
 
-    def hold(self, value: str, array: Array, trained: bool) -> TensorName:
-        """Numbers that the file has in another form, or says nothing of: parameters or constants."""
+    def hold(self, value: str, array: Array, kind: str) -> TensorName:
+        """Numbers that the file has in another form, or says nothing of.
+
+        `kind` is `parameter`, `frozen` (a parameter that is not trained), `buffer` (a tensor that lies in checkpoints),
+        or `constant` (numbers that rules look at).
+        """
         name = self.name(value)
         if name.name not in self._held:
-            meta = TensorMeta(array.shape, "float32" if array.dtype.kind == "f" else "int64", trained=trained)
+            dtype = "float32" if array.dtype.kind == "f" else "int64"
+            meta = TensorMeta(array.shape, dtype, trained=kind == "parameter")
             key = next(n for n in _numbered(name.name) if n not in self._keys)
             self._keys.add(key)
-            self._held[name.name] = Held(key, "parameter" if trained else "constant", meta, name.name)
+            self._held[name.name] = Held(key, "parameter" if kind == "frozen" else kind, meta, name.name)
             self._arrays[name.name] = array
         return name
 
@@ -330,19 +356,22 @@ class _Reader:
         return key
 
     def emit(self, user: Operator, target: str, arguments: Mapping[str, Argument], outputs: Sequence[str]) -> None:
-        self._emit(user, target, arguments, outputs)
+        self._nodes[-1].append(self._node(user, target, arguments, outputs))
 
-    def _emit(
+    def _refusal(self, user: Operator, reason: str, remedy: str) -> Node:
+        return self._node(user, "onnx", {}, user.outputs, (reason, remedy))
+
+    def _node(
         self,
         user: Operator,
         target: str,
         arguments: Mapping[str, Argument],
         outputs: Sequence[str],
         refusal: tuple[str, str] | None = None,
-    ) -> None:
+    ) -> Node:
         names = tuple(self.name(value).name for value in outputs if value)
         modules = modules_of(user.name, user.metadata)
-        self._nodes.append(Node(target, arguments, names, modules, None, user.name, printable(user.op, 40), refusal))
+        return Node(target, arguments, names, modules, None, user.name, printable(user.op, 40), refusal)
 
 
 def _numbered(name: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Shapes, parts, concatenation, padding and resampling."""
+"""Shapes, parts, concatenation and padding."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mbc.interchange.from_onnx.operator import Operator, Rule
 
 
 def _reshape(op: Operator) -> None:
+    op.ignore(1, "axes", "axis", "allowzero")  # the shape of the result says them
     if patterns.is_flattening(op):
         op.part()
         return
@@ -31,7 +32,8 @@ def _same(op: Operator) -> None:
 
 
 def _cast(op: Operator) -> None:
-    if op.integer("to", 1) != 1:
+    op.ignore("to", 1, "saturate", "round_mode")  # the type of the result says it; the others are for 8 bits and less
+    if op.graph.dtype(op.input(0)) not in ("float32", "bool") or op.graph.dtype(op.outputs[0]) != "float32":
         raise Refused("it makes another type of its tensor", "export it in float32: train { precision = bf16 } does so")
     _same(op)
 
@@ -59,10 +61,12 @@ def _split(op: Operator) -> None:
     if sizes is None:
         each = -(-total // len(op.outputs))
         sizes = tuple(min(each, total - n * each) for n in range(len(op.outputs)))
+    op.ignore("num_outputs")  # it has so many
     if (parts := patterns.unbound(op)) is not None:
         op.graph.emit(op, "aten.unbind.int", {"self": op.tensor(), "dim": axis}, parts)
         return
-    op.emit("aten.split_with_sizes.default", self=op.tensor(), split_sizes=sizes, dim=axis)
+    given = {"self": op.tensor(), "split_sizes": sizes, "dim": axis}
+    op.emit_all(len(op.outputs), "aten.split_with_sizes.default", **given)
 
 
 def _slice(op: Operator) -> None:
@@ -113,6 +117,7 @@ def _gather_nd(op: Operator) -> None:
 
 def _expand(op: Operator) -> None:
     op.result  # noqa: B018 - as above
+    op.ignore(1)  # the shape of the result says it
     op.emit("aten.expand.default", self=op.tensor())
 
 
@@ -136,33 +141,6 @@ def _pad(op: Operator) -> None:
     op.emit("aten.pad.default", input=op.tensor(), pad=tuple(ordered), mode=mode, value=value)
 
 
-def _resize(op: Operator) -> None:
-    before, after = op.sizes(), op.result
-    if len(before) != 4 or before[:2] != after[:2]:
-        raise Refused(f"it makes {list(after)} of {list(before)}", "resize images, [N, C, H, W]")
-    mode = op.text("mode", "nearest")
-    where = op.text("coordinate_transformation_mode", "half_pixel")
-    if mode == "nearest":
-        whole = all(b % a == 0 for a, b in zip(before[2:], after[2:], strict=True))
-        rounding = op.text("nearest_mode", "round_prefer_floor")
-        # Of whole factors the middles of pixels are never on an edge, so that any rounding of them is the same.
-        same = (where == "asymmetric" and rounding == "floor") or (whole and where != "align_corners" and (
-            where != "asymmetric" and rounding in ("round_prefer_floor", "round_prefer_ceil")
-        ))  # fmt: skip
-        if op.op == "Resize" and not same:
-            raise Refused(f"its pixels are found by {where} and {rounding}", "use interpolate(mode='nearest')")
-        op.emit("aten.upsample_nearest2d.vec", input=op.tensor())
-        return
-    if mode != "linear":
-        raise Refused(f"its mode is {mode}", "use mode='bilinear'")
-    aligned = where == "align_corners" or op.op == "Upsample"
-    if not aligned and (where not in ("half_pixel", "pytorch_half_pixel") or min(after[2:]) < 2):
-        raise Refused(f"its pixels are found by {where}", "use interpolate(mode='bilinear', align_corners=False)")
-    if op.integer("antialias", 0):
-        raise Refused("it is smoothed", "use antialias=False")
-    op.emit("aten.upsample_bilinear2d.vec", input=op.tensor(), align_corners=aligned)
-
-
 def _depth_to_space(op: Operator) -> None:
     if op.text("mode", "DCR") != "CRD":
         raise Refused("its channels are ordered block first (DCR)", "use nn.PixelShuffle, whose are CRD")
@@ -184,7 +162,7 @@ RULES: Mapping[str, Rule] = {
     "Flatten": _flatten,
     "Identity": _same,
     "Cast": _cast,
-    "CastLike": _same,
+    "CastLike": _cast,
     "Transpose": _transpose,
     "Concat": _concat,
     "Split": _split,
@@ -193,8 +171,6 @@ RULES: Mapping[str, Rule] = {
     "GatherND": _gather_nd,
     "Expand": _expand,
     "Pad": _pad,
-    "Resize": _resize,
-    "Upsample": _resize,
     "DepthToSpace": _depth_to_space,
 }
 NOT_TAKEN: Mapping[str, str] = {

@@ -1,0 +1,213 @@
+"""Resize: the share of each pixel of the input in each pixel of the result, axis by axis, as ONNX defines it.
+
+What the language's `upsample` gives is that layer. Anything else is a product with the matrix of these shares: a
+convolution with frozen filters of one pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from mbc.interchange.aten.base import Refused
+from mbc.interchange.from_onnx.expressions import Expression
+from mbc.interchange.from_onnx.operator import Operator, Rule
+from mbc.interchange.program import Array
+
+_HALF = Fraction(1, 2)
+_LARGEST = 1 << 22  # elements of a matrix of shares
+_ROUNDED = Refused("rounding decides which of two pixels is nearest", "resize to a size, or by a whole factor")
+_SAID_TWICE = "its size and its scale differ, and its coordinates take both"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis that is resized: its sizes, the scale, and the part of the input that `tf_crop_and_resize` takes."""
+
+    size: int
+    output: int
+    scale: Fraction
+    roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
+
+    def origin(self, mode: str, x: int) -> Fraction:
+        """Return where pixel `x` of the result lies in the input."""
+        n, m, s = self.size, self.output, self.scale
+        if mode == "pytorch_half_pixel" and m == 1:
+            return Fraction(0)
+        if mode in ("half_pixel", "pytorch_half_pixel"):
+            return (x + _HALF) / s - _HALF
+        if mode == "half_pixel_symmetric":
+            return Fraction(n, 2) * (1 - m / (s * n)) + (x + _HALF) / s - _HALF
+        if mode == "asymmetric":
+            return x / s
+        if mode == "tf_half_pixel_for_nn":
+            return (x + _HALF) / s
+        if s * n != m:
+            raise Refused(_SAID_TWICE, "give it sizes, or scales that give whole sizes")
+        if mode == "align_corners":
+            return Fraction(x * (n - 1), m - 1) if m > 1 else Fraction(0)
+        if mode == "tf_crop_and_resize":
+            start, end = self.roi
+            return (start + (x * (end - start) / (m - 1) if m > 1 else (end - start) / 2)) * (n - 1)
+        raise Refused(f"its pixels are found by {mode}", "use coordinate_transformation_mode='half_pixel'")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How pixels are mixed: the attributes of the operator."""
+
+    mode: str
+    coordinates: str
+    rounding: str
+    cubic: float
+    antialias: bool
+    exclude_outside: bool
+
+    def shares(self, axis: Axis) -> Array:
+        """Return the matrix [output, size]; of pixels outside of the input (`tf_crop_and_resize`) the row is 0."""
+        made = np.zeros((axis.output, axis.size))
+        for x in range(axis.output):
+            at = axis.origin(self.coordinates, x)
+            if self.coordinates == "tf_crop_and_resize" and not 0 <= at <= axis.size - 1:
+                continue
+            pixels, weights = self._taps(at, axis.scale)
+            inside = (pixels >= 0) & (pixels < axis.size)
+            if self.exclude_outside:
+                weights = np.where(inside, weights, 0.0)
+                total = weights.sum()
+                weights = weights / (total if total else 1.0)
+            np.add.at(made[x], pixels.clip(0, axis.size - 1), weights)
+        return made
+
+    def _taps(self, at: Fraction, scale: Fraction) -> tuple[Array, Array]:
+        """The pixels around a place, also outside of the input, and their shares."""
+        if self.mode == "nearest":
+            return np.array([self._nearest(at)]), np.ones(1)
+        reach = 1 if self.mode == "linear" else 2
+        wide = min(scale, Fraction(1)) if self.antialias else Fraction(1)
+        first = math.floor(at - reach / wide) + 1
+        pixels = np.arange(first, math.ceil(at + reach / wide))
+        weights = np.array([self._weight(abs(float((int(p) - at) * wide))) for p in pixels])
+        return pixels, weights / weights.sum()
+
+    def _nearest(self, at: Fraction) -> int:
+        rounding = self.rounding
+        if rounding == "round_prefer_floor":
+            return math.ceil(at - _HALF)
+        if rounding == "round_prefer_ceil":
+            return math.floor(at + _HALF)
+        return math.floor(at) if rounding == "floor" else math.ceil(at)
+
+    def _weight(self, x: float) -> float:
+        """Of a pixel at a distance: of the triangle, or of Keys' cubic."""
+        if self.mode == "linear":
+            return max(1.0 - x, 0.0)
+        a = self.cubic
+        if x <= 1:
+            return ((a + 2) * x - (a + 3)) * x * x + 1
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a if x < 2 else 0.0
+
+
+def _scales(op: Operator, axes: tuple[int, ...]) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
+    """The scale of each of the axes; and again, where the numbers of the file round it, as they are exactly."""
+    before, after = op.sizes(), op.result
+    policy = op.text("keep_aspect_ratio_policy", "stretch")
+    given = op.constant(2, "'scales'")
+    if given is not None and given.size:
+        op.ignore("keep_aspect_ratio_policy")  # it is of sizes
+        shortest = tuple(Fraction(str(value)) for value in given.reshape(-1))
+        return shortest, tuple(Fraction(float(value)) for value in given.reshape(-1))
+    sizes = op.ints("sizes", 3) or ()
+    if policy == "stretch":
+        scales = tuple(Fraction(after[axis], before[axis]) for axis in axes)
+    else:
+        choose = min if policy == "not_larger" else max
+        scales = (choose(Fraction(size, before[axis]) for size, axis in zip(sizes, axes, strict=True)),) * len(axes)
+    return scales, scales
+
+
+def _axes(op: Operator) -> tuple[Mapping[int, Axis], Mapping[int, Axis]]:
+    before, after = op.sizes(), op.result
+    rank = len(before)
+    axes = tuple(axis % rank for axis in op.ints("axes") or range(rank))
+    roi = [Fraction(0)] * len(axes) + [Fraction(1)] * len(axes)
+    if op.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        given = op.constant(1, "'roi'")
+        if given is None or given.size != len(roi):
+            raise Refused("its 'roi' is missing", "export the model again")
+        roi = [Fraction(str(value)) for value in given.reshape(-1)]
+    else:
+        op.ignore(1, "extrapolation_value")  # only tf_crop_and_resize takes them
+    regions = list(zip(roi[: len(axes)], roi[len(axes) :], strict=True))
+    ways: list[Mapping[int, Axis]] = []
+    for scales in _scales(op, axes):
+        if len(scales) != len(axes) or min(scales) <= 0:
+            raise Refused("its scales are not one above 0 for each axis", "export the model again")
+        rows = zip(axes, scales, regions, strict=True)
+        ways.append({axis: Axis(before[axis], after[axis], scale, region) for axis, scale, region in rows})
+    return ways[0], ways[1]
+
+
+def _resize(op: Operator) -> None:
+    method = Method(
+        op.text("mode", "nearest"), op.text("coordinate_transformation_mode", "half_pixel"),
+        op.text("nearest_mode", "round_prefer_floor"), op.real("cubic_coeff_a", -0.75),
+        bool(op.integer("antialias", 0)), bool(op.integer("exclude_outside", 0)),
+    )  # fmt: skip
+    shares = _all_shares(op, method)
+    if 0 in shares:
+        raise Refused("it resizes dimension 0, the samples", "keep the samples of a mini-batch apart")
+    for mode in ("nearest", "bilinear"):
+        if len(op.sizes()) == 4 and all(
+            axis > 1 and np.allclose(matrix, _of_language(mode, *matrix.shape), atol=1e-6)
+            for axis, matrix in shares.items()
+        ):
+            more = {} if mode == "nearest" else {"align_corners": False}
+            op.emit(f"aten.upsample_{mode}2d.vec", input=op.tensor(), output_size=op.result[2:], **more)
+            return
+    x = Expression.of(op)
+    for axis, matrix in shares.items():
+        x = x.times_matrix(axis, matrix)
+    _filled(op, x, shares).give()
+
+
+def _filled(op: Operator, x: Expression, shares: Mapping[int, Array]) -> Expression:
+    """With the number that stands for what lies outside of the input."""
+    number = op.real("extrapolation_value", 0.0)
+    inside = np.ones((1,) * len(x.shape), bool)
+    for axis, matrix in shares.items():
+        inside = inside & matrix.any(1).reshape(-1, *(1,) * (len(x.shape) - axis - 1))
+    return x if number == 0.0 or inside.all() else x + x.constant("outside", np.where(inside, 0.0, number))
+
+
+def _all_shares(op: Operator, method: Method) -> dict[int, Array]:
+    """The matrices of the axes that are resized."""
+    if method.mode not in ("nearest", "linear", "cubic"):
+        raise Refused(f"its mode is {method.mode}", "use mode='linear'")
+    found: dict[int, Array] = {}
+    ways = _axes(op)
+    for axis in ways[0]:
+        if max(ways[0][axis].size, 1) * ways[0][axis].output > _LARGEST:
+            raise Refused("its axes are too long", "resize smaller images")
+        matrix, exact = (method.shares(way[axis]) for way in ways)
+        if method.mode == "nearest" and not np.array_equal(matrix, exact):
+            raise _ROUNDED
+        if not np.array_equal(matrix, np.eye(len(matrix))):
+            found[axis] = matrix
+    return found
+
+
+def _of_language(mode: str, output: int, size: int) -> Array:
+    """The shares of `upsample`."""
+    rounding = "floor" if mode == "nearest" else ""
+    coordinates = "asymmetric" if mode == "nearest" else "half_pixel"
+    kind = "nearest" if mode == "nearest" else "linear"
+    return Method(kind, coordinates, rounding, 0.0, False, False).shares(Axis(size, output, Fraction(output, size)))
+
+
+RULES: Mapping[str, Rule] = {"Resize": _resize}
+NOT_TAKEN: Mapping[str, str] = {}

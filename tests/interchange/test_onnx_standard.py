@@ -1,0 +1,221 @@
+"""ONNX operators as the standard defines them, on drawn attributes and inputs: what ONNX's own evaluator says, or a
+refusal that names what is not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mbc.errors import MbcError
+from mbc.interchange.importing import import_model
+from tests.interchange.models import forward, nn, torch
+from tests.interchange.onnx_files import evaluated, exported, model, node, written
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*folded:RuntimeWarning")
+Array = np.ndarray[Any, Any]
+
+
+def drawn(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def taken(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = None, opset: int = 20) -> str:
+    """Import `last` behind a product with a parameter, from `h` to `y`, assert that it computes what ONNX's evaluator
+    says, and return its source."""
+    ones = np.ones((1, *x.shape[1:]), np.float32)
+    nodes = [node("Mul", ["x", "ones"], ["h"], name="first"), last]
+    made = model(nodes, {"ones": ones, **(held or {})}, shape=x.shape, opset=opset)
+    imported = import_model(written(path, made), "net", "mse")
+    (found,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(made, x)
+    assert found.shape == wanted.shape
+    assert np.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    return imported.source
+
+
+def refusal(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = None) -> str:
+    with pytest.raises(MbcError, match="MBC303") as caught:
+        taken(path, last, x, held)
+    return str(caught.value)
+
+
+# ---- Resize ----
+
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners")
+
+
+def _resize(rng: np.random.Generator) -> tuple[Any, Array, dict[str, Any]]:
+    """A drawn Resize of images [2, 2, H, W]."""
+    shape = (2, 2, *(int(n) for n in rng.integers(2, 8, 2)))
+    mode = str(rng.choice(["nearest", "linear", "cubic"]))
+    more: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": str(rng.choice(COORDINATES))}
+    if mode == "nearest":
+        more["nearest_mode"] = str(rng.choice(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]))
+    else:
+        more["antialias"] = int(rng.integers(2))
+        more["exclude_outside"] = int(rng.integers(2)) if mode == "cubic" else 0
+    if mode == "cubic":
+        more["cubic_coeff_a"] = float(rng.choice([-0.75, -0.5]))
+    inputs, held = ["h", "", "", ""], dict[str, Any]()
+    axes = [2, 3] if rng.integers(2) else [0, 1, 2, 3]
+    if rng.integers(2):
+        scales = [*(1.0,) * (len(axes) - 2), *(float(s) for s in rng.choice([0.5, 0.7, 1.0, 1.5, 1.7, 2.0], 2))]
+        inputs[2], held["s"] = "s", np.array(scales, np.float32)
+    else:
+        sizes = [*shape[: len(axes) - 2], *(int(n) for n in rng.integers(2, 12, 2))]
+        inputs[3], held["s"] = "s", np.array(sizes)
+        if len(axes) == 2:
+            more["keep_aspect_ratio_policy"] = str(rng.choice(["stretch", "not_larger", "not_smaller"]))
+    inputs = [name if name != "" or n < 2 else "" for n, name in enumerate(inputs)]
+    if len(axes) == 2:
+        more["axes"] = axes
+    return node("Resize", ["s" if name == "s" else name for name in inputs], ["y"], **more), drawn(*shape), held
+
+
+def test_resize_is_onnxs_or_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    count = 0
+    for _ in range(60):
+        last, x, held = _resize(rng)
+        try:
+            taken(tmp_path, last, x, held)
+        except MbcError as error:
+            assert error.code == "MBC303" and (
+                "differ, and its coordinates" in error.message or "rounding decides" in error.message
+            )
+        else:
+            count += 1
+    assert count >= 40
+
+
+def test_resize_by_factors_without_a_whole_size_as_torch_exports_it(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=1.7, mode="bilinear"))
+    image = torch.rand(2, 3, 9, 9)
+    made = import_model(exported(tmp_path, net, image), "net", "mse")
+    (found,) = forward(made, image)
+    with torch.no_grad():
+        wanted = net(image).numpy()
+    assert found.shape == wanted.shape == (2, 4, 15, 15) and np.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_resize_keeps_the_layer_of_the_language(tmp_path: Path) -> None:
+    last = node("Resize", ["h", "", "s"], ["y"], mode="linear")
+    source = taken(tmp_path, last, drawn(2, 3, 4, 6), {"s": np.array([1, 1, 2, 1.5], np.float32)})
+    assert "upsample(size=(8, 9), mode=bilinear)" in source
+    last = node("Resize", ["h", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="align_corners")
+    source = taken(tmp_path, last, drawn(2, 3, 4, 6), {"s": np.array([1, 1, 2, 1.5], np.float32)})
+    assert "upsample" not in source and "frozen" in source
+
+
+def test_resize_takes_a_part_of_the_input(tmp_path: Path) -> None:
+    roi = np.array([0, 0, 0.4, -0.2, 1, 1, 1.3, 0.7], np.float32)
+    last = node(
+        "Resize", ["h", "roi", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="tf_crop_and_resize",
+        extrapolation_value=5.0,
+    )  # fmt: skip
+    taken(tmp_path, last, drawn(2, 3, 4, 6), {"roi": roi, "s": np.array([2, 3, 5, 4])})
+
+
+def test_resize_of_samples_and_of_edges_that_rounding_decides(tmp_path: Path) -> None:
+    held = {"s": np.array([2, 1, 1, 1], np.float32)}
+    assert "it resizes dimension 0, the samples" in refusal(
+        tmp_path, node("Resize", ["h", "", "s"], ["y"]), drawn(2, 3, 4, 4), held
+    )
+    held = {"s": np.array([1, 1, 1.7, 1], np.float32)}
+    last = node(
+        "Resize", ["h", "", "s"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )  # fmt: skip
+    assert "rounding decides which of two pixels is nearest" in refusal(tmp_path, last, drawn(2, 3, 20, 4), held)
+
+
+# ---- PRelu, Gemm ----
+
+
+@pytest.mark.parametrize("slope", [(4,), (4, 1), (4, 1, 1), (1,), (1, 1, 4), (1, 1, 1), (4, 4, 4)])
+def test_slopes_are_broadcast_from_the_last_axis(slope: tuple[int, ...], tmp_path: Path) -> None:
+    source = taken(tmp_path, node("PRelu", ["h", "s"], ["y"]), drawn(2, 4, 4, 4), {"s": drawn(*slope)})
+    assert ("prelu" in source) == (slope in ((4, 1, 1), (1,), (1, 1, 1)))
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (2.0, 0.5), (0.5, 0.0), (0.0, 2.0)])
+@pytest.mark.parametrize("c", [None, (), (1,), (5,), (1, 5), (1, 1)])
+@pytest.mark.parametrize("turned", [0, 1])
+def test_gemm(factors: tuple[float, float], c: tuple[int, ...] | None, turned: int, tmp_path: Path) -> None:
+    held = {"b": drawn(5, 6) if turned else drawn(6, 5)} | ({} if c is None else {"c": drawn(*c)})
+    last = node("Gemm", ["h", *held], ["y"], alpha=factors[0], beta=factors[1], transB=turned)
+    taken(tmp_path, last, drawn(3, 6), held)
+
+
+@pytest.mark.parametrize("c", [(3, 1), (3, 5)])
+def test_gemm_whose_c_differs_between_samples(c: tuple[int, ...], tmp_path: Path) -> None:
+    message = refusal(tmp_path, node("Gemm", ["h", "b", "c"], ["y"]), drawn(3, 6), {"b": drawn(6, 5), "c": drawn(*c)})
+    assert f"its C {list(c)} differs between the samples" in message
+
+
+# ---- single attributes ----
+
+
+@pytest.mark.parametrize("alpha", [-1.5, -0.1, 0.0, 0.1, 2.0])
+@pytest.mark.parametrize("kind", ["LeakyRelu", "Elu"])
+def test_slopes_of_any_sign(kind: str, alpha: float, tmp_path: Path) -> None:
+    taken(tmp_path, node(kind, ["h"], ["y"], alpha=alpha), drawn(2, 3, 4, 4))
+
+
+def test_a_power_of_zero(tmp_path: Path) -> None:
+    message = refusal(tmp_path, node("Pow", ["h", "e"], ["y"]), drawn(2, 3), {"e": np.float32(0)})
+    assert "it raises to the power of 0" in message
+
+
+def test_a_part_without_elements(tmp_path: Path) -> None:
+    nodes = [
+        node("Mul", ["x", "w"], ["h"]), node("Split", ["h", "s"], ["a", "b"], axis=1), node("Relu", ["a"], ["y"]),
+    ]  # fmt: skip
+    made = model(nodes, {"w": drawn(1, 3), "s": np.array([3, 0])}, shape=(2, 3))
+    with pytest.raises(MbcError, match="a result of it has no elements"):
+        import_model(written(tmp_path, made), "net", "mse")
+
+
+# ---- what a rule does not read ----
+
+
+@pytest.mark.parametrize(
+    "last, words",
+    [
+        (node("Relu", ["h"], ["y"], strange=1), "its attribute 'strange' is 1"),
+        (node("LayerNormalization", ["h", "w"], ["y"], stash_type=16), "its attribute 'stash_type' is 16"),
+        (node("Softmax", ["h", "w"], ["y"]), "its input '1' is not taken"),
+        (node("Conv", ["h", "f"], ["y"], kernel_shape=[3, 3]), "its 'kernel_shape' says otherwise"),
+    ],
+)
+def test_what_no_rule_reads_is_refused(last: Any, words: str, tmp_path: Path) -> None:
+    held = {"w": drawn(3), "f": drawn(4, 3, 1, 1)}
+    assert words in refusal(tmp_path, last, drawn(2, 3, 4, 4), held)
+
+
+def test_what_has_the_default_of_the_schema_is_not(tmp_path: Path) -> None:
+    last = node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], ceil_mode=0, storage_order=0, auto_pad="NOTSET")
+    assert "maxpool" in taken(tmp_path, last, drawn(2, 3, 4, 4))
+
+
+@pytest.mark.parametrize(
+    "last", [node("MaxPool", ["h"], ["p", "y"], kernel_shape=[2, 2]), node("Dropout", ["h"], ["d", "y"])]
+)
+def test_outputs_that_no_rule_gives_are_refused(last: Any, tmp_path: Path) -> None:
+    made = model([node("Mul", ["x", "w"], ["h"], name="first"), last], {"w": drawn(1, 3, 4, 4)}, shape=(2, 3, 4, 4))
+    made.graph.output[0].type.tensor_type.elem_type = 0
+    with pytest.raises(MbcError, match="is used"):
+        import_model(written(tmp_path, made), "net", "mse")
+
+
+def test_long_names(tmp_path: Path) -> None:
+    long = "layer" * 20
+    nodes = [node("Conv", ["x", f"{long}.weight"], [f"{long}.output"], name=f"/{long}/Conv")]
+    made = model(nodes, {f"{long}.weight": drawn(3, 3, 1, 1)}, output=f"{long}.output")
+    imported = import_model(written(tmp_path, made), "net", "mse")
+    x = drawn(2, 3, 8, 8)
+    (found,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(made, x)
+    assert np.allclose(found, wanted, atol=1e-5) and [key.name for key in imported.network.keys] == [f"{long}.weight"]
