@@ -58,6 +58,7 @@ def from_torch(
     loss: Any,
     optimizer: Any,
     targets: Any = None,
+    clip_norm: float = 0.0,
     memory: str | int = "auto",
     precision: Any = "fp32",
     device: str = "auto",
@@ -74,6 +75,7 @@ def from_torch(
             None for each.
         optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
         targets: An example of the targets, where a target gives the probability of each class.
+        clip_norm: The largest L2 norm of all gradients, as by `clip_grad_norm_`; 0: they are not clipped.
         memory: What mbc may take of the GPU (`12GB`, or a number of bytes).
         precision: `fp32`, `bf16`, `fp16`, `fp64`, or such a type of torch.
         device: `auto`, `cuda` or `cpu`, where NumPy computes.
@@ -89,6 +91,6 @@ def from_torch(
 
     return make_trainer(
         model, example,
-        loss=loss, optimizer=optimizer, targets=targets, memory=memory, precision=precision, device=device, seed=seed,
-        measure_for=measure_for, progress=progress,
+        loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, memory=memory, precision=precision,
+        device=device, seed=seed, measure_for=measure_for, progress=progress,
     )  # fmt: skip

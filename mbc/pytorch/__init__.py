@@ -7,5 +7,6 @@
 * `own_backward`: gradients that a model computes by code of its own
 * `weights`: parameters and statistics, between the model and the arena
 * `model`: which models are taken, and their program
+* `watch`: what torch could change behind a trainer's back
 * `trainer`: a model that mbc trains
 """

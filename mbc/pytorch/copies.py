@@ -39,7 +39,7 @@ def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
         twin = memo[id(own)]
         for name, value in own.__dict__.items():
             if name in _HOOKS:
-                twin.__dict__[name] = type(value)()
+                twin.__dict__[name] = value.__class__()
             elif isinstance(value, torch.Tensor) and id(value) not in memo:
                 twin.__dict__[name] = moved(value)
             else:

@@ -27,6 +27,11 @@ class Updates:
     decays: tuple[float, ...]
     settings: tuple[tuple[str, Any], ...]
 
+    @property
+    def has_state(self) -> bool:
+        """Whether a step leaves something behind for the next one: momentum or moments."""
+        return dict(self.settings).get("momentum", 1) != 0
+
 
 def updates_of(optimizer: Any) -> Updates:
     """MBC332 for an optimizer that mbc does not have, or that has been used, naming what it is."""

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,9 +21,10 @@ from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
 from mbc.progress import busy
 from mbc.pytorch.model import Exported, check_model, network_of
-from mbc.pytorch.objective import fitted, losses_of
+from mbc.pytorch.objective import fitted, loss_modules, losses_of
 from mbc.pytorch.optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.tensors import example_tensors, readable
+from mbc.pytorch.watch import Watch
 from mbc.pytorch.weights import Weights
 from mbc.runtime.arguments import duration_of
 from mbc.runtime.loss import Loss
@@ -69,6 +71,7 @@ class Trainer:
         source: str,
         module: Module,
         updates: Updates,
+        losses: Sequence[Any],
         took: Took,
     ) -> None:
         self.source = source
@@ -87,8 +90,10 @@ class Trainer:
             (
                 optimizer.register_step_pre_hook(_refuse_step),
                 optimizer.register_load_state_dict_pre_hook(_refuse_state),
+                optimizer.register_state_dict_pre_hook(partial(_refuse_saving, updates, weakref.ref(module))),
             ),
         )
+        self._watch = Watch(model, losses, optimizer, str(module.plan.graph.precision))
         _trainers[model] = weakref.ref(self)
 
     def step(self, *inputs: Any, lr: float | None = None) -> Loss:
@@ -104,6 +109,9 @@ class Trainer:
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
         given = [readable(tensor) for tensor in self._read(inputs)]
+        if self.open:
+            self._watch.check()
+            self._weights.take_in()
         loss = self.module.step(*given, lr=rate)
         self._weights.stale = True
         self._optimizer._opt_called = True  # what schedulers look at, to warn of a wrong order
@@ -117,6 +125,8 @@ class Trainer:
     def evaluate(self, *inputs: Any) -> Any:
         """Outputs for 1 to `batch` rows, with running statistics and without dropout, as tensors on the device of the
         first input."""
+        if self.open:
+            self._weights.take_in()
         made = self.module.forward(*[readable(tensor) for tensor in self._read(inputs)])
         device = inputs[0].device
         tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
@@ -156,6 +166,7 @@ def make_trainer(
     loss: Any,
     optimizer: Any,
     targets: Any,
+    clip_norm: float,
     memory: str | int,
     precision: Any,
     device: str,
@@ -170,7 +181,9 @@ def make_trainer(
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
-        exported, text = import_training(model, example, loss=loss, optimizer=optimizer, targets=targets)
+        exported, text = import_training(
+            model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm
+        )
         network = exported.network
         imported_s, stages = time.perf_counter(), Stages(announce=say)
         settings = (("memory.device", _memory(memory)), ("train.precision", _precision(precision)))
@@ -184,11 +197,11 @@ def make_trainer(
         stages.measuring_seconds,
         stages.building_seconds,
     )
-    return Trainer(model, optimizer, exported, text, module, updates_of(optimizer), took)
+    return Trainer(model, optimizer, exported, text, module, updates_of(optimizer), loss_modules(loss), took)
 
 
 def import_training(
-    model: Any, example: Any, *, loss: Any, optimizer: Any, targets: Any = None
+    model: Any, example: Any, *, loss: Any, optimizer: Any, targets: Any = None, clip_norm: float = 0.0
 ) -> tuple[Exported, str]:
     """Return the network of a model that `check_model` takes, and the source of its training.
 
@@ -205,6 +218,7 @@ def import_training(
         if key in states and states[key] not in (*network.frozen, *names.get(id(tensor), ())):
             names.setdefault(id(tensor), []).append(states[key])
     entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
+    entries += [f"clip_norm = {float(clip_norm)!r}"] if clip_norm else []
     text = write_source(
         network, fitted(objectives, network, targets), "Made from a model of PyTorch.", training=entries
     )
@@ -255,6 +269,17 @@ def _refuse_state(*_: object) -> None:
         "optimizer.load_state_dict() was called while mbc trains its model: its states are in mbc's memory",
         "go on from a checkpoint of trainer.module.save by trainer.module.load",
     )
+
+
+def _refuse_saving(updates: Updates, held: weakref.ref[Module], *_: object) -> None:
+    """Refuse a dict of an optimizer without the momentum or moments that mbc's memory holds."""
+    module = held()
+    if module is not None and updates.has_state and module.control["updates"]:
+        raise MbcError(
+            "MBC334",
+            "optimizer.state_dict() was called while mbc trains its model: its states are in mbc's memory",
+            "save a checkpoint by trainer.module.save(FILE), from which trainer.module.load(FILE) goes on",
+        )
 
 
 def _release(module: Module, weights: Weights, refusing: Sequence[Any]) -> None:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
 from mbc.runtime.module import Module
 
 torch: Any = importlib.import_module("torch")
 _COUNTER = "num_batches_tracked"
+_FIRST = "_mbc_writes_back"
+_LISTS = ("named_parameters", "named_buffers")
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_holders: weakref.WeakKeyDictionary[Any, Hook] = weakref.WeakKeyDictionary()
 
 
 class Hook:
-    """Calls a method as long as its object lives. A copy of the model, pickled or not, has hooks that do nothing."""
+    """Calls a method as long as its object lives.
+
+    Being copied or pickled calls the method, too: it stands before the parameters in a module's attributes, so that
+    they are written back before they are copied. A copy of the model has hooks that do nothing.
+    """
 
     def __init__(self, method: Callable[[], None] | None = None) -> None:
         self._method = None if method is None else weakref.WeakMethod(method)
@@ -28,63 +37,159 @@ class Hook:
             method()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        self()
         return Hook, ()
 
 
 class Weights:
-    """`stale`: steps have changed the arena since it was last written into the model."""
+    """Moves weights between a model and the arena, and sees what torch changes meanwhile.
+
+    Attributes:
+        stale: Steps have changed the arena since it was last written into the model.
+    """
 
     def __init__(self, model: Any, network: Imported, module: Module) -> None:
         self.stale = False
         self._model, self._network, self._module = model, network, module
         self._tracked = {key: int(array) for key, array in network.kept.items() if key.rpartition(".")[2] == _COUNTER}
-        back, put_in = Hook(self.write_back), Hook(self.put_in)
-        self._handles = (
-            model.register_forward_pre_hook(back),
-            model.register_state_dict_pre_hook(back),
-            model.register_load_state_dict_pre_hook(back),  # what a partial dict leaves as it is
-            model.register_load_state_dict_post_hook(put_in),
-        )
+        self._handles: list[Any] = []
+        self._modules = list(model.modules())
+        back, take_in = Hook(self.write_back), Hook(self.take_in)
+        for part in self._modules:
+            self._handles += [
+                part.register_forward_pre_hook(back),
+                part.register_state_dict_pre_hook(back),
+                part.register_load_state_dict_pre_hook(back),  # what a partial dict leaves as it is
+            ]
+            _hold(part, back)
+        self._handles.append(model.register_load_state_dict_post_hook(take_in))
+        self._remember()
 
     def write_back(self) -> None:
-        """From the arena into the model, where it is stale."""
+        """Write the arena into the model, where it is stale; MBC338 where torch has changed a tensor since."""
         if not self.stale:
             return
-        found = self._tensors()
+        self._refuse(self._changed(True))
+        self._write()
+
+    def take_in(self) -> None:
+        """Put what torch has changed into the arena; MBC338 where the model had not been written back before."""
+        changed = self._changed(not self.stale)
+        if self.stale:
+            self._refuse(changed)
+        if not changed:
+            return
+        tensors, shapes = self._tensors(), self._module.states
+        updates = self._module.control["updates"]
+        for key in self._network.keys:
+            if key.name not in changed:
+                continue
+            if key.state:
+                array = tensors[key.name].detach().cpu().numpy().reshape(shapes[key.state])
+                self._module.set_state(key.state, array)
+            elif key.kept in self._tracked:
+                self._tracked[key.kept] = int(tensors[key.name] - updates)
+        self._remember()
+
+    def close(self) -> None:
+        """Write the model back, and take everything off it; MBC338 where something of torch is lost by that."""
+        lost: Sequence[str] = ()
+        try:
+            if self.stale:
+                lost = self._changed(True)
+                self._write()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            for part in self._modules:
+                _release(part)
+        self._refuse(lost)
+
+    def _write(self) -> None:
+        tensors = self._tensors()
         updates = self._module.control["updates"]
         with torch.no_grad():
             for key in self._network.keys:
                 if key.state:
                     array = np.ascontiguousarray(self._module.state(key.state))
-                    found[key.name].copy_(torch.from_numpy(array).reshape(found[key.name].shape))
+                    tensors[key.name].copy_(torch.from_numpy(array).reshape(tensors[key.name].shape))
                 elif key.kept in self._tracked:
-                    found[key.name].fill_(self._tracked[key.kept] + updates)
+                    tensors[key.name].fill_(self._tracked[key.kept] + updates)
         self.stale = False
+        self._remember()
 
-    def put_in(self) -> None:
-        """From the model into the arena."""
-        found, shapes = self._tensors(), self._module.states
-        self._module.load_state_dict(
-            {
-                key.state: found[key.name].detach().cpu().numpy().reshape(shapes[key.state])
-                for key in self._network.keys
-                if key.state
-            }
-        )
-        updates = self._module.control["updates"]
-        kept = {key.kept: key.name for key in self._network.keys if key.kept in self._tracked}
-        self._tracked = {key: int(found[name]) - updates for key, name in kept.items()}
-        self.stale = False
+    def _remember(self) -> None:
+        """Note what the tensors are now."""
+        tensors = self._tensors()
+        self._marks = {name: _mark(tensor) for name, tensor in tensors.items()}
+        self._sums = dict(zip(tensors, _sums(tensors.values()), strict=True))
 
-    def close(self) -> None:
-        """Write the model back, and take the hooks off it."""
-        try:
-            self.write_back()
-        finally:
-            for handle in self._handles:
-                handle.remove()
+    def _changed(self, thorough: bool) -> list[str]:
+        """Return the names of tensors whose elements are others than were noted.
+
+        Without `thorough` only tensors are read that torch says it wrote to, or that lie elsewhere. Writes through
+        `tensor.data` are counted by nobody.
+        """
+        tensors = self._tensors()
+        asked = [name for name, tensor in tensors.items() if thorough or _mark(tensor) != self._marks.get(name)]
+        sums = zip(asked, _sums([tensors[name] for name in asked]), strict=True)
+        changed = [name for name, number in sums if number != self._sums.get(name)]
+        if not changed:
+            self._marks |= {name: _mark(tensors[name]) for name in asked}
+        return changed
+
+    def _refuse(self, changed: Sequence[str]) -> None:
+        if changed:
+            more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
+            raise MbcError(
+                "MBC338",
+                f"torch has changed '{changed[0]}'{more} of the model, which were not what mbc had trained by then",
+                "call trainer.synchronize() before: what is changed then is taken in by the next step",
+            )
 
     def _tensors(self) -> dict[str, Any]:
-        """Parameters and buffers by all of their names."""
-        own = self._model
-        return dict([*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False)])
+        """Return parameters and buffers by all of their names."""
+        kind: Any = self._model.__class__
+        lists = (getattr(kind, name)(self._model, remove_duplicate=False) for name in _LISTS)
+        return {name: tensor for listed in lists for name, tensor in listed}
+
+
+def _hold(part: Any, back: Hook) -> None:
+    """Let a module write back before its attributes are copied and its parameters are listed."""
+    _holders[part] = back
+    own = dict(part.__dict__)
+    part.__dict__.clear()
+    part.__dict__.update({_FIRST: back, **{name: value for name, value in own.items() if name != _FIRST}})
+    for function in (named_parameters, named_buffers):
+        part.__dict__[function.__name__] = function.__get__(part)
+
+
+def _release(part: Any) -> None:
+    _holders.pop(part, None)
+    for name in (_FIRST, *_LISTS):
+        part.__dict__.pop(name, None)
+
+
+def named_parameters(part: Any, *arguments: Any, **named: Any) -> Any:
+    """List the parameters of a module that mbc trains, as they are in the arena."""
+    _holders.get(part, Hook())()
+    return part.__class__.named_parameters(part, *arguments, **named)
+
+
+def named_buffers(part: Any, *arguments: Any, **named: Any) -> Any:
+    """List the buffers of a module that mbc trains, as they are in the arena."""
+    _holders.get(part, Hook())()
+    return part.__class__.named_buffers(part, *arguments, **named)
+
+
+def _mark(tensor: Any) -> tuple[int, int]:
+    """Return what changes when torch writes to a tensor or gives it other memory."""
+    return tensor._version, tensor.data_ptr()
+
+
+def _sums(tensors: Any) -> list[int]:
+    """Return a sum over the bits of each tensor, which any change of its numbers changes but for rare chances."""
+    words = [
+        t.detach().reshape(-1).view(_WORDS.get(t.element_size(), torch.uint8)).sum(dtype=torch.int64) for t in tensors
+    ]
+    return torch.stack(words).tolist() if words else []

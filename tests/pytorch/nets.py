@@ -24,7 +24,7 @@ class Net(nn.Module):
         torch.manual_seed(3)
         self.first = nn.Conv2d(3, 8, 3, padding=1)
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-        self.body = body
+        self.body: Any = body
 
     def forward(self, x: Any) -> Any:
         return self.head(self.body(self.first(x)))

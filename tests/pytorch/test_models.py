@@ -284,3 +284,16 @@ def test_an_own_parametrisation_is_trained_or_refused():
 def test_rows_of_an_example_are_what_a_step_takes():
     with trainer_of(Net()) as trainer, pytest.raises(MbcError, match="MBC336"):
         trainer.step(np.zeros((3, 3, 9, 11), np.float32), LABELS[:3])
+
+
+def test_gradients_are_clipped_as_torch_clips_them():
+    theirs, ours = Net().double(), Net()
+    optimizer = sgd(theirs)
+    with trainer_of(ours, clip_norm=0.05) as trainer:
+        for _ in range(3):
+            optimizer.zero_grad()
+            wanted = functional.cross_entropy(theirs(IMAGES.double()), LABELS)
+            wanted.backward()
+            assert float(nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)) > 0.05
+            optimizer.step()
+            assert float(trainer.step(IMAGES, LABELS)) == pytest.approx(wanted.item(), rel=1e-6)

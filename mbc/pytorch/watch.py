@@ -1,0 +1,91 @@
+"""What torch could change behind a trainer's back, compared at each step."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.pytorch.model import MODULE_HOOKS, PARAMETER_HOOKS
+
+torch: Any = importlib.import_module("torch")
+_PLAIN = (bool, int, float, str, tuple, type(None))
+_GONE = "gone"
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+_REMEDY = "close the trainer, change it then, and make another one: trainer.close(); trainer = mbc.from_torch(...)"
+
+
+class Watch:
+    """Settings of a model, its losses and its optimizer, as they were when the trainer was made.
+
+    Compared are settings of torch's own layers, modes, the tensors that modules hold, `requires_grad`, hooks, and the
+    parameters of the optimizer. Attributes of a user's own modules are not: a forward pass may change them.
+    """
+
+    def __init__(self, model: Any, losses: Sequence[Any], optimizer: Any, precision: str) -> None:
+        self._model, self._precision = model, precision
+        named = [*model.named_modules(), *((f"loss.{n}", loss) for n, loss in enumerate(losses))]
+        self._entries = [entry for path, module in named for entry in _entries(path, module)]
+        self._modes = [(path, module, module.training) for path, module in model.named_modules()]
+        self._parameters = [(name, p, p.requires_grad) for name, p in model.__class__.named_parameters(model)]
+        self._hooks = [
+            (f"the hooks of '{path}'", hooks, len(hooks)) for path, module in named for hooks in _hooks(module)
+        ]
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            hooks = getattr(optimizer, name)
+            self._hooks.append(("the hooks of the optimizer", hooks, len(hooks)))
+        for number, group in enumerate(optimizer.param_groups):
+            self._hooks.append((f"the number of parameters in group {number}", group["params"], len(group["params"])))
+
+    def check(self) -> None:
+        """Raise MBC338 for the first thing that is no longer what it was."""
+        for name, held, key, before in self._entries:
+            now = held.get(key, _GONE)
+            if now is not before and (isinstance(before, torch.Tensor) or now != before):
+                raise _changed(name, before, now)
+        if self._model.training:  # in eval mode a step trains all the same: it follows a validation
+            for path, module, before in self._modes:
+                if module.training != before:
+                    raise _changed(f"{path}.training", before, module.training)
+        for name, parameter, before in self._parameters:
+            if parameter.requires_grad != before:
+                raise _changed(f"{name}.requires_grad", before, parameter.requires_grad)
+            if any(getattr(parameter, hooks) for hooks in PARAMETER_HOOKS):
+                raise _changed(f"hooks of '{name}'", 0, 1)
+        for name, held, before in self._hooks:
+            if len(held) != before:
+                raise _changed(name, before, len(held))
+        self._check_autocast()
+
+    def _check_autocast(self) -> None:
+        for device in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                asked = _PRECISIONS.get(torch.get_autocast_dtype(device), "?")
+                if asked != self._precision:
+                    raise MbcError(
+                        "MBC338",
+                        f"autocast asks for {asked} around a step, and the trainer computes in {self._precision}",
+                        f"leave autocast out, or make the trainer with precision='{asked}'",
+                    )
+
+
+def _entries(path: str, module: Any) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
+    """Yield what a module holds: a name for messages, the table and the key that it stands under, and itself."""
+    for table in (module._parameters, module._buffers, module._modules):
+        for key, held in table.items():
+            yield f"{path}.{key}" if path else key, table, key, held
+    if module.__class__.__module__.startswith("torch.nn."):
+        for key, value in module.__dict__.items():
+            if isinstance(value, _PLAIN) and key != "training":
+                yield f"{path}.{key}" if path else key, module.__dict__, key, value
+
+
+def _hooks(module: Any) -> Iterator[Any]:
+    for name in MODULE_HOOKS:
+        yield getattr(module, name)
+
+
+def _changed(name: str, before: object, now: object) -> MbcError:
+    values = f"was {before!r}, and is {now!r} now" if isinstance(before, _PLAIN) else "is another one now"
+    return MbcError("MBC338", f"'{name}' {values}, which the trainer does not follow", _REMEDY)

@@ -1,0 +1,252 @@
+"""What torch reads and changes of a model that mbc trains: taken in, shown as it is, or refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+
+from mbc.errors import MbcError
+from tests.pytorch.nets import IMAGES, LABELS, Net, nn, sgd, torch, trainer_of
+
+
+def normed() -> Any:
+    return Net(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1)))
+
+
+def stepped(model: Any) -> tuple[Any, Any]:
+    """Return a trainer that has made a step, and the parameters as mbc has them."""
+    trainer = trainer_of(model)
+    trainer.step(IMAGES, LABELS)
+    return trainer, trainer.module.state("first.weight")
+
+
+def saved(model: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def averaged(model: Any) -> Any:
+    average = torch.optim.swa_utils.AveragedModel(Net(), use_buffers=True)
+    average.update_parameters(model)
+    return average.module
+
+
+def listed(model: Any) -> Any:
+    twin = Net()
+    for other, own in zip(twin.parameters(), model.parameters(), strict=True):
+        other.data = own.detach().clone()
+    return twin
+
+
+def part_by_part(model: Any) -> Any:
+    twin = Net()
+    twin.first = copy.deepcopy(model.first)
+    twin.head.load_state_dict(model.head.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize(
+    "read", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved, averaged, listed, part_by_part]
+)
+def test_what_reads_the_model_sees_what_was_trained(read):
+    model = Net()
+    start = model.first.weight.detach().clone()
+    trainer, trained = stepped(model)
+    twin = read(model)
+    assert torch.allclose(twin.first.weight.double(), torch.from_numpy(trained), rtol=1e-6)
+    assert not torch.equal(twin.first.weight, start)
+    trainer.step(IMAGES, LABELS)
+    again = twin.first.weight.detach().clone()
+    assert [name for name, _ in twin.named_parameters()] == [name for name, _ in model.named_parameters()]
+    assert torch.equal(twin.first.weight, again), "the copy is nobody's"
+    trainer.close()
+    assert "named_parameters" not in vars(model) and not any(name.startswith("_mbc") for name in vars(model))
+
+
+def scale(model: Any) -> None:
+    with torch.no_grad():
+        model.first.weight.mul_(0.5)
+
+
+def scale_data(model: Any) -> None:
+    model.first.weight.data.mul_(0.5)
+
+
+def replace_data(model: Any) -> None:
+    model.first.weight.data = model.first.weight.data * 0.5
+
+
+def load_a_part(model: Any) -> None:
+    half = {name: tensor.clone() * 0.5 for name, tensor in model.first.state_dict().items()}
+    model.first.load_state_dict(half)
+
+
+@pytest.mark.parametrize("change", [scale, scale_data, replace_data, load_a_part])
+def test_changes_of_a_model_that_was_written_back_are_taken_in(change):
+    theirs, ours = Net().double(), Net()
+    optimizer = sgd(theirs)
+    with trainer_of(ours) as trainer:
+        for number in range(4):
+            optimizer.zero_grad()
+            wanted = nn.functional.cross_entropy(theirs(IMAGES.double()), LABELS)
+            wanted.backward()
+            optimizer.step()
+            assert float(trainer.step(IMAGES, LABELS)) == pytest.approx(wanted.item(), rel=1e-6)
+            if number == 1:
+                trainer.synchronize()
+                change(ours)
+                change(theirs)
+
+
+def test_statistics_of_a_call_in_training_mode_are_taken_in():
+    model = Net(nn.BatchNorm2d(8))
+    twin = copy.deepcopy(model).double()
+    with trainer_of(model) as trainer:
+        trainer.step(IMAGES, LABELS)
+        model(2 * IMAGES)
+        trainer.step(IMAGES, LABELS, lr=0.0)
+    optimizer = sgd(twin)
+    nn.functional.cross_entropy(twin(IMAGES.double()), LABELS).backward()
+    optimizer.step()
+    twin(2 * IMAGES.double())
+    twin(IMAGES.double())
+    assert torch.allclose(model.body.running_var.double(), twin.body.running_var, rtol=1e-5)
+    assert int(model.body.num_batches_tracked) == int(twin.body.num_batches_tracked) == 3
+
+
+@pytest.mark.parametrize("change", [scale, replace_data])
+def test_changes_of_old_weights_are_refused_by_the_next_step(change):
+    model = Net()
+    trainer, _ = stepped(model)
+    change(model)
+    with pytest.raises(
+        MbcError, match=r"MBC338: torch has changed 'first.weight' of the model, which were not"
+    ) as caught:
+        trainer.step(IMAGES, LABELS)
+    assert "trainer.synchronize() before" in caught.value.remedy
+    with pytest.raises(MbcError, match="MBC338"):
+        trainer.close()
+    trainer_of(model).close()
+
+
+def test_changes_that_torch_does_not_count_are_refused_by_the_next_look():
+    model = Net()
+    trainer, _ = stepped(model)
+    scale_data(model)
+    trainer.step(IMAGES, LABELS)
+    with pytest.raises(MbcError, match=r"MBC338: torch has changed 'first.weight' of the model"):
+        model.state_dict()
+    with pytest.raises(MbcError, match="MBC338"):
+        trainer.close()
+
+
+def freeze(model: Any) -> None:
+    model.first.requires_grad_(False)
+
+
+def normalize_by_statistics(model: Any) -> None:
+    model.body[0].eval()
+
+
+def slow_down(model: Any) -> None:
+    model.body[0].momentum = 0.5
+
+
+def drop_more(model: Any) -> None:
+    model.body[2].p = 0.9
+
+
+def exchange_a_layer(model: Any) -> None:
+    model.body[1] = nn.GELU()
+
+
+def exchange_a_parameter(model: Any) -> None:
+    model.first.weight = nn.Parameter(model.first.weight.detach().clone())
+
+
+def hook_a_module(model: Any) -> None:
+    model.first.register_forward_hook(lambda *_: None)
+
+
+def hook_a_parameter(model: Any) -> None:
+    model.first.weight.register_hook(lambda gradient: gradient)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (freeze, "'first.weight.requires_grad' was True, and is False now"),
+        (normalize_by_statistics, "'body.0.training' was True, and is False now"),
+        (slow_down, "'body.0.momentum' was 0.1, and is 0.5 now"),
+        (drop_more, "'body.2.p' was 0.1, and is 0.9 now"),
+        (exchange_a_layer, "'body.1' is another one now"),
+        (exchange_a_parameter, "'first.weight' is another one now"),
+        (hook_a_module, "'the hooks of 'first'' was 0, and is 1 now"),
+        (hook_a_parameter, "'hooks of 'first.weight'' was 0, and is 1 now"),
+    ],
+)
+def test_settings_that_change_are_refused(change, words):
+    model = normed()
+    with trainer_of(model) as trainer:
+        trainer.step(IMAGES, LABELS)
+        change(model)
+        with pytest.raises(MbcError) as caught:
+            trainer.step(IMAGES, LABELS)
+        assert caught.value.code == "MBC338" and words in caught.value.message
+
+
+def test_a_loss_and_an_optimizer_that_change_are_refused():
+    model, loss = Net(), nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = sgd(model)
+    with trainer_of(model, loss=loss, optimizer=optimizer) as trainer:
+        loss.label_smoothing = 0.2
+        with pytest.raises(MbcError, match=r"MBC338: 'loss.0.label_smoothing' was 0.1, and is 0.2 now"):
+            trainer.step(IMAGES, LABELS)
+        loss.label_smoothing = 0.1
+        handle = optimizer.register_step_post_hook(lambda *_: None)
+        with pytest.raises(MbcError, match="MBC338: 'the hooks of the optimizer' was 0, and is 1 now"):
+            trainer.step(IMAGES, LABELS)
+        handle.remove()
+        trainer.step(IMAGES, LABELS)
+
+
+def test_validation_in_eval_mode_and_moves_change_nothing():
+    model = normed()
+    with trainer_of(model) as trainer:
+        trainer.step(IMAGES, LABELS)
+        model.eval()
+        model(IMAGES)
+        trainer.step(IMAGES, LABELS)
+        model.train().to("cpu")
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+        trainer.step(IMAGES, LABELS)
+
+
+def test_autocast_in_another_precision_is_refused():
+    words = "MBC338: autocast asks for bf16 around a step, and the trainer computes in fp32"
+    single = trainer_of(Net(), precision="fp32")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(MbcError, match=words):
+        single.step(IMAGES, LABELS)
+    with trainer_of(Net(), precision="bf16") as trainer, torch.autocast("cpu", torch.bfloat16):
+        trainer.step(IMAGES, LABELS)
+
+
+def test_a_dict_of_the_optimizer_without_its_states_is_refused():
+    model = Net()
+    optimizer = sgd(model)
+    with trainer_of(model, optimizer=optimizer) as trainer:
+        assert optimizer.state_dict()["state"] == {}, "before the first step torch has none either"
+        trainer.step(IMAGES, LABELS)
+        with pytest.raises(MbcError, match=r"MBC334: optimizer.state_dict\(\) was called while mbc trains") as caught:
+            optimizer.state_dict()
+        assert "trainer.module.save" in caught.value.remedy
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trainer_of(model, optimizer=plain) as trainer:
+        trainer.step(IMAGES, LABELS)
+        assert plain.state_dict()["state"] == {}, "without momentum there is nothing to lose"
