@@ -5,6 +5,7 @@ Both plan again and again; every probe is a whole plan, or the reason why there 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,9 @@ MOST_BATCH = 1 << 20
 MOST_GUESSES = 2
 STRIDE = 8  # a guess is nearly right or far off: doubled steps would take as many tries as bisection, before it begins
 LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
+MOST_BETWEEN = 6  # tries for a faster batch between two that fit
+LEAST_GAIN = 1.05  # of images/s that is worth a try
+LEAST_STEP = 1.125  # batches of a smaller ratio make nearly as many images/s
 
 PlanAt = Callable[[int], Plan]
 
@@ -61,6 +65,11 @@ def figures(plan: Plan) -> Figures:
         plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0,
         p.peer_bytes,
     )
+
+
+def _most_images_per_s(f: Figures) -> float:
+    """Return the images/s of a batch whose step takes no longer than its lower bound."""
+    return f.images_per_s * f.train_us / f.least_us if f.least_us else f.images_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +152,14 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell
     fits and what does not, where the memory of the smallest plan found lets it be guessed.
 
     Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
-    images/s. Fewer than `least` rows are not tried: no plan has them. Ctrl-C ends the search with what was found, if a
+    images/s, and batches between these where lack of memory slows one of their neighbours. Fewer than `least` rows are not tried: no plan has them. Ctrl-C ends the search with what was found, if a
     batch was. Raises MBC194 where not even the smallest batch fits, and what planning raises that no batch would mend.
     """
     search = Search(plan_at, {}, tell)
     finished = True
     try:
         _seek(search, start, multiple, least)
+        _seek_fastest(search, multiple)
     except KeyboardInterrupt:
         finished = False
     planned = [probe.figures for probe in search.found.values() if probe.figures is not None]
@@ -192,6 +202,26 @@ def _seek(search: Search, start: int, multiple: int, least: int) -> None:
         if count >= first and count * LOWEST_SHARE >= low:
             fits(count)
         count *= 2
+
+
+def _seek_fastest(search: Search, multiple: int) -> None:
+    """Try batches between two that fit, where the lower bounds of their steps leave room for more images/s.
+
+    Memory that gets short slows steps by more than rows are added, so that the fastest batch may be between any two.
+    """
+    for _ in range(MOST_BETWEEN):
+        planned = [f for f in (search.found[at].figures for at in sorted(search.found)) if f is not None]
+        most = LEAST_GAIN * max(f.images_per_s for f in planned)
+        gaps = [
+            (max(_most_images_per_s(low), _most_images_per_s(high)), low.batch, high.batch)
+            for low, high in itertools.pairwise(planned)
+            if high.batch > LEAST_STEP * low.batch
+        ]
+        tried = [((low + high) // 2 // multiple * multiple, most_here) for most_here, low, high in gaps]
+        tried = [(at, most_here) for at, most_here in tried if most_here > most and at not in search.found]
+        if not tried:
+            return
+        search.probe(max(tried, key=lambda one: one[1])[0])
 
 
 def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.errors import BudgetError, MbcError
-from mbc.fit import BatchFit, Figures, budget_curve, largest_batch, own_batch, with_batch, with_budget
+from mbc.fit import LEAST_STEP, BatchFit, Figures, budget_curve, largest_batch, own_batch, with_batch, with_budget
 from mbc.options import Options
 from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason
 from mbc.source import Source
@@ -20,10 +20,12 @@ ROW_BYTES, FIXED_BYTES = 1000, 5000
 
 
 class Planner:
-    """Plans that take FIXED_BYTES + ROW_BYTES a row, and overhead; the floor is a tenth of it."""
+    """Plans that take FIXED_BYTES + ROW_BYTES a row, and overhead; the floor is a tenth of it. Steps take their lower
+    bound, more than `slow_from` rows `slower` times as long."""
 
-    def __init__(self, budget_bytes, batch=1):
+    def __init__(self, budget_bytes, batch=1, slow_from=1 << 62, slower=1.0):
         self.budget_bytes, self.batch, self.asked = budget_bytes, batch, []
+        self.slow_from, self.slower = slow_from, slower
 
     def at_batch(self, batch):
         self.asked.append(batch)
@@ -40,12 +42,16 @@ class Planner:
             raise BudgetError(
                 "MBC204", "too much", "", needed_bytes=arena + OVERHEAD_BYTES, floor_bytes=floor + OVERHEAD_BYTES
             )
+        least_us = 1e4 + 10.0 * batch + 0.001 * batch**2
+        train_us = least_us * (self.slower if batch > self.slow_from else 1.0)
         return replace(
             PLAN,
             graph=replace(PLAN.graph, batch=batch),
             budget_bytes=budget_bytes,
-            predictions=replace(PLAN.predictions, arena_bytes=arena, train_us=1e4 + 10.0 * batch + 0.001 * batch**2),
-            bounds=replace(PLAN.bounds, floor_bytes=floor),
+            predictions=replace(PLAN.predictions, arena_bytes=arena, train_us=train_us),
+            bounds=replace(
+                PLAN.bounds, floor_bytes=floor, fastest_us=least_us, within_budget_us=0.0, critical_path_us=0.0
+            ),
         )
 
 
@@ -106,6 +112,26 @@ def test_the_fastest_need_not_be_the_largest():
     text = batches_text(fit)
     assert "largest batch in" in text and ": 20000, " in text and "fastest of these: " in text
     assert "MBC204: the smallest plan found takes" in text
+
+
+@pytest.mark.parametrize("slower", [1.2, 1.6, 2.5])
+@pytest.mark.parametrize("slow_from", [520, 600, 700, 800, 900, 1000])
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_a_faster_batch_between_powers_of_two_is_found(slow_from, slower, multiple):
+    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 1020, slow_from=slow_from, slower=slower)
+    fit = largest_batch(planner.at_batch, 512, multiple)
+    every = [Planner.at_batch(planner, batch) for batch in range(8, 1021, multiple)]
+    most = max(plan.graph.batch / plan.predictions.train_us for plan in every) * 1e6
+    assert fit.fastest.images_per_s > most / LEAST_STEP
+    assert fit.largest.batch == 1020
+    assert all(probe.at % multiple == 0 for probe in fit.probes)
+
+
+def test_where_memory_slows_nothing_no_batch_is_tried_for_its_speed():
+    asked = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 1020)
+    fit = largest_batch(asked.at_batch, 512)
+    below = {probe.at for probe in fit.probes if probe.at < 512}
+    assert below == {1 << i for i in range(4, 9)}
 
 
 def test_nothing_fits():

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
+from pathlib import PurePath
 from typing import Any, cast, get_type_hints
 
 from mbc.ir.graph import Operation, State, TrainingGraph, Value
@@ -97,7 +98,7 @@ def _graph(graph: TrainingGraph) -> dict[str, Any]:
         "infer_outputs": list(graph.infer_outputs),
         "loss": graph.loss,
         "metrics": list(graph.metrics),
-        "sources": [{"name": source.name, "text": source.text} for source in spans.sources],
+        "sources": [{"name": _file_name(source), "text": source.text} for source in spans.sources],
         "states": _table(STATE_COLUMNS, (_state(state) for state in graph.states)),
         "updates": [[old, new] for old, new in graph.updates],
         "values": values,
@@ -105,6 +106,11 @@ def _graph(graph: TrainingGraph) -> dict[str, Any]:
         "infer": infer,
         **({} if graph.ranks is None else {"ranks": _record(graph.ranks)}),
     }
+
+
+def _file_name(source: Source) -> str:
+    """Return the name of the file without its folder: plans do not depend on where a source is."""
+    return PurePath(source.name).name or source.name
 
 
 class _Spans:

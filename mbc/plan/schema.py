@@ -3,7 +3,8 @@
 The file is one JSON object. Long lists are tables, `{"columns": [...], "rows": [[...], ...]}`, one row a line. Small
 dataclasses are objects with their fields by name. A span is `[source, line, column, length]`, `source` an index into
 `graph.sources`. An access is `[buffer, first row, row after the last, "r" | "w" | "a"]`. The last field is a checksum
-of the content, so that spaces and line ends may change but nothing else.
+of the content, so that spaces and line ends may change but nothing else. A source has the name of its file without the
+folder: the same text gives the same plan wherever it is.
 
 The form grows without a new schema version: a later section, column or field comes with a default, which says what all
 files before it meant. A reader takes the default where a file lacks it: those of the section or table in DEFAULTS, of

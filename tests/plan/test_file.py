@@ -13,12 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.transforms.training_step import differentiate
+from mbc.kernels import PROVIDERS
 from mbc.ops import KINDS
+from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.search.search import Limits, search
 from mbc.plan.encode import encode_plan
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import SCHEMA_VERSION, Plan, Space, Stream
 from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
+from mbc.source import Source
+from tests.optimize.planned import H200, NETWORKS
 from tests.plan.chains import random_plan
 
 PLAN = random_plan(5)
@@ -198,6 +206,18 @@ def test_what_a_later_form_added_is_refused_by_its_name():
 def test_columns_without_a_default_are_needed_and_all_are_in_their_order():
     refused(changed(lambda document: without(document["buffers"], "value")), "MBC114", "expected the columns value,")
     refused(changed(lambda document: document["buffers"]["columns"].reverse()), "MBC114", "expected the columns value,")
+
+
+def test_the_folder_of_a_source_changes_nothing():
+    texts = []
+    for folder in ("pa", "pb/deep", "/tmp/elsewhere", "."):
+        lowered = lower(parse(Source(f"{folder}/n.mbc", NETWORKS["dense"])), (), None)
+        graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+        made = search(CandidateTable(graph, H200, PROVIDERS, None, Rules()), Limits(), 1 << 40)
+        texts.append(dump_plan(made))
+    assert len(set(texts)) == 1
+    again = load_plan(texts[0], "plan.json")
+    assert {op.span.source.name for op in again.graph.train if op.span} == {"n.mbc"}
 
 
 @given(st.data())
