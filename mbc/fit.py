@@ -152,8 +152,9 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell
     fits and what does not, where the memory of the smallest plan found lets it be guessed.
 
     Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
-    images/s, and batches between these where lack of memory slows one of their neighbours. Fewer than `least` rows are not tried: no plan has them. Ctrl-C ends the search with what was found, if a
-    batch was. Raises MBC194 where not even the smallest batch fits, and what planning raises that no batch would mend.
+    images/s, and batches between these where lack of memory slows one of their neighbours. Fewer than `least` rows are
+    not tried: no plan has them. Ctrl-C ends the search with what was found, if a batch was. Raises MBC194 where not
+    even the smallest batch fits, and what planning raises that no batch would mend.
     """
     search = Search(plan_at, {}, tell)
     finished = True

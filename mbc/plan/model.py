@@ -201,10 +201,11 @@ class Predictions(PredictedTimes):
 class Bounds:
     """Lower bounds of all plans of this graph, and of this plan's own choices.
 
-    `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states: the lower
-    bound of all plans. `live_bytes`: the peak live bytes of this plan, the lower bound of its placement. `fastest_us`:
-    the best serial schedule: the fastest choice of kernels, divisions and layouts together, whatever workspace it
-    takes, for the same candidates and fused groups; of several ranks with one sum of all gradients at the end.
+    `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states, or the states
+    and inputs of a step where these are more: the lower bound of all plans. `live_bytes`: the peak live bytes of this
+    plan, the lower bound of its placement. `fastest_us`: the best serial schedule: the fastest choice of kernels,
+    divisions and layouts together, whatever workspace it takes, for the same candidates and fused groups; of several
+    ranks with one sum of all gradients at the end.
     `nondeterministic_us`: the same with kernels that give other bits in each run; 0 where these are admitted anyway.
     `within_budget_us`: with the operations in this order no plan within the budget is faster; 0 where this was not
     computed. All three are of serial schedules: a plan with a concurrent stream may be faster. `critical_path_us`: the

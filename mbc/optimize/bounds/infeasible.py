@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from mbc.errors import BudgetError
-from mbc.ir.graph import Operation, Role
+from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize import effort
+from mbc.optimize.bounds.arena_bytes import LeastArena
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.plan.model import aligned
+from mbc.plan.model import Plan, aligned
 from mbc.units import show_distinct, show_enough, show_size
 
 _WIDE = frozenset({Precision.FP32, Precision.TF32})
@@ -16,16 +17,15 @@ _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
 def cannot_fit(
     table: CandidateTable,
-    floor: int,
-    operation: Operation,
+    least: LeastArena,
     overhead_bytes: int,
     budget_bytes: int,
     host_bytes: int,
     split: bool = False,
 ) -> BudgetError:
-    """MBC203, for a floor (`floor_bytes`, set by `operation`) that with the overhead is above the budget. `host_bytes`:
-    what may be in host memory. `split`: operations may run row by row."""
-    graph = table.graph
+    """Return MBC203 for operands that with the overhead are above the budget. `host_bytes`: what may be in host memory.
+    `split`: operations may run row by row."""
+    graph, floor, operation = table.graph, least.total_bytes, least.operation
     remedies = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
     available_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
@@ -57,9 +57,9 @@ def cannot_fit(
     )
 
 
-def cannot_start(table: CandidateTable, start_bytes: int, overhead_bytes: int, budget_bytes: int) -> BudgetError:
-    """MBC203, for states and inputs (`start_bytes`) that with the overhead are above the budget."""
-    graph = table.graph
+def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, budget_bytes: int) -> BudgetError:
+    """Return MBC203 for states and inputs that with the overhead are above the budget."""
+    graph, start_bytes = table.graph, least.start_bytes
     inputs_bytes = sum(aligned(graph.values[name].type.size_bytes) for name in graph.inputs)
     rows = (budget_bytes - overhead_bytes - start_bytes + inputs_bytes) * graph.batch // inputs_bytes
     needed, budget = show_distinct(start_bytes + overhead_bytes, budget_bytes)
@@ -80,17 +80,19 @@ def is_hopeless(arena_bytes: int, available_bytes: int) -> bool:
     return arena_bytes > effort.HOPELESS_ARENA * available_bytes
 
 
-def not_found(
-    table: CandidateTable, floor: int, arena_bytes: int, overhead_bytes: int, budget_bytes: int
-) -> BudgetError:
-    """MBC204, for the best plan that was found. `floor`: the lower bound of all plans, with the overhead."""
+def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
+    """Return MBC204, which recommends the budget of `smallest`, a verified plan: the best that was found.
+
+    `floor`: the lower bound of all plans, with the overhead.
+    """
+    arena_bytes, overhead_bytes = smallest.predictions.arena_bytes, smallest.predictions.overhead_bytes
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
     hopeless = is_hopeless(arena_bytes, budget_bytes - overhead_bytes)
     less = "so far below it few kinds of plans are tried" if hopeless else "each budget is searched anew"
     return BudgetError(
         "MBC204",
-        f"the best plan of '{table.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
+        f"the best plan of '{smallest.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
         f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}; less may do, since {less}",
         needed_bytes=needed_bytes,

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import mbc
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.kernels.nccl import latency_us
 from mbc.optimize import effort
-from mbc.optimize.bounds.arena_bytes import floor_bytes, start_bytes
+from mbc.optimize.bounds.arena_bytes import least_arena
 from mbc.optimize.bounds.budget_lp import budget_bound_us
 from mbc.optimize.bounds.critical_path import critical_path_us
 from mbc.optimize.bounds.infeasible import cannot_fit, cannot_start, is_hopeless, not_found
@@ -34,6 +35,8 @@ from mbc.optimize.selection.workspace_division import divide_workspace
 from mbc.options import Policy
 from mbc.plan.model import Bounds, Buffer, Kernel, Plan, Predictions, Program, Stream, Target
 from mbc.plan.prefetch import ahead_bytes
+from mbc.plan.verify import verify_plan
+from mbc.profile.measured_workspace import measured_workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +77,15 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     usual = usual_bytes(device, precision)
     techniques = _techniques(table, limits)
     outside_bytes = techniques.outside_bytes
-    floor, floor_operation = floor_bytes(table, outside_bytes, techniques.split)
-    if floor + usual > budget_bytes:
-        raise cannot_fit(table, floor, floor_operation, usual, budget_bytes, outside_bytes, techniques.split)
-    start = start_bytes(table, outside_bytes)
-    if start + usual > budget_bytes:
-        raise cannot_start(table, start, usual, budget_bytes)
     table = with_bitwise_remat(table) if techniques.recompute else table
     masked = with_relu_masks(table)
-    variants = tuple(StepVariant.of(variant) for variant in ((table,) if masked is table else (table, masked)))
+    tables = (table,) if masked is table else (table, masked)
+    least = least_arena(tables, outside_bytes, techniques.split)
+    if least.total_bytes + usual > budget_bytes:
+        if usual < budget_bytes and least.start_bytes > least.operand_bytes:
+            raise cannot_start(table, least, usual, budget_bytes)
+        raise cannot_fit(table, least, usual, budget_bytes, outside_bytes, techniques.split)
+    variants = tuple(map(StepVariant.of, tables))
     available_bytes = budget_bytes - usual  # an upper bound: many launches reserve more
     # A step that keeps everything has fewer launches than most plans within a budget.
     more_bytes = reserved_bytes(device, precision, emit_launches(table, variants[0].unlimited)) - usual
@@ -99,7 +102,6 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     overhead_bytes = reserved_bytes(device, precision, solution.draft)
     table, draft, placed = solution.table, solution.draft, solution.placed
     unlimited = StepVariant.of(table).unlimited  # with the bit masks of this step
-    floor, floor_operation = floor_bytes(table, outside_bytes, techniques.split)
     copies = solution.copies
     if not copies and placed.arena_bytes > effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:
         # No stream waits for another, so addresses cost no time: place again, for the smallest arena.
@@ -107,9 +109,14 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if not copies and "concurrent_stream" not in limits.without:
         solution = _with_concurrent_stream(Solution(draft, placed, table), budget_bytes - overhead_bytes)
         draft, placed = solution.draft, solution.placed
-    if placed.arena_bytes + overhead_bytes > budget_bytes:
-        raise not_found(table, floor + usual, placed.arena_bytes, overhead_bytes, budget_bytes)
     check_outside(placed, limits.host_bytes, limits.peer_bytes, table.graph.name)
+    needed_bytes = placed.arena_bytes + overhead_bytes
+    if needed_bytes > budget_bytes:
+        # Its size is recommended as a budget, so the plan has to be right.
+        bounds = Bounds(least.total_bytes, least.operation.name, placed.live_bytes, unlimited.train_us)
+        smallest = _plan(table, draft, placed, bounds, needed_bytes, overhead_bytes, limits)
+        verify_plan(smallest, measured_workspace(table.profile))
+        raise not_found(smallest, least.total_bytes + usual, budget_bytes)
     # A serial step sums all gradients in one launch.
     summing_us = 0.0 if table.graph.ranks is None else latency_us(device, table.graph.ranks.size)
     fastest_us = unlimited.train_us + summing_us
@@ -121,7 +128,13 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     least_us = budget_bound_us(table, techniques, available_bytes, unlimited.train_us) + summing_us
     critical_us = critical_path_us(table, draft.train, draft.buffers, fastest_us)
     bounds = Bounds(
-        floor, floor_operation.name, placed.live_bytes, fastest_us, nondeterministic_us, least_us, critical_us
+        least.total_bytes,
+        least.operation.name,
+        placed.live_bytes,
+        fastest_us,
+        nondeterministic_us,
+        least_us,
+        critical_us,
     )
     return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits)
 
@@ -129,10 +142,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
 def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
     """Whether a plan may fit by its shapes alone. Where not, `search` raises MBC203 with any profile."""
     techniques = _techniques(table, limits)
-    outside_bytes = techniques.outside_bytes
-    floor, _ = floor_bytes(table, outside_bytes, techniques.split, workspaces=False)
-    usual = usual_bytes(table.device, table.graph.precision)
-    return max(floor, start_bytes(table, outside_bytes)) + usual <= budget_bytes
+    masked = table.of(mask_relus(table.graph, residual_relus(table.graph)))
+    least = least_arena((table, masked), techniques.outside_bytes, techniques.split, workspaces=False)
+    return least.total_bytes + usual_bytes(table.device, table.graph.precision) <= budget_bytes
 
 
 def _with_other_budgets(

@@ -1,0 +1,75 @@
+"""The lower bound of the arena: one for refusals and for plans, and below all plans that are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from mbc.errors import BudgetError
+from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
+from mbc.optimize.bounds.arena_bytes import least_arena
+from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.search import search as searching
+from mbc.optimize.search.search import Limits, search
+from mbc.plan.model import Plan
+from tests.optimize.planned import H200, NETWORKS, kept_plan, planned_table, table
+
+# Inputs that no single operation reads together with so much else: the states and inputs at the start set the bound.
+SEPARATE = """
+network separate(batch = 64) {
+  input a[batch, 8, 8, 8] : float
+  input b[batch, 8, 8, 8] : float
+  input target[batch] : class
+  x = a |> global_avgpool |> flatten |> linear(4)
+  y = b |> global_avgpool |> flatten |> linear(4)
+  logits = x + y
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+WIDE = NETWORKS["residual"].replace("conv(4", "conv(8")  # masks are of eight channels
+
+
+def tables() -> list[tuple[CandidateTable, Plan]]:
+    separate = planned_table(SEPARATE, "separate")
+    known = [(table(name), kept_plan(name)) for name in NETWORKS if name != "synchronised"]
+    return [*known, (separate, search(separate, Limits(), 1 << 40))]
+
+
+def refusal(known: CandidateTable, budget_bytes: int, *without: str) -> BudgetError:
+    with pytest.raises(BudgetError) as caught:
+        search(known, Limits(without=frozenset(without)), budget_bytes)
+    return caught.value
+
+
+def test_a_plan_prints_the_bound_that_refuses_budgets() -> None:
+    for known, plan in tables():
+        refused = refusal(known, H200.overhead_bytes + 1)
+        assert refused.code == "MBC203"
+        printed_bytes = plan.bounds.floor_bytes + plan.predictions.overhead_bytes
+        assert printed_bytes == refused.floor_bytes
+        assert plan.predictions.arena_bytes >= plan.bounds.floor_bytes
+        below = refusal(known, printed_bytes - 1)
+        assert below.code == "MBC203" and below.floor_bytes == printed_bytes
+
+
+def test_the_bound_of_several_variants_is_below_that_of_each() -> None:
+    known = planned_table(WIDE, "residual")
+    masked = known.of(mask_relus(known.graph, residual_relus(known.graph)))
+    assert masked.graph != known.graph
+    both = least_arena((known, masked))
+    for one in (known, masked):
+        assert both.total_bytes <= least_arena((one,)).total_bytes
+    assert both.operation in (*known.graph.train, *known.graph.infer)
+
+
+@pytest.mark.parametrize("network", ["residual", "dense"])
+def test_a_recommended_budget_is_that_of_a_verified_plan(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, verified = kept_plan(network).predictions, list[Plan]()
+    verify = searching.verify_plan
+    monkeypatch.setattr(searching, "verify_plan", lambda plan, *more: (verified.append(plan), verify(plan, *more))[1])
+    budget_bytes = int(0.9 * kept.arena_bytes) + H200.overhead_bytes
+    refused = refusal(table(network), budget_bytes, "recompute", "offload", "micro_batches", "workspace")
+    assert refused.code == "MBC204"
+    (smallest,) = verified
+    assert smallest.budget_bytes == refused.needed_bytes > budget_bytes
