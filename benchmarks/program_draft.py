@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
+from exactness import stirred
 from torch import nn  # pyright: ignore[reportMissingImports]
 
 MOST_ELEMENTS = 20_000
@@ -58,12 +59,7 @@ class Text:
         torch.manual_seed(seed)
         exec(compile(self.code(), f"<program {seed}>", "exec"), space)
         made = space["Drawn"]()
-        with torch.no_grad():
-            for name, tensor in [*made.named_parameters(), *made.named_buffers()]:
-                if tensor.dtype == torch.float32 and tensor.ndim <= 1:
-                    low = 0.5 if "running_var" in name else -0.4
-                    tensor.uniform_(low, 1.3)
-        return made.train()
+        return stirred(made).train()
 
     def input(self, seed: int) -> torch.Tensor:
         return torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))

@@ -143,13 +143,14 @@ class TooLong(BaseException):
     """A program that takes longer than it may."""
 
 
-def _stop(*_: object) -> None:
+def stop(*_: object) -> None:
+    """End a program from a signal's handler."""
     raise TooLong
 
 
 def verdict(seed: int, index: int, limit_s: float, planned: bool) -> tuple[Verdict, Text | None]:
     """Draw and judge the program of an index."""
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     text: Text | None = None
     try:
