@@ -11,6 +11,12 @@ from pathlib import Path
 from mbc.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+# What docs/gallery.md calls each page. Pages are not in the repository, so that only the site links them.
+TITLES = {
+    "resnet18_in_1.8_GB.html": "ResNet-18 in 1.8 GB",
+    "resnet18_h200_t4.html": "ResNet-18 on an H200 and a T4",
+    "alexnet_h200_and_t4.html": "AlexNet shared by both",
+}
 # By the name of the page: the words that make it, without where it goes.
 PAGES = {
     "resnet18_in_1.8_GB.html": (
@@ -20,6 +26,13 @@ PAGES = {
     "resnet18_h200_t4.html": ("diff", "resnet.mbc", "--gpu", "h200", "--gpu", "t4", "--set", "batch=32"),
     "alexnet_h200_and_t4.html": ("report", "alexnet.mbc", "--gpus", "h200,t4"),
 }  # fmt: skip
+
+
+def linked(markdown: str) -> str:
+    """Return docs/gallery.md with a link from the title of each page to the page."""
+    for name, title in TITLES.items():
+        markdown = markdown.replace(f"| {title} |", f"| [{title}](gallery/{name}) |")
+    return markdown
 
 
 def make(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files  # pyright: ignore[reportMissingI
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gallery import make
+from gallery import linked, make
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/pytorch/README.md")
@@ -27,8 +27,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         up = "../" * name.count("/")
         page = (ROOT / name).read_text(encoding="utf-8").replace(f"]({up}docs/", f"]({up}")
         files.append(File.generated(config, name, content=page))
-        for linked in sorted(set(re.findall(r"\]\((?!\.\./|https?:|#)([^)#]+)\)", page))):
-            path = (ROOT / name).parent / linked
+        for target in sorted(set(re.findall(r"\]\((?!\.\./|https?:|#)([^)#]+)\)", page))):
+            path = (ROOT / name).parent / target
             beside = path.relative_to(ROOT).as_posix()
             if path.is_file() and not path.is_relative_to(ROOT / "docs"):
                 files.append(File.generated(config, beside, abs_src_path=str(path)))
@@ -37,8 +37,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links out of docs/, as they are in the repository, lead to the pages above."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the page with links out of docs/, as they are in the repository, and to pages of the gallery that lead
+    to the pages above."""
+    if page.file.src_uri == "gallery.md":
+        markdown = linked(markdown)
     for name in OUTSIDE:
         markdown = markdown.replace(f"](../{name}", f"]({name}")
     return markdown

@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Sizes, times and names as people write and read them."""
 
 from __future__ import annotations
 
@@ -94,3 +94,16 @@ def show_range(low_us: float, high_us: float) -> str:
     if low == high:
         return low
     return f"{low.removesuffix(high[high.index(' ') :])} to {high}"
+
+
+_SPELLED_WITH_A_VOWEL = "AEFHILMNORSX"  # letters whose names begin with one, as in `an H200`
+
+
+def with_article(name: str) -> str:
+    """Return a name behind its article: `an NVIDIA H200`, `a Tesla V100`, `an int`, `a dict`.
+
+    Names that begin with two capitals, or a capital and a number, are read letter by letter.
+    """
+    spelled = re.match(r"[A-Z](?:[A-Z]|\d)", name) is not None
+    vowel = name[:1] in _SPELLED_WITH_A_VOWEL if spelled else name[:1].lower() in tuple("aeiou")
+    return f"{'an' if vowel else 'a'} {name}"

@@ -61,8 +61,7 @@ def test_commands_parse(command):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-        # Pages of the gallery are made with the site; tests/test_docs.py knows their names.
-        assert target.startswith("gallery/") or (page.parent / target).exists(), target
+        assert (page.parent / target).exists(), target
 
 
 def _pages_with_output() -> list[Path]:

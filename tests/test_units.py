@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.units import parse_duration, parse_size, show_duration, show_enough, show_range, show_size, show_time
+from mbc.units import (
+    parse_duration,
+    parse_size,
+    show_duration,
+    show_enough,
+    show_range,
+    show_size,
+    show_time,
+    with_article,
+)
 
 
 def test_sizes():
@@ -52,3 +61,10 @@ def test_ranges_say_their_unit_once():
     assert show_range(1234, 7890) == "1.23 to 7.89 ms"
     assert show_range(900, 1100) == "900.0 us to 1.10 ms"
     assert show_range(5.0, 5.001) == "5.00 us"
+
+
+def test_articles_are_those_that_one_hears():
+    names = ("NVIDIA H200", "Tesla V100", "H100", "A100", "V100", "T4", "L4", "RTX 3060", "GeForce RTX", "int", "dict")
+    assert [with_article(name).split()[0] for name in names] == [
+        "an", "a", "an", "an", "a", "a", "an", "an", "a", "an", "a",
+    ]  # fmt: skip

@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         budget_line,
         budgets_document,
         budgets_text,
+        within,
     )
-    from mbc.units import show_size
 
     source = read_source(arguments.source)
     asked = _asked(arguments)
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.curve:
 
             def plan_within(budget_bytes: int) -> Plan:
-                return _plan(source, with_budget(asked, budget_bytes), f"within {show_size(budget_bytes)}", at)
+                return _plan(source, with_budget(asked, budget_bytes), within(budget_bytes), at)
 
             curve = budget_curve(plan_within, arguments.points, lambda probe: at.line(budget_line(probe)))
             text, document = budgets_text(curve, output_width()), budgets_document(curve)

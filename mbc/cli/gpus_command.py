@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from mbc.units import show_size
+from mbc.units import show_size, with_article
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     for index, gpu in enumerate(here):
         print(
-            f"here: GPU {index} is an {gpu.name} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "
+            f"here: GPU {index} is {with_article(gpu.name)} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "
             f"{show_size(gpu.memory_bytes)} free, driver {gpu.driver}"
         )
         if place := str(gpu_place(gpu.bus_id)):

@@ -27,6 +27,7 @@ from mbc.kernels.base import Request
 from mbc.measure.need import Decision, Need
 from mbc.measure.processes import Process, Told, started, stop
 from mbc.profile.writer import fold_log
+from mbc.units import with_article
 
 if TYPE_CHECKING:
     from mbc.measure.measure import Decide, Summary
@@ -117,7 +118,7 @@ def choose_gpus(asked: str) -> tuple[str, ...]:
     known = {v: gpu for v in visible if (gpu := _gpu(here, v)) is not None}
     kinds = {(gpu.name, gpu.architecture, gpu.memory_bytes) for gpu in known.values()}
     if len(kinds) > 1:
-        listed = ", ".join(f"{v} is an {gpu.name}" for v, gpu in known.items())
+        listed = ", ".join(f"{v} is {with_article(gpu.name)}" for v, gpu in known.items())
         raise MbcError(
             "MBC190",
             f"unlike GPUs cannot share one profile: {listed}",

@@ -13,6 +13,7 @@ from mbc.plan.encode import encode_plan
 from mbc.plan.model import SCHEMA_VERSION, Plan
 from mbc.plan.records import MISSING_OR_UNKNOWN, BadField, short
 from mbc.plan.schema import CHECKSUM, FORMAT, content_checksum
+from mbc.units import with_article
 
 PLAN_FILE = "plan.json"  # in a package
 MOST_BYTES = 1 << 29  # of a plan or a source that is read
@@ -46,7 +47,9 @@ def load_plan(text: str, name: str) -> Plan:
     there), MBC117 (a buffer outside its space).
     """
     if not isinstance(cast(object, text), str):
-        raise MbcError("MBC110", f"{name} is not text but a {type(text).__name__}", "pass the content of a plan file")
+        raise MbcError(
+            "MBC110", f"{name} is not text but {with_article(type(text).__name__)}", "pass the content of a plan file"
+        )
     document = _parse(text, name)
     if document.get("format") != FORMAT:
         raise MbcError("MBC111", f"{name} is not a plan file: its format is {short(document.get('format'))}", _AGAIN)

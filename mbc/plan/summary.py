@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.kernels.cuda import emulates_fp32
+from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
 from mbc.ops import KINDS
 from mbc.ops.fused import joined_kind
 from mbc.plan.group import rows_of, title, workspace_bytes
@@ -117,11 +118,26 @@ def _summary(
 
 
 def kernel_name(launch: Launch) -> str:
-    """`provider/name`, with the settings where there are any; `copy` for a copy."""
+    """Return `provider/name` and the settings as words; `copy` for a copy."""
     if isinstance(launch.work, Copy):
         return "copy"
     work = launch.work
-    return " ".join([f"{work.provider}/{work.name}", *[f"{key}={value}" for key, value in work.settings]])
+    return " ".join([f"{work.provider}/{work.name}", *settings_words(work.settings)])
+
+
+def settings_words(settings: Sequence[tuple[str, int]]) -> list[str]:
+    """Return `key=value` of each setting, without numbers that stand for something else.
+
+    An engine that cuDNN's heuristics choose on the GPU is `engine=heuristics`. They choose deterministic engines unless
+    `deterministic=0` is there. The layout is that of the operands, which tables show by themselves.
+    """
+    words = dict(settings)
+    by_heuristics = words.get("engine") == HEURISTIC_ENGINE
+    return [
+        f"{key}=heuristics" if key == "engine" and by_heuristics else f"{key}={value}"
+        for key, value in settings
+        if key != "layout" and not (key == "deterministic" and value and by_heuristics)
+    ]
 
 
 def _emulates(plan: Plan, launch: Launch) -> bool:

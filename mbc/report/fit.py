@@ -8,6 +8,7 @@ from typing import Any
 
 from mbc.errors import BudgetError
 from mbc.fit import BatchFit, BudgetCurve, Figures, Probe
+from mbc.options import UNLIMITED_BYTES
 from mbc.report.columns import Column, render
 from mbc.report.tables import outside_cell, over, time_cell
 from mbc.units import show_size
@@ -43,7 +44,12 @@ def batch_line(probe: Probe) -> str:
 
 def budget_line(probe: Probe) -> str:
     """One try at a budget, as it is told while others run."""
-    return f"within {show_size(probe.at)}: {_line(probe)}"
+    return f"{within(probe.at)}: {_line(probe)}"
+
+
+def within(budget_bytes: int) -> str:
+    """Return `within 8.00 GiB`, or `without a limit` for the budget that stands for none."""
+    return "without a limit" if budget_bytes >= UNLIMITED_BYTES else f"within {show_size(budget_bytes)}"
 
 
 def _line(probe: Probe) -> str:

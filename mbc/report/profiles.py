@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mbc.plan.summary import settings_words
 from mbc.profile.diff import TOLERANCE, ProfileDiff, Ratios
 from mbc.profile.model import Identity, Measurement, Profile, version_text
 from mbc.profile.signature import described, read_signature
@@ -205,8 +206,7 @@ def _operation(signature: str) -> str:
 
 
 def _kernel(m: Measurement) -> str:
-    settings = " ".join(f"{name}={value}" for name, value in m.settings if name != "layout")
-    return f"{m.provider} {settings}".strip()
+    return " ".join([m.provider, *settings_words(m.settings)])
 
 
 def profile_diff_document(diff: ProfileDiff) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def totals_text(plan: Plan) -> str:
     return (
         totals
         + "\n\n"
-        + render((Column("bound"), Column("", right=True), Column("plan / bound - 1", right=True)), limits)
+        + render((Column("bound"), Column("", right=True), Column("plan over bound", right=True)), limits)
     )
 
 
@@ -271,9 +271,11 @@ def measured_percent(share: float) -> str:
 
 
 def over(figure: float, bound: float) -> str:
-    """How far a figure is above its bound."""
+    """Return how far a figure is above its bound: `12.50 %`, or `24.5x` where it is twice the bound or more."""
     if bound <= 0:
         return "-"
+    if figure >= 2 * bound:
+        return f"{figure / bound:,.1f}x"
     percent = 100 * (figure / bound - 1)
     return f"{0.0 if abs(percent) < 0.005 else percent:.2f} %"
 

@@ -78,13 +78,16 @@ def _overview(plan: Plan, program: Program, found: Techniques, costs: CopyCosts)
         for launch in program.launches
         if isinstance(launch.work, Kernel) and launch.stream is not Stream.COLLECTIVE
     )
-    share = over(kernels_us, kernels_us - recompute_us)
+    again, copied = (
+        share if share.endswith("x") else f"+{share}"
+        for share in (over(kernels_us, kernels_us - recompute_us), over(kernels_us + costs.total_us, kernels_us))
+    )
     workspace_bytes = max((d.workspace_bytes for d in found.divided), default=0)
     rows = [
-        ("recomputed", _count(len(found.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, +{share}",
+        ("recomputed", _count(len(found.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, {again}",
          show_size(recomputed_away)),
         ("offloaded", _count(len(found.offloaded), "stay"),
-         f"{show_time(copies_us)} of copies, +{over(kernels_us + costs.total_us, kernels_us)}",
+         f"{show_time(copies_us)} of copies, {copied}",
          show_size(offloaded_away)),
         ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
         ("depth-first", _count(len(found.depth_first), "value"),

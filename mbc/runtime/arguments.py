@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.units import parse_duration
+from mbc.units import parse_duration, with_article
 
 
 def shown(given: object) -> str:
@@ -20,7 +20,7 @@ def shown(given: object) -> str:
     try:
         text = " ".join(repr(given).split())
     except Exception:  # an object that cannot even be shown
-        text = f"a {type(given).__name__}"
+        text = with_article(type(given).__name__)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -61,7 +61,7 @@ def path_of(given: object, code: str, what: str) -> Path:
     """A path to a file or folder; an error with `code`, which begins with `what`, for anything else."""
     why = None
     if not isinstance(given, str | os.PathLike):
-        why = f"{shown(given)} is a {type(given).__name__}, not a path"
+        why = f"{shown(given)} is {with_article(type(given).__name__)}, not a path"
     else:
         path = cast(object, os.fspath(cast("os.PathLike[Any]", given)))
         if isinstance(path, str) and path and "\0" not in path:

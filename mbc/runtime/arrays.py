@@ -21,6 +21,7 @@ from mbc.ops.dice import DiceSums
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.runtime.dlpack import KINDS, tensor_of
 from mbc.runtime.formats import canonical_dtype
+from mbc.units import with_article
 
 Array = NDArray[Any]
 
@@ -179,7 +180,7 @@ def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | D
         ) from error
     raise MbcError(
         "MBC150",
-        f"input '{wanted.name}' is a {type(given).__name__}, which is not an array",
+        f"input '{wanted.name}' is {with_article(type(given).__name__)}, which is not an array",
         "pass a NumPy array, or anything with DLPack or __cuda_array_interface__",
     )
 

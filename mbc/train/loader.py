@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.train.inputs import Batch, Input, fit
 from mbc.train.share import Part, Share, mark_of
+from mbc.units import with_article
 
 Array = NDArray[Any]
 
@@ -192,7 +193,7 @@ def _array(given: Any, name: str, where: str) -> Array:
     except Exception as error:  # whatever the object raises that was yielded
         raise MbcError(
             "MBC171",
-            f"{where} yields a {type(given).__name__} for '{name}' that is no array: {error}",
+            f"{where} yields {with_article(type(given).__name__)} for '{name}' that is no array: {error}",
             "yield NumPy arrays (of a PyTorch tensor: tensor.numpy())",
         ) from error
 

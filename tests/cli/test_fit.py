@@ -8,6 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from mbc.cli import fit_command
+
 H200 = ("--gpu", "h200")
 # Most seconds of a plan within a budget go to what is offloaded and recomputed; batches and budgets are tried alike
 # without.
@@ -64,6 +66,15 @@ def test_the_curve_over_the_budget(mbc):
     # Waits between streams depend on addresses, which differ from budget to budget: it may be faster.
     assert probes[-1]["fits"] and probes[-1]["train_us"] <= unlimited["train_us"]
     assert "over no limit" in mbc("fit", "tiny.mbc", *FEW, "--curve", "--points", "2").out
+
+
+def test_the_plan_without_a_limit_is_called_so(mbc, monkeypatch):
+    titles: list[str] = []
+    plan = fit_command._plan
+    monkeypatch.setattr(fit_command, "_plan", lambda s, o, title, at: titles.append(title) or plan(s, o, title, at))
+    assert mbc("fit", "tiny.mbc", *FEW, "--curve", "--points", "2").code == 0
+    assert titles[0] == "without a limit" and all(title.startswith("within ") for title in titles[1:])
+    assert max(map(len, titles)) < 20, titles
 
 
 def test_refusals(mbc):

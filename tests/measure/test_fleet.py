@@ -310,7 +310,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, asked: str):
 
 def test_unlike_gpus_do_not_share_a_profile(monkeypatch: pytest.MonkeyPatch):
     machine(monkeypatch, H200, T4)
-    with pytest.raises(MbcError, match=r"unlike GPUs.*0 is an NVIDIA H200, 1 is an Tesla T4") as caught:
+    with pytest.raises(MbcError, match=r"unlike GPUs.*0 is an NVIDIA H200, 1 is a Tesla T4") as caught:
         choose_gpus("all")
     assert caught.value.code == "MBC190"
     machine(monkeypatch, H200, T4, visible="0")

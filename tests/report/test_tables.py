@@ -8,8 +8,8 @@ import pytest
 
 from mbc.plan.diff import diff_plans
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Stream
-from mbc.plan.summary import summarise
+from mbc.plan.model import Kernel, Stream
+from mbc.plan.summary import settings_words, summarise
 from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text
 from mbc.report.documents import diff_document, plan_document
@@ -19,7 +19,7 @@ from mbc.report.html.facts import facts_of
 from mbc.report.html.program_data import program_data
 from mbc.report.memory import sparkline
 from mbc.report.page import plan_text
-from mbc.report.tables import micro_batches, operations_table
+from mbc.report.tables import micro_batches, operations_table, over
 from mbc.units import show_range, show_time
 from tests.plan.chains import random_plan
 from tests.report.plans import PLANS
@@ -91,7 +91,7 @@ def test_the_page_says_everything():
         "chain: training step, batch 3, fp32, sgd", "for H200 (sm_90", "l0.filter", "linear_backward_filter",
         "2 + 1", "~", "6..26", "parameters", "gradients", "the peak is at launch", "all of it",
         "inputs of the next step",
-        "reserved, never measured", "peak live bytes", "plan / bound - 1", "lower bound of the arena, set by ", "▁",
+        "reserved, never measured", "peak live bytes", "plan over bound", "lower bound of the arena, set by ", "▁",
     ):  # fmt: skip
         assert word in text, word
     assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
@@ -101,6 +101,32 @@ def test_the_page_says_everything():
     p = PLAN.predictions
     assert f"{show_range(p.train_low_us, p.train_high_us)}; " in text
     assert show_range(p.infer_low_us, p.infer_high_us) in text
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_settings_of_kernels_hold_no_number_that_stands_for_something_else(name):
+    plan = PLANS[name]()
+    kernels = [kernel for one in summarise(plan, plan.train) for kernel in one.kernels]
+    chosen_later = [
+        launch for launch in plan.train.launches
+        if isinstance(launch.work, Kernel) and ("engine", -1) in launch.work.settings
+    ]  # fmt: skip
+    assert bool(chosen_later) == any("engine=heuristics" in kernel for kernel in kernels)
+    assert not [kernel for kernel in kernels if "=-" in kernel or "layout=" in kernel]
+    assert "=-" not in plan_text(plan, width=400)
+
+
+def test_words_of_settings():
+    assert settings_words((("deterministic", 1), ("engine", -1), ("layout", 1))) == ["engine=heuristics"]
+    assert settings_words((("deterministic", 0), ("engine", -1))) == ["deterministic=0", "engine=heuristics"]
+    assert settings_words((("engine", 960), ("knob2", 7), ("layout", 0))) == ["engine=960", "knob2=7"]
+
+
+def test_more_than_twice_a_bound_is_a_factor():
+    assert [over(figure, 100) for figure in (90, 100, 112.5, 199.9, 200, 2448.5)] == [
+        "-10.00 %", "0.00 %", "12.50 %", "99.90 %", "2.0x", "24.5x",
+    ]  # fmt: skip
+    assert over(1.0, 0.0) == "-"
 
 
 def test_estimates_are_marked():
