@@ -242,8 +242,7 @@ def _split(a: Any, x: Tensor) -> Any:
 
 
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    rank = max(x.ndim, y.ndim)
-    x, y = (t.reshape(a.aligned(t.shape, rank)) for t in (x, y.astype(x.dtype)))
+    x, y = _aligned(a, x, y)
     if a.operator == "prelu":
         return jnp.where(x > 0, x, x * y)
     if a.operator in ("rsub", "rdiv"):
@@ -253,12 +252,44 @@ def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     )
 
 
+_RELATIONS = {
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+}
+
+
+def _aligned(a: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    rank = max(x.ndim, y.ndim)
+    return x.reshape(a.aligned(x.shape, rank)), y.astype(x.dtype).reshape(a.aligned(y.shape, rank))
+
+
+def _select(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    x, y = _aligned(a, x, y)
+    if a.operator in ("maximum", "minimum"):
+        return (jnp.maximum if a.operator == "maximum" else jnp.minimum)(x, y)
+    if a.operator.startswith("r"):
+        x, y = y, x
+    return jnp.where(y == 0 if a.operator.endswith("fill") else y != 0, x, a.filled)
+
+
+def _relation(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    x, y = _aligned(a, x, y)
+    return _RELATIONS[a.operator](x, y).astype(x.dtype)
+
+
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "relu": lambda a, x: jax.nn.relu(x),
     "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
     "sigmoid": lambda a, x: jax.nn.sigmoid(x),
     "tanh": lambda a, x: jnp.tanh(x),
     "silu": lambda a, x: jax.nn.silu(x),
+    "clamp": lambda a, x: jnp.clip(x, *a.bounds),
+    "indicator": lambda a, x: _RELATIONS[a.operator](x, a.value).astype(x.dtype),
+    "detach": lambda a, x: jax.lax.stop_gradient(x),
     "sqrt": lambda a, x: jnp.sqrt(x),
     "abs": lambda a, x: jnp.abs(x),
     "exp": lambda a, x: jnp.exp(x),
@@ -266,6 +297,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "pow": lambda a, x: x**a.exponent,
     "gelu_tanh": lambda a, x: jax.nn.gelu(x, approximate=True),
     "softmax": lambda a, x: jax.nn.softmax(x, axis=a.axis),
+    "log_softmax": lambda a, x: jax.nn.log_softmax(x, axis=a.axis),
     "amax": lambda a, x: x.max(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
     "relu6": lambda a, x: jax.nn.relu6(x),
@@ -303,6 +335,8 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
     "broadcast": _broadcast,
+    "select": _select,
+    "relation": _relation,
     "softmax_cross_entropy": _cross_entropy,
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,

@@ -195,13 +195,34 @@ def _pad(a: Any, x: Tensor) -> Tensor:
 
 
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    rank = max(x.ndim, y.ndim)
-    x, y = (t.reshape(a.aligned(tuple(t.shape), rank)) for t in (x, y))
+    x, y = _aligned(a, x, y)
     if a.operator == "prelu":
         return torch.where(x > 0, x, x * y)
     if a.operator in ("rsub", "rdiv"):
         x, y = y, x
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
+
+
+_RELATIONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+
+def _aligned(a: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    rank = max(x.ndim, y.ndim)
+    return x.reshape(a.aligned(tuple(x.shape), rank)), y.reshape(a.aligned(tuple(y.shape), rank))
+
+
+def _select(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    x, y = _aligned(a, x, y)
+    if a.operator in ("maximum", "minimum"):
+        return (torch.maximum if a.operator == "maximum" else torch.minimum)(x, y)
+    if a.operator.startswith("r"):
+        x, y = y, x
+    return torch.where(y == 0 if a.operator.endswith("fill") else y != 0, x, a.filled)
+
+
+def _relation(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    x, y = _aligned(a, x, y)
+    return _RELATIONS[a.operator](x, y).to(x.dtype)
 
 
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
@@ -210,6 +231,9 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda a, x: torch.sigmoid(x),
     "tanh": lambda a, x: torch.tanh(x),
     "silu": lambda a, x: F.silu(x),
+    "clamp": lambda a, x: F.hardtanh(x, *a.bounds) if a.strict else x.clamp(*a.bounds),
+    "indicator": lambda a, x: _RELATIONS[a.operator](x, a.value).to(x.dtype),
+    "detach": lambda a, x: x.detach(),
     "sqrt": lambda a, x: torch.sqrt(x),
     "abs": lambda a, x: torch.abs(x),
     "exp": lambda a, x: torch.exp(x),
@@ -217,6 +241,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "pow": lambda a, x: x**a.exponent,
     "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
     "softmax": lambda a, x: x.softmax(a.axis),
+    "log_softmax": lambda a, x: x.log_softmax(a.axis),
     "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
@@ -254,6 +279,8 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
     "broadcast": _broadcast,
+    "select": _select,
+    "relation": _relation,
     "softmax_cross_entropy": _cross_entropy,
     "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,

@@ -45,6 +45,7 @@ SURE = 16.0
 MOVES = frozenset(
     (
         "relu", "relu_backward", "relu_mask", "relu_backward_masked", "relu6", "relu6_backward",
+        "clamp", "clamp_backward", "indicator", "select", "relation",
         "concat", "channel_slice", "split", "rearrange", "strided_slice", "pad", "upsample", "max_pool",
         "flatten", "unflatten", "cast", "concat_statistics", "guard",
     )

@@ -24,11 +24,12 @@ from mbc.equivalence.torch_convolutions import (
     functional,
     torch,
 )
-from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
+from mbc.equivalence.torch_image_forms import IMAGE_FORMS, RELATIONS, Form
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.control import control_record
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.piecewise import Clamp
 from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
 from mbc.ops.relu_mask import CHANNELS
 from mbc.ops.response import Lrn
@@ -262,6 +263,17 @@ def _gelu_tanh_backward(x: Tensor, dy: Tensor) -> Tensor:
     return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * cube * x**2))
 
 
+def _clamp(a: Clamp, x: Tensor) -> Tensor:
+    lower, upper = a.bounds
+    return torch.clamp(x, lower, upper)
+
+
+def _clamp_backward(a: Clamp, x: Tensor, dy: Tensor) -> Tensor:
+    lower, upper = a.bounds
+    inside = (x > lower) & (x < upper) if a.strict else (x >= lower) & (x <= upper)
+    return torch.where(inside, dy, 0.0)
+
+
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -311,6 +323,9 @@ FORMS: dict[str, Form] = {
     "hardswish_backward": _binary(lambda a, x, dy: _hardswish_backward(x, dy)),
     "elu": _unary(lambda a, x: torch.where(x > 0, x, a.alpha * torch.expm1(x.clip(max=0)))),
     "elu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * (y + a.alpha))),
+    "clamp": _unary(_clamp),
+    "clamp_backward": _binary(_clamp_backward),
+    "indicator": _unary(lambda a, x: RELATIONS[a.operator](x, a.value).to(x.dtype)),
     "sqrt": _unary(lambda a, x: torch.sqrt(x)),
     "sqrt_backward": _binary(lambda a, y, dy: dy / (2 * y)),
     "abs": _unary(lambda a, x: torch.abs(x)),

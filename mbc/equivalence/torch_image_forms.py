@@ -11,6 +11,7 @@ from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
+from mbc.ops.comparison import Relation, Select
 from mbc.ops.group_norm import Normalisation
 from mbc.ops.rearrange import Pad, Rearrange, StridedSlice
 from mbc.ops.reduce import Expand, Reduce
@@ -108,6 +109,33 @@ def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](
         left, right
     )
+
+
+def _share(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(a == b, 0.5, torch.where(a < b, 0.0, 1.0))
+
+
+RELATIONS: Mapping[str, Callable[[Any, Any], Tensor]] = MappingProxyType(
+    {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+)
+
+
+def _relation(a: Relation, inputs: Sequence[Tensor]) -> Tensor:
+    rank = max(x.ndim for x in inputs)
+    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
+    if a.operator in RELATIONS:
+        return RELATIONS[a.operator](left, right).to(left.dtype)
+    return (_share(right, left) if a.operator == "rmax_share" else _share(left, right)).to(left.dtype)
+
+
+def _select(a: Select, inputs: Sequence[Tensor]) -> Tensor:
+    rank = max(x.ndim for x in inputs)
+    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
+    if a.operator in ("maximum", "minimum"):
+        return (torch.maximum if a.operator == "maximum" else torch.minimum)(left, right)
+    x, mask = (right, left) if a.operator.startswith("r") else (left, right)
+    taken = mask == 0 if a.operator.endswith("fill") else mask != 0
+    return torch.where(taken, x, a.filled)
 
 
 def _reduce(rows: str) -> Form:
@@ -231,11 +259,17 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),
         "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
+        "select": lambda a, inputs, call: (_select(a, inputs),),
+        "relation": lambda a, inputs, call: (_relation(a, inputs),),
         **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
         "expand": _expand,
         "softmax": lambda a, inputs, call: (inputs[0].softmax(a.axis),),
         "softmax_backward": lambda a, inputs, call: (
             inputs[0] * (inputs[1] - (inputs[0] * inputs[1]).sum(a.axis, keepdim=True)),
+        ),
+        "log_softmax": lambda a, inputs, call: (inputs[0].log_softmax(a.axis),),
+        "log_softmax_backward": lambda a, inputs, call: (
+            inputs[1] - inputs[0].exp() * inputs[1].sum(a.axis, keepdim=True),
         ),
         "amax": lambda a, inputs, call: (inputs[0].amax(a.axes).reshape(call.outputs[0].shape),),
         "amax_backward": _amax_backward,

@@ -13,7 +13,7 @@ from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_n
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import Scale
 from mbc.ops.arithmetic import Emit, combine
-from mbc.ops.base import ShapeError
+from mbc.ops.base import NoAttributes, ShapeError
 from mbc.ops.elementary import Power
 from mbc.source import Span
 
@@ -107,6 +107,9 @@ class Arithmetic:
         return self.operate("*", a, -1, span, scope)
 
     def _tensors(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Tensor | None:
+        for number in (a, b):
+            if is_number(number) and math.isinf(number):
+                raise MbcError("MBC016", f"`{symbol}` meets a tensor and {number}", "use a finite number", span)
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             kind = {"+": "add", "-": "sub", "*": "mul", "/": "div"}.get(symbol)
             return None if kind is None else self._combine(kind, a, b, span, scope)
@@ -114,7 +117,8 @@ class Arithmetic:
             if symbol == "/" and b == 0:
                 raise MbcError("MBC016", "a tensor is divided by zero", "make the divisor nonzero", span)
             if symbol == "**":
-                return self._map("pow", a, Power(float(b)), span, scope) if b != 0 else None
+                base = a if b != 0 else self._map("detach", a, NoAttributes(), span, scope)
+                return self._map("pow", base, Power(float(b)), span, scope)
             scale = {
                 "+": lambda: Scale(1.0, float(b)),
                 "-": lambda: Scale(1.0, -float(b)),
@@ -196,5 +200,5 @@ def _remedy(a: Worth, b: Worth) -> str:
     if isinstance(a, Losses) or isinstance(b, Losses):
         return "losses can be added to each other and multiplied by numbers"
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return "tensors know + - * / with tensors and with numbers, and ** with a number but 0"
+        return "tensors know + - * / with tensors and with numbers, and ** with a number"
     return "operators calculate with numbers and tensors"

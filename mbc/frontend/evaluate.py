@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from mbc.errors import MbcError
@@ -25,6 +26,7 @@ from mbc.ops.base import Layer, Parameter
 from mbc.source import Span
 
 MOST_EXPRESSIONS = 1_000_000
+INFINITY = "inf"  # a name as another one where it is bound
 
 Apply = Callable[[Written, Worth, Span], Worth]
 Elsewhere = Callable[[str], Span | None]
@@ -129,6 +131,8 @@ class Evaluator:
             return self._written(ast.Call(name.span, name.text, ()), frame)
         if name.text in self._words:
             return WordValue(name.text)
+        if name.text == INFINITY:
+            return math.inf
         if name.text in FUNCTIONS:
             message = f"`{name.text}` is a function"
             raise MbcError("MBC005", message, f"call it: `{name.text}(…)`", name.span)
@@ -143,7 +147,7 @@ class Evaluator:
 
     def _is_known(self, name: str, frame: Frame) -> bool:
         """Whether `_name` finds it, or says something better than that it does not."""
-        known = name in self._blocks or name in LAYERS or name in self._words or name in FUNCTIONS
+        known = name in self._blocks or name in LAYERS or name in self._words or name in (*FUNCTIONS, INFINITY)
         return known or frame.get(name) is not None or self._elsewhere(name) is not None
 
     def _call(self, call: ast.Call, frame: Frame) -> Worth:

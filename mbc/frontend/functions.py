@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -37,7 +38,10 @@ def _most(worths: tuple[Worth, ...], span: Span) -> Worth:
 
 def _int(worths: tuple[Worth, ...], span: Span) -> Worth:
     (worth,) = _count("int", worths, 1, 1, span)
-    return int(_number("int", worth, span))
+    number = _number("int", worth, span)
+    if math.isinf(number):
+        raise MbcError("MBC016", "`int` of an infinite number is no whole number", "give it a finite one", span)
+    return int(number)
 
 
 def _len(worths: tuple[Worth, ...], span: Span) -> Worth:
@@ -84,6 +88,6 @@ def _number(name: str, worth: Worth, span: Span) -> int | float:
 
 def _integer(name: str, worth: Worth, span: Span) -> int:
     number = _number(name, worth, span)
-    if number != int(number):
+    if math.isinf(number) or number != int(number):
         raise MbcError("MBC029", f"`{name}` needs whole numbers, but got {number}", "use `//` or `int(…)`", span)
     return int(number)

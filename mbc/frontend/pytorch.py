@@ -38,7 +38,6 @@ _O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
 _NORM = "normalize by `bn` or `layer_norm`"
 _CHANNELS = "leave it out, what comes in by `|>` has its channels"
 _ATTENTION = "mbc compiles networks of images"
-_INSIDE = "its gradients flow through everything that a loss depends on"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
 _MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
 _CORNERS = "it is false, as in PyTorch where nothing is said"
@@ -64,10 +63,12 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Dropout",), Answer("dropout(0.5)")),
     (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),
     (_O, ("ReLU",), Answer("relu")),
-    (_O, ("ReLU6", "Hardtanh", "clamp"), Answer("relu6", "of other limits there is none")),
+    (_O, ("ReLU6",), Answer("relu6")),
+    (_O, ("Hardtanh",), Answer("hardtanh(-1, 1)")),
+    (_O, ("clip", "clamp_min", "clamp_max"), Answer("clamp(min=0, max=1)")),
     (_O, ("LeakyReLU",), Answer("leaky_relu(0.01)")),
     (_O, ("ELU",), Answer("elu(1.0)")),
-    (_O, ("SELU", "CELU"), Answer("", "write `elu`, `leaky_relu(0.01)` or `silu`")),
+    (_O, ("Threshold",), Answer("threshold(0.1, 0)")),
     (_O, ("square",), Answer("pow(2)")),
     (_O, ("Softplus",), Answer("softplus")),
     (_O, ("Mish",), Answer("mish")),
@@ -78,7 +79,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Hardsigmoid", "hard_sigmoid"), Answer("hardsigmoid")),
     (_O, ("Tanh",), Answer("tanh")),
     (_O, ("Parameter",), Answer("", "write `parameter(64)` where a tensor is: it is one")),
-    (_O, ("log_softmax",), Answer("", "`softmax_cross_entropy` takes logits, outputs are logits")),
+    (_O, ("LogSoftmax",), Answer("log_softmax", "`softmax_cross_entropy` takes logits")),
     (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor, or `size`")),
     (_O, ("interpolate", "UpsamplingBilinear2d", "bilinear"), Answer("upsample(2, mode=bilinear)", "or `size`")),
     (_O, ("Unfold", "Fold", "grid_sample"), Answer("", f"{_MODES}; `conv_transpose` learns how")),
@@ -90,7 +91,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Flatten",), Answer("flatten")),
     (_O, ("Identity",), Answer("", "bind the tensor to a name, or leave the stage out")),
     (_O, ("Sequential", "ModuleList"), Answer("", "join stages by `|>`, and name them as a `block`")),
-    (_O, ("detach", "no_grad", "stop_gradient"), Answer("", _INSIDE)),
+    (_O, ("no_grad", "stop_gradient"), Answer("detach")),
     (_O, ("ZeroPad2d", "pad"), Answer("padding(1)", "`conv` and pooling take `pad`, too")),
     (_O, ("ReflectionPad2d",), Answer("padding(1, mode=reflect)")),
     (_O, ("ReplicationPad2d",), Answer("padding(1, mode=replicate)")),

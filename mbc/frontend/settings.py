@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,6 +88,7 @@ def check(what: str, parameters: Sequence[Parameter], given: Sequence[Given], sp
 _FORMS = {
     "int": "a whole number",
     "float": "a number",
+    "real": "a number, inf or -inf",
     "bool": "true or false",
     "pair": "a whole number or a pair (vertical, horizontal)",
     "pads": "a whole number, (vertical, horizontal) or (top, bottom, left, right)",
@@ -104,7 +106,7 @@ def _convert(what: str, parameter: Parameter, given: Given) -> Setting:
         message = f"`{parameter.name}` of `{what}` must be {form}, but is {describe(given.worth)}"
         raise MbcError("MBC010", message, f"give {form}", given.span)
     for number in found if isinstance(found, tuple) else (found,):
-        if isinstance(number, int | float) and abs(number) > LARGEST_SETTING:
+        if parameter.kind != "real" and isinstance(number, int | float) and abs(number) > LARGEST_SETTING:
             message = f"`{parameter.name}` of `{what}` is {number}, and at most {LARGEST_SETTING} is possible"
             raise MbcError("MBC014", message, "write a smaller number", given.span)
     return found
@@ -121,7 +123,7 @@ def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
         return found if isinstance(worth, tuple) and len(found) == len(worth) > 0 else None
     if parameter.kind == "bool":
         return worth if isinstance(worth, bool) else None
-    if parameter.kind == "float":
+    if parameter.kind in ("float", "real"):
         return float(worth) if is_number(worth) else None
     if parameter.kind in ("sizes", "axes"):
         items = tuple(whole(item) for item in (worth if isinstance(worth, tuple) else (worth,)))
@@ -137,6 +139,6 @@ def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
 
 def whole(worth: Worth) -> int | None:
     """A whole number, also one that a division has made a float; else None."""
-    if not is_number(worth):
+    if not is_number(worth) or math.isinf(worth):
         return None
     return int(worth) if worth == int(worth) else None

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.interchange.steps import Imported, Number, Step, label_of
-from mbc.ops import activation, activation_variants
+from mbc.ops import activation, activation_variants, composed
 
 # Layers that only differ in what they do to each element: a block may take one of them as a setting.
-ACTIVATIONS = frozenset(layer.name for family in (activation, activation_variants) for layer in family.LAYERS)
+ACTIVATIONS = frozenset(layer.name for family in (activation, activation_variants, composed) for layer in family.LAYERS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,9 @@
 * `bias`: biases of convolutions and linear layers
 * `broadcast`: sums and products of images with a number for each channel
 * `collective`: sums over ranks
+* `comparison`: maximum, minimum, masks and comparisons, broadcast
 * `control`: the control block as the interpreter sees it
+* `composed`: activations of several operations
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies
 * `elementary`: roots, exponentials, logarithms, powers
@@ -31,6 +33,7 @@
 * `mean_iou`: mean intersection over union
 * `normalization`: batch normalisation in two phases
 * `parameter`: tensors that belong to no other layer
+* `piecewise`: clamps, comparisons with numbers, detached tensors
 * `pooling`: max and average pooling
 * `products`: matrix products whose rounding errors stay small
 * `random`: dropout and stochastic depth from a counter-based generator
@@ -68,6 +71,8 @@ from mbc.ops import (
     bias,
     broadcast,
     collective,
+    comparison,
+    composed,
     convolution,
     cross_entropy,
     dice,
@@ -82,6 +87,7 @@ from mbc.ops import (
     mean_iou,
     normalization,
     parameter,
+    piecewise,
     pooling,
     random,
     rearrange,
@@ -118,6 +124,8 @@ _FAMILIES = (
     elementary,
     broadcast,
     arithmetic,
+    comparison,
+    piecewise,
     reduce,
     along,
     parameter,
@@ -130,6 +138,7 @@ _FAMILIES = (
     rearrange,
     shape,
     reshaping,
+    composed,
     resize,
     cross_entropy,
     loss,

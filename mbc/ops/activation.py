@@ -11,7 +11,7 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
 from mbc.ops.erf import erf
 
 
@@ -214,21 +214,8 @@ def plain(name: str, text: str) -> Layer:
     return Layer(name, (), lambda builder, settings, inputs: builder.emit(name, NoAttributes(), inputs)[0], help=text)
 
 
-def _build_leaky(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    slope = settings["slope"]
-    if slope <= 0:
-        raise ShapeError(f"slope is {slope}, but must be positive")
-    return builder.emit("leaky_relu", LeakyRelu(slope), inputs)[0]
-
-
 LAYERS = (
     plain("relu", "max(x, 0)."),
-    Layer(
-        "leaky_relu",
-        (Parameter("slope", "float", 0.01),),
-        _build_leaky,
-        help="x where positive, else slope * x.",
-    ),
     plain("sigmoid", "1 / (1 + exp(-x))."),
     plain("tanh", "Hyperbolic tangent."),
     plain("silu", "x * sigmoid(x), also called swish."),

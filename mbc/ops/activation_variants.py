@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import activation, plain, sigmoid
-from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, Parameter, ShapeError
+from mbc.ops.base import Array, NoAttributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +88,9 @@ OPS = (
 )
 
 
-def _build_elu(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    alpha = settings["alpha"]
-    if alpha <= 0:
-        raise ShapeError(f"alpha is {alpha}, but must be positive")
-    return builder.emit("elu", Elu(alpha), inputs)[0]
-
-
 LAYERS = (
     plain("relu6", "min(max(x, 0), 6)."),
     plain("hardsigmoid", "min(max(x + 3, 0), 6) / 6."),
     plain("hardswish", "x * hardsigmoid(x)."),
-    Layer(
-        "elu",
-        (Parameter("alpha", "float", 1.0),),
-        _build_elu,
-        help="x where positive, else alpha * (exp(x) - 1).",
-    ),
     plain("mish", "x * tanh(softplus(x))."),
-    plain("softplus", "log(1 + exp(x))."),
 )

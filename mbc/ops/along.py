@@ -1,4 +1,4 @@
-"""Operations along axes: softmax, and the largest element."""
+"""Operations along axes: softmax, its logarithm, and the largest element."""
 
 from __future__ import annotations
 
@@ -69,6 +69,18 @@ def _softmax_backward(a: Softmax, inputs: Sequence[Array], call: Call) -> tuple[
     return (y * (dy - dot),)
 
 
+def _log_softmax(a: Softmax, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    (x,) = inputs
+    shifted = (x - x.max(axis=a.axis, keepdims=True)).astype(np.float64)
+    return ((shifted - np.log(np.exp(shifted).sum(axis=a.axis, keepdims=True))).astype(x.dtype),)
+
+
+def _log_softmax_backward(a: Softmax, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    y, dy = inputs
+    total = np.sum(dy, axis=a.axis, keepdims=True, dtype=np.float64).astype(dy.dtype)
+    return (dy - np.exp(y) * total,)
+
+
 def _largest(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (x,) = inputs
     return (x.max(axis=a.axes).reshape(call.outputs[0].shape),)
@@ -86,7 +98,7 @@ def _largest_backward(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[
 def _softmax_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     if dys[0] is None or not g.needs(op.inputs[0]):
         return (None,)
-    return g.emit("softmax_backward", op.attributes, (op.outputs[0], dys[0]), *op.inputs)
+    return g.emit(f"{op.kind}_backward", op.attributes, (op.outputs[0], dys[0]), *op.inputs)
 
 
 def _largest_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -99,14 +111,24 @@ def _largest_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) 
 OPS = (
     OpKind("softmax", Softmax, _same, _softmax, _softmax_gradient, divisible=True, in_place=((0, 0),)),
     OpKind("softmax_backward", Softmax, _same, _softmax_backward, divisible=True, in_place=((0, 1),)),
+    OpKind("log_softmax", Softmax, _same, _log_softmax, _softmax_gradient, divisible=True, in_place=((0, 0),)),
+    OpKind("log_softmax_backward", Softmax, _same, _log_softmax_backward, divisible=True, in_place=((0, 1),)),
     OpKind("amax", Largest, _largest_shape, _largest, _largest_gradient, divisible=True),
     OpKind("amax_backward", Largest, _largest_backward_shape, _largest_backward, divisible=True, in_place=((0, 0),)),
 )
 
 
 def _build_softmax(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    (axis,) = checked_axes(builder.type(inputs[0]), (settings["axis"],), "softmax")
-    return builder.emit("softmax", Softmax(axis), inputs)[0]
+    return _emit_along(builder, "softmax", settings["axis"], inputs)
+
+
+def _build_log_softmax(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return _emit_along(builder, "log_softmax", settings["axis"], inputs)
+
+
+def _emit_along(builder: LayerBuilder, kind: str, axis: int, inputs: tuple[str, ...]) -> str:
+    (axis,) = checked_axes(builder.type(inputs[0]), (axis,), kind)
+    return builder.emit(kind, Softmax(axis), inputs)[0]
 
 
 def _build_largest(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -121,6 +143,12 @@ LAYERS = (
         (Parameter("axis", "int", 1),),
         _build_softmax,
         help="exp(x) over its sum along an axis. `softmax_cross_entropy` takes logits, without it.",
+    ),
+    Layer(
+        "log_softmax",
+        (Parameter("axis", "int", 1),),
+        _build_log_softmax,
+        help="The logarithm of softmax. `nll` takes it.",
     ),
     Layer("amax", AXES, _build_largest, help="Largest over axes, as `sum` takes them; equal ones share the gradient."),
 )

@@ -6,7 +6,7 @@ or along a given axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,15 +50,28 @@ _OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
     "prelu": lambda a, b: np.where(a > 0, a, a * b),
     "prelu_slope": lambda a, b: np.where(a > 0, a.dtype.type(1), b),
 }
-# What the operands are combined by where they are exchanged.
 _REVERSED = {"sub": "rsub", "div": "rdiv"}
 
 
-def _shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+@dataclass(frozen=True)
+class Family:
+    """Operators that one kind has: `reversed`, what the operands are combined by where they are exchanged, if that is
+    another one; `attributes` of an operator along an axis."""
+
+    kind: str
+    reversed: Mapping[str, str]
+    attributes: Callable[[str, int], Broadcast]
+
+
+ARITHMETIC = Family("broadcast", _REVERSED, Broadcast)
+
+
+def broadcast_shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    """Return the type of the result of two operands that are repeated along each other's axes."""
     left, right = inputs
     rank = max(len(left.shape), len(right.shape))
-    if a.operator not in _OPERATORS or not 1 <= a.axis < max(rank, 2):
-        raise ShapeError(f"there is no operator {a.operator} along axis {a.axis} of {left} and {right}")
+    if not 1 <= a.axis < max(rank, 2):
+        raise ShapeError(f"{left} and {right} have no axis {a.axis}")
     if left.dtype != right.dtype:
         raise ShapeError(f"the element types of {left} and {right} differ")
     result: list[int] = []
@@ -69,10 +82,21 @@ def _shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ..
     return (TensorType(tuple(result), left.dtype),)
 
 
-def _evaluate(a: Broadcast, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def aligned_operands(a: Broadcast, inputs: Sequence[Array]) -> tuple[Array, Array]:
+    """Return both operands with as many axes as the result has."""
     rank = max(x.ndim for x in inputs)
     left, right = (x.reshape(a.aligned(x.shape, rank)) for x in inputs)
-    return (_OPERATORS[a.operator](left, right),)
+    return left, right
+
+
+def _shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    if a.operator not in _OPERATORS:
+        raise ShapeError(f"there is no operator {a.operator}")
+    return broadcast_shape(a, inputs)
+
+
+def _evaluate(a: Broadcast, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (_OPERATORS[a.operator](*aligned_operands(a, inputs)),)
 
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -94,13 +118,13 @@ def _of_first(g: Gradients, op: Operation, number: int, dy: str) -> str:
     a, other = op.attributes, op.inputs[1 - number]
     assert isinstance(a, Broadcast)
     if a.operator == "mul":
-        return _summed(g, op, number, dy, other)
+        return summed(g, op, number, dy, other)
     if a.operator == "prelu":
         (slope,) = g.emit("broadcast", Broadcast("prelu_slope", a.axis), (op.inputs[number], other))
         return g.emit("mul", NONE, (dy, slope), op.inputs[number])[0]
     if a.operator in ("div", "rdiv"):
         (dy,) = g.emit("broadcast", Broadcast("div", a.axis), (dy, other))
-    return _summed(g, op, number, dy)
+    return summed(g, op, number, dy)
 
 
 def _of_second(g: Gradients, op: Operation, number: int, dy: str) -> str:
@@ -108,19 +132,19 @@ def _of_second(g: Gradients, op: Operation, number: int, dy: str) -> str:
     a = op.attributes
     assert isinstance(a, Broadcast)
     if a.operator == "mul":
-        return _summed(g, op, number, dy, op.inputs[1 - number])
+        return summed(g, op, number, dy, op.inputs[1 - number])
     if a.operator in ("div", "rdiv"):
         (quotient,) = g.emit("broadcast", Broadcast("div", a.axis), (op.outputs[0], op.inputs[number]))
-        return _summed(g, op, number, dy, quotient, -1.0)
+        return summed(g, op, number, dy, quotient, -1.0)
     if a.operator == "prelu":
         x = op.inputs[1 - number]
         (positive,) = g.emit("relu", NONE, (x,))
         (negative,) = g.emit("broadcast", Broadcast("sub", a.axis), (x, positive))
-        return _summed(g, op, number, dy, negative)
-    return _summed(g, op, number, dy, factor=1.0 if a.operator == "add" else -1.0)
+        return summed(g, op, number, dy, negative)
+    return summed(g, op, number, dy, factor=1.0 if a.operator == "add" else -1.0)
 
 
-def _summed(g: Gradients, op: Operation, number: int, dy: str, times: str = "", factor: float = 1.0) -> str:
+def summed(g: Gradients, op: Operation, number: int, dy: str, times: str = "", factor: float = 1.0) -> str:
     """`factor * dy * times`, added up over all that the operand of this number was repeated along."""
     a, operand, y = op.attributes, op.inputs[number], op.outputs[0]
     assert isinstance(a, Broadcast)
@@ -167,7 +191,9 @@ class Operands(Protocol):
 Emit = Callable[[str, Attributes, tuple[str, ...], str], str]
 
 
-def combine(operator: str, a: str, b: str, known: Operands, emit: Emit, axis: int = 1) -> str:
+def combine(
+    operator: str, a: str, b: str, known: Operands, emit: Emit, axis: int = 1, family: Family = ARITHMETIC
+) -> str:
     """`a operator b`, broadcast. [N, C] is a gate for the other's [N, C, H, W]."""
     left, right = known.type(a), known.type(b)
     rank = max(len(left.shape), len(right.shape))
@@ -190,9 +216,9 @@ def combine(operator: str, a: str, b: str, known: Operands, emit: Emit, axis: in
             break
     _check_rows(known, a, b)
     if (known.has_rows(b), len(right.shape)) > (known.has_rows(a), len(left.shape)):
-        a, b, operator = b, a, _REVERSED.get(operator, operator)
+        a, b, operator = b, a, family.reversed.get(operator, operator)
     try:
-        return emit("broadcast", Broadcast(operator, along), (a, b), "")
+        return emit(family.kind, family.attributes(operator, along), (a, b), "")
     except ShapeError as error:
         raise ShapeError(f"{error}, and neither is [N, C] or [N, C, 1, 1] of the other's [N, C, H, W]") from None
 
@@ -216,7 +242,7 @@ def _check_rows(known: Operands, a: str, b: str) -> None:
                 )
 
 
-def _chain(name: str, text: str, most: int | None) -> Layer:
+def chain(name: str, text: str, most: int | None, family: Family = ARITHMETIC) -> Layer:
     """A layer of two or more tensors, taken from left to right."""
 
     def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -227,7 +253,7 @@ def _chain(name: str, text: str, most: int | None) -> Layer:
             def emit(kind: str, attributes: Attributes, values: tuple[str, ...], suffix: str, of: str = prefix) -> str:
                 return builder.emit(kind, attributes, values, of + suffix)[0]
 
-            total = combine(name, total, other, builder, emit, settings["axis"])
+            total = combine(name, total, other, builder, emit, settings["axis"], family)
         return total
 
     return Layer(name, (Parameter("axis", "int", 1),), build, (2, most), text, broadcasts=True)
@@ -250,18 +276,18 @@ LAYERS = (
         _build_prelu,
         help="x where positive, else times a trained slope: one, or one for each channel.",
     ),
-    _chain(
+    chain(
         "add",
         "Sum of tensors, broadcast where shapes differ: aligned at the last axes; [N, C] is added to each pixel of "
         "[N, C, H, W], and a vector lies along `axis`.",
         None,
     ),
-    _chain("sub", "The first tensor less the second, broadcast as `add` does.", 2),
-    _chain(
+    chain("sub", "The first tensor less the second, broadcast as `add` does.", 2),
+    chain(
         "mul",
         "Product of tensors, element by element, broadcast as `add` does: [N, C] or [N, C, 1, 1] multiplies each pixel "
         "of [N, C, H, W].",
         None,
     ),
-    _chain("div", "The first tensor by the second, element by element, broadcast as `add` does.", 2),
+    chain("div", "The first tensor by the second, element by element, broadcast as `add` does.", 2),
 )

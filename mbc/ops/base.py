@@ -203,7 +203,8 @@ Setting = int | float | bool | str | tuple[int | float, ...]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting of a layer in the language. `kind`: int | float | bool | pair (an int or (h, w)) |
+    """One setting of a layer in the language. `kind`: int | float | real (a float that may be
+    infinite) | bool | pair (an int or (h, w)) |
     pads (an int, (h, w) or (top, bottom, left, right)) | index (an int or one of `words`) |
     numbers (a tuple of any length) | sizes, axes (an int or a tuple of any length, given as a tuple) |
     word (one of `words`). `default` None: required."""

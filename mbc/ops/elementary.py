@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import activation, plain
-from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, Parameter, ShapeError
+from mbc.ops.base import Array, NoAttributes
 
 _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
@@ -80,19 +79,11 @@ OPS = (
 )
 
 
-def _build_pow(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    exponent = settings["exponent"]
-    if exponent == 0:
-        raise ShapeError("exponent is 0, which makes every element 1")
-    return builder.emit("pow", Power(exponent), inputs)[0]
-
-
 LAYERS = (
     plain("sqrt", "Square root; NaN of negative elements."),
     plain("abs", "Absolute value; its gradient at 0 is 0."),
     plain("exp", "Exponential."),
     plain("log", "Natural logarithm; NaN of negative elements."),
-    Layer("pow", (Parameter("exponent", "float"),), _build_pow, help="x to a constant power, as x ** 2."),
     plain(
         "gelu_tanh", "gelu in its approximation by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."
     ),

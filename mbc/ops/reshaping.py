@@ -70,7 +70,8 @@ def _build_slice(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     return builder.emit("strided_slice", channels(x.shape[1:], start, count, axis - 1, step), inputs)[0]
 
 
-def _parts(builder: LayerBuilder, x: str, sizes: tuple[int, ...], axis: int) -> tuple[str, ...]:
+def parts(builder: LayerBuilder, x: str, sizes: tuple[int, ...], axis: int) -> tuple[str, ...]:
+    """Emit the parts of these sizes along an axis."""
     if axis == 1:
         return builder.emit("split", Split(sizes), (x,))
     shape = builder.type(x).shape
@@ -92,7 +93,7 @@ def _build_split(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
         raise ShapeError(
             f"parts of {', '.join(map(str, sizes))} are {sum(sizes)}, but axis {axis} of {x} has {x.shape[axis]}"
         )
-    return _parts(builder, inputs[0], sizes, axis)
+    return parts(builder, inputs[0], sizes, axis)
 
 
 def _build_chunk(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> tuple[str, ...]:
@@ -100,7 +101,7 @@ def _build_chunk(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     axis = axis_of(x, settings["axis"], "chunk")
     if count < 1 or x.shape[axis] % count:
         raise ShapeError(f"count is {count}, which must divide the {x.shape[axis]} elements along axis {axis} of {x}")
-    return _parts(builder, inputs[0], (x.shape[axis] // count,) * count, axis)
+    return parts(builder, inputs[0], (x.shape[axis] // count,) * count, axis)
 
 
 def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:

@@ -14,6 +14,12 @@ BODIES = {
     "activations": """
       x = x |> leaky_relu(0.1) |> elu |> gelu_tanh |> silu |> relu6 |> hardsigmoid |> hardswish |> mish |> softplus
       x = x |> sigmoid |> tanh |> abs |> exp |> log |> gelu |> prelu |> pow(2) |> sqrt |> softmax""",
+    "choices": """
+      m = ((x, x |> tanh |> detach) |> compare(gt), x |> clamp(min=-0.5), x |> clamp(max=0.75) |> log_softmax) |> where
+      s = parameter(shape=4, value=0.2) @bound
+      x = ((m, s) |> maximum, (s, x) |> minimum |> hardtanh(-0.3, 0.3)) |> sub
+      x = (x, (x |> indicator(ne, 0.1)) * (x |> indicator(le, 0.4))) |> masked_fill(-1.5)
+      x = (x, s |> indicator(eq, 0.2)) |> masked_fill(0) |> selu |> threshold(0.1, 0.2)""",
     "pools": """
       x = x |> maxpool(3, stride=2, pad=1) |> avgpool(2, stride=1, pad=1, count_pad=false) |> adaptive_avgpool(3)
       x = x + (x |> global_avgpool) - (x |> global_maxpool) + (x |> adaptive_maxpool(1))

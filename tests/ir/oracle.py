@@ -181,6 +181,19 @@ def broadcast(a: Any, x: Any, y: Any) -> Any:
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
 
 
+def select(a: Any, x: Any, y: Any) -> Any:
+    x, y = (t.reshape(t.shape[0], *(1,) * (o.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, o in ((x, y), (y, x)))
+    if a.operator in ("maximum", "minimum"):
+        return getattr(torch, a.operator)(x, y)
+    x, y = (y, x) if a.operator[0] == "r" else (x, y)
+    return x.masked_fill((y != 0) == a.operator.endswith("fill"), a.filled)
+
+
+def relation(a: Any, x: Any, y: Any) -> Any:
+    x, y = (t.reshape(t.shape[0], *(1,) * (o.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, o in ((x, y), (y, x)))
+    return getattr(torch, a.operator)(x, y).to(x.dtype)
+
+
 def rearrange(a: Any, x: Any) -> Any:
     moved = x.reshape(len(x), *a.flat).permute(0, *(1 + i for i in a.order))
     return moved.reshape(len(x), *(math.prod(part) for part in a.permuted))
@@ -276,6 +289,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "pow": lambda a, x: x**a.exponent,
     "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
     "softmax": lambda a, x: x.softmax(a.axis),
+    "log_softmax": lambda a, x: x.log_softmax(a.axis),
     "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
@@ -289,6 +303,11 @@ MEANING: dict[str, Callable[..., Any]] = {
     "broadcast_add": lambda a, x, gate: x + gate,
     "broadcast_mul": lambda a, x, gate: x * gate,
     "broadcast": broadcast,
+    "select": select,
+    "relation": relation,
+    "clamp": lambda a, x: F.hardtanh(x, *a.bounds) if a.strict else torch.clamp(x, *a.bounds),
+    "indicator": lambda a, x: getattr(torch, a.operator)(x, a.value).to(x.dtype),
+    "detach": lambda a, x: x.detach(),
     "rearrange": rearrange,
     "strided_slice": strided_slice,
     "pad": pad_outside,

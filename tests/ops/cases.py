@@ -206,6 +206,50 @@ def broadcasting(draw: Draw) -> Network:
     return _finish(w, x)
 
 
+def chosen(draw: Draw) -> Network:
+    """Operands of fewer axes, or of one element along some, on either side, and masks."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    for i, layer in enumerate(draw(st.permutations(("maximum", "minimum", "masked_fill", "where")))):
+        shape = w.type(x).shape
+        axis = draw(st.integers(1, len(shape) - 1))
+        small = tuple(size if draw(st.booleans()) else 1 for size in shape)
+        own = draw(st.sampled_from((small, small[1:] or (1,), shape[axis : axis + 1], shape)))
+        y = w(("tanh", "sigmoid", "silu", "mish")[i], w.parameter(f"y{i}", *own))  # no two operands have equal elements
+        operator = draw(st.sampled_from(("gt", "ge", "lt", "le", "eq", "ne")))
+        if layer in ("maximum", "minimum"):
+            x = w(layer, *draw(st.permutations((x, y))), axis=axis)
+            continue
+        indicates = draw(st.booleans())
+        mask = w("indicator", y, operator=operator) if indicates else w("compare", x, y, operator=operator, axis=axis)
+        if layer == "masked_fill":
+            x = w(layer, x, mask, value=0.5, axis=axis)
+        else:
+            x = w(layer, mask, *draw(st.permutations((x, y))), axis=axis)
+    return _finish(w, x)
+
+
+def clamped(draw: Draw) -> Network:
+    settings = draw(
+        st.sampled_from(({"min": -0.5}, {"max": 0.25}, {"min": -0.3, "max": 0.6}, {"min": 1.0, "max": 0.5}))
+    )
+    return _elementwise(draw, "clamp", 1, **settings)
+
+
+def hardtanh(draw: Draw) -> Network:
+    return _elementwise(
+        draw, "hardtanh", 1, min=draw(st.sampled_from((-1.0, 0.0))), max=draw(st.sampled_from((0.5, 2.0)))
+    )
+
+
+def detached(draw: Draw) -> Network:
+    """A gate that depends on no parameter; `test_no_gradient_flows_through_a_detached_tensor` has the others."""
+    w = Writer(draw(st.integers(1, 3)))
+    x = w("linear", w.input("image", 2), features=draw(st.integers(1, 4)))
+    y = w("detach", w("tanh", w.input("gate", *w.type(x).shape[1:])))
+    return _finish(w, w("mul", w("add", x, y), y))
+
+
 def free_parameter(draw: Draw) -> Network:
     """Read by rows that it does not have."""
     w = Writer(draw(st.integers(1, 3)))
@@ -305,7 +349,9 @@ def instance_norm(draw: Draw) -> Network:
 def softmax(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    return _finish(w, w("softmax", x, axis=draw(st.integers(1, len(w.type(x).shape) - 1))))
+    return _finish(
+        w, w(draw(st.sampled_from(("softmax", "log_softmax"))), x, axis=draw(st.integers(1, len(w.type(x).shape) - 1)))
+    )
 
 
 def amax(draw: Draw) -> Network:
@@ -526,7 +572,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
         matmul, attention, window_attention,
         conv, standardized, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
         adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
-        broadcasting, spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
+        broadcasting, chosen, clamped, hardtanh, detached,
+        spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,
         elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, augment,
         centre_crop, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,

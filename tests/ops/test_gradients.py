@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from mbc.errors import MbcError
 from mbc.ir.graph import Network, Operation, Optimizer, TrainingGraph
 from mbc.ir.metrics import name_of
 from mbc.ir.transforms.training_step import differentiate
@@ -17,6 +18,7 @@ from mbc.ops.augment import Augment
 from mbc.ops.base import Array, Call
 from mbc.ops.random import Dropout
 from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
+from tests.ir.networks import Writer
 from tests.ops.cases import CASES
 
 LIGHT = settings(
@@ -86,6 +88,33 @@ def test_values_and_gradients_are_those_of_pytorch(case: str, data: st.DataObjec
             assert normalised(env[after], theirs[state]) <= 1e-12
 
 
+def test_no_gradient_flows_through_a_detached_tensor() -> None:
+    w = Writer(2)
+    x, y = w.parameter("x", 2, 3), w.parameter("y", 2, 3)
+    gate = w("detach", w("mul", x, y))
+    made = w("mul", x, w("detach", gate))
+    network = w.finish((made, gate), ((w("mse", made, w.input("wanted", 3)), 1.0),))
+    graph = _graph(network)
+    env = _run(graph, draw(graph, np.random.default_rng(5)))
+    gradients = parameter_gradients(graph, env)
+    slope = 2 * (env[graph.outputs[0]] - env["wanted"]) / 6
+    assert set(gradients) == {"x"}
+    np.testing.assert_allclose(gradients["x"], slope * env["x"] * env["y"], rtol=1e-12)
+    # What is detached is the tensor itself; what leaves the network is a copy.
+    kinds = [op.kind for op in (*graph.train, *graph.infer)]
+    assert "detach" not in kinds and kinds.count("scale") == 2
+    np.testing.assert_array_equal(env[graph.outputs[1]], env["x"] * env["y"])
+
+
+def test_a_loss_behind_detached_tensors_only_trains_nothing() -> None:
+    w = Writer(2)
+    x = w("detach", w.parameter("x", 2, 3))
+    network = w.finish((x,), ((w("mse", x, w.input("wanted", 3)), 1.0),))
+    with pytest.raises(MbcError) as caught:
+        differentiate(network, Optimizer(), Precision.FP64)
+    assert caught.value.code == "MBC051"
+
+
 @pytest.mark.parametrize("case", CASES)
 @given(data=st.data())
 @LIGHT
@@ -93,7 +122,7 @@ def test_divisible_operations_may_be_divided(case: str, data: st.DataObject) -> 
     graph = _graph(CASES[case](data.draw))
     env = _run(graph, draw(graph, np.random.default_rng(3)))
     for op in graph.train:
-        with_rows = op.outputs[0] if op.kind == "broadcast" else op.inputs[0]
+        with_rows = op.outputs[0] if KINDS[op.kind].broadcasts else op.inputs[0]
         if KINDS[op.kind].divisible and graph.batch > 1 and types_of(graph)[with_rows].shape[0] == graph.batch:
             cut = data.draw(st.integers(1, graph.batch - 1))
             _check_division(graph, op, env, cut)
@@ -111,7 +140,7 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     rowless = kind.rowless(op.attributes, len(op.inputs)) if kind.rowless else ()
     with_rows = [
         len(types[v].shape) == rank and types[v].shape[0] == graph.batch
-        if op.kind == "broadcast"
+        if kind.broadcasts
         else i < whole and i not in rowless
         for i, v in enumerate(op.inputs)
     ]
@@ -144,6 +173,6 @@ def test_the_cases_cover_every_operation() -> None:
     alone |= {"cast", "relu_mask", "relu_backward_masked", "accumulate", "check_loss", "adamw_update", "ema_update"}
     alone |= {"lars_ratio", "lars_update", "lamb_ratio", "lamb_update"}
     alone |= {"rms_norm", "rms_norm_backward", "rms_norm_backward_reduce"}
-    alone |= {"state", "all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
+    alone |= {"detach", "state", "all_reduce", "all_gather", "gather_rows", "sum_gathered", "combine_statistics"}
     alone |= {"reduce_scatter", "gather_parts", "sgd_update_part", "adamw_update_part", "norm"}
     assert KINDS.keys() - seen == alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,10 +14,15 @@ from mbc.ops.base import ShapeError
 from tests.ir.networks import Writer
 
 CALLS = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "concat", "stack"), ("axis",)),
+    **dict.fromkeys(("add", "sub", "mul", "div", "concat", "stack", "maximum", "minimum", "where"), ("axis",)),
     **dict.fromkeys(("sum", "mean"), ("axes", "keep")),
     **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), ("factor",)),
     **dict.fromkeys(("adaptive_avgpool", "adaptive_maxpool"), ("size",)),
+    "clamp": ("min", "max"),
+    "hardtanh": ("min", "max"),
+    "indicator": ("operator", "value"),
+    "compare": ("operator", "axis"),
+    "masked_fill": ("value", "axis"),
     "prelu": ("channels",),
     "instance_norm": ("eps",),
     "softmax": ("axis",),
@@ -50,7 +56,12 @@ CALLS = {
     "dropout": ("p",),
     "drop_path": ("p",),
     "leaky_relu": ("slope",),
-    "elu": ("alpha",),
+    "elu": ("alpha", "scale", "input_scale"),
+    "celu": ("alpha",),
+    "softplus": ("beta", "threshold"),
+    **dict.fromkeys(("softshrink", "hardshrink"), ("threshold",)),
+    "threshold": ("threshold", "value"),
+    **dict.fromkeys(("glu", "log_softmax"), ("axis",)),
     "softmax_cross_entropy": ("smoothing", "ignore_index", "class_weights"),
     "top_k": ("k", "ignore_index"),
     "dice": ("smooth", "ignore_index"),
@@ -165,8 +176,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("upsample", {"factor": 2, "size": 12}, "upsample takes either a factor, as in upsample(2), or a size"),
     ("dropout", {"p": 1.0}, "p is 1.0, but must be at least 0 and less than 1"),
     ("drop_path", {"p": -0.1}, "p is -0.1, but must be at least 0 and less than 1"),
-    ("leaky_relu", {"slope": 0.0}, "slope is 0.0, but must be positive"),
-    ("elu", {"alpha": -1.0}, "alpha is -1.0, but must be positive"),
+    ("celu", {"alpha": 0.0}, "alpha is 0, by which celu divides"),
+    ("softplus", {"beta": 0.0}, "beta is 0, by which softplus divides"),
+    ("softshrink", {"threshold": -1.0}, "threshold is -1.0, but must be at least 0"),
+    ("clamp", {}, "clamp needs min, max or both"),
+    ("clamp", {"min": math.inf}, "every number lies outside"),
 ]
 
 

@@ -165,8 +165,8 @@ def _gelu_tanh(op: Operator) -> None:
     op.last("Gelu", *op.inputs, approximate="tanh")
 
 
-def _softmax(op: Operator) -> None:
-    op.last("Softmax", *op.inputs, axis=op.a.axis)
+def _along(kind: str, op: Operator) -> None:
+    op.last(kind, *op.inputs, axis=op.a.axis)
 
 
 def _power(op: Operator) -> None:
@@ -201,6 +201,7 @@ RULES: dict[str, Rule] = {
     "relu6": _relu6,
     "hardsigmoid": _hard_sigmoid,
     "gelu_tanh": _gelu_tanh,
-    "softmax": _softmax,
+    "softmax": partial(_along, "Softmax"),
+    "log_softmax": partial(_along, "LogSoftmax"),
     "pow": _power,
 }

@@ -26,7 +26,57 @@ def _gated(kind: str, op: Operator) -> None:
     op.last(kind, *op.inputs)
 
 
+_RELATIONS = {
+    "eq": ("Equal",),
+    "ne": ("Equal", "Not"),
+    "lt": ("Less",),
+    "le": ("LessOrEqual",),
+    "gt": ("Greater",),
+    "ge": ("GreaterOrEqual",),
+}
+_FLOAT, _BOOL = 1, 9  # of TensorProto.DataType
+
+
 def _broadcast(op: Operator) -> None:
+    operands = _aligned(op)
+    kind: str = op.a.operator
+    if kind.startswith("r"):
+        kind, operands = kind[1:], operands[::-1]
+    op.last(_OPERATORS[kind], *operands)
+
+
+def _select(op: Operator) -> None:
+    operands = _aligned(op)
+    if op.a.operator in ("maximum", "minimum"):
+        op.last("Max" if op.a.operator == "maximum" else "Min", *operands)
+        return
+    x, mask = operands[::-1] if op.a.operator.startswith("r") else operands
+    taken, filled = op.step("Cast", mask, to=_BOOL), op.floats(op.a.filled)
+    op.last("Where", taken, *((filled, x) if op.a.operator.endswith("fill") else (x, filled)))
+
+
+def _compared(op: Operator, operator: str, *operands: str) -> None:
+    first, *others = _RELATIONS[operator]
+    holds = op.step(first, *operands)
+    for name in others:
+        holds = op.step(name, holds)
+    op.last("Cast", holds, to=_FLOAT)
+
+
+def _relation(op: Operator) -> None:
+    _compared(op, op.a.operator, *_aligned(op))
+
+
+def _indicator(op: Operator) -> None:
+    _compared(op, op.a.operator, op.inputs[0], op.floats(op.a.value))
+
+
+def _clamp(op: Operator) -> None:
+    op.last("Clip", op.inputs[0], *(op.floats(bound) for bound in op.a.bounds))
+
+
+def _aligned(op: Operator) -> list[str]:
+    """Return the operands with axes where ONNX, which aligns the last ones, finds them."""
     rank = len(op.result)
     operands: list[str] = []
     for position, value in enumerate(op.inputs):
@@ -41,10 +91,7 @@ def _broadcast(op: Operator) -> None:
             while aligned[:1] == (1,) and len(aligned) > 1:  # ONNX repeats along leading axes by itself
                 aligned = aligned[1:]
             operands.append(op.state(value, aligned))
-    kind: str = op.a.operator
-    if kind.startswith("r"):
-        kind, operands = kind[1:], operands[::-1]
-    op.last(_OPERATORS[kind], *operands)
+    return operands
 
 
 def _reduced(op: Operator) -> None:
@@ -170,6 +217,10 @@ RULES: Mapping[str, Rule] = {
     "broadcast_mul": partial(_gated, "Mul"),
     "broadcast_add": partial(_gated, "Add"),
     "broadcast": _broadcast,
+    "select": _select,
+    "relation": _relation,
+    "indicator": _indicator,
+    "clamp": _clamp,
     "reduce_sum": _reduced,
     "amax": _largest,
     "rearrange": _rearrange,

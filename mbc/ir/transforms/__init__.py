@@ -5,6 +5,7 @@
 * `expand`: operations of a network, in the types of a precision
 * `commute_relu_pool`: max pooling and relu, backwards in the order that moves fewer bytes
 * `concat_statistics`: batch statistics of a concatenation from those of its parts
+* `detached`: tensors that no gradient flows through, once the backward pass is written
 * `gather_operands`: weights' gradients from the rows of all ranks, where that sends less than summing them
 * `shard_optimizer`: gradients, updates and optimizer states in parts, one of each rank
 * `rms_norms`: root mean square normalisation as one operation

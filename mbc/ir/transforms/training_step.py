@@ -30,6 +30,7 @@ from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
 from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
 from mbc.ir.transforms.concat_statistics import statistics_by_part
+from mbc.ir.transforms.detached import without_detached
 from mbc.ir.transforms.expand import FLOATING, Expander
 from mbc.ir.transforms.gather_operands import gather_operands
 from mbc.ir.transforms.reverse_mode import Backward
@@ -167,10 +168,12 @@ def differentiate(
     for op in live_operations(network.operations, network.outputs):
         inference.write(op)
     infer_outputs = tuple(inference.read(v) for v in network.outputs)
-    read = {v for op in infer.operations for v in op.inputs}.union(infer_outputs)
+    inferred = without_detached(infer.operations, infer_outputs)
+    read = {v for op in inferred for v in op.inputs}.union(infer_outputs)
 
     wanted = (total, *metrics, *outputs, *(after for _, after in updates))
-    kept = relu_behind_pool(live_operations(train.operations, wanted), values, wanted)
+    kept = without_detached(live_operations(train.operations, wanted), wanted)
+    kept = relu_behind_pool(kept, values, wanted)
     kept = gather_operands(statistics_by_part(kept, values), values, ranks)
     kept = shard_optimizer(kept, values, ranks if shard and not optimizer.noise_scale else None)
     return TrainingGraph(
@@ -178,9 +181,9 @@ def differentiate(
         network.batch,
         precision,
         optimizer,
-        _used(values, (*kept, *infer.operations)),
+        _used(values, (*kept, *inferred)),
         tuple(kept),
-        tuple(infer.operations),
+        tuple(inferred),
         tuple(states),
         network.inputs,
         tuple(v for v in network.inputs if v in read),

@@ -1,4 +1,4 @@
-// Along axes of a tensor of any rank: softmax, the largest element, and their gradients. What is reduced together is a
+// Along axes of a tensor of any rank: softmax, its logarithm, the largest element, and their gradients. What is reduced together is a
 // set; in place or not.
 //
 // Bytes      the operands and the result once; a set is read again (softmax twice, gradients once) from the cache.
@@ -65,6 +65,36 @@ struct SoftmaxBackward {
 };
 
 template <typename T>
+struct LogSoftmaxOf {
+  const T* x;
+  T* y;
+
+  template <typename Each>
+  __device__ void operator()(const Lane& lane, float* shared, int64_t, bool, Each each) const {
+    float most = -INFINITY, sum = 0.0f;
+    each([&](int64_t at) { most = LargerOf{}(to_float(x[at]), most); });
+    most = lane.combine(shared, most, LargerOf{});
+    each([&](int64_t at) { sum += expf(to_float(x[at]) - most); });
+    sum = logf(lane.combine(shared, sum, AddUp{}));
+    each([&](int64_t at) { y[at] = from_float<T>(to_float(x[at]) - most - sum); });
+  }
+};
+
+template <typename T>
+struct LogSoftmaxBackward {
+  const T *y, *dy;
+  T* dx;
+
+  template <typename Each>
+  __device__ void operator()(const Lane& lane, float* shared, int64_t, bool, Each each) const {
+    float total = 0.0f;
+    each([&](int64_t at) { total += to_float(dy[at]); });
+    total = lane.combine(shared, total, AddUp{});
+    each([&](int64_t at) { dx[at] = from_float<T>(to_float(dy[at]) - expf(to_float(y[at])) * total); });
+  }
+};
+
+template <typename T>
 struct LargestOf {
   const T* x;
   T* y;
@@ -121,6 +151,18 @@ extern "C" const char* mbc_softmax_backward(const MbcCall& call) {
   return mbc::run_along(call, [&](auto t) {
     using T = decltype(t);
     return mbc::SoftmaxBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::out<T>(call, 2)};
+  });
+}
+extern "C" const char* mbc_log_softmax(const MbcCall& call) {
+  return mbc::run_along(call, [&](auto t) {
+    using T = decltype(t);
+    return mbc::LogSoftmaxOf<T>{mbc::in<T>(call, 0), mbc::out<T>(call, 1)};
+  });
+}
+extern "C" const char* mbc_log_softmax_backward(const MbcCall& call) {
+  return mbc::run_along(call, [&](auto t) {
+    using T = decltype(t);
+    return mbc::LogSoftmaxBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::out<T>(call, 2)};
   });
 }
 extern "C" const char* mbc_amax(const MbcCall& call) {

@@ -7,13 +7,7 @@
 //            what is not repeated along it lies in one piece; the place in each operand is found by one multiplication
 //            an axis (strided.cuh).
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
-#include "strided.cuh"
-
-struct ArithmeticArguments {
-  int64_t type;
-  int64_t operation;
-  int64_t elements;
-};
+#include "broadcast.cuh"
 
 struct ExpandArguments {
   int64_t type;
@@ -41,47 +35,6 @@ struct Prelu {
 struct PreluSlope {
   __device__ float operator()(float a, float b) const { return a > 0.0f ? 1.0f : b; }
 };
-template <typename F>
-struct Reversed {
-  F f;
-  __device__ float operator()(float a, float b) const { return f(b, a); }
-};
-
-// An operand and the result may be the same bytes: what an element is made of is read by the thread that writes it.
-template <typename T, int N, typename F>
-__global__ void map_broadcast(const T* a, const T* b, T* y, int64_t vectors, Strided<2> places, bool across, F f) {
-  for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
-    int64_t at[2];
-    places.locate(i * N, at);
-    Vec<T, N> u = load_places<N>(a, places, 0, i * N, at[0], across);
-    const Vec<T, N> v = load_places<N>(b, places, 1, i * N, at[1], across);
-#pragma unroll
-    for (int j = 0; j < N; ++j) u.v[j] = from_float<T>(f(to_float(u.v[j]), to_float(v.v[j])));
-    store(y + i * N, u);
-  }
-}
-
-template <typename T, int OPERANDS>
-bool reads_vectors(const MbcCall& call, const Strided<OPERANDS>& places) {
-  constexpr int N = WIDTH<T>;
-  return unaligned(call) == nullptr && (places.vectorizable(N) || places.vectorizable_across_lines(N));
-}
-
-template <typename T, int N, typename F>
-void launch_broadcast(const MbcCall& call, int64_t elements, const Strided<2>& places, F f) {
-  const int64_t vectors = elements / N;
-  MBC_LAUNCH((map_broadcast<T, N, F>), blocks_for(vectors), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1),
-             out<T>(call, 2), vectors, places, !places.vectorizable(N), f);
-}
-
-template <typename T, typename F>
-void run_broadcast(const MbcCall& call, int64_t elements, const Strided<2>& places, F f) {
-  if (reads_vectors<T>(call, places))
-    launch_broadcast<T, WIDTH<T>>(call, elements, places, f);
-  else
-    launch_broadcast<T, 1>(call, elements, places, f);
-}
-
 template <typename T, int N>
 __global__ void map_expand(const T* x, T* y, int64_t vectors, Strided<1> places, bool across, float factor) {
   for (int64_t i = thread_index(); i < vectors; i += thread_count()) {

@@ -24,6 +24,7 @@ from mbc.ops.arithmetic import Broadcast
 from mbc.ops.attention import Attention
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
+from mbc.ops.comparison import Relation, Select
 from mbc.ops.control import control_record
 from mbc.ops.convolution import Convolution
 from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
@@ -44,6 +45,7 @@ from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.mean_iou import MeanIou
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
+from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
@@ -224,6 +226,20 @@ def _elementwise(cases: Cases) -> None:
         make = positive if kind in ("sqrt", "log") else normal
         cases.add(kind, NONE, w(*SHAPES[1], make=make))
         cases.add(f"{kind}_backward", NONE, w(*SHAPES[1], make=make), w(*SHAPES[1]))
+    for lower, upper in (((-0.5,), (0.75,)), ((), (0.25,)), ((0.5,), ()), ((1.0,), (0.5,))):
+        note = "to".join(f"{bound[0] if bound else ''}" for bound in (lower, upper))
+        for strict in (False, True):
+            cases.add(
+                "clamp_backward",
+                Clamp(lower, upper, strict),
+                w(*SHAPES[1], make=coarse),
+                w(*SHAPES[1]),
+                note=f"{note}{strict}",
+            )
+        cases.add("clamp", Clamp(lower, upper), w(*SHAPES[1]), note=note)
+    cases.add("clamp", Clamp((-1.0,), (1.0,)), w(*SHAPES[0], make=special), note="special")
+    for operator in ("eq", "ne", "lt", "le", "gt", "ge"):
+        cases.add("indicator", Indicator(operator, 0.5), w(*SHAPES[1], make=coarse), note=operator)
     for exponent in (2.0, -1.0, 0.5, 3.0):
         make = positive if exponent in (0.5, -1.0) else normal
         cases.add("pow", Power(exponent), w(*SHAPES[1], make=make), note=f"{exponent}")
@@ -239,6 +255,8 @@ def _elementwise(cases: Cases) -> None:
         if len(axes) == 1:
             cases.add("softmax", Softmax(*axes), w(*shape, make=wide), note=f"{axes[0]}")
             cases.add("softmax_backward", Softmax(*axes), w(*shape, make=positive), w(*shape), note=f"{axes[0]}")
+            cases.add("log_softmax", Softmax(*axes), w(*shape, make=wide), note=f"{axes[0]}")
+            cases.add("log_softmax_backward", Softmax(*axes), w(*shape), w(*shape), note=f"{axes[0]}")
         left = reduced_shape(TensorType(shape, DType.FP32), axes, axes == (1,))
         note = "x".join(map(str, axes))
         cases.add("amax", Largest(axes, left), w(*shape, make=coarse), note=note)
@@ -283,6 +301,13 @@ def _broadcast(cases: Cases) -> None:
         for operator in ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"):
             first, second = (w(*s, make=positive) if "div" in operator else w(*s) for s in (left, right))
             cases.add("broadcast", Broadcast(operator), first, second, note=f"{operator}{note}")
+        for operator in ("maximum", "minimum", "fill", "keep", "rfill", "rkeep"):
+            value = {} if operator == "minimum" else {"infinite": -1} if operator == "rfill" else {"value": 0.5}
+            first, second = (w(*s, make=coarse) for s in (left, right))
+            cases.add("select", Select(operator, **value), first, second, note=f"{operator}{note}")
+        for operator in ("eq", "ne", "lt", "le", "gt", "ge", "max_share", "rmax_share"):
+            first, second = (w(*s, make=coarse) for s in (left, right))
+            cases.add("relation", Relation(operator), first, second, note=f"{operator}{note}")
     cases.add("broadcast", Broadcast("mul", 2), w(3, 5, 16), w(16), note="last")
     for shape, axes, keep in (
         ((3, 16, 5, 6), (1,), True),

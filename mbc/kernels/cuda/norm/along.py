@@ -45,5 +45,5 @@ def _trailing(at: Slice) -> tuple[int, ...]:
 
 KERNELS = tuple(
     OwnKernel(kind, FILE, AlongArguments, _arguments, trailing=_trailing)
-    for kind in ("softmax", "softmax_backward", "amax", "amax_backward")
+    for kind in ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward", "amax", "amax_backward")
 )

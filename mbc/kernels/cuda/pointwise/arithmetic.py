@@ -9,10 +9,17 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.ops.arithmetic import Broadcast
+from mbc.ops.comparison import Select
 from mbc.ops.reduce import Expand
 
 FILE = "pointwise/arithmetic.cu"
-OPERATORS = ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope")  # as in arithmetic.cu
+COMPARISON_FILE = "pointwise/comparison.cu"
+# As in these files.
+OPERATORS = {
+    "broadcast": ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"),
+    "select": ("maximum", "minimum", "fill", "keep", "rfill", "rkeep"),
+    "relation": ("eq", "ne", "lt", "le", "gt", "ge", "max_share", "rmax_share"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ def _axes(request: Request, layout: Layout) -> list[Axis]:
 def _broadcast(at: Slice) -> ArithmeticArguments:
     a, y = at.request.attributes, at.request.outputs[0]
     assert isinstance(a, Broadcast)
-    return ArithmeticArguments(type_code(y), OPERATORS.index(a.operator), y.elements)
+    return ArithmeticArguments(type_code(y), OPERATORS[at.request.kind].index(a.operator), y.elements)
 
 
 def _expand(at: Slice) -> ExpandArguments:
@@ -64,11 +71,19 @@ def _factor(at: Slice) -> tuple[float, ...]:
     return (a.factor,)
 
 
+def _filled(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Select)
+    return (a.filled,)
+
+
 def _trailing(at: Slice) -> tuple[int, ...]:
     return trailing(_axes(at.request, at.layout), len(at.request.inputs))
 
 
 KERNELS = (
     OwnKernel("broadcast", FILE, ArithmeticArguments, _broadcast, trailing=_trailing),
+    OwnKernel("select", COMPARISON_FILE, ArithmeticArguments, _broadcast, _filled, trailing=_trailing),
+    OwnKernel("relation", COMPARISON_FILE, ArithmeticArguments, _broadcast, trailing=_trailing),
     OwnKernel("expand", FILE, ExpandArguments, _expand, _factor, trailing=_trailing),
 )

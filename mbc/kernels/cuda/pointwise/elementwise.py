@@ -9,9 +9,12 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, no_reals, type_code
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
 from mbc.ops.elementary import Power
+from mbc.ops.piecewise import Clamp, Indicator
 
 FILE = "pointwise/elementwise.cu"
 VARIANTS_FILE = "pointwise/activation_variants.cu"
+PIECEWISE_FILE = "pointwise/piecewise.cu"
+RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")  # as in piecewise.cu
 ELEMENTARY_FILE = "pointwise/elementary.cu"
 
 
@@ -48,6 +51,18 @@ def _exponent(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
     assert isinstance(a, Power)
     return (a.exponent,)
+
+
+def _bounds(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Clamp)
+    return (*a.bounds, float(a.strict))
+
+
+def _compared(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    assert isinstance(a, Indicator)
+    return a.value, float(RELATIONS.index(a.operator))
 
 
 _REALS: dict[str, Callable[[Slice], tuple[float, ...]]] = {
@@ -89,9 +104,20 @@ _ELEMENTARY: dict[str, Callable[[Slice], tuple[float, ...]]] = {
     for suffix in ("", "_backward")
 }
 
+_PIECEWISE: dict[str, Callable[[Slice], tuple[float, ...]]] = {
+    "clamp": _bounds,
+    "clamp_backward": _bounds,
+    "indicator": _compared,
+}
+
 # Files of their own for these: what networks without them compile stays as small as it was.
 KERNELS = tuple(
     OwnKernel(kind, file, MapArguments, _arguments, reals)
-    for file, kinds in ((FILE, _REALS), (VARIANTS_FILE, _VARIANTS), (ELEMENTARY_FILE, _ELEMENTARY))
+    for file, kinds in (
+        (FILE, _REALS),
+        (VARIANTS_FILE, _VARIANTS),
+        (ELEMENTARY_FILE, _ELEMENTARY),
+        (PIECEWISE_FILE, _PIECEWISE),
+    )
     for kind, reals in kinds.items()
 )

@@ -1,0 +1,127 @@
+"""Functions of two or three pieces: clamp, comparison with a number; and a tensor that no gradient flows through."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mbc.ir.graph import Attributes
+from mbc.ir.types import TensorType
+from mbc.ops.activation import activation
+from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.comparison import RELATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp(Attributes):
+    """min(max(x, lower), upper), each bound of one number or none. `strict`: at a bound the gradient is 0, as of
+    hardtanh, and not 1, as of clamp."""
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    strict: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Both, infinite where there is none."""
+        return (*self.lower, -math.inf)[0], (*self.upper, math.inf)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Indicator(Attributes):
+    """1 where `x operator value` holds, and else 0. `operator`: eq | ne | lt | le | gt | ge."""
+
+    operator: str
+    value: float
+
+
+def _bounds(a: Clamp, x: Array) -> tuple[Array, Array]:
+    lower, upper = a.bounds
+    return x.dtype.type(lower), x.dtype.type(upper)
+
+
+def _clamp(a: Clamp, x: Array) -> Array:
+    lower, upper = _bounds(a, x)
+    return np.minimum(np.maximum(x, lower), upper)
+
+
+def _clamp_backward(a: Clamp, x: Array, dy: Array) -> Array:
+    lower, upper = _bounds(a, x)
+    inside = (x > lower) & (x < upper) if a.strict else (x >= lower) & (x <= upper)
+    return np.where(inside, dy, 0).astype(dy.dtype)
+
+
+def _first(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    return inputs[:1]
+
+
+OPS = (
+    *activation("clamp", Clamp, _clamp, _clamp_backward, of_output=False),
+    OpKind(
+        "indicator",
+        Indicator,
+        _first,
+        lambda a, inputs, call: (
+            RELATIONS[a.operator](inputs[0], inputs[0].dtype.type(a.value)).astype(inputs[0].dtype),
+        ),
+        divisible=True,
+        in_place=((0, 0),),
+    ),
+    # Of a Network and of a training graph in the making; `mbc.ir.transforms.detached` takes it out.
+    OpKind("detach", NoAttributes, _first, lambda a, inputs, call: (inputs[0],), divisible=True),
+)
+
+
+def clamped(builder: LayerBuilder, x: str, lower: float, upper: float, suffix: str = "") -> str:
+    """Emit a clamp whose gradient at a bound is 1."""
+    return builder.emit("clamp", _between(lower, upper), (x,), suffix)[0]
+
+
+def _between(lower: float, upper: float, strict: bool = False) -> Clamp:
+    if lower == math.inf or upper == -math.inf:
+        raise ShapeError(f"the bounds are {lower} and {upper}, and every number lies outside of one")
+    return Clamp((lower,) * math.isfinite(lower), (upper,) * math.isfinite(upper), strict)
+
+
+def _build_clamp(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    if (settings["min"], settings["max"]) == (-math.inf, math.inf):
+        raise ShapeError("clamp needs min, max or both")
+    return clamped(builder, inputs[0], settings["min"], settings["max"])
+
+
+def _build_hardtanh(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("clamp", _between(settings["min"], settings["max"], strict=True), inputs)[0]
+
+
+def _build_indicator(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("indicator", Indicator(settings["operator"], settings["value"]), inputs)[0]
+
+
+def _build_detach(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("detach", NoAttributes(), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "clamp",
+        (Parameter("min", "real", -math.inf), Parameter("max", "real", math.inf)),
+        _build_clamp,
+        help="min(max(x, `min`), `max`); its gradient at a bound is 1.",
+    ),
+    Layer(
+        "hardtanh",
+        (Parameter("min", "real", -1.0), Parameter("max", "real", 1.0)),
+        _build_hardtanh,
+        help="min(max(x, `min`), `max`); its gradient at a bound is 0.",
+    ),
+    Layer(
+        "indicator",
+        (Parameter("operator", "word", words=tuple(RELATIONS)), Parameter("value", "float", 0.0)),
+        _build_indicator,
+        help="x |> indicator(gt, 0.5): 1 where x > 0.5 and else 0. No gradient flows through it.",
+    ),
+    Layer("detach", (), _build_detach, help="x, through which no gradient flows."),
+)
