@@ -173,11 +173,12 @@ def _build_where(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
         ranks = [len(builder.type(operand).shape) for operand in (value, mask)]
         along = axis if min(ranks) == 1 < max(ranks) else 1
         parts.append(combine(operator, value, mask, builder, _emitter(builder, operator), along, SELECTION))
-    return combine("add", *parts, builder, _emitter(builder), axis)
+    return combine("add", parts[0], parts[1], builder, _emitter(builder), axis)
 
 
 def _build_comparison(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return combine(settings["operator"], *inputs, builder, _emitter(builder), settings["axis"], RELATION)
+    a, b = inputs
+    return combine(settings["operator"], a, b, builder, _emitter(builder), settings["axis"], RELATION)
 
 
 LAYERS = (

@@ -101,6 +101,18 @@ def _softplus(w: _Writer, x: str, beta: float, threshold: float) -> str:
     return w("add", w.keep(x, linear), w.fill(curve, linear, 0.0))
 
 
+def _logsigmoid(w: _Writer, x: str) -> str:
+    return w.scale(w("softplus", w.scale(x, -1.0)), -1.0)
+
+
+def _softsign(w: _Writer, x: str) -> str:
+    return w.div(x, w.scale(w("abs", x), 1.0, 1.0))
+
+
+def _tanhshrink(w: _Writer, x: str) -> str:
+    return w.sub(x, w("tanh", x))
+
+
 def _threshold(w: _Writer, x: str, threshold: float, value: float) -> str:
     return w.fill(x, w.holds("le", x, threshold), value)
 
@@ -163,9 +175,9 @@ LAYERS = (
         _number("beta", 1.0),
         Parameter("threshold", "real", STEEP),
     ),
-    _layer("logsigmoid", "log(sigmoid(x)).", lambda w, x: w.scale(w("softplus", w.scale(x, -1.0)), -1.0)),
-    _layer("softsign", "x / (1 + abs(x)).", lambda w, x: w.div(x, w.scale(w("abs", x), 1.0, 1.0))),
-    _layer("tanhshrink", "x - tanh(x).", lambda w, x: w.sub(x, w("tanh", x))),
+    _layer("logsigmoid", "log(sigmoid(x)).", _logsigmoid),
+    _layer("softsign", "x / (1 + abs(x)).", _softsign),
+    _layer("tanhshrink", "x - tanh(x).", _tanhshrink),
     _layer(
         "softshrink",
         "x nearer to 0 by the threshold, and 0 where that is more than x.",

@@ -302,9 +302,9 @@ def _broadcast(cases: Cases) -> None:
             first, second = (w(*s, make=positive) if "div" in operator else w(*s) for s in (left, right))
             cases.add("broadcast", Broadcast(operator), first, second, note=f"{operator}{note}")
         for operator in ("maximum", "minimum", "fill", "keep", "rfill", "rkeep"):
-            value = {} if operator == "minimum" else {"infinite": -1} if operator == "rfill" else {"value": 0.5}
+            selection = Select(operator, value=0.5) if operator != "rfill" else Select(operator, infinite=-1)
             first, second = (w(*s, make=coarse) for s in (left, right))
-            cases.add("select", Select(operator, **value), first, second, note=f"{operator}{note}")
+            cases.add("select", selection, first, second, note=f"{operator}{note}")
         for operator in ("eq", "ne", "lt", "le", "gt", "ge", "max_share", "rmax_share"):
             first, second = (w(*s, make=coarse) for s in (left, right))
             cases.add("relation", Relation(operator), first, second, note=f"{operator}{note}")
