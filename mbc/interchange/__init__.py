@@ -4,6 +4,8 @@
 * `pt2`: reads what torch.export wrote, without torch
 * `aten`: what each ATen operation is in the language, a family a file
 * `from_onnx`: an ONNX file as such a program
+* `regions`: regions such as `torch.no_grad()` resolved
+* `functionalize`: writes in place become operations that give new tensors
 * `translate`: a program to steps, every refusal remembered
 * `finish`: steps when all of them are there
 * `refusal`: all that cannot be taken, in one message

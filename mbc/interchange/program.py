@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,13 @@ class Dynamic:
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What a program says of a tensor. `dtype` as torch names it: `float32`."""
+    """Shape and type of a tensor. `dtype` is torch's name, `float32`; `strides` are those of its elements, if known."""
 
     shape: tuple[int | Dynamic, ...]
     dtype: str
     device: str = "cpu"
     trained: bool = False
+    strides: tuple[int, ...] | None = None
 
     @property
     def static(self) -> bool:
@@ -53,7 +54,17 @@ class Opaque:
     what: str
 
 
-Argument = None | bool | int | float | str | TensorName | Opaque | tuple["Argument", ...]
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """An argument that is a graph: the body of a region such as `with torch.no_grad()`."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, TensorMeta]
+
+
+Argument = None | bool | int | float | str | TensorName | Opaque | Subgraph | tuple["Argument", ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ class Line:
 class Node:
     """One operation. `target`: `aten.conv2d.default`; `outputs`: of one that gives several tensors, each of them. What
     messages show where that is not the target: `name` of the node, `shown` for its operation. `refusal`: why the reader
-    could make no operation of it, and what would do instead."""
+    could make no operation of it, and what would do instead. `has_gradients`: whether gradients flow through it."""
 
     target: str
     arguments: Mapping[str, Argument]
@@ -89,6 +100,30 @@ class Node:
     name: str = ""
     shown: str = ""
     refusal: tuple[str, str] | None = None
+    has_gradients: bool = True
+
+
+def tensors_of(argument: Argument) -> tuple[str, ...]:
+    """Return the names of the tensors in an argument."""
+    if isinstance(argument, tuple):
+        return tuple(name for item in argument for name in tensors_of(item))
+    return (argument.name,) if isinstance(argument, TensorName) else ()
+
+
+def operands_of(node: Node) -> tuple[str, ...]:
+    """Return the names of the tensors that a node takes."""
+    return tuple(name for argument in node.arguments.values() for name in tensors_of(argument))
+
+
+def with_names(node: Node, rename: Callable[[str], str]) -> Node:
+    """Return a node that takes other tensors: `rename` gives the new name of each."""
+
+    def renamed(argument: Argument) -> Argument:
+        if isinstance(argument, tuple):
+            return tuple(map(renamed, argument))
+        return TensorName(rename(argument.name)) if isinstance(argument, TensorName) else argument
+
+    return replace(node, arguments={key: renamed(argument) for key, argument in node.arguments.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +140,8 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Program:
     """`held`: by the name that nodes call it. `outputs`: those that the model returns, in order. `mutated`: keys of
-    buffers and names of inputs that the program says it changes. `arrays`: the numbers, by `storage`."""
+    buffers and names of inputs that the program says it changes. `arrays`: the numbers, by `storage`. `counts`: by how
+    much a step increases buffers that count its calls, by `storage`."""
 
     inputs: tuple[str, ...]
     held: Mapping[str, Held]
@@ -115,6 +151,7 @@ class Program:
     mutated: tuple[str, ...]
     arrays: Mapping[str, Array]
     writer: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 FLOATING = frozenset(("float64", "float32", "float16", "bfloat16"))

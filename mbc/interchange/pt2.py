@@ -32,6 +32,7 @@ from mbc.interchange.program import (
     Node,
     Opaque,
     Program,
+    Subgraph,
     TensorMeta,
     TensorName,
 )
@@ -244,7 +245,10 @@ def _held(key: str, kind: str, payload: Mapping[str, Any], persistent: bool) -> 
 def _meta(meta: Mapping[str, Any]) -> TensorMeta:
     device = meta["device"]["type"]
     dtype = _DTYPES.get(meta["dtype"], f"type {meta['dtype']!r}")
-    return TensorMeta(tuple(_size(s) for s in meta["sizes"]), dtype, str(device), meta["requires_grad"] is True)
+    strides = tuple(stride.get("as_int") for stride in meta.get("strides", ()))
+    known = strides if len(strides) == len(meta["sizes"]) and all(isinstance(s, int) for s in strides) else None
+    sizes = tuple(_size(size) for size in meta["sizes"])
+    return TensorMeta(sizes, dtype, str(device), meta["requires_grad"] is True, known)
 
 
 def _size(size: Mapping[str, Any]) -> int | Dynamic:
@@ -288,7 +292,7 @@ def _node(node: Mapping[str, Any]) -> Node:
     metadata = cast("Mapping[str, Any]", node.get("metadata") or {})
     return Node(
         printable(str(node["target"]), 80).removeprefix("torch.ops."),
-        {str(argument["name"]): _argument(argument["arg"]) for argument in node["inputs"]},
+        {str(given["name"] or number): _argument(given["arg"]) for number, given in enumerate(node["inputs"])},
         tuple(outputs),
         _modules(metadata.get("nn_module_stack", "")),
         _line(metadata.get("stack_trace", "")),
@@ -324,7 +328,16 @@ def _argument(argument: Mapping[str, Any]) -> Argument:
         return tuple(_argument(item) if "as_name" not in item else Opaque("a size") for item in value)
     if kind in ("as_scalar_type", "as_memory_format", "as_layout", "as_device"):
         return Opaque(f"{kind} {_DTYPES.get(value, value) if kind == 'as_scalar_type' else ''}".strip())
-    return Opaque(printable(str(kind), 40))
+    return _subgraph(value["graph"]) if kind == "as_graph" else Opaque(printable(str(kind), 40))
+
+
+def _subgraph(graph: Mapping[str, Any]) -> Subgraph:
+    inputs, outputs = (
+        tuple(found.name if isinstance(found := _argument(given), TensorName) else "" for given in graph[side])
+        for side in ("inputs", "outputs")
+    )
+    tensors = {key: _meta(meta) for key, meta in graph["tensor_values"].items()}
+    return Subgraph(inputs, outputs, tuple(map(_node, graph["nodes"])), tensors)
 
 
 def _modules(stack: Any) -> tuple[ModuleCall, ...]:

@@ -58,13 +58,15 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Key:
     """A key of the `state_dict`: the state of the network that holds it (empty where none does), and its own shape and
-    type. Where no state does, `kept` is the key under which its numbers are kept."""
+    type. Where no state does, `kept` is the key under which its numbers are kept, and `per_update` is what each update
+    adds to them: `num_batches_tracked` counts the calls of its layer."""
 
     name: str
     state: str
     shape: tuple[int, ...]
     dtype: str
     kept: str = ""
+    per_update: int = 0
 
 
 @dataclass(frozen=True, slots=True)

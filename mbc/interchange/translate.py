@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mbc.interchange.aten import NOT_TAKEN, RULES, out_of_place
+from mbc.interchange.aten import NOT_TAKEN, RULES
 from mbc.interchange.aten.base import Call
 from mbc.interchange.aten.constants import OF_KNOWN
 from mbc.interchange.aten.operands import (
@@ -21,16 +21,18 @@ from mbc.interchange.aten.operands import (
     Refused,
     Result,
     Unknown,
+    Untaken,
     Weight,
 )
 from mbc.interchange.finish import growing, outside_of_others, renumbered
-from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
+from mbc.interchange.functionalize import functionalize
+from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, operands_of
 from mbc.interchange.refusal import Refusal, refused
-from mbc.interchange.steps import Imported, Key, Number, Setting, StateOf, Step, label_of
+from mbc.interchange.regions import inline_regions
+from mbc.interchange.steps import STATISTICS, Imported, Key, Number, Setting, StateOf, Step, label_of
 from mbc.ops import LAYERS
 from mbc.ops.rounding import from_bf16
 
-_COUNTER = "num_batches_tracked"
 # Operations that check or name sizes, and give nothing that the network computes with.
 _CHECKS = ("aten._assert", "aten.sym_", "aten.record_stream", "_operator.", "aten._check")
 _NOTHING = "there is nothing like it in the language yet"
@@ -38,7 +40,7 @@ _NOTHING = "there is nothing like it in the language yet"
 
 def translate(program: Program, name: str) -> Imported:
     """The network of a program. Raises MBC303, which lists all that cannot be taken."""
-    made = _Translation(program)
+    made = _Translation(functionalize(inline_regions(program)))
     outputs = made.run()
     if made.refusals:
         raise refused("the model", made.refusals)
@@ -61,7 +63,6 @@ class _Translation:
         self.refusals: list[Refusal] = []
         self._program = program
         self._operands: dict[str, Operand] = {}
-        self._storage: dict[str, str] = {}  # a tensor of the program -> the one whose bytes it shares
         self._steps: list[Step] = []
         self._shapes: dict[int, tuple[int, ...]] = {}
         self._makers: dict[int, Step] = {}
@@ -70,13 +71,9 @@ class _Translation:
         self._aliases: dict[str, list[str]] = defaultdict(list)
         for held in program.held.values():
             self._aliases[held.storage].append(held.key)
-        self._last_use = {
-            item.name: number
-            for number, node in enumerate(program.nodes)
-            for argument in node.arguments.values()
-            for item in (argument if isinstance(argument, tuple) else (argument,))
-            if isinstance(item, TensorName)
-        } | dict.fromkeys(program.outputs, len(program.nodes))
+        self._arrays: dict[str, Array] = dict(program.arrays)
+        self._constants: dict[str, Held] = {}  # by storage
+        self._claimed: set[str] = set()
 
     # ---- the program ----
 
@@ -86,19 +83,20 @@ class _Translation:
         for held in self._program.held.values():
             if held.kind == "parameter" and held.meta.dtype != "float32":
                 self._refuse_whole(held.key, f"its parameters are {held.meta.dtype}", "call model.float() first")
-        for number, node in enumerate(self._program.nodes):
+        for node in self._program.nodes:
             self._node = node
-            self._take(number, node)
+            self._take(node)
         outputs: list[int] = []
         for output in self._program.outputs:
             value = self._output(output)
-            if value is not None and value not in outputs:
+            if value is not None and value in outputs:
+                self._refuse_whole(output, "it returns this tensor twice", "return it once, and use it twice outside")
+            elif value is not None:
                 outputs.append(value)
         if not self._program.outputs:
             self._refuse_whole("", "it returns no tensor", "return what the loss needs")
         for name in self._program.mutated:
-            if not name.endswith(_COUNTER):
-                self._refuse_whole(name, "it changes this tensor while it runs", "compute it anew in each call")
+            self._refuse_whole(name, "it changes this tensor while it runs", "compute it anew in each call")
         return tuple(outputs)
 
     def _enter_inputs(self) -> None:
@@ -115,46 +113,26 @@ class _Translation:
                 self._refuse_whole(name, "this input has no dimensions", "give tensors with rows to the model")
             self._shapes[number] = shape
             self._operands[name] = UNKNOWN if dynamic is not None else Activation(number, shape)
-            self._storage[name] = name
 
-    def _take(self, number: int, node: Node) -> None:
-        target = out_of_place(node.target)
-        in_place = target != node.target
+    def _take(self, node: Node) -> None:
+        """Translate a node. What depends on a node that is refused is passed over: it says nothing of its own."""
+        result: Result = UNKNOWN
         try:
-            if self._counts_batches(node) or node.target.startswith(_CHECKS):
-                result: Result = UNKNOWN
-            elif self._depends_on_unknown(node):
-                result = UNKNOWN
-            else:
-                if in_place:
-                    self._check_in_place(number, node)
-                result = self._apply(target, node)
+            operands = [self._operands.get(name) for name in operands_of(node)]
+            if not node.target.startswith(_CHECKS) and not any(isinstance(x, Unknown) for x in operands):
+                result = self._apply(node)
         except Refused as error:
             self._refuse(node, error.reason, error.remedy)
-            result = tuple(self._placeholder(output) for output in node.outputs)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             self._refuse(node, f"its arguments are damaged ({type(error).__name__})", "export the model again")
-            result = tuple(self._placeholder(output) for output in node.outputs)
         results = result if isinstance(result, tuple) else (result,) * len(node.outputs)
-        first = next((a.name for a in node.arguments.values() if isinstance(a, TensorName)), None)
-        for output, made in zip(node.outputs, results, strict=False):
-            self._operands[output] = made
-            before = None if first is None else self._operands.get(first)
-            same = isinstance(made, Activation) and isinstance(before, Activation) and made.value == before.value
-            self._storage[output] = (
-                self._storage.get(first, first) if first is not None and (in_place or same) else output
-            )
-        if in_place and first is not None:
-            self._operands[first] = results[0]
+        self._operands.update(zip(node.outputs, results, strict=False))
 
-    def _apply(self, target: str, node: Node) -> Result:
+    def _apply(self, node: Node) -> Result:
         if node.refusal is not None:
             raise Refused(*node.refusal)
-        rule = RULES.get(target)
-        if any(
-            isinstance(item, TensorName) and isinstance(self._operands.get(item.name), Known)
-            for item in node.arguments.values()
-        ):
+        target, rule = node.target, RULES.get(node.target)
+        if any(isinstance(self._operands.get(name), Known) for name in operands_of(node)):
             rule = OF_KNOWN.get(target, rule)
         if rule is None:
             raise Refused(_NOTHING, NOT_TAKEN.get(target, "compute it by layers that docs/import.md lists"))
@@ -166,50 +144,18 @@ class _Translation:
                 raise Refused(
                     f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which"
                 )
-        return rule(Call(node, self))
-
-    def _placeholder(self, output: str) -> Operand:
-        """What stands for the result of an operation that was refused, so that what follows is looked at, too."""
-        meta = self._program.tensors.get(output)
-        if meta is None or not meta.static or meta.dtype != "float32" or not meta.sizes:
-            return UNKNOWN
-        value = len(self._shapes)
-        self._shapes[value] = meta.sizes
-        return Activation(value, meta.sizes)
-
-    def _counts_batches(self, node: Node) -> bool:
-        argument = node.arguments.get("self")
-        held = self._program.held.get(argument.name) if isinstance(argument, TensorName) else None
-        return node.target == "aten.add_.Tensor" and held is not None and held.key.endswith(_COUNTER)
-
-    def _depends_on_unknown(self, node: Node) -> bool:
-        for argument in node.arguments.values():
-            for item in argument if isinstance(argument, tuple) else (argument,):
-                if isinstance(item, TensorName) and isinstance(self._operands.get(item.name), Unknown):
-                    return True
-        return False
-
-    def _check_in_place(self, number: int, node: Node) -> None:
-        """An operation in place also changes whatever shares its bytes: refused where that is used afterwards."""
-        argument = next((a for a in node.arguments.values() if isinstance(a, TensorName)), None)
-        if argument is None:
-            return
-        if argument.name in self._program.held:
-            key = self._program.held[argument.name].key
-            raise Refused(f"it changes '{key}' while it runs", "compute it anew in each call")
-        changed = self._storage.get(argument.name, argument.name)
-        if changed in self._program.inputs:
-            raise Refused(f"it changes the input '{changed}'", "use the operation that is not in place")
-        for other, storage in self._storage.items():
-            if storage == changed and other != argument.name and self._last_use.get(other, -1) > number:
-                raise Refused(
-                    "it changes a tensor that is used under another shape later", "do not work in place there"
-                )
+        call = Call(node, self)
+        result = rule(call)
+        call.check_all_read()
+        return result
 
     def _output(self, name: str) -> int | None:
         operand = self._operands.get(name)
         if operand is None and name in self._program.held:
             self._refuse_whole(name, "it returns a parameter or buffer", "return what a layer gives")
+            return None
+        if isinstance(operand, Untaken):
+            self._refuse_whole(name, operand.reason, operand.remedy)
             return None
         if operand is None or isinstance(operand, Weight | Noise | Known):
             self._refuse_whole(name, "it returns no tensor that the network computes", "return what a layer gives")
@@ -256,7 +202,24 @@ class _Translation:
         return meta
 
     def array(self, held: Held) -> Array:
-        return self._program.arrays[held.storage]
+        return self._arrays[held.storage]
+
+    def claim(self, source: str) -> bool:
+        """Enter a use of a random tensor; returns whether it is the first one."""
+        is_first = source not in self._claimed
+        self._claimed.add(source)
+        return is_first
+
+    def hold(self, array: Array) -> Held:
+        """Hold numbers that the program computes before it runs, such as a mask; equal ones once."""
+        storage = f"constant {array.shape} {array.tobytes().hex()}"
+        if storage not in self._constants:
+            key = f"constant_{len(self._constants) + 1}"
+            meta = TensorMeta(array.shape, "float32")
+            self._constants[storage] = Held(key, "constant", meta, storage, persistent=False)
+            self._aliases[storage].append(key)
+            self._arrays[storage] = array
+        return self._constants[storage]
 
     def step(
         self,
@@ -308,8 +271,6 @@ class _Translation:
                 )
             label = owner[0]
         for weight, _ in states.values():
-            if weight.held.kind == "constant" or not weight.held.persistent:
-                raise Refused(f"'{weight.held.key}' is not in the state_dict", "register it as a persistent buffer")
             if weight.held.meta.dtype != "float32":
                 raise Refused(f"'{weight.held.key}' is {weight.held.meta.dtype}", "call model.float() first")
             self._owner[weight.held.storage] = (label, op, settings)
@@ -354,7 +315,7 @@ class _Translation:
     def _keys(
         self, steps: Sequence[Step]
     ) -> tuple[tuple[Key, ...], dict[str, Array], dict[str, Array], tuple[str, ...]]:
-        held_by_key = {held.key: held for held in self._program.held.values()}
+        held_by_key = {held.key: held for held in (*self._program.held.values(), *self._constants.values())}
         states: dict[str, str] = {}  # storage -> state
         arrays: dict[str, Array] = {}
         frozen: list[str] = []
@@ -366,7 +327,7 @@ class _Translation:
                     continue
                 states[held.storage] = name
                 arrays[name] = np.ascontiguousarray(self.array(held)).reshape(state.shape)
-                if held.kind == "parameter" and not self._trained(held):
+                if step.op != "constant" and state.suffix not in STATISTICS and not self._trained(held):
                     frozen.append(name)
         keys: list[Key] = []
         kept: dict[str, Array] = {}
@@ -379,7 +340,9 @@ class _Translation:
                 array = self.array(held)
                 kept[held.key] = from_bf16(array) if held.meta.dtype == "bfloat16" else array
                 kept_as[held.storage] = held.key
-            keys.append(Key(held.key, state, held.meta.sizes, held.meta.dtype, kept_as.get(held.storage, "")))
+            kept_key = kept_as.get(held.storage, "")
+            per_update = 0 if state else self._program.counts.get(held.storage, 0)
+            keys.append(Key(held.key, state, held.meta.sizes, held.meta.dtype, kept_key, per_update))
         return tuple(keys), arrays, kept, tuple(frozen)
 
     def _trained(self, held: Held) -> bool:

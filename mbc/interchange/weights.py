@@ -22,7 +22,6 @@ from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
 from mbc.runtime.weights import KEPT
 
 METADATA = "mbc.state_dict"
-_COUNTER = "num_batches_tracked"
 _UPDATES = "control.updates"
 
 
@@ -30,7 +29,7 @@ def write_weights(path: Path, network: Imported) -> None:
     """Write what the states of an imported network begin with, and all that `export_weights` needs. MBC162 where the
     file cannot be written."""
     tensors = [*network.arrays.items(), *((f"{KEPT}{key}", array) for key, array in network.kept.items())]
-    keys = [[key.name, key.state, list(key.shape), key.dtype, key.kept] for key in network.keys]
+    keys = [[key.name, key.state, list(key.shape), key.dtype, key.kept, key.per_update] for key in network.keys]
     write_checkpoint(path, tensors, {METADATA: json.dumps(keys, separators=(",", ":")), "mbc.writer": network.writer})
 
 
@@ -40,7 +39,9 @@ def read_keys(path: Path) -> tuple[tuple[Key, ...], dict[str, Array]]:
     checkpoint = Checkpoint(path)
     try:
         rows = cast("list[Any]", json.loads(checkpoint.metadata[METADATA]))
-        keys = tuple(Key(str(n), str(s), tuple(int(d) for d in shape), str(t), str(k)) for n, s, shape, t, k in rows)
+        keys = tuple(
+            Key(str(n), str(s), tuple(int(d) for d in shape), str(t), str(k), int(by)) for n, s, shape, t, k, by in rows
+        )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise MbcError(
             "MBC308",
@@ -54,7 +55,8 @@ def export_weights(trained: Path, imported: Path, output: Path) -> int:
     """Write the weights of `trained` as a `state_dict` with the keys that the file `imported` lists, in safetensors;
     returns how many keys it has.
 
-    `num_batches_tracked` goes on from what it was, by the updates that the checkpoint counts. Raises MBC163 and MBC308
+    `num_batches_tracked` goes on from what it was, by the updates that the checkpoint counts and its layer's calls in
+    each. Raises MBC163 and MBC308
     as `read_keys` does, MBC309 (all states that are missing or have another shape), MBC162.
     """
     keys, kept = read_keys(imported)
@@ -74,8 +76,8 @@ def export_weights(trained: Path, imported: Path, output: Path) -> int:
                 f"mismatched  {key.state or key.kept} {list(array.shape)} (for '{key.name}' {list(key.shape)})"
             )
         else:
-            if not key.state and key.name.rpartition(".")[2] == _COUNTER:
-                array = array + array.dtype.type(updates)
+            if key.per_update:
+                array = array + array.dtype.type(updates * key.per_update)
             dtype = np.dtype(np.float32) if key.dtype == "bfloat16" else NUMPY.get(key.dtype, array.dtype)
             made.append((key.name, array.astype(dtype).reshape(key.shape)))
     if wrong:

@@ -14,7 +14,6 @@ from mbc.interchange.steps import Imported
 from mbc.runtime.module import Module
 
 torch: Any = importlib.import_module("torch")
-_COUNTER = "num_batches_tracked"
 _FIRST = "_mbc_writes_back"
 _LISTS = ("named_parameters", "named_buffers")
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -51,7 +50,7 @@ class Weights:
     def __init__(self, model: Any, network: Imported, module: Module) -> None:
         self.stale = False
         self._model, self._network, self._module = model, network, module
-        self._tracked = {key: int(array) for key, array in network.kept.items() if key.rpartition(".")[2] == _COUNTER}
+        self._tracked = {key.name: int(network.kept[key.kept]) for key in network.keys if key.per_update}
         self._handles: list[Any] = []
         self._modules = list(model.modules())
         back, take_in = Hook(self.write_back), Hook(self.take_in)
@@ -87,8 +86,8 @@ class Weights:
             if key.state:
                 array = tensors[key.name].detach().cpu().numpy().reshape(shapes[key.state])
                 self._module.set_state(key.state, array)
-            elif key.kept in self._tracked:
-                self._tracked[key.kept] = int(tensors[key.name] - updates)
+            elif key.per_update:
+                self._tracked[key.name] = int(tensors[key.name] - key.per_update * updates)
         self._remember()
 
     def close(self) -> None:
@@ -113,8 +112,8 @@ class Weights:
                 if key.state:
                     array = np.ascontiguousarray(self._module.state(key.state))
                     tensors[key.name].copy_(torch.from_numpy(array).reshape(tensors[key.name].shape))
-                elif key.kept in self._tracked:
-                    tensors[key.name].fill_(self._tracked[key.kept] + updates)
+                elif key.per_update:
+                    tensors[key.name].fill_(self._tracked[key.name] + key.per_update * updates)
         self.stale = False
         self._remember()
 

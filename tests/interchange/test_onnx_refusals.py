@@ -31,14 +31,14 @@ def refusal(path: Path, made: Any, code: str) -> str:
 
 def test_all_is_listed_with_node_operator_and_remedy(tmp_path: Path) -> None:
     nodes = [
-        conv("h"), node("Det", ["h"], ["d"], name="odd"), node("Selu", ["h"], ["s"], name="self"),
-        node("LpPool", ["s"], ["y"], kernel_shape=[2, 2], name="pool"), node("If", ["h"], ["i"], name="branch"),
-        node("Strange", ["h"], ["o"], name="own", domain="com.own"),
+        conv("h"), node("Det", ["h"], ["d"], name="odd"), node("Scan", ["h"], ["s"], name="loop"),
+        node("LpPool", ["h"], ["p"], kernel_shape=[2, 2], name="pool"), node("If", ["h"], ["i"], name="branch"),
+        node("Strange", ["h"], ["o"], name="own", domain="com.own"), node("Sum", ["d", "s", "p", "i", "o"], ["y"]),
     ]  # fmt: skip
     message = refusal(tmp_path, model(nodes, WEIGHT), "MBC303")
     assert "the model has 5 things that mbc cannot take" in message
     assert "node 'odd': Det: there is nothing like it in the language yet" in message
-    assert "node 'self': Selu" in message and "instead: use nn.ELU" in message
+    assert "node 'loop': Scan" in message
     assert "node 'pool': LpPool" in message and "node 'branch': If" in message and "node 'own': Strange" in message
 
 

@@ -101,7 +101,7 @@ def test_one_element_and_all_elements_by_number(tmp_path: Path) -> None:
     ]  # fmt: skip
     source = _compared(tmp_path, nodes, {**held, "all": np.arange(128).reshape(2, 64)}).source
     assert source.count("slice") == 1 and "start=1, stop=2)" in source
-    with pytest.raises(MbcError, match="it takes more than one element along an axis"):
+    with pytest.raises(MbcError, match=r"the_Reshape.*it makes \[128\] of"):
         _compared(tmp_path, nodes, {**held, "all": np.arange(128)[::-1].reshape(2, 64)})
 
 

@@ -8,6 +8,8 @@
 * `pooling`: pooling, reductions and resampling
 * `attention`: attention, written as such or as products and softmax; rolls
 * `constants`: numbers that do not depend on the input
+* `schema`: the schemas that PyTorch publishes, with defaults and aliases
+* `aliases`: which results share memory, and how writes to views return to their base
 * `operands`: what stands for a tensor of the program
 * `factors`: tensors regarded by the factors of their axes
 * `shape`: shapes, parts, concatenation, padding, shuffles
@@ -44,10 +46,3 @@ _CONTROL_FLOW = {
 NOT_TAKEN: Mapping[str, str] = MappingProxyType(
     {name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()} | _CONTROL_FLOW
 )
-
-
-def out_of_place(target: str) -> str:
-    """`aten.relu_.default` -> `aten.relu.default`: an operation that works in place computes the same."""
-    name, dot, overload = target.rpartition(".")
-    in_place = target.startswith("aten.") and name.endswith("_") and not name.endswith("__")
-    return f"{name[:-1]}{dot}{overload}" if in_place else target

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.operands import Noise, Refused, Result, Scores
 
 
@@ -69,28 +69,26 @@ def _softplus(call: Call) -> Result:
 
 
 def _dropout(call: Call) -> Result:
-    name = "input" if call.is_tensor("input") else "self"  # in place it has the other name
-    p = call.real("p", 0.5)
-    if p == 0.0 and isinstance(call.operand(name), Scores):
-        return call.operand(name)
-    x = call.lazy(name)
-    if p == 0.0:
-        return x
+    operand, p, is_training = call.operand("input"), call.real("p", 0.5), call.flag("train", True)
+    layer = call.node.modules[-1].name if call.node.modules else ""
+    if not is_training and layer.startswith("Dropout"):
+        raise Refused("it drops nothing: the module is in eval mode", "export the model after model.train()")
+    if p == 0.0 or not is_training:
+        return operand
     if not 0.0 < p < 1.0:
         raise Refused(f"its probability is {p:g}", "give it one of at least 0 and less than 1")
-    if not call.flag("train", True):
-        raise Refused("it drops nothing: the module is in eval mode", "export the model after model.train()")
-    return call.elementwise("dropout", x, {"p": p})
+    return call.elementwise("dropout", as_activation(operand), {"p": p})
 
 
 def _empty(call: Call) -> Result:
-    return Noise(call.result_shape)
+    call.ignore("self")  # its type and device
+    return Noise(call.node.outputs[0], call.shape_said_by("size"))
 
 
 def _bernoulli(call: Call) -> Result:
     if not isinstance(call.operand("self"), Noise):
         raise Refused("it draws random numbers", "use nn.Dropout, or stochastic depth of whole samples")
-    return Noise(call.result_shape, keep=call.real("p", 0.5))
+    return Noise(call.node.outputs[0], call.result_shape, keep=call.real("p", 0.5))
 
 
 RULES: Mapping[str, Rule] = {
@@ -123,7 +121,7 @@ RULES: Mapping[str, Rule] = {
     "aten.dropout.default": _dropout,
     "aten.empty.memory_format": _empty,
     "aten.new_empty.default": _empty,
-    "aten.bernoulli.float": _bernoulli,
+    "aten.bernoulli.p": _bernoulli,
 }
 NOT_TAKEN: Mapping[str, str] = {
     "aten.selu.default": "use nn.ELU",

@@ -106,6 +106,7 @@ def _with_noise(op: str, call: Call, a: Operand | float, b: Operand | float) -> 
         raise Refused(
             "it drops parts of samples, or does not scale what is kept", "drop whole samples, as mode='row' does"
         )
+    call.claim(noise)
     return call.elementwise("drop_path", x, {"p": float(f"{1.0 - noise.keep:.12g}")})
 
 

@@ -58,7 +58,7 @@ def _attention(call: Call) -> Result:
         raise Refused("its heads share keys", "give it as many heads of keys as of queries")
     mask = call.optional("attn_mask")
     added = () if mask is None else (_added(call, mask),)
-    scale = None if call.node.arguments.get("scale") is None else call.real("scale", 1.0)
+    scale = None if call.argument("scale") is None else call.real("scale", 1.0)
     return attended(call, query, key, value, scale, added, call.flag("is_causal", False))
 
 

@@ -20,6 +20,7 @@ from mbc.interchange.aten.operands import (
     Expanded,
     Factored,
     Known,
+    Noise,
     Operand,
     Padded,
     Refused,
@@ -27,10 +28,12 @@ from mbc.interchange.aten.operands import (
     Scaled,
     Scores,
     Standardized,
+    Untaken,
     Weight,
     as_setting,
 )
-from mbc.interchange.program import Array, Held, Node, Opaque, TensorMeta, TensorName
+from mbc.interchange.aten.schema import Parameter, Required, schema_of
+from mbc.interchange.program import Argument, Array, Held, Node, Opaque, TensorMeta, TensorName
 from mbc.interchange.steps import Number, Setting, Step
 
 
@@ -55,37 +58,70 @@ class Builder(Protocol):
 
     def maker(self, value: int) -> tuple[Step, tuple[int, ...]] | None: ...
 
+    def claim(self, source: str) -> bool: ...
+
+    def hold(self, array: Array) -> Held: ...
+
+
+# Where bytes lie, which library computes, and the type of a result, which is checked for every node: no rule reads
+# these.
+_PLACEMENT = frozenset(("ScalarType", "Layout", "Device", "MemoryFormat", "Generator"))
+_PLACEMENT_FLAGS = frozenset(("pin_memory", "non_blocking", "copy", "cudnn_enabled", "cudnn_enable", "implicit"))
+
 
 class Call:
-    """One node of the program, its arguments by their names in ATen's schema."""
+    """One node of the program, its arguments by their names in ATen's schema.
+
+    A rule reads every argument that may change the result: `check_all_read` refuses the others.
+    """
 
     def __init__(self, node: Node, builder: Builder) -> None:
         self.node = node
         self._builder = builder
+        self._read: set[str] = set()
 
     # ---- arguments ----
 
+    def argument(self, name: str) -> Argument:
+        """Return an argument as it is written; None where it is left out."""
+        self._read.add(name)
+        return self.node.arguments.get(name)
+
+    def check_all_read(self) -> None:
+        """Raise Refused for an argument that the rule has not read, and that differs from its schema's default."""
+        schema = schema_of(self.node.target)
+        parameters = {} if schema is None else {p.name: p for p in schema.parameters}
+        for name, value in self.node.arguments.items():
+            parameter = parameters.get(name)
+            if name in self._read or (parameter is not None and _is_default(value, parameter)):
+                continue
+            raise Refused(f"its argument '{name}' is {_shown(value)}, which is not taken", "leave this argument out")
+
     def operand(self, name: str) -> Operand:
-        """A tensor. Raises Refused where a number stands there."""
-        value = self.node.arguments.get(name)
+        """Return a tensor. Raises Refused where a number stands there."""
+        value = self.argument(name)
         if not isinstance(value, TensorName):
             raise Refused(f"its argument '{name}' is no tensor", "write it with a tensor")
-        return self._builder.operand(value.name)
+        return self._operand(value)
+
+    def _operand(self, name: TensorName) -> Operand:
+        operand = self._builder.operand(name.name)
+        if isinstance(operand, Untaken):
+            raise Refused(operand.reason, operand.remedy)
+        return operand
 
     def optional(self, name: str) -> Operand | None:
-        return None if self.node.arguments.get(name) is None else self.operand(name)
+        return None if self.argument(name) is None else self.operand(name)
 
     def operands(self, name: str) -> tuple[Operand, ...]:
-        """A list of tensors."""
-        value = self.node.arguments.get(name)
-        items = value if isinstance(value, tuple) else ()
-        return tuple(self._builder.operand(item.name) for item in items if isinstance(item, TensorName))
+        """Return a list of tensors."""
+        return tuple(operand for operand in self.optional_operands(name) if operand is not None)
 
     def optional_operands(self, name: str) -> tuple[Operand | None, ...]:
-        """A list of tensors, some of which are left out."""
-        value = self.node.arguments.get(name)
+        """Return a list of tensors, some of which are left out."""
+        value = self.argument(name)
         items = value if isinstance(value, tuple) else ()
-        return tuple(self._builder.operand(item.name) if isinstance(item, TensorName) else None for item in items)
+        return tuple(self._operand(item) if isinstance(item, TensorName) else None for item in items)
 
     def is_tensor(self, name: str) -> bool:
         return isinstance(self.node.arguments.get(name), TensorName)
@@ -112,7 +148,7 @@ class Call:
         return found
 
     def optional_weight(self, name: str) -> Weight | None:
-        return None if self.node.arguments.get(name) is None else self.weight(name)
+        return None if self.argument(name) is None else self.weight(name)
 
     def integer(self, name: str, default: int) -> int:
         return int(self._number(name, default))
@@ -124,11 +160,11 @@ class Call:
         return bool(self._number(name, default))
 
     def text(self, name: str, default: str) -> str:
-        value = self.node.arguments.get(name, default)
+        value = self.argument(name)
         return value if isinstance(value, str) else default
 
     def ints(self, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-        value = self.node.arguments.get(name, default)
+        value = self.argument(name)
         if value is None:
             return default
         if isinstance(value, int) and not isinstance(value, bool):
@@ -144,12 +180,21 @@ class Call:
         return (found[0], found[1]) if len(found) == 2 else (found[0], found[0])
 
     def _number(self, name: str, default: float) -> float:
-        value = self.node.arguments.get(name)
+        value = self.argument(name)
         if value is None:
             return default
         if isinstance(value, Opaque) or not isinstance(value, int | float):
             raise Refused(f"its '{name}' is not known before it runs", "export it with a fixed number")
         return value
+
+    def ignore(self, *names: str) -> None:
+        """Enter arguments as read that change nothing where the rule calls this."""
+        self._read.update(names)
+
+    def shape_said_by(self, *names: str) -> tuple[int, ...]:
+        """Return the shape of the first result, which these arguments say and nothing beside it."""
+        self._read.update(names)
+        return self.result_shape
 
     @property
     def result_shape(self) -> tuple[int, ...]:
@@ -158,6 +203,11 @@ class Call:
 
     def array(self, weight: Weight) -> Array:
         return self._builder.array(weight.held)
+
+    def claim(self, noise: Noise) -> None:
+        """Use a random mask. Raises Refused at its second use: each layer draws random numbers of its own."""
+        if not self._builder.claim(noise.source):
+            raise Refused("it uses one random mask twice", "draw a mask for each use, or multiply once")
 
     # ---- results ----
 
@@ -187,6 +237,10 @@ class Call:
         sizes: Setting = shape[0] if len(shape) == 1 else shape
         states = {"": (weight, shape)}
         return self._builder.step(op, [], [shape], {"shape": sizes}, states, self.node)[0]
+
+    def constant(self, array: Array) -> Activation:
+        """Return numbers as a tensor of the network, without rows: its first size is 1."""
+        return self.tensor(Weight(self._builder.hold(array), array.shape), array.shape)
 
     def maker(self, x: Activation) -> tuple[Step, Activation] | None:
         """The step that gave a tensor, and the first tensor that it took. None for inputs of the network."""
@@ -237,6 +291,24 @@ class Call:
                 f"it needs {list(x.shape)} repeated to {list(x.seen)}", "leave expand out: + - * / repeat by themselves"
             )
         return x
+
+
+def _is_default(value: Argument, parameter: Parameter) -> bool:
+    """Whether an argument says nothing that changes the result: its schema's default, or where the bytes lie."""
+    if parameter.type.rstrip("?") in _PLACEMENT or parameter.name in _PLACEMENT_FLAGS:
+        return True
+    default = parameter.default
+    if isinstance(default, Required):
+        return False
+    if isinstance(value, tuple) and isinstance(default, int | float):
+        return all(item == default for item in value)  # one number stands for all axes
+    return value == default
+
+
+def _shown(value: Argument) -> str:
+    if isinstance(value, TensorName):
+        return "a tensor"
+    return value.what if isinstance(value, Opaque) else str(list(value) if isinstance(value, tuple) else value)
 
 
 Rule = Callable[[Call], Result]

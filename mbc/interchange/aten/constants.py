@@ -38,19 +38,21 @@ def _index(call: Call, operand: Operand | None) -> Array | slice:
 
 
 def _zeros(call: Call) -> Result:
-    return Known(np.zeros(call.result_shape))
+    call.ignore("self")  # its type and device
+    return Known(np.zeros(call.shape_said_by("size")))
 
 
 def _fill(call: Call) -> Result:
-    x = _numbers(call, "self")
-    value = known(call, call.operand("value")) if call.is_tensor("value") else None
-    x.array[...] = call.real("value", 0.0) if value is None else value.array
-    return x
+    """Return numbers of the shape of a tensor, whatever is in it."""
+    call.ignore("self")
+    value = _numbers(call, "value").array if call.is_tensor("value") else call.real("value", 0.0)
+    return Known(np.broadcast_to(value, call.result_shape))
 
 
 def _reshape(call: Call) -> Result:
     x = _held(call)
-    return replace(x, array=x.array.reshape(call.result_shape))
+    shape = call.shape_said_by("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
+    return replace(x, array=x.array.reshape(shape))
 
 
 def _permute(call: Call) -> Result:
@@ -59,13 +61,37 @@ def _permute(call: Call) -> Result:
 
 
 def _slice(call: Call) -> Result:
-    """A view, as in the program: what is filled in is there in the whole."""
-    x, dim = _held(call), call.integer("dim", 0)
-    size = x.array.shape[dim]
+    x = _held(call)
+    return replace(x, array=x.array[_range(call, x.array)])
+
+
+def _select(call: Call) -> Result:
+    x = _held(call)
+    return replace(x, array=x.array.take(call.integer("index", 0), call.integer("dim", 0)))
+
+
+def _range(call: Call, array: Array) -> tuple[slice, ...]:
+    """Return the index of a slice along one dimension."""
+    dim = call.integer("dim", 0)
+    size = array.shape[dim]
     part = slice(call.integer("start", 0), min(call.integer("end", size), size), call.integer("step", 1))
-    index = [slice(None)] * x.array.ndim
+    index = [slice(None)] * array.ndim
     index[dim] = part
-    return replace(x, array=x.array[tuple(index)])
+    return tuple(index)
+
+
+def _copy(call: Call) -> Result:
+    call.ignore("self")
+    return Known(np.broadcast_to(_numbers(call, "src").array, call.result_shape))
+
+
+def _transpose(call: Call) -> Result:
+    x = _held(call)
+    return replace(x, array=x.array.swapaxes(call.integer("dim0", 0), call.integer("dim1", 0)))
+
+
+def _same(call: Call) -> Result:
+    return _held(call)
 
 
 def _binary(of: Callable[[Array, Array | float], Array], call: Call) -> Result:
@@ -103,7 +129,11 @@ OF_KNOWN: Mapping[str, Rule] = {
         )
     },
     "aten.permute.default": _permute,
+    "aten.transpose.int": _transpose,
     "aten.slice.Tensor": _slice,
+    "aten.select.int": _select,
+    "aten.copy.default": _copy,
+    "aten.detach.default": _same,
     "aten.sub.Tensor": partial(_binary, np.subtract),
 }  # fmt: skip
 RULES: Mapping[str, Rule] = {
@@ -111,6 +141,7 @@ RULES: Mapping[str, Rule] = {
     "aten.new_zeros.default": _zeros,
     "aten.fill.Tensor": _fill,
     "aten.fill.Scalar": _fill,
+    "aten.zero.default": _fill,
     "aten.ne.Scalar": partial(_binary, np.not_equal),
     "aten.eq.Scalar": partial(_binary, np.equal),
     "aten.masked_fill.Scalar": _masked_fill,

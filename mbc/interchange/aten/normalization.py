@@ -46,7 +46,9 @@ def _standardized(call: Call, weight: Weight) -> Standardized:
         gain = Scaled(gain, 1.0)
     filters = weight.held.meta.sizes[0] if weight.held.meta.sizes else 0
     by_filter = call.flag("training", True) and weight.shape[:2] == (1, filters)
-    tracked = call.optional("running_mean") is not None  # which evaluation takes, not the filter's own
+    # Evaluation takes running statistics, not the filter's own.
+    tracked = call.optional("running_mean") is not None or call.optional("running_var") is not None
+    call.ignore("momentum")
     if not by_filter or tracked or call.optional("bias") is not None or not (gain is None or isinstance(gain, Scaled)):
         raise Refused(
             f"it normalises the parameter '{weight.held.key}', and not each filter by itself, times a gain",
@@ -85,7 +87,9 @@ def _group_norm(call: Call) -> Result:
 def _instance_norm(call: Call) -> Result:
     x = call.plain("input")
     weight, bias = _affine(call)
-    if weight is None or call.optional_weight("running_mean") is not None:
+    call.ignore("momentum")  # of running statistics, which it has none of
+    tracked = call.optional("running_mean") is not None or call.optional("running_var") is not None
+    if weight is None or tracked or not call.flag("use_input_stats", True):
         raise Refused(
             "it has no scale and offset, or keeps running statistics",
             "build it with affine=True and track_running_stats=False",

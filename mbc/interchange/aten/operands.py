@@ -164,8 +164,12 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Random ones and zeros, one with probability `keep`, times `scale`: a part of stochastic depth."""
+    """Random ones and zeros, one with probability `keep`, times `scale`: a part of stochastic depth.
 
+    `source` names the tensor of the program that was drawn.
+    """
+
+    source: str
     shape: tuple[int, ...]
     keep: float = 1.0
     scale: float = 1.0
@@ -176,8 +180,16 @@ class Unknown:
     """What an operation gave that could not be taken: whatever depends on it is passed over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Untaken:
+    """A result that nothing can use, such as the positions of maxima: why, and what would do instead."""
+
+    reason: str
+    remedy: str
+
+
 UNKNOWN = Unknown()
-Operand = Activation | Weight | Scaled | Standardized | Known | Scores | Noise | Unknown
+Operand = Activation | Weight | Scaled | Standardized | Known | Scores | Noise | Unknown | Untaken
 Result = Operand | tuple[Operand, ...]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.operands import CHANNELS_LAST, FLAT, PLAIN, Activation, Refused, Result, as_setting
+from mbc.interchange.aten.operands import CHANNELS_LAST, FLAT, PLAIN, Activation, Refused, Result, Untaken, as_setting
 from mbc.interchange.steps import Setting
 
 
@@ -39,7 +39,7 @@ def _max_pool2d(call: Call) -> Result:
 
 
 def _avg_pool2d(call: Call) -> Result:
-    if call.node.arguments.get("divisor_override") is not None:
+    if call.argument("divisor_override") is not None:
         raise Refused("its divisor is given", "leave divisor_override out")
     counted = call.flag("count_include_pad", True)
     return call.layer("avgpool", _images(call), call.result_shape, _window(call) | {"count_pad": counted})
@@ -75,7 +75,7 @@ def _adaptive_max_pool2d(call: Call) -> Result:
         made = call.layer("adaptive_maxpool", x, call.result_shape, {"size": as_setting(size)})
     else:
         made = call.layer("maxpool", x, call.result_shape, {"kernel": kernel})
-    return (made, made)  # the second, positions of the maxima, is of no use to anybody here
+    return made, Untaken("it takes the positions of maxima", "use the maxima alone (return_indices=False)")
 
 
 def _divided(x: Activation, size: tuple[int, int]) -> int | tuple[int, ...] | None:
@@ -118,14 +118,13 @@ def _upsample(mode: str, call: Call) -> Result:
     x = call.plain("input") if call.is_tensor("input") else call.plain("self")
     if call.flag("align_corners", False):
         raise Refused("its corners are aligned", "use align_corners=False")
-    size = call.result_shape[2:]
-    factors = call.node.arguments.get("scale_factors")
-    if isinstance(factors, tuple):
-        for factor, before, after in zip(factors, x.shape[2:], size, strict=True):
-            if not isinstance(factor, float | int) or before * factor != after:
-                raise Refused(
-                    "its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True"
-                )
+    size = call.shape_said_by("output_size")[2:]
+    factors = call.argument("scale_factors")
+    if not isinstance(factors, tuple):
+        factors = (call.argument("scales_h"), call.argument("scales_w"))
+    for factor, before, after in zip(factors, x.shape[2:], size, strict=True):
+        if factor is not None and (not isinstance(factor, float | int) or before * factor != after):
+            raise Refused("its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True")
     if size == x.shape[2:]:
         return x
     settings: dict[str, Setting] = {"mode": mode}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.factors import (
     axes_of,
@@ -27,6 +29,7 @@ from mbc.interchange.aten.operands import (
     Activation,
     Expanded,
     Factored,
+    Known,
     Noise,
     Operand,
     Padded,
@@ -47,10 +50,85 @@ def _same(call: Call) -> Result:
     return call.operand("self")
 
 
+def _copy(call: Call) -> Result:
+    """Return what is copied into a tensor, repeated to its shape."""
+    call.ignore("self")
+    x, shape = call.activation("src"), call.result_shape
+    if x.seen == shape:
+        return x
+    x = call.settle(x)
+    if len(x.shape) != len(shape):
+        raise Refused(f"it copies {list(x.shape)} into {list(shape)}", "copy a tensor of as many dimensions")
+    return replace(x, view=Expanded(shape))
+
+
+def _slice_scatter(call: Call) -> Result:
+    """Return a tensor of which a slice along one dimension is replaced."""
+    shape, dim = call.result_shape, call.integer("dim", 0) % len(call.result_shape)
+    size = shape[dim]
+    start, stop, step = slice(call.integer("start", 0), call.integer("end", size), call.integer("step", 1)).indices(
+        size
+    )
+    if step != 1:
+        raise Refused("it writes to every other element", "write to slices without a step")
+    if (start, stop) == (0, size):
+        call.ignore("self")
+        return call.operand("src")
+    return _replaced(call, dim, start, stop, call.operand("src"))
+
+
+def _select_scatter(call: Call) -> Result:
+    """Return a tensor of which one element along a dimension is replaced."""
+    shape, dim = call.result_shape, call.integer("dim", 0) % len(call.result_shape)
+    index = call.integer("index", 0) % shape[dim]
+    one = _sized(shape, dim, 1)
+    src = call.operand("src")
+    if isinstance(src, Known):
+        src = Known(np.broadcast_to(src.array, (*shape[:dim], *shape[dim + 1 :])).reshape(one))
+    else:
+        src = _reshaped(call, call.settle(as_activation(src)), one)
+    return _replaced(call, dim, index, index + 1, src)
+
+
+def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Result:
+    """Return the argument `self` with `src` in the place of its slice along a dimension."""
+    whole = call.operand("self")
+    if isinstance(whole, Known) and isinstance(src, Known):
+        array = np.array(np.broadcast_to(whole.array, call.result_shape))
+        array[(slice(None),) * dim + (slice(start, stop),)] = src.array
+        return Known(array)
+    if dim == 0:
+        raise Refused("it writes to some samples of a mini-batch", _ROWS)
+    like = call.settle(as_activation(src if isinstance(whole, Known) else whole))
+    whole, src = (_filled(call, x, like) for x in (whole, src))
+    parts = [
+        _sliced(call, x, dim, first, last)
+        for x, first, last in ((whole, 0, start), (src, 0, stop - start), (whole, stop, whole.shape[dim]))
+        if first < last
+    ]
+    return call.layer("concat", parts, whole.shape, {"axis": dim})
+
+
+def _filled(call: Call, operand: Operand, like: Activation) -> Activation:
+    """Return a tensor in the shape that the program sees; numbers are repeated for the samples of `like`."""
+    if not isinstance(operand, Known):
+        return call.settle(as_activation(operand))
+    shape = operand.array.shape
+    if operand.weight is not None or len(shape) != len(like.shape) or shape[:1] != like.shape[:1]:
+        raise Refused(f"it joins numbers of the shape {list(shape)} with {list(like.shape)}", _ROWS)
+    if not (operand.array == operand.array[:1]).all():
+        raise Refused("it takes other numbers for each sample", "give all samples the same numbers")
+    one = like
+    for axis in range(1, len(shape)):
+        one = _sliced(call, one, axis, 0, 1) if one.shape[axis] > 1 else one
+    zeros = call.operator("*", 0.0, one, one.shape)
+    return call.operator("+", zeros, call.constant(operand.array[:1].astype(np.float32)), shape)
+
+
 def _reshape(call: Call) -> Result:
     """`view`, `reshape`, `flatten`, `unsqueeze`, `squeeze`: whatever keeps the order of elements."""
     x = call.operand("self")
-    shape = call.result_shape
+    shape = call.shape_said_by("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
     if isinstance(x, Scores | Weight | Noise | Standardized):
         return replace(x, shape=shape)
     if isinstance(x, Scaled):
@@ -142,7 +220,7 @@ def _split(call: Call) -> Result:
     """`split`, `split_with_sizes`, `chunk`: parts along an axis."""
     x, axis = call.along(call.activation("self"), call.integer("dim", 0))
     total = x.shape[axis]
-    if call.node.arguments.get("chunks") is not None:
+    if call.argument("chunks") is not None:
         sizes = (-(-total // call.integer("chunks", 1)),)
     else:
         sizes = call.ints("split_size") or call.ints("split_sizes")
@@ -171,6 +249,8 @@ def _slice(call: Call) -> Result:
 
 
 def _sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: int = 1) -> Activation:
+    if (start, stop, step) == (0, x.shape[axis], 1):
+        return x
     count = len(range(start, stop, step))
     if count == 0:
         raise Refused("nothing is left of it", "leave it out")
@@ -230,7 +310,7 @@ def _select(call: Call) -> Result:
 
 def _expand(call: Call) -> Result:
     """Operators repeat by themselves."""
-    x, shape = call.operand("self"), call.result_shape
+    x, shape = call.operand("self"), call.shape_said_by("size", "other")
     if isinstance(x, Weight) and x.shape[:1] == (1,) and x.shape[1:] == shape[1:]:
         return x  # for each sample, as operators and `cat` do by themselves
     if isinstance(x, Weight):
@@ -299,7 +379,7 @@ def _pad(call: Call) -> Result:
     pads = call.ints("pad")
     if not any(pads):
         return x
-    value = call.node.arguments.get("value")
+    value = call.argument("value")
     mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
     outside = len(pads) > 4 and any(pads[4:])
     if mode is None or (mode == "zero" and value not in (None, 0, 0.0)) or outside:
@@ -338,7 +418,7 @@ RULES: Mapping[str, Rule] = {
     **{
         f"aten.{name}": _same
         for name in (
-            "contiguous.default", "clone.default", "alias.default", "lift_fresh_copy.default",
+            "contiguous.default", "clone.default", "alias.default", "lift_fresh_copy.default", "lift_fresh.default",
         )
     },
     **{
@@ -359,6 +439,9 @@ RULES: Mapping[str, Rule] = {
     "aten.expand_as.default": _expand,
     "aten.stack.default": _stack,
     "aten.channel_shuffle.default": _channel_shuffle,
+    "aten.copy.default": _copy,
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.select_scatter.default": _select_scatter,
     "aten.pixel_shuffle.default": partial(_pixel_shuffle, "pixel_shuffle", "upscale_factor"),
     "aten.pixel_unshuffle.default": partial(_pixel_shuffle, "pixel_unshuffle", "downscale_factor"),
     "aten.cat.default": _cat,

@@ -227,7 +227,7 @@ def _less(op: Operator) -> None:
     made, keep = op.graph.maker(op.input(0)), op.number(1)
     if made is None or made.op != "RandomUniformLike" or keep is None:
         raise Refused("it compares", "compute it without a condition, such as by nn.ReLU")
-    op.emit("aten.bernoulli.float", self=op.tensor(0), p=keep)
+    op.emit("aten.bernoulli.p", self=op.tensor(0), p=keep)
 
 
 RULES: Mapping[str, Rule] = {

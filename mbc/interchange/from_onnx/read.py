@@ -359,7 +359,9 @@ class _Reader:
         self._nodes[-1].append(self._node(user, target, arguments, outputs))
 
     def _refusal(self, user: Operator, reason: str, remedy: str) -> Node:
-        return self._node(user, "onnx", {}, user.outputs, (reason, remedy))
+        """Return the node of an operator that cannot be taken, with all that it takes."""
+        operands: dict[str, Argument] = {str(n): self.name(value) for n, value in enumerate(user.inputs) if value}
+        return self._node(user, "onnx", operands, user.outputs, (reason, remedy))
 
     def _node(
         self,

@@ -1,0 +1,231 @@
+"""Programs without writes: each operation in place becomes one that gives a new tensor.
+
+PyTorch's tensors are views of memory, and an operation in place changes every view of it. Here each tensor is known by
+its base (the tensor that owns the memory) and the chain of views that leads from the base to it. A write computes a new
+tensor, which is put back along the chain into a new version of the base; a view that is read after a write is taken
+anew, of the newest version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mbc.interchange.aten.aliases import ViewStep, scattered, viewed
+from mbc.interchange.aten.operands import Refused
+from mbc.interchange.aten.schema import Schema, out_of_place, schema_of
+from mbc.interchange.program import Argument, Node, Program, TensorMeta, TensorName, operands_of, with_names
+
+_COUNTER = "num_batches_tracked"
+_ANEW = "compute it anew in each call"
+
+
+def functionalize(program: Program) -> Program:
+    """Return a program that computes the same outputs without operations in place.
+
+    Nodes that no output needs are left out, but for those that change what the model holds. A write that cannot be
+    taken becomes a node with a refusal.
+    """
+    return _Functional(program).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Alias:
+    """A tensor of the program: its base and the views that lead to it; `name` of its value at `version` of the base."""
+
+    base: str
+    chain: tuple[ViewStep, ...]
+    name: str
+    version: int
+
+
+class _Functional:
+    """The nodes so far, the aliases of all tensors, and of each base its newest value and version."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._tensors: dict[str, TensorMeta] = dict(program.tensors)
+        self._nodes: list[Node] = []
+        self._aliases: dict[str, _Alias] = {}
+        self._newest: dict[str, tuple[str, int]] = {}
+        self._without_gradients: set[str] = set()  # tensors that a region without gradients made
+        self._kept: set[str] = set()  # results of nodes that change what the model holds
+        self._counts: dict[str, int] = {}
+
+    def run(self) -> Program:
+        for node in self._program.nodes:
+            self._take(node)
+        outputs = tuple(map(self._current, self._program.outputs))
+        nodes = _live(self._nodes, {*outputs, *self._kept})
+        return replace(self._program, nodes=nodes, outputs=outputs, tensors=self._tensors, counts=self._counts)
+
+    def _take(self, node: Node) -> None:
+        schema = schema_of(node.target)
+        written = schema.written if schema is not None else ()
+        if written and node.refusal is None:
+            self._write(node, written[0].name if len(written) == 1 else "")
+            return
+        taken = with_names(node, self._current)
+        self._nodes.append(taken)
+        if not node.has_gradients:
+            self._without_gradients.update(node.outputs)
+        for number, output in enumerate(node.outputs):
+            argument = viewed(node, number, self._tensors)
+            if argument is None:
+                self._alias(output)
+            else:
+                operand = node.arguments[argument]
+                assert isinstance(operand, TensorName)
+                self._view(output, self._alias(operand.name), ViewStep(node, number, argument))
+
+    # ---- aliases ----
+
+    def _alias(self, name: str) -> _Alias:
+        """Return the alias of a tensor, which is its own base where nothing else is known of it."""
+        return self._aliases.setdefault(name, _Alias(name, (), name, 0))
+
+    def _value(self, base: str) -> tuple[str, int]:
+        return self._newest.get(base, (base, 0))
+
+    def _view(self, output: str, of: _Alias, step: ViewStep) -> None:
+        self._aliases[output] = _Alias(of.base, (*of.chain, step), output, self._value(of.base)[1])
+
+    def _current(self, name: str) -> str:
+        """Return the tensor that a name stands for now: the view of the newest version of its base."""
+        alias = self._alias(name)
+        newest, version = self._value(alias.base)
+        if alias.version != version:
+            value = newest
+            for step in alias.chain:
+                value = self._again(step, value)
+            self._aliases[name] = replace(alias, name=value, version=version)
+        return self._aliases[name].name
+
+    def _again(self, step: ViewStep, viewed_name: str) -> str:
+        """Make a view anew, of another version of what it views."""
+        names = tuple(self._fresh(output) for output in step.node.outputs)
+        arguments = {**step.node.arguments, step.argument: TensorName(viewed_name)}
+        self._nodes.append(replace(step.node, arguments=arguments, outputs=names))
+        return names[step.result]
+
+    def _fresh(self, name: str) -> str:
+        """Return a new name for another version of a tensor, of the same shape and type."""
+        stem, number = name.partition("@")[0], 1
+        while f"{stem}@{number}" in self._tensors:
+            number += 1
+        if name in self._tensors:
+            self._tensors[f"{stem}@{number}"] = self._tensors[name]
+        return f"{stem}@{number}"
+
+    # ---- writes ----
+
+    def _write(self, node: Node, argument: str) -> None:
+        operand = node.arguments.get(argument)
+        if not isinstance(operand, TensorName):
+            self._refuse(node, f"it writes to several tensors, or to none that is known ({node.target})", _ANEW)
+            return
+        if self._counts_calls(node, operand.name):
+            return
+        target = out_of_place(node.target)
+        functional = schema_of(target)
+        if functional is not None and functional.viewed(0) is not None:
+            self._regard(replace(node, target=target), operand.name, argument)
+            return
+        try:
+            self._check_writable(node, operand.name)
+            taken = with_names(replace(node, target=target, arguments=_in_order(node, functional)), self._current)
+            result = self._fresh(operand.name)
+            self._nodes.append(replace(taken, outputs=(result, *node.outputs[1:])))
+            self._store(node, operand.name, result)
+        except Refused as error:
+            self._refuse(node, error.reason, error.remedy)
+            return
+        for output in node.outputs[:1]:
+            self._aliases[output] = self._aliases[operand.name]
+
+    def _counts_calls(self, node: Node, name: str) -> bool:
+        """Count a batch normalisation's call where the node does nothing else."""
+        held = self._program.held.get(name)
+        by = node.arguments.get("other")
+        if held is None or node.target != "aten.add_.Tensor" or not held.key.endswith(_COUNTER):
+            return False
+        if not isinstance(by, int) or node.arguments.get("alpha", 1) != 1:
+            return False
+        self._counts[held.storage] = self._counts.get(held.storage, 0) + by
+        return True
+
+    def _regard(self, node: Node, name: str, argument: str) -> None:
+        """Enter a change of shape in place (`squeeze_`): the name stands for a view from now on."""
+        taken = with_names(node, self._current)
+        self._nodes.append(taken)
+        self._view(node.outputs[0], self._alias(name), ViewStep(node, 0, argument))
+        self._aliases[name] = self._aliases[node.outputs[0]]
+
+    def _check_writable(self, node: Node, name: str) -> None:
+        """Refused where the model would change what it is given or holds, or gradients would not see the write."""
+        alias = self._alias(name)
+        held = self._program.held.get(alias.base)
+        if held is not None:
+            raise Refused(f"it changes '{held.key}' while it runs", _ANEW)
+        if alias.base in self._program.inputs:
+            raise Refused(f"it changes the input '{alias.base}'", "use the operation that is not in place")
+        if not node.has_gradients and alias.base not in self._without_gradients:
+            raise Refused("it changes a tensor behind the back of its gradients", "do so outside of torch.no_grad()")
+        if any(step.node.target.startswith("aten.detach") for step in alias.chain):
+            raise Refused("it changes a detached tensor whose memory others share", "clone what is detached first")
+
+    def _store(self, node: Node, name: str, result: str) -> None:
+        """Put a new value of a tensor back into its base, view by view."""
+        alias = self._alias(name)
+        newest, version = self._value(alias.base)
+        bases = [newest]
+        for step in alias.chain[:-1]:
+            bases.append(self._again(step, bases[-1]))
+        value = result
+        for step, base in zip(reversed(alias.chain), reversed(bases), strict=True) if alias.chain else ():
+            put = scattered(step, self._tensors[base], self._tensors)
+            if put is not None:
+                value = self._put(node, base, value, *put)
+        self._newest[alias.base] = (value, version + 1)
+        self._aliases[name] = replace(alias, name=result, version=version + 1)
+
+    def _put(self, node: Node, base: str, value: str, target: str, arguments: Mapping[str, Argument]) -> str:
+        whole = self._fresh(base)
+        is_part = target.endswith("_scatter.default")
+        tensors = {"self": TensorName(base), "src": TensorName(value)} if is_part else {"self": TensorName(value)}
+        self._nodes.append(replace(node, target=target, arguments={**tensors, **arguments}, outputs=(whole,)))
+        return whole
+
+    def _refuse(self, node: Node, reason: str, remedy: str) -> None:
+        """Enter a write that cannot be taken. It is named even where no output needs it: the model would differ."""
+        self._nodes.append(replace(node, refusal=(reason, remedy)))
+        self._kept.update(node.outputs)
+        for output in node.outputs:
+            self._alias(output)
+
+
+def _in_order(node: Node, functional: Schema | None) -> Mapping[str, Argument]:
+    """Return the arguments of a node under the names that the operation that is not in place has for them."""
+    schema = schema_of(node.target)
+    if schema is None or functional is None:
+        return node.arguments
+    names = {own.name: other.name for own, other in zip(schema.parameters, functional.parameters, strict=False)}
+    return {names.get(key, key): value for key, value in node.arguments.items()}
+
+
+def _live(nodes: list[Node], needed: set[str]) -> tuple[Node, ...]:
+    """Return the nodes that `needed` tensors depend on, and those that change statistics."""
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if not needed.isdisjoint(node.outputs) or _changes_statistics(node):
+            if needed.isdisjoint(node.outputs):
+                reason = "its result is used nowhere, but it changes its running statistics"
+                node = replace(node, refusal=(reason, "use its result, or leave the call out"))
+            kept.append(node)
+            needed.update(operands_of(node))
+    return tuple(reversed(kept))
+
+
+def _changes_statistics(node: Node) -> bool:
+    name = {"aten.batch_norm.default": "training", "aten.instance_norm.default": "use_input_stats"}.get(node.target, "")
+    return node.arguments.get(name) is True and node.arguments.get("running_mean") is not None
