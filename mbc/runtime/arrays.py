@@ -20,7 +20,7 @@ from mbc.ops import KINDS as OPERATIONS
 from mbc.ops.dice import DiceSums
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.runtime.dlpack import KINDS, tensor_of
-from mbc.runtime.formats import canonical_dtype
+from mbc.runtime.formats import canonical_dtype, wrong_elements
 from mbc.units import with_article
 
 Array = NDArray[Any]
@@ -199,19 +199,10 @@ def _check_shape(wanted: Wanted, shape: tuple[int, ...]) -> None:
 
 def _checked_host(wanted: Wanted, array: Array) -> Array:
     target = canonical_dtype(wanted.type.dtype)
+    if (wrong := wrong_elements(wanted.type.dtype, array.dtype)) is not None:
+        raise _wrong_type(wanted, str(array.dtype), *wrong)
     if wanted.type.dtype is DType.INT32:
-        if array.dtype.kind not in "iu":
-            raise _wrong_type(wanted, str(array.dtype), "integers", "convert it with astype('int32')")
         _check_labels(wanted, array)
-    elif wanted.type.dtype is DType.UINT8:
-        if array.dtype != np.uint8:
-            remedy = "pass pixels from 0 to 255 as uint8 (what augment expects), or declare the input `: float`"
-            raise _wrong_type(wanted, str(array.dtype), "bytes", remedy)
-    elif array.dtype.kind != "f":
-        remedy = "convert it with astype('float32'), scaled as the network expects"
-        if array.dtype == np.uint8:
-            remedy += ", or declare the input `: uint8` and pipe it into augment"
-        raise _wrong_type(wanted, str(array.dtype), "floating-point numbers", remedy)
     return array.astype(target, copy=False)
 
 

@@ -33,6 +33,27 @@ def canonical_dtype(dtype: DType) -> np.dtype[Any]:
     return STORED[DType.FP32] if dtype in (DType.BF16, DType.FP16) else STORED[dtype]
 
 
+def wrong_elements(wanted: DType, given: np.dtype[Any]) -> tuple[str, str] | None:
+    """Return what an input needs instead of the elements that it is given, and what to do; None where it takes them.
+
+    The one rule of `step`, `forward` and data sets. Integers are not taken for floating-point numbers: pixels from 0 to
+    255 would train a network that expects them from 0 to 1.
+
+    Args:
+        wanted: Type of the input in the network.
+        given: Type of the array's elements.
+    """
+    if wanted is DType.INT32:
+        return None if given.kind in "iu" else ("integers", "convert it with astype('int32')")
+    if wanted is DType.UINT8:
+        remedy = "give pixels from 0 to 255 as uint8 (what augment expects), or declare the input `: float`"
+        return None if given == np.uint8 else ("bytes", remedy)
+    if given.kind == "f":
+        return None
+    bytes_too = ", or declare the input `: uint8` and pipe it into augment" if given == np.uint8 else ""
+    return "floating-point numbers", f"convert it with astype('float32'), scaled as the network expects{bytes_too}"
+
+
 def canonical_view(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
     """Stored bytes seen in canonical order, without a copy; bfloat16 shows its bits.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
+from mbc.runtime.formats import wrong_elements
 
 Array = NDArray[Any]
 Batch = tuple[Array, ...]  # one array per input of the network, in the network's order
@@ -82,20 +83,11 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
             f"input '{i.name}' needs rows of the shape {tuple(sample)}",
             _remedy_of_shape(i, array.shape[1:]),
         )
-    if i.is_class and array.dtype.kind not in "iu":
+    if (wrong := wrong_elements(i.type.dtype, array.dtype)) is not None:
+        needed, remedy = wrong
         raise MbcError(
-            "MBC176",
-            f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs class numbers",
-            "give integers that count the classes from 0",
+            "MBC176", f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs {needed}", remedy
         )
-    if i.type.dtype is DType.UINT8 and array.dtype != np.uint8:
-        raise MbcError(
-            "MBC176",
-            f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs bytes",
-            "give pixels from 0 to 255 as uint8, or declare the input `: float`",
-        )
-    if not i.is_class and array.dtype.kind not in "fiu":
-        raise MbcError("MBC176", f"array '{found}' of '{place}' holds {array.dtype}, not numbers", "give floats")
     if i.classes is not None:
         _check_classes(array, i.classes, i.ignored, found, place)
     # Only a slice is converted at a time by the module, so a memory-mapped array stays on disk.

@@ -10,6 +10,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
+from mbc.runtime.arrays import Wanted, received
 from mbc.train.data import ArrayData, check_place, has_part, open_data
 from mbc.train.inputs import Input, converted, fit
 from mbc.train.share import whole_batch
@@ -121,9 +122,9 @@ def pairs(): return {"image": ROW[0], "target": ROW[1]}
         ("key", "MBC171", "key raises KeyError: 'x' (loaders_for_test.py, line 14)"),
         ("deep", "MBC171", "(5,) (loaders_for_test.py, line 15)"),
         ("ragged", "MBC171", "ragged (batch 1) yields a list for 'image' that is no array: "),
-        ("odd", "MBC171", "odd (batch 1) yields a Odd for 'image' that is no array: on another device"),
+        ("odd", "MBC171", "odd (batch 1) yields an Odd for 'image' that is no array: on another device"),
         ("nothing", "MBC175", "(batch 1)' has the shape (), input 'image' needs rows of the shape (1, 8, 8)"),
-        ("objects", "MBC176", "(batch 1)' holds object, not numbers"),
+        ("objects", "MBC176", "(batch 1)' holds object, input 'image' needs floating-point numbers"),
         ("words", "MBC175", "(batch 1)' has the shape ()"),
         ("number", "MBC171", "yields 1 arrays a batch, the network has 2 inputs: image, target"),
         ("text", "MBC171", "yields 1 arrays a batch"),
@@ -231,8 +232,14 @@ def test_axes_of_length_one_may_be_left_out():
         ({}, "MBC173", "(it has: none)"),
         ({"image": X, "target": Y[:9]}, "MBC174", "differ in their rows: image 10, target 9"),
         ({"image": X[:, :, :7], "target": Y}, "MBC175", "needs rows of the shape (1, 8, 8)"),
-        ({"image": X, "target": Y.astype(np.float32)}, "MBC176", "holds float32, input 'target' needs class numbers"),
-        ({"image": X.astype(str), "target": Y}, "MBC176", "not numbers"),
+        ({"image": X, "target": Y.astype(np.float32)}, "MBC176", "holds float32, input 'target' needs integers"),
+        ({"image": X.astype(str), "target": Y}, "MBC176", "needs floating-point numbers"),
+        (
+            {"image": (255 * X).astype(np.uint8), "target": Y},
+            "MBC176",
+            "holds uint8, input 'image' needs floating-point",
+        ),
+        ({"image": X.astype(np.int64), "target": Y}, "MBC176", "holds int64, input 'image' needs floating-point"),
     ],
 )
 def test_arrays_that_do_not_fit(arrays, code, message):
@@ -287,3 +294,23 @@ def test_batches_take_the_types_of_the_inputs():
     with pytest.raises(MbcError, match="beyond 32 bits") as caught:
         converted((X, np.full(10, 2**32)), INPUTS)
     assert caught.value.code == "MBC176"
+
+
+@pytest.mark.parametrize("given", ["?", "i1", "u1", "i4", "i8", "u4", "f2", "f4", "f8", "c8", "U1", "O"])
+@pytest.mark.parametrize("wanted", [DType.FP32, DType.FP64, DType.INT32, DType.UINT8])
+def test_data_sets_take_the_elements_that_a_step_takes(wanted, given):
+    array = np.ones((4, 3)).astype(given)
+    kind = TensorType((4, 3), wanted)
+
+    def refusal(call):
+        try:
+            call()
+        except MbcError as error:
+            return error.remedy
+        return None
+
+    of_step = refusal(lambda: received(Wanted("x", kind, True), array, None))
+    of_data = refusal(lambda: fit({"x": array}, (Input("x", kind),), "d.npz"))
+    assert of_step == of_data
+    taken = {DType.INT32: "iu", DType.UINT8: "u"}.get(wanted, "f")
+    assert (of_step is None) == (array.dtype.kind in taken and (wanted is not DType.UINT8 or given == "u1"))
