@@ -64,6 +64,7 @@ def from_torch(
     device: str = "auto",
     seed: int = 0,
     measure_for: str | None = None,
+    check: bool | None = None,
     progress: bool = True,
 ) -> Any:
     """Return a `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
@@ -82,6 +83,8 @@ def from_torch(
         seed: Of dropout and other random layers.
         measure_for: How long kernels are measured that no profile has, at most (`90s`; None: until all are), those
             first that matter most; the rest is estimated.
+        check: Whether a step of the network is compared with one of the model in float64, on the CPU and two rows:
+            outputs, loss, gradients and statistics. None: where that takes less than 10 seconds, by estimate.
         progress: Whether stderr says what is going on meanwhile.
 
     Raises MBC330 to MBC333, MBC337, MBC167, MBC303 for everything in the model that mbc does not have, and what
@@ -92,5 +95,5 @@ def from_torch(
     return make_trainer(
         model, example,
         loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, memory=memory, precision=precision,
-        device=device, seed=seed, measure_for=measure_for, progress=progress,
+        device=device, seed=seed, measure_for=measure_for, check=check, progress=progress,
     )  # fmt: skip

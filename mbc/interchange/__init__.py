@@ -16,5 +16,6 @@
 * `write`: the text of the source
 * `weights`: a `state_dict` as a file to train from, and back
 * `to_onnx`: a trained network as an ONNX model
+* `check`: an imported network in float64, beside numbers of its model
 * `importing`: all of the import
 """

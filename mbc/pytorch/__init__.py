@@ -7,6 +7,8 @@
 * `own_backward`: gradients that a model computes by code of its own
 * `weights`: parameters and statistics, between the model and the arena
 * `model`: which models are taken, and their program
+* `reference`: what a model computes in float64 with its random layers off
+* `check`: a network beside the model that it was imported from
 * `watch`: what torch could change behind a trainer's back
 * `trainer`: a model that mbc trains
 """

@@ -34,16 +34,14 @@ class Exported:
         network: The network.
         inputs: The number of the model's inputs.
         used: Positions of those that the network reads, in its order.
-        program: The `ExportedProgram`.
     """
 
     network: Imported
     inputs: int
     used: tuple[int, ...]
-    program: Any
 
 
-def check_model(model: Any) -> None:
+def refuse_model(model: Any) -> None:
     """Refuse what is no model in training mode, on one device and without hooks (MBC330)."""
     if not isinstance(model, torch.nn.Module):
         raise MbcError("MBC330", f"a {type(model).__name__} is no torch.nn.Module", "pass the model itself")
@@ -117,16 +115,17 @@ def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exporte
         other.requires_grad_(own.requires_grad and id(own) in trained)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
-        program = _export(twin, tuple(tensor.detach().cpu() for tensor in example), file)
+        export_model(twin, tuple(tensor.detach().cpu() for tensor in example), file)
         read = read_pt2(file)
     network = translate(read, type(model).__name__.lower())
     if failed is not None:  # the export and the translation had nothing better to say
         raise failed
     used = tuple(read.inputs.index(name) for name, _ in network.inputs)
-    return Exported(network, len(read.inputs), used, program)
+    return Exported(network, len(read.inputs), used)
 
 
-def _export(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
+def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
+    """Export a copy of a model, and save its program; MBC330 where torch does not."""
     forward = twin.forward
 
     @functools.wraps(forward)

@@ -11,6 +11,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import LOSSES, Objective
+from mbc.pytorch.copies import copy_model
 from mbc.pytorch.tensors import entries_of
 
 torch: Any = importlib.import_module("torch")
@@ -37,6 +38,19 @@ def losses_of(given: Any) -> tuple[Objective | None, ...]:
     """
     entries = (given,) if _is_weighted(given) else entries_of(given)
     return tuple(None if entry is None else _objective(entry) for entry in entries)
+
+
+def judges_of(given: Any) -> list[Any]:
+    """Return the losses of the outputs as functions of torch, in float64; None where an output has none."""
+    entries = (given,) if _is_weighted(given) else entries_of(given)
+    losses = [entry[0] if _is_weighted(entry) else entry for entry in entries]
+    by_name = {name: function for function, name in _FUNCTIONS.items()}
+    return [
+        by_name[loss] if isinstance(loss, str)
+        else copy_model(loss, dtype=torch.float64) if isinstance(loss, nn.Module)
+        else loss
+        for loss in losses
+    ]  # fmt: skip
 
 
 def loss_modules(given: Any) -> list[Any]:

@@ -20,8 +20,9 @@ from mbc.interchange.importing import check_source
 from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
 from mbc.progress import busy
-from mbc.pytorch.model import Exported, check_model, network_of
-from mbc.pytorch.objective import fitted, loss_modules, losses_of
+from mbc.pytorch.check import Subject, check_model
+from mbc.pytorch.model import Exported, export_model, network_of, refuse_model
+from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
 from mbc.pytorch.optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.tensors import example_tensors, readable
 from mbc.pytorch.watch import Watch
@@ -172,17 +173,18 @@ def make_trainer(
     device: str,
     seed: int,
     measure_for: str | None,
+    check: bool | None,
     progress: bool,
 ) -> Trainer:
     """As `mbc.from_torch`, which says what it takes and raises."""
     began_s = time.perf_counter()
     measure_for_s = duration_of("measure_for", measure_for)
-    check_model(model)
+    refuse_model(model)
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
         exported, text = import_training(
-            model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm
+            model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, check=check
         )
         network = exported.network
         imported_s, stages = time.perf_counter(), Stages(announce=say)
@@ -201,16 +203,24 @@ def make_trainer(
 
 
 def import_training(
-    model: Any, example: Any, *, loss: Any, optimizer: Any, targets: Any = None, clip_norm: float = 0.0
+    model: Any,
+    example: Any,
+    *,
+    loss: Any,
+    optimizer: Any,
+    targets: Any = None,
+    clip_norm: float = 0.0,
+    check: bool | None = False,
 ) -> tuple[Exported, str]:
-    """Return the network of a model that `check_model` takes, and the source of its training.
+    """Return the network of a model that `refuse_model` takes, and the source of its training.
 
     Otherwise it takes and raises what `mbc.from_torch` does.
     """
     objectives = losses_of(loss)
     updates = updates_of(optimizer)
     trained = check_parameters(optimizer, model)
-    exported = network_of(model, example_tensors(example), trained)
+    examples = example_tensors(example)
+    exported = network_of(model, examples, trained)
     network = exported.network
     states = {key.name: key.state for key in network.keys if key.state}
     names = dict[int, list[str]]()
@@ -219,10 +229,11 @@ def import_training(
             names.setdefault(id(tensor), []).append(states[key])
     entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
     entries += [f"clip_norm = {float(clip_norm)!r}"] if clip_norm else []
-    text = write_source(
-        network, fitted(objectives, network, targets), "Made from a model of PyTorch.", training=entries
-    )
+    objectives = fitted(objectives, network, targets)
+    text = write_source(network, objectives, "Made from a model of PyTorch.", training=entries)
     check_source(text, network)
+    subject = Subject(network, text, objectives, judges_of(loss), exported.used)
+    check_model(model, examples, subject, trained, check, export_model)
     return exported, text
 
 

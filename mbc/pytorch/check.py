@@ -1,0 +1,251 @@
+"""A network beside the model of torch that it was imported from: outputs, loss, gradients and statistics."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.interchange.check import (
+    MOST_SECONDS,
+    TOLERANCE,
+    UNCHECKED,
+    Numbers,
+    Search,
+    cannot_check,
+    deviations,
+    refuse_deviation,
+    seconds_of,
+    step_of,
+    training_graph,
+)
+from mbc.interchange.program import Array, Node
+from mbc.interchange.pt2 import read_pt2
+from mbc.interchange.steps import Imported
+from mbc.interchange.write import Objective
+from mbc.ir.graph import TrainingGraph
+from mbc.pytorch.copies import copy_model
+from mbc.pytorch.own_backward import checkpoints_opened, untouched_randomness
+from mbc.pytorch.reference import Recorder, arguments_of, in_float64
+from mbc.pytorch.tensors import first_rows, output_tensors, rows_of
+
+torch: Any = importlib.import_module("torch")
+_ROWS = 2
+_VALUES = 8  # of a channel that a batch norm should see: the variance of fewer may be near 0
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked.
+
+    Attributes:
+        network: The network that was imported.
+        source: Its source.
+        objectives: The losses of its outputs.
+        judges: The losses as functions of torch, in the same order.
+        used: Positions of the model's inputs that the network reads.
+    """
+
+    network: Imported
+    source: str
+    objectives: Sequence[Objective | None]
+    judges: Sequence[Callable[[Any, Any], Any] | None]
+    used: Sequence[int]
+
+
+def check_model(
+    model: Any, example: Sequence[Any], subject: Subject, trained: set[int], check: bool | None, export: Any
+) -> bool:
+    """Compare a step of the network with one of the model, in float64 on the CPU; return whether it was done.
+
+    Two rows of the example are taken, or more where a batch norm would see too few values or the model takes no other
+    number. Nothing of the model changes: a copy runs. Raises MBC345 for a deviation, MBC346 where `check` is True and
+    nothing can be compared.
+
+    Args:
+        model: The model that was imported.
+        example: Its inputs for a mini-batch.
+        subject: The network and its losses.
+        trained: The parameters that are trained, by `id`.
+        check: None checks where that takes ten seconds at most.
+        export: Exports a copy of a model for an example, into a file.
+    """
+    if check is False:
+        return False
+    batch = rows_of(example)
+    failed: MbcError | None = None
+    for rows in sorted({min(batch, _rows_wanted(subject.network)), batch}):
+        try:
+            graph = training_graph(subject.source, rows)
+            if check is None and seconds_of(graph) > MOST_SECONDS:
+                return False
+            with untouched_randomness():
+                _compare(model, first_rows(example, rows, "cpu"), graph, subject, trained, export)
+            return True
+        except MbcError as error:
+            if error.code != UNCHECKED:
+                raise
+            failed = error
+        except Exception as error:  # whatever a model raises in float64, on the CPU, or with other rows
+            failed = cannot_check(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+    if check and failed is not None:
+        raise failed
+    return False
+
+
+def _compare(
+    model: Any, example: Sequence[Any], graph: TrainingGraph, subject: Subject, trained: set[int], export: Any
+) -> None:
+    inputs = _varied([tensor.double() for tensor in example])
+    targets = _targets(subject, graph.batch)
+    theirs = _of_model(model, inputs, targets, subject, trained)
+    found = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
+    if found is not None:
+        raise refuse_deviation(found, _first(model, inputs, export))
+
+
+def check_file(path: Path, subject: Subject, check: bool | None) -> bool:
+    """Compare a step of a network with one of the exported program that it was imported from.
+
+    As `check_model`, with all rows of the program, whose sizes are fixed. The file is loaded by torch.
+    """
+    graph = training_graph(subject.source, subject.network.inputs[0][1][0])
+    if check is None and seconds_of(graph) > MOST_SECONDS:
+        return False
+    try:
+        program = torch.export.load(path)
+        read = read_pt2(path)
+        generator = torch.Generator().manual_seed(_SEED)
+        shapes = [read.tensors[name].sizes for name in read.inputs]
+        inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+        targets = _targets(subject, graph.batch)
+        with untouched_randomness():
+            arguments, parameters = arguments_of(program, inputs)
+            recorder = Recorder(program, True)
+            with torch.enable_grad():
+                outputs = _user_outputs(program, recorder.run(*arguments))
+            theirs = _numbers(outputs, targets, subject, parameters, {})
+            ours = _of_network(graph, inputs, targets, subject)
+        found = next(deviations(ours, theirs), None)
+        if found is None:
+            return True
+        place = Search(read, recorder.tensors, [x.numpy() for x in inputs], True, TOLERANCE).first()
+    except MbcError:
+        raise
+    except Exception as error:  # whatever torch raises for a program
+        raise cannot_check(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+    raise refuse_deviation(found, place)
+
+
+def _user_outputs(program: Any, results: Any) -> tuple[Any, ...]:
+    specs = program.graph_signature.output_specs
+    pairs = zip(specs, results, strict=True)
+    return tuple(r for spec, r in pairs if spec.kind.name == "USER_OUTPUT" and isinstance(r, torch.Tensor))
+
+
+def _rows_wanted(network: Imported) -> int:
+    """Return two rows, or as many as give every channel of a batch norm enough values."""
+    shapes = [network.shapes[step.values[0]] for step in network.steps if step.op == "bn"]
+    values = min((int(np.prod(shape[2:], dtype=np.int64)) for shape in shapes), default=_VALUES)
+    return max(_ROWS, -(-_VALUES // values))
+
+
+def _varied(inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs in which something can be told apart: of a constant example normal random numbers."""
+    generator = torch.Generator().manual_seed(_SEED)
+    flat = [x.is_floating_point() and x.numel() > 1 and not bool((x != x.reshape(-1)[0]).any()) for x in inputs]
+    return [
+        torch.randn(x.shape, generator=generator, dtype=torch.float64) if constant else x
+        for x, constant in zip(inputs, flat, strict=True)
+    ]
+
+
+def _targets(subject: Subject, rows: int) -> list[Array | None]:
+    """Return random targets, one for each output that has a loss."""
+    random = np.random.default_rng(_SEED)
+    targets: list[Array | None] = []
+    for value, objective in zip(subject.network.outputs, subject.objectives, strict=True):
+        shape = (rows, *subject.network.shapes[value][1:])
+        if objective is None:
+            targets.append(None)
+        elif objective.loss == "softmax_cross_entropy" and not objective.soft:
+            targets.append(random.integers(0, shape[1], (rows, *shape[2:]), np.int64))
+        elif objective.loss == "softmax_cross_entropy":
+            shares = random.random(shape)
+            targets.append(shares / shares.sum(1, keepdims=True))
+        elif objective.loss == "binary_cross_entropy":
+            targets.append(random.random(shape))
+        else:
+            targets.append(random.standard_normal(shape))
+    return targets
+
+
+def _of_network(
+    graph: TrainingGraph, inputs: Sequence[Any], targets: Sequence[Array | None], subject: Subject
+) -> Numbers:
+    given = [inputs[position].numpy() for position in subject.used]
+    return step_of(graph, subject.network.arrays, [*given, *(t for t in targets if t is not None)])
+
+
+def _of_model(
+    model: Any, inputs: Sequence[Any], targets: Sequence[Array | None], subject: Subject, trained: set[int]
+) -> Numbers:
+    twin = copy_model(model, dtype=torch.float64)
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        other.requires_grad_(own.requires_grad and id(own) in trained)
+    with in_float64(), checkpoints_opened(), torch.inference_mode(False), torch.enable_grad():
+        outputs = output_tensors(twin(*[x.clone() for x in inputs]))
+        parameters = dict(twin.named_parameters(remove_duplicate=False))
+        return _numbers(outputs, targets, subject, parameters, dict(twin.named_buffers()))
+
+
+def _numbers(
+    outputs: Sequence[Any],
+    targets: Sequence[Array | None],
+    subject: Subject,
+    parameters: Mapping[str, Any],
+    buffers: Mapping[str, Any],
+) -> Numbers:
+    """Return the numbers of a step of torch, under the names and in the shapes of the network's states."""
+    if len(outputs) != len(targets):
+        return Numbers(tuple(o.detach().numpy() for o in outputs))
+    losses: list[Any] = []
+    for output, target, objective, judge in zip(outputs, targets, subject.objectives, subject.judges, strict=True):
+        if judge is not None and objective is not None:
+            losses.append(objective.weight * judge(output, torch.from_numpy(target)))
+    loss = torch.stack(losses).sum()
+    loss.backward()
+    states = {key.name: key.state for key in subject.network.keys if key.state}
+    gradients = {
+        states[name]: parameter.grad.numpy()
+        for name, parameter in parameters.items()
+        if name in states and parameter.grad is not None
+    }
+    statistics = {
+        states[name]: buffer.numpy() for name, buffer in buffers.items() if name in states and _is_statistic(name)
+    }
+    return Numbers(tuple(o.detach().numpy() for o in outputs), loss.item(), gradients, statistics)
+
+
+def _is_statistic(name: str) -> bool:
+    return name.endswith(("running_mean", "running_var"))
+
+
+def _first(model: Any, inputs: Sequence[Any], export: Any) -> Node | None:
+    """Return the first operation of the program of these rows whose result differs."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.pt2"
+        program = export(copy_model(model), tuple(x.float() for x in inputs), file)
+        read = read_pt2(file)
+    recorder = Recorder(program, True)
+    arguments, _ = arguments_of(program, [x.clone() for x in inputs])
+    with torch.no_grad():
+        recorder.run(*arguments)
+    return Search(read, recorder.tensors, [x.numpy() for x in inputs], True, TOLERANCE).first()

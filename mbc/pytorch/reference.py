@@ -1,0 +1,106 @@
+"""What a model of torch computes in float64 with its random layers off, whatever types its code names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mbc.interchange.check import cannot_check
+from mbc.interchange.program import Array
+
+torch: Any = importlib.import_module("torch")
+overrides: Any = importlib.import_module("torch.overrides")
+fx: Any = importlib.import_module("torch.fx")
+_DROPS = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
+          "dropout_", "feature_dropout_", "native_dropout")  # fmt: skip
+_DRAWS = ("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "multinomial", "normal",
+          "normal_", "uniform_", "rrelu", "rrelu_", "bernoulli", "poisson", "random_", "exponential_")  # fmt: skip
+
+
+def exact(name: str, function: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Call a function of torch as it is in float64 and without chance.
+
+    Dropout hands its input on, a mask drawn by `bernoulli_` has its mean everywhere. MBC346 for other draws.
+    """
+    if name in _DROPS:
+        return arguments[0]
+    if name == "bernoulli_":
+        mean = arguments[1] if len(arguments) > 1 else named.get("p", 0.5)
+        return arguments[0].fill_(mean) if isinstance(mean, float | int) else arguments[0].copy_(mean)
+    if name in _DRAWS:
+        raise cannot_check(f"the model draws random numbers by '{name}', which have no part in both")
+    if name == "float":
+        return arguments[0].double()
+    return function(*(_widened(a) for a in arguments), **{key: _widened(value) for key, value in named.items()})
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+class _Exact(overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "hardsigmoid" and args[0].dtype == torch.float64:
+            # torch's own gradient takes 1 / 6 in float32, which is 3e-8 off.
+            return torch.nn.functional.relu6(args[0] + 3) / 6
+        return exact(name, func, args, kwargs or {})
+
+
+@contextmanager
+def in_float64() -> Generator[None]:
+    """Let models compute in float64 and without chance."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Exact():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Recorder(fx.Interpreter):
+    """Runs an exported program in float64 and without chance, and keeps each tensor as it was when it was made."""
+
+    def __init__(self, program: Any, keeps: bool) -> None:
+        fx.Interpreter.__init__(self, program.graph_module)
+        self.tensors: dict[str, Array] = {}
+        self._keeps = keeps
+
+    def run_node(self, n: Any) -> Any:
+        result: Any = fx.Interpreter.run_node(self, n)
+        if self._keeps and isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.tensors[n.name] = np.array(result.detach().numpy())
+        return result
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        packet = getattr(target, "overloadpacket", None)
+        name = packet.__name__ if packet is not None else getattr(target, "__name__", "")
+        return exact(name, target, args, kwargs)
+
+
+def arguments_of(program: Any, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return what the graph of an exported program takes, in float64, and its trained parameters by their keys."""
+    given, made, parameters = iter(inputs), dict[str, Any](), dict[str, Any]()
+    arguments: list[Any] = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name == "USER_INPUT":
+            arguments.append(next(given))
+            continue
+        held = program.state_dict.get(spec.target)
+        held = program.constants[spec.target] if held is None else held
+        if not isinstance(held, torch.Tensor):
+            raise cannot_check(f"it holds '{spec.target}', which is no tensor")
+        key = str(id(held))
+        if key not in made:
+            copy = held.detach().clone()
+            copy = copy.double() if copy.is_floating_point() else copy
+            made[key] = copy.requires_grad_(held.requires_grad)
+        if held.requires_grad:
+            parameters[spec.target] = made[key]
+        arguments.append(made[key])
+    return arguments, parameters
