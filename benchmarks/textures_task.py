@@ -89,6 +89,10 @@ class Task:
             found |= {f"{name}{kind}": held[f"{name}{kind}"][first] for kind in ("photo", "target")}
         return found
 
+    def last_epoch(self, data: Arrays) -> int:
+        """Return the number of the step with which the last epoch begins."""
+        return (self.epochs - 1) * (len(data["photo"]) // self.batch)
+
     def steps(self, data: Arrays, seed: int) -> Iterator[tuple[NDArray[Any], float]]:
         """Yield the rows of each mini-batch and its learning rate; an incomplete mini-batch is left out."""
         draws = np.random.default_rng(seed)

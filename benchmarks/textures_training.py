@@ -53,9 +53,11 @@ def by_mbc(package: Any, task: Task, data: Arrays, seed: int, device: str) -> Tr
         drawn = initial_states(lower(parse(task.source()), task.settings), seed)
         if any(not np.array_equal(net.state(name), value) for name, value in drawn.items()):
             raise RuntimeError("the module does not begin with the weights that PyTorch is given")
-        for rows, rate in task.steps(data, seed):
+        for number, (rows, rate) in enumerate(task.steps(data, seed)):
             photos = data["photo"][rows]
-            losses.append(float(net.step(crops(photos) if task.shared else photos, data["target"][rows], lr=rate)))
+            loss = net.step(crops(photos) if task.shared else photos, data["target"][rows], lr=rate)
+            if number >= task.last_epoch(data):  # before, the GPU runs ahead, as where nobody looks at losses
+                losses.append(loss.item())
 
         def accuracy() -> float:
             photos = centre(data["test_photo"]) if task.shared else data["test_photo"]
@@ -68,7 +70,7 @@ def by_mbc(package: Any, task: Task, data: Arrays, seed: int, device: str) -> Tr
             averaged = accuracy()
         names = (*drawn, *map(average_name, drawn))
         states = {name: np.asarray(net.state(name), np.float64) for name in names}
-        return Trained(averaged, last_accuracy, _of_last_epoch(losses, task), states)
+        return Trained(averaged, last_accuracy, float(np.mean(losses)), states)
 
 
 def by_torch(task: Task, data: Arrays, seed: int, device: str) -> Trained:
@@ -87,7 +89,7 @@ def by_torch(task: Task, data: Arrays, seed: int, device: str) -> Trained:
     swa = torch.optim.swa_utils
     average: Any = swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(DECAY), use_buffers=True)
     mean, std = (torch.tensor(values, dtype=dtype, device=device).view(1, 3, 1, 1) for values in (MEAN, STD))
-    crops, losses = Crops(seed), list[Any]()
+    crops, losses = Crops(seed), list[float]()
 
     def place(cropped: NDArray[Any], classes: NDArray[Any]) -> tuple[Any, Any]:
         photos = torch.tensor(cropped, device=device).to(dtype).permute(0, 3, 1, 2)
@@ -103,7 +105,7 @@ def by_torch(task: Task, data: Arrays, seed: int, device: str) -> Trained:
                 right += int((logits.argmax(1) == classes).sum())
         return right / len(data["test_photo"])
 
-    for rows, rate in task.steps(data, seed):
+    for number, (rows, rate) in enumerate(task.steps(data, seed)):
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -113,12 +115,8 @@ def by_torch(task: Task, data: Arrays, seed: int, device: str) -> Trained:
         model.clip(rule)
         optimizer.step()
         average.update_parameters(model)
-        losses.append(loss.detach())
+        if number >= task.last_epoch(data):
+            losses.append(loss.item())
     averages = average.module.states()
     states = model.states() | {average_name(name): value for name, value in averages.items()}
-    mean_loss = _of_last_epoch([float(loss) for loss in losses], task)
-    return Trained(accuracy(average.module.eval()), accuracy(model.eval()), mean_loss, states)
-
-
-def _of_last_epoch(losses: list[float], task: Task) -> float:
-    return float(np.mean(losses[-max(1, len(losses) // task.epochs) :]))
+    return Trained(accuracy(average.module.eval()), accuracy(model.eval()), float(np.mean(losses)), states)
