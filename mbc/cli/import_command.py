@@ -6,10 +6,14 @@ import argparse
 import json
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mbc.cli.terminal import notes
 from mbc.errors import MbcError
 from mbc.progress import busy
+
+if TYPE_CHECKING:
+    from mbc.interchange.importing import ImportedModel
 
 _NO_BACKWARD = (
     "an exported program has the forward pass alone: the backward pass of a torch.autograd.Function is not in it"
@@ -31,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
         if Path(arguments.model).suffix != ONNX:
             warnings.warn(_NO_BACKWARD, RuntimeWarning, stacklevel=1)
         name = arguments.name or source.stem
-        made = import_model(Path(arguments.model), name, arguments.loss, arguments.flat, arguments.batch)
+        path = Path(arguments.model)
+        made = import_model(path, name, arguments.loss, arguments.flat, arguments.batch)
+        checked = _check(path, made, arguments.loss, arguments.batch, arguments.check)
     network = made.network
     write_weights(weights, network)
     try:
@@ -45,15 +51,37 @@ def run(arguments: argparse.Namespace) -> int:
         figures = {
             "source": str(source), "lines": lines, "weights": str(weights), "operations": len(network.steps),
             "keys": len(network.keys), "states": len(network.arrays), "numbers": parameters,
-            "frozen": list(network.frozen),
+            "frozen": list(network.frozen), "checked": checked,
         }  # fmt: skip
         print(json.dumps(figures, indent=2))
         return 0
     print(f"{source}: {_counted(len(network.steps), 'operation')} in {_counted(lines, 'line')}")
     held = f"{parameters:,} numbers in {_counted(len(network.arrays), 'state')}"
     print(f"{weights}: {held}, for {_counted(len(network.keys), 'key')} of the state_dict")
+    if checked:
+        print("checked: it computes what the model does")
     print(f"train it: mbc train {source} --data DATA --weights {weights}")
     return 0
+
+
+def _check(path: Path, made: ImportedModel, loss: str, batch: int | None, check: bool) -> bool:
+    """Compare a network with the model that it was imported from; return whether that was done."""
+    from mbc.interchange.importing import ONNX
+
+    network = made.network
+    if path.suffix == ONNX:
+        from mbc.interchange.from_onnx.check import check_onnx
+
+        return check_onnx(path, batch, network, made.source, check or None)
+    if not check:
+        return False  # torch would unpickle the file
+    from mbc.interchange.check import cannot_check
+
+    try:
+        from mbc.pytorch.check import check_file
+    except ImportError as error:
+        raise cannot_check(f"PyTorch cannot be imported here ({error})", "install it: pip install torch") from error
+    return check_file(path, network, made.source, loss)
 
 
 def _counted(number: int, what: str) -> str:

@@ -31,6 +31,7 @@ from mbc.interchange.steps import Imported
 from mbc.interchange.write import Objective
 from mbc.ir.graph import TrainingGraph
 from mbc.pytorch.copies import copy_model
+from mbc.pytorch.objective import judges_of
 from mbc.pytorch.own_backward import checkpoints_opened, untouched_randomness
 from mbc.pytorch.reference import Recorder, arguments_of, in_float64
 from mbc.pytorch.tensors import first_rows, output_tensors, rows_of
@@ -111,29 +112,29 @@ def _compare(
         raise refuse_deviation(found, _first(model, inputs, export))
 
 
-def check_file(path: Path, subject: Subject, check: bool | None) -> bool:
+def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
     """Compare a step of a network with one of the exported program that it was imported from.
 
-    As `check_model`, with all rows of the program, whose sizes are fixed. The file is loaded by torch.
+    As `check_model`, with all rows of the program, whose sizes are fixed, and of normal random numbers. The file is
+    loaded by torch. Raises MBC345 and MBC346.
     """
-    graph = training_graph(subject.source, subject.network.inputs[0][1][0])
-    if check is None and seconds_of(graph) > MOST_SECONDS:
-        return False
     try:
         program = torch.export.load(path)
         read = read_pt2(path)
+        used = [read.inputs.index(name) for name, _ in network.inputs]
+        count = len(network.outputs)
+        subject = Subject(network, source, [Objective(loss)] * count, judges_of([loss] * count), used)
+        graph = training_graph(source, network.inputs[0][1][0])
         generator = torch.Generator().manual_seed(_SEED)
         shapes = [read.tensors[name].sizes for name in read.inputs]
         inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         targets = _targets(subject, graph.batch)
-        with untouched_randomness():
-            arguments, parameters = arguments_of(program, inputs)
-            recorder = Recorder(program, True)
-            with torch.enable_grad():
-                outputs = _user_outputs(program, recorder.run(*arguments))
-            theirs = _numbers(outputs, targets, subject, parameters, {})
-            ours = _of_network(graph, inputs, targets, subject)
-        found = next(deviations(ours, theirs), None)
+        arguments, parameters = arguments_of(program, [x.clone() for x in inputs])
+        recorder = Recorder(program)
+        with untouched_randomness(), torch.enable_grad():
+            outputs = _user_outputs(program, recorder.run(*arguments))
+        theirs = _numbers(outputs, targets, subject, parameters, {})
+        found = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
         if found is None:
             return True
         place = Search(read, recorder.tensors, [x.numpy() for x in inputs], True, TOLERANCE).first()
@@ -244,7 +245,7 @@ def _first(model: Any, inputs: Sequence[Any], export: Any) -> Node | None:
         file = Path(folder) / "model.pt2"
         program = export(copy_model(model), tuple(x.float() for x in inputs), file)
         read = read_pt2(file)
-    recorder = Recorder(program, True)
+    recorder = Recorder(program)
     arguments, _ = arguments_of(program, [x.clone() for x in inputs])
     with torch.no_grad():
         recorder.run(*arguments)

@@ -66,14 +66,13 @@ def in_float64() -> Generator[None]:
 class Recorder(fx.Interpreter):
     """Runs an exported program in float64 and without chance, and keeps each tensor as it was when it was made."""
 
-    def __init__(self, program: Any, keeps: bool) -> None:
+    def __init__(self, program: Any) -> None:
         fx.Interpreter.__init__(self, program.graph_module)
         self.tensors: dict[str, Array] = {}
-        self._keeps = keeps
 
     def run_node(self, n: Any) -> Any:
         result: Any = fx.Interpreter.run_node(self, n)
-        if self._keeps and isinstance(result, torch.Tensor) and result.is_floating_point():
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
             self.tensors[n.name] = np.array(result.detach().numpy())
         return result
 

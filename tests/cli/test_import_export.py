@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ def test_help_names_the_losses_that_there_are():
 def test_a_model_becomes_a_source_and_weights(mbc, model: Path):
     result = mbc("import", "net.pt2", "-o", "stem.mbc")
     assert result.code == 0, result.err
+    assert "note: an exported program has the forward pass alone" in result.err and "checked" not in result.out
     assert "stem.mbc: 1 operation in 9 lines" in result.out
     assert "stem.safetensors: 15 numbers in 1 state, for 1 key of the state_dict" in result.out
     assert "train it: mbc train stem.mbc --data DATA --weights stem.safetensors" in result.out
@@ -42,11 +44,20 @@ def test_figures_as_json_and_another_loss(mbc, model: Path):
     result = mbc("import", "net.pt2", "-o", "net.mbc", *words)
     assert result.json == {
         "source": "net.mbc", "lines": 9, "weights": "w.safetensors", "operations": 1, "keys": 1, "states": 1,
-        "numbers": 15, "frozen": [],
+        "numbers": 15, "frozen": [], "checked": False,
     }  # fmt: skip
     assert "network other(" in Path("net.mbc").read_text() and "|> mse" in Path("net.mbc").read_text()
     back = mbc("export", "w.safetensors", "--like", "w.safetensors", "-o", "back.safetensors", "--json")
     assert back.json == {"state_dict": "back.safetensors", "keys": 1}
+
+
+def test_a_check_needs_torch(mbc, model: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name.startswith("mbc.pytorch.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = mbc("import", "net.pt2", "-o", "net.mbc", "--check")
+    assert result.code == 1 and "error MBC346: the import cannot be checked: PyTorch cannot be imported" in result.err
+    assert "help: install it: pip install torch" in result.err and not Path("net.mbc").exists()
 
 
 def test_files_that_are_there_stay(mbc, model: Path):
@@ -109,6 +120,7 @@ def test_an_onnx_model_is_trained_and_comes_back(mbc, onnx_model: Path):
     assert "help: say it: --batch 32" in opened.err and not Path("stem.mbc").exists()
     result = mbc("import", "net.onnx", "-o", "stem.mbc", "--batch", "4")
     assert result.code == 0, result.err
+    assert "checked: it computes what the model does" in result.out
     assert "stem.safetensors: 15 numbers in 1 state, for 1 key of the state_dict" in result.out
     text = Path("stem.mbc").read_text()
     assert text.startswith("# Imported from net.onnx (ONNX, ?).") and "network stem(batch = 4)" in text

@@ -29,6 +29,11 @@ def add_import(commands: Commands) -> None:
     made.add_argument(
         "--batch", type=count, metavar="N", help="rows of a mini-batch, where an ONNX model leaves them open"
     )
+    made.add_argument(
+        "--check", action="store_true",
+        help="compare with the model in float64, by torch, which loads the file; of ONNX outputs alone, by onnx, by "
+        "default where that takes less than 10 s",
+    )  # fmt: skip
     made.add_argument("--flat", action="store_true", help="without blocks: every layer by its whole path")
     made.add_argument("--force", action="store_true", help="replace files that are there")
     add_json(made)

@@ -12,4 +12,5 @@
 * `elementwise`: rules of activations, arithmetic and reductions
 * `shapes`: rules of shapes, parts and concatenation
 * `resize`: the rule of resampling, axis by axis
+* `check`: an imported network beside its file
 """

@@ -1,0 +1,100 @@
+"""An imported network beside its ONNX file, which the package's reference evaluator runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.interchange.check import (
+    MOST_SECONDS,
+    Numbers,
+    Search,
+    cannot_check,
+    deviations,
+    evaluation_of,
+    refuse_deviation,
+    seconds_of,
+    step_of,
+    training_graph,
+)
+from mbc.interchange.from_onnx.package import onnx
+from mbc.interchange.from_onnx.read import read_onnx
+from mbc.interchange.program import Array
+from mbc.interchange.pt2 import printable
+from mbc.interchange.steps import Imported
+from mbc.ir.graph import TrainingGraph
+
+TOLERANCE = 1e-4  # of float32, in which a file's numbers are
+_SLOWER = 20  # times: the reference evaluator beside the interpreter
+
+
+def check_onnx(path: Path, batch: int | None, network: Imported, source: str, check: bool | None) -> bool:
+    """Compare the outputs of a network with those of the ONNX file that it was imported from.
+
+    A file has no loss and no gradients. It is run as it is: in evaluation mode, or in training mode where its batch
+    norms say so. `check`: True, or None where it may take ten seconds at most. Returns whether it was done. Raises
+    MBC345 for a deviation, MBC346 where `check` is True and the file cannot be run.
+    """
+    graph = training_graph(source, network.inputs[0][1][0])
+    if check is None and _SLOWER * seconds_of(graph) > MOST_SECONDS:
+        return False
+    try:
+        model = onnx().load(str(path))
+        training = _is_training(model)
+        program = read_onnx(path, batch)
+        random = np.random.default_rng(0)
+        given = {name: random.standard_normal(program.tensors[name].sizes) for name in program.inputs}
+        wanted = _tensors_of(model, given)
+    except MbcError:
+        if check is None:
+            return False
+        raise
+    except Exception as error:  # whatever the evaluator raises
+        if check is None:
+            return False
+        raise cannot_check(f"{type(error).__name__}: {printable(str(error))}") from error
+    inputs = [given[name] for name, _ in network.inputs]
+    ours = _of_network(graph, network, inputs, training)
+    theirs = Numbers(tuple(wanted[name] for name in program.outputs))
+    found = next(deviations(ours, theirs, TOLERANCE), None)
+    if found is None:
+        return True
+    ordered = [given[name] for name in program.inputs]
+    raise refuse_deviation(found, Search(program, wanted, ordered, training, TOLERANCE).first())
+
+
+def _of_network(graph: TrainingGraph, network: Imported, inputs: Sequence[Array], training: bool) -> Numbers:
+    if not training:
+        return evaluation_of(graph, network.arrays, inputs)
+    targets = [np.zeros(graph.values[name].type.shape) for name in graph.inputs[len(inputs) :]]
+    return Numbers(step_of(graph, network.arrays, [*inputs, *targets]).outputs)
+
+
+def _tensors_of(model: Any, given: Mapping[str, Array]) -> dict[str, Array]:
+    """Return all floating-point tensors of a file, by their names in the program."""
+    evaluator = onnx("onnx.reference").ReferenceEvaluator(model)
+    names = {printable(value.name): value.name for value in model.graph.input}
+    feeds = {names[name]: array.astype(np.float32) for name, array in given.items()}
+    with np.errstate(all="ignore"):
+        made: Mapping[str, Any] = evaluator.run(None, feeds, intermediate=True)
+    return {printable(name): a for name, a in made.items() if getattr(getattr(a, "dtype", None), "kind", "") == "f"}
+
+
+def _is_training(model: Any) -> bool:
+    """Return whether batch norms are in training mode; MBC346 where some are and some are not, or dropout draws."""
+    modes: set[bool] = set()
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            modes.add(any(a.name == "training_mode" and a.i for a in node.attribute))
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            mode = constants.get(node.input[2])
+            if mode is None or bool(onnx("onnx.numpy_helper").to_array(mode)):
+                raise cannot_check("its dropout draws random numbers", "export it in evaluation mode to check it")
+    if len(modes) > 1:
+        raise cannot_check("some of its batch norms are in training mode, and some are not")
+    return True in modes
