@@ -26,7 +26,7 @@ function rooflineSection(place) {
   const chart = new Chart(map, {
     label: "time of operations over their limit, on logarithmic axes",
     height: 380, near: 4,
-    x: { ...axis, title: "limit" },
+    x: { ...axis, title: "limit →; time ↑" },
     y: { ...axis },
     describe: (n) => {
       const o = View.program.operations;

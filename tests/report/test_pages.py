@@ -30,7 +30,7 @@ from mbc.report.html.head import taken_bytes
 from mbc.report.html.notebook import plan_fragment
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
-from mbc.report.html.render import packed, write_text
+from mbc.report.html.render import breakable, packed, write_text
 from mbc.report.measured import MeasuredStep, measured_step
 from mbc.report.tables import measured_percent
 from mbc.report.techniques import techniques_document
@@ -55,6 +55,12 @@ def data(plan):
 def _near(found, expected) -> None:
     """The same after a way through JSON."""
     assert found == json.loads(json.dumps(expected))
+
+
+def test_names_break_at_their_joints_and_numbers_do_not():
+    assert breakable("memory.device=6GiB,batch=64") == "memory.<wbr>device=<wbr>6GiB,<wbr>batch=<wbr>64"
+    assert breakable("12,789.5 images/s") == "12,789.5 images/s"
+    assert breakable("<b>a=1</b>") == "&lt;b&gt;a=<wbr>1&lt;/b&gt;"
 
 
 def test_figures_of_the_plan(plan, data):
@@ -252,7 +258,8 @@ def _hostile(plan: Plan) -> Plan:
 
 def test_markup_in_names_is_no_markup(plan):
     plain, page = _Elements(plan_page(plan)), _Elements(plan_page(_hostile(plan)))
-    assert page.tags == plain.tags
+    joints = {"wbr": 0}  # there are as many as places where names may break
+    assert page.tags | joints == plain.tags | joints
     assert not [name for name in page.attributes if name.startswith("on")]
     assert data_of(plan_page(_hostile(plan)))["plan"]["network"] == HOSTILE
     two = _Elements(diff_page(plan, _hostile(plan), HOSTILE, "b"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -85,3 +86,21 @@ def test_every_page_fits_a_phone(phone, tmp_path, name):
     phone.run("for (const one of document.querySelectorAll('tbody')) one.querySelector('tr')?.click(); 0")
     assert _fits(phone)
     assert phone.errors == []
+
+
+def test_settings_break_at_their_joints(phone, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(plan_page(PLANS["recomputed"]()))
+    phone.open(path)
+    # The lines of the card by the heights of its letters: each line but the last ends behind a joint.
+    letters = phone.run(
+        "(() => { const found = [], range = document.createRange();"
+        " const card = [...document.querySelectorAll('.card b')].find((e) => e.textContent.includes('memory.device'));"
+        " const walk = document.createTreeWalker(card, NodeFilter.SHOW_TEXT);"
+        " for (let text = walk.nextNode(); text; text = walk.nextNode())"
+        " for (let i = 0; i < text.length; i++) { range.setStart(text, i); range.setEnd(text, i + 1);"
+        " found.push([text.data[i], Math.round(range.getBoundingClientRect().top)]); }"
+        " return found; })()"
+    )
+    ends = [letter for (letter, top), (_, below) in pairwise(letters) if below > top]
+    assert ends and set(ends) <= set("=,. "), letters

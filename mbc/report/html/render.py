@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -38,12 +39,18 @@ def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], 
         lstrip_blocks=True,
         autoescape=True,
     )
+    environment.filters.update(breakable=breakable)  # pyright: ignore[reportUnknownMemberType]
     return environment.get_template(template).render(
         data=packed(data),
         style=Markup((sources / "style.css").read_text(encoding="utf-8")),
         scripts=[Markup((sources / name).read_text(encoding="utf-8")) for name in (*FIRST_SCRIPTS, *scripts)],
         **fields,
     )
+
+
+def breakable(text: str) -> Markup:
+    """Return escaped text in which a line may end behind the joints of names, as in `memory.device=6GiB`."""
+    return Markup("<wbr>").join(re.split(r"(?<=[=_+])(?=\w)|(?<=,)(?=[a-z])|(?<=[a-z]\.)(?=\w)", text))
 
 
 def packed(data: Mapping[str, Any]) -> str:
