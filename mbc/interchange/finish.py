@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mbc.interchange.steps import Number, Step
+from mbc.interchange.steps import Number, Setting, Step
+from mbc.ops import LAYERS
+
+Shapes = Mapping[int, tuple[int, ...]]
+_SLICE = {parameter.name: parameter.default for parameter in LAYERS["slice"].parameters}
 
 
 def growing(steps: Sequence[Step]) -> list[Step]:
@@ -21,6 +25,29 @@ def growing(steps: Sequence[Step]) -> list[Step]:
                 step = replace(step, inputs=(joined[step.inputs[:count]], *step.inputs[count:]))
         made.append(step)
     return made
+
+
+def only_parts_that_are_used(steps: Sequence[Step], outputs: Sequence[int], shapes: Shapes) -> list[Step]:
+    """Return the steps with a slice for each part of a split tensor that is used, where other parts are not."""
+    used = {*outputs, *(value for step in steps for value in step.values)}
+    kept: list[Step] = []
+    for step in steps:
+        if step.op not in ("chunk", "split") or used.issuperset(step.results):
+            kept.append(step)
+            continue
+        axis = step.settings.get("axis", 1)
+        assert isinstance(axis, int)
+        start = 0
+        for part in step.results:
+            stop = start + shapes[part][axis]
+            settings: dict[str, Setting] = {"axis": axis, "start": start, "stop": stop}
+            settings = {name: value for name, value in settings.items() if value != _SLICE.get(name)}
+            if stop == shapes[step.values[0]][axis]:
+                del settings["stop"]
+            if part in used:
+                kept.append(replace(step, op="slice", results=(part,), settings=settings))
+            start = stop
+    return kept
 
 
 def outside_of_others(steps: Sequence[Step]) -> list[Step]:

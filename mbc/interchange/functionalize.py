@@ -145,13 +145,14 @@ class _Functional:
 
     def _counts_calls(self, node: Node, name: str) -> bool:
         """Count a batch normalisation's call where the node does nothing else."""
-        held = self._program.held.get(name)
+        held = self._program.held.get(self._alias(name).base)
         by = node.arguments.get("other")
         if held is None or node.target != "aten.add_.Tensor" or not held.key.endswith(_COUNTER):
             return False
         if not isinstance(by, int) or node.arguments.get("alpha", 1) != 1:
             return False
         self._counts[held.storage] = self._counts.get(held.storage, 0) + by
+        self._aliases[node.outputs[0]] = self._alias(name)
         return True
 
     def _regard(self, node: Node, name: str, argument: str) -> None:

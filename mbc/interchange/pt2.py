@@ -271,9 +271,18 @@ def _outputs(specs: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             found = _argument(body["arg"])
             if isinstance(found, TensorName):
                 outputs.append(found.name)
+            elif found is not None:
+                raise _no_tensor(found)
         elif kind in ("buffer_mutation", "user_input_mutation", "parameter_mutation"):
             mutated.append(str(body.get("buffer_name") or body.get("user_input_name") or body.get("parameter_name")))
     return tuple(outputs), tuple(mutated)
+
+
+def _no_tensor(output: Argument) -> MbcError:
+    """Return MBC303 for an output of the model that is no tensor."""
+    shown = printable(str(output), 40)
+    refusal = Refusal("the model", "the program", f"it returns a number ({shown})", "return tensors alone")
+    return refused("the model", (refusal,))
 
 
 def _constant(argument: str) -> MbcError:

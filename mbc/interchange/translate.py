@@ -10,7 +10,7 @@ import numpy as np
 
 from mbc.interchange.aten import NOT_TAKEN, RULES
 from mbc.interchange.aten.base import Call
-from mbc.interchange.aten.constants import OF_KNOWN
+from mbc.interchange.aten.constants import OF_KNOWN, folded
 from mbc.interchange.aten.operands import (
     PLAIN,
     UNKNOWN,
@@ -24,7 +24,7 @@ from mbc.interchange.aten.operands import (
     Untaken,
     Weight,
 )
-from mbc.interchange.finish import growing, outside_of_others, renumbered
+from mbc.interchange.finish import growing, only_parts_that_are_used, outside_of_others, renumbered
 from mbc.interchange.functionalize import functionalize
 from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, operands_of
 from mbc.interchange.refusal import Refusal, refused
@@ -131,8 +131,9 @@ class _Translation:
     def _apply(self, node: Node) -> Result:
         if node.refusal is not None:
             raise Refused(*node.refusal)
-        target, rule = node.target, RULES.get(node.target)
-        if any(isinstance(self._operands.get(name), Known) for name in operands_of(node)):
+        target, operands = node.target, [self.operand(name) for name in operands_of(node)]
+        rule = folded(target, operands) or RULES.get(target)
+        if any(isinstance(operand, Known) and operand.weight is not None for operand in operands):
             rule = OF_KNOWN.get(target, rule)
         if rule is None:
             raise Refused(_NOTHING, NOT_TAKEN.get(target, "compute it by layers that docs/import.md lists"))
@@ -161,6 +162,8 @@ class _Translation:
             self._refuse_whole(name, "it returns no tensor that the network computes", "return what a layer gives")
             return None
         if not isinstance(operand, Activation):
+            if not self.refusals:  # which would say why
+                self._refuse_whole(name, "it depends on what is not computed here", "return what a layer gives")
             return None
         self._node = None
         try:
@@ -292,6 +295,7 @@ class _Translation:
                 needed.update(step.values)
                 live.append(step)
         live.reverse()
+        live = only_parts_that_are_used(live, outputs, self._shapes)
         steps = tuple(outside_of_others(growing(live)))
         inputs = tuple((given, self._shapes[n]) for n, given in enumerate(self._program.inputs) if n in needed)
         numbers = {n: i for i, n in enumerate([n for n in range(len(self._program.inputs)) if n in needed])}

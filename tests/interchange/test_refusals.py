@@ -109,7 +109,6 @@ def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> 
         (lambda x: x + x[:1], "it works along dimension 0, the samples"),
         (lambda x: x.chunk(2, 0)[0], "it works along dimension 0, the samples"),
         (lambda x: x.reshape(4, 2, 8, 8), "it makes [4, 2, 8, 8] of [2, 4, 8, 8]"),
-        (lambda x: torch.tanh(x[:, :1].expand_as(x)), "it needs [2, 1, 8, 8] repeated to [2, 4, 8, 8]"),
         (
             lambda x: x.reshape(2, 2, 128) + x.reshape(2, 2, 128).mean(1),
             "have not the same rows, or not as many dimensions",
@@ -122,7 +121,6 @@ def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> 
         (lambda x: x * float("inf"), "it computes with the number inf"),
         (lambda x: x + float("nan"), "it computes with the number nan"),
         (lambda x: F.leaky_relu(x, float("nan")), "it computes with the number nan"),
-        (lambda x: x.detach(), "gradients flow through everything"),
         (lambda x: x * torch.empty(2, 4, 1, 1).bernoulli_(0.5), "it drops parts of samples"),
     ],
 )
@@ -180,17 +178,6 @@ def test_arguments_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_control_flow_has_remedies_of_its_own(tmp_path: Path) -> None:
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                x = self.first(x)
-            return self.second(x)
-
-    assert "aten.detach.default" in refusal(tmp_path, Frozen())  # what leaves a region without gradients
     branches = (lambda x: x.relu(), lambda x: x.tanh())
     message = refusal(tmp_path, Of(lambda x: torch.cond(x.sum() > 0, *branches, (x,))))
     assert "leave the loss out of the model" in message

@@ -11,6 +11,7 @@ import numpy as np
 
 from mbc.interchange.aten.attention import of_shares, scaled, scores, with_scores
 from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
+from mbc.interchange.aten.constants import is_number, known
 from mbc.interchange.aten.factors import channels_behind, factored, in_order, picked, with_channels
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
@@ -20,6 +21,7 @@ from mbc.interchange.aten.operands import (
     Activation,
     Expanded,
     Factored,
+    Known,
     Noise,
     Operand,
     Padded,
@@ -50,10 +52,21 @@ def _side(call: Call, name: str) -> Operand | float:
     """A number where a number stands there, or a constant of one element."""
     if not call.is_tensor(name):
         return call.real(name, math.nan)
-    found = call.operand(name)
-    if isinstance(found, Weight) and found.held.kind != "parameter" and math.prod(found.shape) == 1:
-        return float(call.array(found).reshape(-1)[0])
-    return found
+    operand = call.operand(name)
+    numbers = known(call, operand) if is_number(operand) else None
+    if numbers is not None and numbers.array.size == 1:
+        return float(numbers.array.reshape(-1)[0])
+    return operand
+
+
+def _held(call: Call, numbers: Known, other: Operand | float) -> Weight | float:
+    """Return numbers as one number where all are equal and repeated by the other operand, else as a constant."""
+    if not isinstance(other, Activation):
+        raise Refused("it has no tensor of the network", "use it on what a layer gave")
+    shape, array = np.broadcast_shapes(numbers.array.shape, other.seen), numbers.array
+    if numbers.weight is None and shape == other.seen and (array == array.reshape(-1)[0]).all():
+        return float(array.reshape(-1)[0])
+    return call.held(numbers, shape)
 
 
 def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: float) -> Result:
@@ -69,6 +82,7 @@ def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha:
         return with_scores(op, call, a, b)
     if isinstance(a, Noise) or isinstance(b, Noise):
         return _with_noise(op, call, a, b)
+    a, b = (_held(call, x, other) if isinstance(x, Known) else x for x, other in ((a, b), (b, a)))
     if isinstance(a, Weight) or isinstance(b, Weight):
         return _with_weight(op, call, a, b)
     if isinstance(a, Activation) and isinstance(b, Activation):

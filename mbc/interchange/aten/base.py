@@ -7,9 +7,12 @@ operations for which the language has nothing yet, with what would do instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
+
+import numpy as np
 
 from mbc.interchange.aten.factors import as_image, picked, settled
 from mbc.interchange.aten.operands import (
@@ -63,6 +66,7 @@ class Builder(Protocol):
     def hold(self, array: Array) -> Held: ...
 
 
+MOST_NUMBERS = 1 << 26  # of a constant that an import computes: 256 MiB
 # Where bytes lie, which library computes, and the type of a result, which is checked for every node: no rule reads
 # these.
 _PLACEMENT = frozenset(("ScalarType", "Layout", "Device", "MemoryFormat", "Generator"))
@@ -201,6 +205,11 @@ class Call:
         """The shape that the program says the first output has."""
         return self._builder.meta(self.node.outputs[0]).sizes
 
+    @property
+    def result_dtype(self) -> str:
+        """The type that the program says the first output has."""
+        return self._builder.meta(self.node.outputs[0]).dtype
+
     def array(self, weight: Weight) -> Array:
         return self._builder.array(weight.held)
 
@@ -238,9 +247,22 @@ class Call:
         states = {"": (weight, shape)}
         return self._builder.step(op, [], [shape], {"shape": sizes}, states, self.node)[0]
 
-    def constant(self, array: Array) -> Activation:
-        """Return numbers as a tensor of the network, without rows: its first size is 1."""
-        return self.tensor(Weight(self._builder.hold(array), array.shape), array.shape)
+    def held(self, numbers: Known, shape: tuple[int, ...]) -> Weight:
+        """Return numbers that are to be combined with a tensor of `shape` as a constant of the network.
+
+        Raises Refused for numbers that are not the same for all samples.
+        """
+        array = numbers.array
+        if numbers.weight is not None:
+            raise calculated(numbers.weight)
+        if len(array.shape) == len(shape) and array.shape[0] != 1:
+            if not (array == array[:1]).all():
+                raise Refused("it takes other numbers for each sample", "give all samples the same numbers")
+            array = array[:1]
+        array = np.ascontiguousarray(array, np.float32)
+        if not np.isfinite(array).all():
+            raise Refused("it computes with numbers that are not finite", "use finite numbers")
+        return Weight(self._builder.hold(array), array.shape)
 
     def maker(self, x: Activation) -> tuple[Step, Activation] | None:
         """The step that gave a tensor, and the first tensor that it took. None for inputs of the network."""
@@ -274,7 +296,7 @@ class Call:
         return as_image(self, x)
 
     def settle(self, x: Activation) -> Activation:
-        """Return the tensor in the shape that the program sees. Raises Refused for one that is repeated."""
+        """Return the tensor in the shape that the program sees. What is repeated is added to zeros."""
         if x.view is FLAT:
             return self.layer("flatten", x, x.seen)
         if x.view is CHANNELS_LAST:
@@ -287,9 +309,11 @@ class Call:
         if isinstance(x.view, Factored):
             return settled(self, x)
         if isinstance(x.view, Expanded):
-            raise Refused(
-                f"it needs {list(x.shape)} repeated to {list(x.seen)}", "leave expand out: + - * / repeat by themselves"
-            )
+            if math.prod(x.seen[1:]) > MOST_NUMBERS:
+                raise Refused(f"it repeats {list(x.shape)} to {list(x.seen)}", "combine it with what is as large")
+            sizes = tuple(1 if own == wide else wide for own, wide in zip(x.shape, x.seen, strict=True))
+            zeros = self.tensor(self.held(Known(np.zeros(sizes)), x.seen), sizes)
+            return self.operator("+", Activation(x.value, x.shape), zeros, x.seen)
         return x
 
 

@@ -1,34 +1,235 @@
-"""Operations on numbers that do not depend on the input, such as masks and tables by constant index: carried out."""
+"""Operations on numbers that do not depend on the input, such as masks and positions: carried out by NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.base import MOST_NUMBERS, Call, Rule
 from mbc.interchange.aten.operands import Known, Operand, Refused, Result, Weight
-from mbc.interchange.program import Array
+from mbc.interchange.program import NUMPY, Array
+
+_VIEWS = (
+    "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default", "squeeze.dim",
+    "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
+)  # fmt: skip
+_chosen: Callable[..., Any] = np.where
+_SHAPES = ("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
 
 
 def known(call: Call, operand: Operand | float) -> Known | None:
-    """A buffer or constant as numbers; None for what is no such thing."""
+    """Return a buffer or constant as numbers; None for what is no such thing."""
     if isinstance(operand, Weight) and operand.held.kind != "parameter":
         return Known(call.array(operand).reshape(operand.shape))
     return operand if isinstance(operand, Known) else None
 
 
+def is_number(operand: Operand | None) -> bool:
+    """Whether an operand is numbers that do not depend on the input, nor on a parameter."""
+    if isinstance(operand, Weight):
+        return operand.held.kind != "parameter"
+    return isinstance(operand, Known) and operand.weight is None
+
+
+def folded(target: str, operands: Sequence[Operand | None]) -> Rule | None:
+    """Return the rule that carries an operation on numbers out; None where operands depend on more than numbers.
+
+    Buffers that are only regarded in another shape stay what they are.
+    """
+    if not all(map(is_number, operands)) or target not in FOLDS:
+        return None
+    is_regarded = target in _KEEPS and any(isinstance(x, Weight) for x in operands[:1])
+    return None if is_regarded else partial(_carried_out, FOLDS[target])
+
+
+def _carried_out(fold: Callable[[Call], Any], call: Call) -> Result:
+    """Return the result in the type and shape that the program says."""
+    if math.prod(call.result_shape) > MOST_NUMBERS:
+        raise Refused(f"it makes {math.prod(call.result_shape):,} numbers", "compute them where they are used")
+    made = np.asarray(fold(call))
+    dtype = NUMPY.get(call.result_dtype)
+    if dtype is None or call.result_dtype == "bfloat16":
+        raise Refused(f"it computes numbers of the type {call.result_dtype}", "compute them in float32")
+    return Known(made.astype(dtype).reshape(call.result_shape))
+
+
+def _numbers(call: Call, name: str) -> Array:
+    numbers = known(call, call.operand(name))
+    if numbers is None or numbers.weight is not None:
+        raise Refused(f"its '{name}' is computed", "use it on numbers alone")
+    return numbers.array
+
+
+def _either(call: Call, name: str) -> Any:
+    """Return a tensor of numbers, or the number that stands there."""
+    return _numbers(call, name) if call.is_tensor(name) else call.argument(name)
+
+
+def _unary(of: Callable[[Array], Any], call: Call) -> Any:
+    return of(_numbers(call, "self"))
+
+
+def _binary(of: Callable[[Any, Any], Any], call: Call) -> Any:
+    alpha = call.real("alpha", 1.0)
+    a, b = _either(call, "self"), _either(call, "exponent" if call.argument("exponent") is not None else "other")
+    return of(a, b if alpha == 1.0 else b * alpha)
+
+
+def _view(call: Call) -> Any:
+    return _numbers(call, "self").reshape(call.shape_said_by(*_SHAPES))
+
+
+def _expand(call: Call) -> Any:
+    return np.broadcast_to(_numbers(call, "self"), call.shape_said_by("size", "other"))
+
+
+def _range_of(call: Call, array: Array) -> tuple[slice, ...]:
+    """Return the index of a slice along one dimension."""
+    dim = call.integer("dim", 0) % array.ndim
+    part = slice(call.integer("start", 0), call.integer("end", array.shape[dim]), call.integer("step", 1))
+    return (*(slice(None),) * dim, part)
+
+
+def _slice(call: Call) -> Any:
+    array = _numbers(call, "self")
+    return array[_range_of(call, array)]
+
+
+def _select(call: Call) -> Any:
+    return _numbers(call, "self").take(call.integer("index", 0), call.integer("dim", 0))
+
+
+def _slice_scatter(call: Call) -> Any:
+    whole = np.array(_numbers(call, "self"))
+    whole[_range_of(call, whole)] = _numbers(call, "src")
+    return whole
+
+
+def _select_scatter(call: Call) -> Any:
+    whole = np.array(_numbers(call, "self"))
+    dim = call.integer("dim", 0) % whole.ndim
+    whole[(*(slice(None),) * dim, call.integer("index", 0))] = _numbers(call, "src")
+    return whole
+
+
+def _filled(value: float | None, call: Call) -> Any:
+    """Return one number everywhere: `value`, or the one that the operation is given."""
+    call.ignore("self")  # its type and device
+    shape = call.shape_said_by("size")
+    names = [name for name in ("fill_value", "value", "s") if call.argument(name) is not None]
+    number = _either(call, names[0]) if names else value
+    return np.broadcast_to(np.asarray(number), shape)
+
+
+def _copy(call: Call) -> Any:
+    call.ignore("self")
+    return np.broadcast_to(_numbers(call, "src"), call.result_shape)
+
+
+def _arange(call: Call) -> Any:
+    return np.arange(call.real("start", 0.0), call.real("end", 0.0), call.real("step", 1.0))
+
+
+def _where(call: Call) -> Any:
+    return _chosen(_numbers(call, "condition"), _either(call, "self"), _either(call, "other"))
+
+
+def _masked_fill(call: Call) -> Any:
+    return _chosen(_numbers(call, "mask"), _either(call, "value"), _numbers(call, "self"))
+
+
+def _listed(of: Callable[..., Array], call: Call) -> Array:
+    arrays = [known(call, operand) for operand in call.operands("tensors")]
+    return of([numbers.array for numbers in arrays if numbers is not None], axis=call.integer("dim", 0))
+
+
+def _reduced(of: Callable[..., Any], call: Call) -> Any:
+    return of(_numbers(call, "self"), axis=call.ints("dim") or None, keepdims=call.flag("keepdim", False))
+
+
+def _triangle(of: Callable[[Array, int], Any], call: Call) -> Any:
+    return of(_numbers(call, "self"), call.integer("diagonal", 0))
+
+
+def _divided(call: Call) -> Any:
+    mode, quotient = call.text("rounding_mode", ""), _binary(np.true_divide, call)
+    return np.floor(quotient) if mode == "floor" else np.trunc(quotient) if mode == "trunc" else quotient
+
+
+_UNARY: Mapping[str, Callable[[Array], Any]] = {
+    "neg": np.negative, "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
+    "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "round": np.round, "reciprocal": np.reciprocal,
+    "square": np.square, "logical_not": np.logical_not, "bitwise_not": np.bitwise_not,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "clone": np.asarray, "contiguous": np.asarray, "detach": np.asarray, "alias": np.asarray,
+    "lift_fresh_copy": np.asarray, "lift_fresh": np.asarray,
+}  # fmt: skip
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "pow": np.power, "eq": np.equal, "ne": np.not_equal,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "maximum": np.maximum,
+    "minimum": np.minimum, "logical_and": np.logical_and, "logical_or": np.logical_or, "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or, "floor_divide": np.floor_divide, "remainder": np.remainder,
+    "rsub": lambda a, b: np.subtract(b, a),
+}  # fmt: skip
+_OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar")
+FOLDS: Mapping[str, Callable[[Call], Any]] = {
+    **{f"aten.{name}.default": partial(_unary, of) for name, of in _UNARY.items()},
+    **{f"aten.{name}.{kind}": partial(_binary, of) for name, of in _BINARY.items() for kind in _OVERLOADS},
+    **{f"aten.div.{kind}": _divided for kind in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
+    **{f"aten.{name}": _view for name in _VIEWS},
+    **{f"aten.{name}.default": partial(_filled, 1.0) for name in ("ones", "ones_like", "new_ones")},
+    **{f"aten.{name}.default": partial(_filled, 0.0) for name in ("zeros", "zeros_like", "new_zeros", "zero")},
+    **{f"aten.{name}.default": partial(_filled, None) for name in ("full", "full_like", "new_full", "scalar_tensor")},
+    "aten.fill.Scalar": partial(_filled, None),
+    "aten.fill.Tensor": partial(_filled, None),
+    **{f"aten.arange.{kind}": _arange for kind in ("default", "start", "start_step")},
+    **{f"aten.{name}": partial(_unary, np.asarray) for name in ("to.dtype", "to.device", "to.dtype_layout")},
+    "aten.expand.default": _expand,
+    "aten.permute.default": lambda call: _numbers(call, "self").transpose(call.ints("dims")),
+    "aten.transpose.int": lambda call: _numbers(call, "self").swapaxes(
+        call.integer("dim0", 0), call.integer("dim1", 0)
+    ),
+    "aten.t.default": lambda call: _numbers(call, "self").T,
+    "aten.repeat.default": lambda call: np.tile(_numbers(call, "self"), call.ints("repeats")),
+    "aten.flip.default": lambda call: np.flip(_numbers(call, "self"), call.ints("dims")),
+    "aten.slice.Tensor": _slice,
+    "aten.select.int": _select,
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.select_scatter.default": _select_scatter,
+    "aten.copy.default": _copy,
+    "aten.where.self": _where,
+    "aten.masked_fill.Scalar": _masked_fill,
+    "aten.cat.default": partial(_listed, np.concatenate),
+    "aten.stack.default": partial(_listed, np.stack),
+    "aten.sum.dim_IntList": partial(_reduced, np.sum),
+    "aten.mean.dim": partial(_reduced, np.mean),
+    "aten.amax.default": partial(_reduced, np.max),
+    "aten.tril.default": partial(_triangle, np.tril),
+    "aten.triu.default": partial(_triangle, np.triu),
+}
+_KEEPS = frozenset(f"aten.{name}" for name in _VIEWS) | frozenset(
+    f"aten.{name}.default" for name in ("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh")
+)
+
+
 def _table(call: Call) -> Result:
-    """Rows of a parameter by a constant index, or elements along another dimension (`table[:, index]`)."""
+    """Return rows of a parameter by a constant index, or elements along another dimension (`table[:, index]`)."""
+    operand = call.operand("self")
+    index = tuple(_index(call, one) for one in call.optional_operands("indices"))
+    if (numbers := known(call, operand)) is not None and numbers.weight is None:
+        return Known(numbers.array[index])
     weight = call.weight("self")
     places = np.arange(int(np.prod(weight.shape))).reshape(weight.shape)
-    return Known(places[tuple(_index(call, one) for one in call.optional_operands("indices"))], weight)
+    return Known(places[index], weight)
 
 
 def _index(call: Call, operand: Operand | None) -> Array | slice:
-    """Constant numbers, or a whole dimension."""
+    """Return constant numbers, or a whole dimension."""
     if operand is None:
         return slice(None)
     index = known(call, operand)
@@ -37,113 +238,42 @@ def _index(call: Call, operand: Operand | None) -> Array | slice:
     return index.array.astype(np.int64)
 
 
-def _zeros(call: Call) -> Result:
-    call.ignore("self")  # its type and device
-    return Known(np.zeros(call.shape_said_by("size")))
-
-
-def _fill(call: Call) -> Result:
-    """Return numbers of the shape of a tensor, whatever is in it."""
-    call.ignore("self")
-    value = _numbers(call, "value").array if call.is_tensor("value") else call.real("value", 0.0)
-    return Known(np.broadcast_to(value, call.result_shape))
-
-
-def _reshape(call: Call) -> Result:
-    x = _held(call)
-    shape = call.shape_said_by("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
-    return replace(x, array=x.array.reshape(shape))
-
-
-def _permute(call: Call) -> Result:
-    x = _held(call)
-    return replace(x, array=x.array.transpose(call.ints("dims")))
-
-
-def _slice(call: Call) -> Result:
-    x = _held(call)
-    return replace(x, array=x.array[_range(call, x.array)])
-
-
-def _select(call: Call) -> Result:
-    x = _held(call)
-    return replace(x, array=x.array.take(call.integer("index", 0), call.integer("dim", 0)))
-
-
-def _range(call: Call, array: Array) -> tuple[slice, ...]:
-    """Return the index of a slice along one dimension."""
-    dim = call.integer("dim", 0)
-    size = array.shape[dim]
-    part = slice(call.integer("start", 0), min(call.integer("end", size), size), call.integer("step", 1))
-    index = [slice(None)] * array.ndim
-    index[dim] = part
-    return tuple(index)
-
-
-def _copy(call: Call) -> Result:
-    call.ignore("self")
-    return Known(np.broadcast_to(_numbers(call, "src").array, call.result_shape))
-
-
-def _transpose(call: Call) -> Result:
-    x = _held(call)
-    return replace(x, array=x.array.swapaxes(call.integer("dim0", 0), call.integer("dim1", 0)))
-
-
-def _same(call: Call) -> Result:
-    return _held(call)
-
-
-def _binary(of: Callable[[Array, Array | float], Array], call: Call) -> Result:
-    x = _numbers(call, "self")
-    other = _numbers(call, "other").array if call.is_tensor("other") else call.real("other", 0.0)
-    return Known(of(x.array, other))
-
-
-def _masked_fill(call: Call) -> Result:
-    x, mask = _numbers(call, "self"), _numbers(call, "mask")
-    return Known(np.where(mask.array, call.real("value", 0.0), x.array))
-
-
 def _held(call: Call) -> Known:
-    found = known(call, call.operand("self"))
-    if found is None:
+    held = known(call, call.operand("self"))
+    if held is None:
         raise Refused("it takes something that is computed", "use it on numbers alone")
-    return found
+    return held
 
 
-def _numbers(call: Call, name: str) -> Known:
-    found = known(call, call.operand(name))
-    if found is None or found.weight is not None:
-        raise Refused(f"its '{name}' is computed", "use it on numbers alone")
-    return found
+def _regarded(of: Callable[[Call, Array], Array], call: Call) -> Result:
+    """Return elements of a parameter by number, in another order."""
+    held = _held(call)
+    return replace(held, array=of(call, held.array))
 
 
-# Where the first tensor is known.
+# Where the first tensor is elements of a parameter.
 OF_KNOWN: Mapping[str, Rule] = {
     **{
-        f"aten.{name}": _reshape
-        for name in (
-            "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default",
-            "squeeze.dim", "squeeze.dims", "unflatten.int",
-        )
+        f"aten.{name}": partial(_regarded, lambda call, array: array.reshape(call.shape_said_by(*_SHAPES)))
+        for name in _VIEWS
     },
-    "aten.permute.default": _permute,
-    "aten.transpose.int": _transpose,
-    "aten.slice.Tensor": _slice,
-    "aten.select.int": _select,
-    "aten.copy.default": _copy,
-    "aten.detach.default": _same,
-    "aten.sub.Tensor": partial(_binary, np.subtract),
-}  # fmt: skip
+    **{f"aten.{name}.default": partial(_regarded, lambda _, array: array) for name in ("clone", "contiguous", "alias")},
+    "aten.permute.default": partial(_regarded, lambda call, array: array.transpose(call.ints("dims"))),
+    "aten.transpose.int": partial(
+        _regarded, lambda call, array: array.swapaxes(call.integer("dim0", 0), call.integer("dim1", 0))
+    ),
+    "aten.slice.Tensor": partial(_regarded, lambda call, array: array[_range_of(call, array)]),
+}
+# Where the shape or type of a tensor of the network decides, and its elements do not.
+_ALIKE = tuple(
+    f"aten.{name}"
+    for name in (
+        "zeros_like.default", "ones_like.default", "full_like.default", "new_zeros.default", "new_ones.default",
+        "new_full.default", "fill.Scalar", "fill.Tensor", "zero.default",
+    )
+)  # fmt: skip
 RULES: Mapping[str, Rule] = {
     "aten.index.Tensor": _table,
-    "aten.new_zeros.default": _zeros,
-    "aten.fill.Tensor": _fill,
-    "aten.fill.Scalar": _fill,
-    "aten.zero.default": _fill,
-    "aten.ne.Scalar": partial(_binary, np.not_equal),
-    "aten.eq.Scalar": partial(_binary, np.equal),
-    "aten.masked_fill.Scalar": _masked_fill,
+    **{name: partial(_carried_out, FOLDS[name]) for name in _ALIKE},
 }
 NOT_TAKEN: Mapping[str, str] = {}

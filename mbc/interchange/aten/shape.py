@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.constants import is_number, known
 from mbc.interchange.aten.factors import (
     axes_of,
     channels_behind,
@@ -114,15 +115,13 @@ def _filled(call: Call, operand: Operand, like: Activation) -> Activation:
     if not isinstance(operand, Known):
         return call.settle(as_activation(operand))
     shape = operand.array.shape
-    if operand.weight is not None or len(shape) != len(like.shape) or shape[:1] != like.shape[:1]:
+    if len(shape) != len(like.shape) or shape[0] != like.shape[0]:
         raise Refused(f"it joins numbers of the shape {list(shape)} with {list(like.shape)}", _ROWS)
-    if not (operand.array == operand.array[:1]).all():
-        raise Refused("it takes other numbers for each sample", "give all samples the same numbers")
-    one = like
+    held, one = call.held(operand, shape), like
     for axis in range(1, len(shape)):
         one = _sliced(call, one, axis, 0, 1) if one.shape[axis] > 1 else one
-    zeros = call.operator("*", 0.0, one, one.shape)
-    return call.operator("+", zeros, call.constant(operand.array[:1].astype(np.float32)), shape)
+    zeros = call.layer("detach", call.layer("clamp", one, one.shape, {"min": 0.0, "max": 0.0}), one.shape)
+    return call.operator("+", zeros, call.tensor(held, held.shape), shape)
 
 
 def _reshape(call: Call) -> Result:
@@ -175,6 +174,22 @@ def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
         if grouped is not None and grouped[0].op == "reshape" and grouped[1].shape == joined == shape:
             return call.layer("channel_shuffle", grouped[1], shape, {"groups": groups})
     return call.layer("reshape", x, shape, {"sizes": shape[1:]})
+
+
+def _movedim(call: Call) -> Result:
+    x = call.lazy("self")
+    rank = len(x.seen)
+    source, destination = (tuple(d % rank for d in call.ints(name)) for name in ("source", "destination"))
+    order = [d for d in range(rank) if d not in source]
+    for place, axis in sorted(zip(destination, source, strict=True)):
+        order.insert(place, axis)
+    return _permuted(call, x, tuple(order))
+
+
+def _detach(call: Call) -> Result:
+    """Return a tensor through which no gradient flows."""
+    operand = call.operand("self")
+    return operand if is_number(operand) else call.elementwise("detach", as_activation(operand))
 
 
 def _permute(call: Call) -> Result:
@@ -311,6 +326,8 @@ def _select(call: Call) -> Result:
 def _expand(call: Call) -> Result:
     """Operators repeat by themselves."""
     x, shape = call.operand("self"), call.shape_said_by("size", "other")
+    if is_number(x) and (numbers := known(call, x)) is not None:
+        return Known(np.broadcast_to(numbers.array, shape))
     if isinstance(x, Weight) and x.shape[:1] == (1,) and x.shape[1:] == shape[1:]:
         return x  # for each sample, as operators and `cat` do by themselves
     if isinstance(x, Weight):
@@ -337,6 +354,9 @@ def _cat(call: Call) -> Result:
     operands = call.operands("tensors")
     if any(isinstance(x, Weight) for x in operands):
         return _with_token(call, operands)
+    if any(isinstance(x, Known) for x in operands):
+        like = next(call.settle(x) for x in operands if isinstance(x, Activation))
+        operands = tuple(_filled(call, x, like) for x in operands)
     parts = [as_activation(x) for x in operands]
     if len(parts) == 1:
         return parts[0]
@@ -428,6 +448,8 @@ RULES: Mapping[str, Rule] = {
             "squeeze.dim", "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
         )
     },
+    "aten.detach.default": _detach,
+    **{f"aten.{name}.{kind}": _movedim for name in ("movedim", "moveaxis") for kind in ("int", "intlist")},
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose,
     "aten.split.Tensor": _split,
@@ -452,5 +474,4 @@ RULES: Mapping[str, Rule] = {
 NOT_TAKEN: Mapping[str, str] = {
     "aten.repeat.default": "join by torch.cat; + - * / repeat by themselves",
     "aten.to.dtype": "compute in one type: train { precision = bf16 } says in which",
-    "aten.detach.default": "gradients flow through everything that a loss depends on",
 }
