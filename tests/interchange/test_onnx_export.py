@@ -53,6 +53,40 @@ def test_models_compute_what_the_interpreter_does(name: str) -> None:
         assert np.linalg.norm(found - wanted[:rows]) <= 1e-5 * np.linalg.norm(wanted[:rows])
 
 
+def _drawn_pool(rng: np.random.Generator) -> tuple[str, tuple[int, int]]:
+    """A source with one drawn pooling, and the size of its images."""
+    height, width = (int(n) for n in rng.integers(3, 12, 2))
+    kernel, stride = rng.integers(1, 5, 2), rng.integers(1, 5, 2)
+    pad = [int(rng.integers(0, k // 2 + 1)) for k in (kernel[0], kernel[0], kernel[1], kernel[1])]
+    kind, ceil = str(rng.choice(["maxpool", "avgpool"])), str(bool(rng.integers(2))).lower()
+    if kind == "maxpool" and set(stride) == {1}:
+        pad = [max(pad)] * 4 if min(kernel) > 2 * max(pad) else [0] * 4  # else ONNX's evaluator misreads the pads
+    more = f", count_pad={str(bool(rng.integers(2))).lower()}" if kind == "avgpool" else ""
+    window = f"({kernel[0]}, {kernel[1]}), stride=({stride[0]}, {stride[1]}), pad=({str(pad)[1:-1]})"
+    pool = f"{kind}({window}, ceil={ceil}{more})"
+    body = f"y = x * parameter(2) |> {pool}\n  output y\n  loss (y, 0 * y) |> mse"
+    return f"network net(batch = 2) {{\n  input x[batch, 2, {height}, {width}] : float\n  {body}\n}}\n", (height, width)
+
+
+def test_drawn_poolings_have_the_size_that_onnx_infers() -> None:
+    rng = np.random.default_rng(0)
+    count = 0
+    while count < 80:
+        source, size = _drawn_pool(rng)
+        try:
+            made = lowered(source)
+        except MbcError:
+            continue  # larger than the image
+        graph = differentiate(made.network, made.optimizer, Precision.FP32)
+        states, image = _states(graph), rng.normal(size=(2, 2, *size)).astype(np.float32)
+        exported_model = build_model(graph, states)
+        onnx.checker.check_model(exported_model, full_check=True)
+        env = execute(graph.infer, types_of(graph), {**states, "x": image}, 2, Precision.FP32)
+        (found,), wanted = evaluated(exported_model, image), env[graph.infer_outputs[0]]
+        assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-4, atol=1e-5), source
+        count += 1
+
+
 def test_every_rule_is_tried() -> None:
     kinds = {op.kind for body in BODIES.values() for op in _graph(body).infer}
     assert kinds >= RULES.keys() - {"channel_slice", "lrn", "adaptive_max_pool"}  # the first only rewrites make; below

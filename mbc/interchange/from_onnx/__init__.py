@@ -8,8 +8,12 @@
 * `operator`: one node, and what a rule writes it as
 * `expressions`: formulas of a rule as they are written
 * `patterns`: layers that exporters spell out in several nodes
-* `layers`: rules of convolutions, matrix products, normalisation and pooling
-* `elementwise`: rules of activations, arithmetic and reductions
+* `layers`: rules of convolutions, matrix products and dropout
+* `windows`: where windows lie, and rules of pooling
+* `normalization`: rules of normalisation
+* `attention`: rules of attention and rotary embeddings
+* `elementwise`: rules of activations and arithmetic
+* `reductions`: rules of reductions and softmax
 * `shapes`: rules of shapes, parts and concatenation
 * `resize`: the rule of resampling, axis by axis
 * `check`: an imported network beside its file

@@ -1,4 +1,4 @@
-"""Activations, arithmetic and reductions."""
+"""Activations and arithmetic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,40 @@ def _elu(op: Operator) -> None:
     if alpha > 0:
         op.emit("aten.elu.default", self=x.name, alpha=alpha)
     else:
-        (x.apply("relu") + ((-(-x).apply("relu")).apply("exp") - 1.0) * alpha).give()
+        (x.apply("relu") + _saturated(x) * alpha).give()
+
+
+def _saturated(x: Expression, alpha: float = 1.0) -> Expression:
+    """exp(x / alpha) - 1 where x is negative, else 0."""
+    below = (-x).apply("relu")
+    return (below / -alpha).apply("elu", alpha=1.0)
+
+
+def _selu(op: Operator) -> None:
+    alpha, gamma, x = op.real("alpha", 1.6732631921768188), op.real("gamma", 1.0507010221481323), Expression.of(op)
+    (x.apply("relu") * gamma + _saturated(x) * (alpha * gamma)).give()
+
+
+def _celu(op: Operator) -> None:
+    alpha, x = op.real("alpha", 1.0), Expression.of(op)
+    if alpha <= 0:
+        raise Refused("its alpha is not above 0", "use one that is, or nn.ELU")
+    (x.apply("relu") + _saturated(x, alpha) * alpha).give()
+
+
+def _softsign(op: Operator) -> None:
+    x = Expression.of(op)
+    (x / (x.apply("abs") + 1.0)).give()
+
+
+def _cosh(op: Operator) -> None:
+    x = Expression.of(op)
+    ((x.apply("exp") + (-x).apply("exp")) * 0.5).give()
+
+
+def _swiglu(op: Operator) -> None:
+    gate, alpha = Expression.of(op), op.real("alpha", 1.0)
+    (gate * (gate * alpha).apply("sigmoid") * Expression.of(op, 1)).give()
 
 
 def _hard_sigmoid(op: Operator) -> None:
@@ -48,8 +81,11 @@ def _gelu(op: Operator) -> None:
 
 
 def _swish(op: Operator) -> None:
-    if op.real("alpha", 1.0) != 1.0:
-        raise Refused("its alpha is not 1", "use nn.SiLU")
+    alpha = op.real("alpha", 1.0)
+    if alpha != 1.0:
+        x = Expression.of(op)
+        (x * (x * alpha).apply("sigmoid")).give()
+        return
     op.emit("aten.silu.default", self=op.tensor())
 
 
@@ -88,14 +124,6 @@ def _clip(op: Operator) -> None:
         else:
             bounds.append(op.real(name, 0.0) if op.has(name) else None)
     op.emit("aten.clamp.default", self=op.tensor(), min=bounds[0], max=bounds[1])
-
-
-def _softmax(op: Operator) -> None:
-    rank = len(op.sizes())
-    axis = op.integer("axis", 1 if op.graph.opset < 13 else -1) % rank
-    if op.graph.opset < 13 and axis != rank - 1:
-        raise Refused("before opset 13 it is over several dimensions at once", "export it with opset_version=13")
-    op.emit("aten.softmax.int", self=op.tensor(), dim=axis)
 
 
 def _operand(op: Operator, position: int) -> Argument:
@@ -188,14 +216,12 @@ def _mul(op: Operator) -> None:
         _binary("mul", op)
 
 
-def _sum(op: Operator) -> None:
-    if len(op.inputs) < 2:
-        op.emit("aten.alias.default", self=op.tensor())
-        return
-    total = op.tensor(0)
-    for position in range(1, len(op.inputs) - 1):
-        total = op.step("aten.add.Tensor", op.result, self=total, other=op.tensor(position))
-    op.emit("aten.add.Tensor", self=total, other=op.tensor(len(op.inputs) - 1))
+def _sum(share: bool, op: Operator) -> None:
+    """Sum, and Mean."""
+    total = Expression.of(op)
+    for position in range(1, len(op.operands)):
+        total = total + Expression.of(op, position)
+    (total / float(len(op.operands)) if share else total).give()
 
 
 def _pow(op: Operator) -> None:
@@ -205,14 +231,6 @@ def _pow(op: Operator) -> None:
     if exponent == 0.0:
         raise Refused("it raises to the power of 0, which makes every element 1", "leave it out")
     op.emit("aten.pow.Tensor_Scalar", self=op.tensor(), exponent=exponent)
-
-
-def _reduced(target: str, op: Operator) -> None:
-    axes = op.ints("axes", 1)
-    if not axes and op.integer("noop_with_empty_axes", 0):
-        op.emit("aten.alias.default", self=op.tensor())
-        return
-    op.emit(target, self=op.tensor(), dim=axes or (), keepdim=bool(op.integer("keepdims", 1)))
 
 
 def _random_uniform(op: Operator) -> None:
@@ -240,30 +258,25 @@ RULES: Mapping[str, Rule] = {
     "Reciprocal": partial(_plain, "reciprocal"),
     "LeakyRelu": _leaky_relu,
     "Elu": _elu,
+    "Selu": _selu,
+    "Celu": _celu,
+    "Softsign": _softsign,
+    "Cosh": _cosh,
+    "SwiGLU": _swiglu,
     "HardSigmoid": _hard_sigmoid,
     "Gelu": _gelu,
     "Swish": _swish,
     "Erf": _erf,
     "PRelu": _prelu,
     "Clip": _clip,
-    "Softmax": _softmax,
     "Add": _add,
     "Sub": partial(_binary, "sub"),
     "Mul": _mul,
     "Div": partial(_binary, "div"),
-    "Sum": _sum,
+    "Sum": partial(_sum, False),
+    "Mean": partial(_sum, True),
     "Pow": _pow,
-    "ReduceMean": partial(_reduced, "aten.mean.dim"),
-    "ReduceSum": partial(_reduced, "aten.sum.dim_IntList"),
-    "ReduceMax": partial(_reduced, "aten.amax.default"),
-    "ReduceL2": partial(_reduced, "aten.linalg_vector_norm.default"),
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "Selu": "use nn.ELU",
-    "Celu": "use nn.ELU",
-    "LogSoftmax": "let the network give logits: softmax_cross_entropy takes them",
     "ThresholdedRelu": "use nn.ReLU",
-    "ArgMax": "let the network give what it takes the maximum of",
-    "TopK": "let the network give what it takes the maxima of",
-    "CumSum": "sum over whole dimensions",
 }

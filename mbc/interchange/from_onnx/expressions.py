@@ -12,6 +12,8 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.operator import Operator
 from mbc.interchange.program import Argument, Array, TensorName
 
+_MOST_SLICES = 64  # that a constant index is taken by
+
 
 @dataclass(frozen=True, slots=True)
 class Expression:
@@ -26,11 +28,11 @@ class Expression:
         """Return an operand of the network, or one that the file holds."""
         return Expression(op, op.tensor(position), op.sizes(position))
 
-    def give(self) -> None:
-        """Make this the operator's result."""
+    def give(self, *others: Expression | None) -> None:
+        """Make this the operator's first result, and others the next ones."""
         if self.shape != self.op.result:
             raise Refused(f"it gives {list(self.op.result)}, computed here as {list(self.shape)}", "export it again")
-        self.op.emit("aten.alias.default", self=self.name)
+        self.op.give(self.name, *(None if other is None else other.name for other in others))
 
     def _step(self, target: str, shape: Sequence[int], /, **arguments: Argument) -> Expression:
         return Expression(self.op, self.op.step(target, tuple(shape), **arguments), tuple(shape))
@@ -84,6 +86,13 @@ class Expression:
     def reshape(self, shape: Sequence[int]) -> Expression:
         return self if tuple(shape) == self.shape else self._step("aten.reshape.default", shape, self=self.name)
 
+    def view(self, shape: Sequence[int]) -> Expression:
+        """Return held numbers in another shape."""
+        return self._step("aten.view.default", shape, self=self.name)
+
+    def softmax(self, axis: int) -> Expression:
+        return self._step("aten.softmax.int", self.shape, self=self.name, dim=axis)
+
     def permute(self, order: Sequence[int]) -> Expression:
         shape = [self.shape[axis] for axis in order]
         return self._step("aten.permute.default", shape, self=self.name, dims=tuple(order))
@@ -114,16 +123,58 @@ class Expression:
 
     def times_matrix(self, axis: int, matrix: Array) -> Expression:
         """Return the products of a constant matrix [m, n] and the n elements along an axis, whichever it is."""
-        rows, before, size, behind = self.around(axis)
-        output = len(matrix)
+        output, size = matrix.shape
         key = f"{self.op.outputs[0]}.axis{axis}.weight"
         weight = self.op.graph.hold(key, matrix.astype(np.float32).reshape(output, size, 1, 1), "frozen")
+        return self.convolved(axis, weight, output)
+
+    def convolved(self, axis: int, weight: TensorName, output: int) -> Expression:
+        """Return the products of a held matrix, which is regarded as filters [m, n, 1, 1], and the elements along an
+        axis."""
+        rows, before, size, behind = self.around(axis)
         x = self.reshape((rows, before, size, behind)).permute((0, 2, 1, 3))
         made = x._step(
             "aten.conv2d.default", (rows, output, before, behind),
             input=x.name, weight=weight, bias=None, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1,
         )  # fmt: skip
         return made.permute((0, 2, 1, 3)).reshape((*self.shape[:axis], output, *self.shape[axis + 1 :]))
+
+    def padded(self, before: Sequence[int], after: Sequence[int], mode: str = "constant") -> Expression:
+        """Return the tensor with more elements around its last axes, or fewer: zeros, or by `reflect` or `replicate`.
+
+        Images are padded as such; of any other tensor each axis is, as the height of images.
+        """
+        first = len(self.shape) - len(before)
+        if len(self.shape) == 4 and first == 2:
+            return self._padded_image((before[0], after[0], before[1], after[1]), mode)
+        made = self
+        for axis, (front, back) in enumerate(zip(before, after, strict=True), first):
+            if front or back:
+                image = made.reshape(made.around(axis))._padded_image((front, back, 0, 0), mode)
+                made = image.reshape((*made.shape[:axis], made.shape[axis] + front + back, *made.shape[axis + 1 :]))
+        return made
+
+    def _padded_image(self, pads: tuple[int, int, int, int], mode: str) -> Expression:
+        top, bottom, left, right = pads
+        rows, channels, height, width = self.shape
+        shape = (rows, channels, height + top + bottom, width + left + right)
+        given: dict[str, Argument] = {"pad": (left, right, top, bottom), "mode": mode}
+        return self._step("aten.pad.default", shape, input=self.name, **given) if any(pads) else self
+
+    def take(self, axis: int, indices: Sequence[int]) -> Expression:
+        """Return the elements of an axis with these numbers, in their order: slices, joined."""
+        runs: list[list[int]] = []
+        for index in indices:
+            run = runs[-1] if runs else []
+            step = index - run[-1] if run else 0
+            if run and step > 0 and (len(run) == 1 or step == run[1] - run[0]):
+                run.append(index)
+            else:
+                runs.append([index])
+        if len(runs) > _MOST_SLICES:
+            raise Refused(f"it takes {len(indices)} elements along an axis in no order", "take slices")
+        parts = [self.slice(axis, run[0], run[-1] + 1, run[1] - run[0] if len(run) > 1 else 1) for run in runs]
+        return parts[0].join(parts[1:], axis) if len(parts) > 1 else parts[0]
 
     def constant(self, what: str, array: Array) -> Expression:
         """Return numbers that this operator needs and the file does not hold."""

@@ -227,13 +227,23 @@ class Operator:
 
     def emit_all(self, results: int, target: str, /, **arguments: Argument) -> None:
         """The node's first `results` results are those of this ATen operation; nobody may use any other one."""
-        for number, value in enumerate(self.outputs[results:], results):
-            if value and self.graph.users(value):
+        self._check_unused(set(range(results)))
+        self.graph.emit(self, target, arguments, self.outputs[:results])
+
+    def give(self, *names: TensorName | None) -> None:
+        """The node's results are these tensors; nobody may use one that is None or not among them."""
+        self._check_unused({number for number, name in enumerate(names) if name is not None})
+        for value, name in zip(self.outputs, names, strict=False):
+            if value and name is not None:
+                self.graph.emit(self, "aten.alias.default", {"self": name}, (value,))
+
+    def _check_unused(self, given: set[int]) -> None:
+        for number, value in enumerate(self.outputs):
+            if number not in given and value and self.graph.users(value):
                 schema = self._schema()
                 names = [] if schema is None else [str(o.name) for o in schema.outputs]
                 name = names[number] if number < len(names) else str(number)
                 raise Refused(f"its output '{name}' is used", f"use its output '{names[0] if names else 0}' alone")
-        self.graph.emit(self, target, arguments, self.outputs[:results])
 
     def part(self) -> None:
         """The node is a part of a layer, and a later one is all of it."""

@@ -16,7 +16,16 @@ import numpy as np
 from mbc.errors import MbcError
 from mbc.files import read_file
 from mbc.interchange.aten.base import Refused
-from mbc.interchange.from_onnx import elementwise, layers, resize, shapes
+from mbc.interchange.from_onnx import (
+    attention,
+    elementwise,
+    layers,
+    normalization,
+    reductions,
+    resize,
+    shapes,
+    windows,
+)
 from mbc.interchange.from_onnx.infer import Values
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.package import onnx
@@ -33,7 +42,7 @@ _MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
 _LONE = frozenset(("Conv", "ConvTranspose"))
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
 
-_FAMILIES = (layers, elementwise, shapes, resize)
+_FAMILIES = (layers, windows, normalization, attention, elementwise, reductions, shapes, resize)
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
 

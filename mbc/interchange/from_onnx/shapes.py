@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx import patterns
+from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
+
+_REPEATING = frozenset(("Add", "Sub", "Mul", "Div"))
 
 
 def _reshape(op: Operator) -> None:
@@ -73,22 +78,17 @@ def _slice(op: Operator) -> None:
     if patterns.is_part_of_roll(op) or patterns.is_part_of_selection(op):
         op.part()
         return
-    shape, x = list(op.sizes()), op.tensor()
+    x = Expression.of(op)
     starts, ends = op.ints("starts", 1) or (), op.ints("ends", 2) or ()
     axes = op.ints("axes", 3) or tuple(range(len(starts)))
     steps = op.ints("steps", 4) or (1,) * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or not starts:
         raise Refused("its starts, ends, axes and steps are not equally many", "export the model again")
-    last = len(starts) - 1
-    for number, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
-        if step < 1:
-            raise Refused("it goes backwards", "slice forwards")
-        given = {"self": x, "dim": axis % len(shape), "start": start, "end": end, "step": step}
-        if number == last:
-            op.emit("aten.slice.Tensor", **given)
-        else:
-            shape[axis] = len(range(*slice(start, end, step).indices(shape[axis])))
-            x = op.step("aten.slice.Tensor", tuple(shape), **given)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis %= len(x.shape)
+        first, stop, by = slice(start, end, step).indices(x.shape[axis])
+        x = x.slice(axis, first, stop, by) if by > 0 else x.take(axis, range(first, stop, by))
+    x.give()
 
 
 def _gather(op: Operator) -> None:
@@ -99,9 +99,15 @@ def _gather(op: Operator) -> None:
     if index is not None and index.ndim and op.graph.array(op.input(0)) is not None and not op.integer("axis", 0):
         op.emit("aten.index.Tensor", self=op.tensor(), indices=(op.tensor(1),))
         return
-    if index is None or index.ndim:
-        raise Refused("it takes more than one element along an axis", "use slices")
-    op.emit("aten.select.int", self=op.tensor(), dim=op.integer("axis", 0), index=int(index))
+    if index is None:
+        raise Refused("its index is missing", "export the model again")
+    axis, x = op.integer("axis", 0) % len(op.sizes()), Expression.of(op)
+    if not index.ndim:
+        op.emit("aten.select.int", self=x.name, dim=axis, index=int(index))
+        return
+    if axis == 0:
+        raise Refused("it takes more than one element along dimension 0, the samples", "keep the samples apart")
+    x.take(axis, [int(n) % x.shape[axis] for n in index.reshape(-1)]).reshape(op.result).give()
 
 
 def _gather_nd(op: Operator) -> None:
@@ -116,35 +122,117 @@ def _gather_nd(op: Operator) -> None:
 
 
 def _expand(op: Operator) -> None:
-    op.result  # noqa: B018 - as above
+    """Operators repeat by themselves, and so do joins of a parameter; any other tensor is multiplied by ones."""
     op.ignore(1)  # the shape of the result says it
-    op.emit("aten.expand.default", self=op.tensor())
+    users, result = op.graph.users(op.outputs[0]), op.result
+    if op.graph.array(op.input(0)) is not None or all(user.op in _REPEATING for user in users):
+        op.emit("aten.expand.default", self=op.tensor())
+    else:
+        x = Expression.of(op)
+        (x * x.constant("ones", np.ones((1, *result[1:])))).give()
+
+
+def _tile(op: Operator) -> None:
+    x = Expression.of(op)
+    for axis, count in enumerate(op.ints("repeats", 1) or ()):
+        if axis == 0 and count != 1:
+            raise Refused("it repeats dimension 0, the samples", "keep the samples of a mini-batch apart")
+        x = x.join((x,) * (count - 1), axis) if count > 1 else x
+    x.give()
 
 
 def _pad(op: Operator) -> None:
-    rank = len(op.sizes())
-    pads = op.ints("pads", 1) or ()
-    axes = op.ints("axes", 3)
-    if axes is not None:
-        every = [0] * (2 * rank)
-        for number, axis in enumerate(axes):
-            every[axis % rank], every[axis % rank + rank] = pads[number], pads[number + len(axes)]
-        pads = tuple(every)
-    if len(pads) != 2 * rank:
-        raise Refused(f"it has {len(pads)} pads for {rank} dimensions", "export the model again")
-    value = op.number(2) if op.input(2) else op.real("value", 0.0)
-    mode = {"edge": "replicate"}.get(found := op.text("mode", "constant"), found)
-    # torch: the last axis first, before and behind; leading axes that are not padded left out
-    ordered = [pads[axis + side * rank] for axis in reversed(range(rank)) for side in (0, 1)]
-    while len(ordered) > 4 and not any(ordered[-2:]):
-        ordered = ordered[:-2]
-    op.emit("aten.pad.default", input=op.tensor(), pad=tuple(ordered), mode=mode, value=value)
+    x, rank = Expression.of(op), len(op.sizes())
+    pads, axes = op.ints("pads", 1) or (), [axis % rank for axis in op.ints("axes", 3) or range(rank)]
+    if len(pads) != 2 * len(axes):
+        raise Refused(f"it has {len(pads)} pads for {len(axes)} dimensions", "export the model again")
+    around = {axis: (pads[n], pads[n + len(axes)]) for n, axis in enumerate(axes)}
+    if any(around.pop(0, (0, 0))):
+        raise Refused("it pads dimension 0, the samples", "keep the samples of a mini-batch apart")
+    mode = op.text("mode", "constant")
+    value = 0.0
+    if mode == "constant":
+        given = op.number(2) if op.input(2) else op.real("value", 0.0)
+        if given is None:
+            raise Refused("what it pads with is computed", "pad with a number")
+        value = given
+    else:
+        op.ignore(2)  # a number that no other mode takes
+    if mode == "constant" and value == 0.0:
+        _zeros(x, around).give()
+        return
+    for axis, (before, after) in around.items():  # what negative pads cut off goes first
+        x = x.slice(axis, max(-before, 0), x.shape[axis] - max(-after, 0))
+        x = _padded(x, axis, (max(before, 0), max(after, 0)), mode, value)
+    x.give()
+
+
+def _zeros(x: Expression, around: Mapping[int, tuple[int, int]]) -> Expression:
+    """Images at once, so that a convolution takes the zeros in."""
+    image = range(2, 4) if len(x.shape) == 4 and all(axis > 1 or not any(p) for axis, p in around.items()) else range(0)
+    padded = image or range(1, len(x.shape))
+    pads = [around.get(axis, (0, 0)) for axis in padded]
+    return x.padded([before for before, _ in pads], [after for _, after in pads])
+
+
+def _padded(x: Expression, axis: int, pads: tuple[int, int], mode: str, value: float) -> Expression:
+    """Along one axis, by another mode or number than zeros."""
+    before, after = pads
+    size, behind = x.shape[axis], len(x.shape) - axis - 1
+    if not any(pads):
+        return x
+    if mode == "wrap":
+        if max(pads) > size:
+            raise Refused("it pads by more than the tensor has", "pad less")
+        return x.slice(axis, size - before, size).join((x, x.slice(axis, 0, after)), axis) if all(pads) else (
+            x.slice(axis, size - before, size).join((x,), axis) if before else x.join((x.slice(axis, 0, after),), axis)
+        )  # fmt: skip
+    zeros = ((0,) * behind,) * 2
+    if mode != "constant":
+        kind = {"edge": "replicate"}.get(mode, mode)
+        if kind not in ("replicate", "reflect") or (kind == "reflect" and max(pads) >= size):
+            raise Refused(f"it pads by {kind}, more than the tensor has", "pad less, or by edge or reflect")
+        return x.padded((before, *zeros[0]), (after, *zeros[1]), kind)
+    around = np.full(size + before + after, value)
+    around[before : before + size] = 0.0
+    made = x.padded((before, *zeros[0]), (after, *zeros[1]))
+    shape = (*(1,) * axis, size + before + after, *(1,) * behind)
+    return made + made.constant(f"pad{axis}", around.reshape(shape))
+
+
+def _center(op: Operator) -> None:
+    """Crop or pad each axis in its middle."""
+    x, rank = Expression.of(op), len(op.sizes())
+    axes = [axis % rank for axis in op.ints("axes") or range(rank)]
+    around: dict[int, tuple[int, int]] = {}
+    for axis, size in zip(axes, op.ints("shape", 1) or (), strict=True):
+        less = (x.shape[axis] - size) // 2
+        if axis == 0 and size != x.shape[0]:
+            raise Refused("it crops or pads dimension 0, the samples", "keep the samples of a mini-batch apart")
+        if size < x.shape[axis]:
+            x = x.slice(axis, less, less + size)
+        else:
+            before = (size - x.shape[axis]) // 2
+            around[axis] = (before, size - x.shape[axis] - before)
+    _zeros(x, around).give()
 
 
 def _depth_to_space(op: Operator) -> None:
-    if op.text("mode", "DCR") != "CRD":
-        raise Refused("its channels are ordered block first (DCR)", "use nn.PixelShuffle, whose are CRD")
-    op.emit("aten.pixel_shuffle.default", self=op.tensor(), upscale_factor=op.integer("blocksize", 1))
+    block = op.integer("blocksize", 1)
+    if op.text("mode", "DCR") == "CRD":
+        op.emit("aten.pixel_shuffle.default", self=op.tensor(), upscale_factor=block)
+        return
+    x = Expression.of(op)
+    rows, channels, height, width = x.shape
+    apart = x.reshape((rows, block, block, channels // block**2, height, width))
+    apart.permute((0, 3, 4, 1, 5, 2)).reshape(op.result).give()
+
+
+def _space_to_depth(op: Operator) -> None:
+    block, x = op.integer("blocksize", 1), Expression.of(op)
+    rows, channels, height, width = x.shape
+    apart = x.reshape((rows, channels, height // block, block, width // block, block))
+    apart.permute((0, 3, 5, 1, 2, 4)).reshape(op.result).give()
 
 
 def _flatten(op: Operator) -> None:
@@ -170,11 +258,13 @@ RULES: Mapping[str, Rule] = {
     "Gather": _gather,
     "GatherND": _gather_nd,
     "Expand": _expand,
+    "Tile": _tile,
+    "CenterCropPad": _center,
+    "SpaceToDepth": _space_to_depth,
     "Pad": _pad,
     "DepthToSpace": _depth_to_space,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "SpaceToDepth": "use nn.PixelUnshuffle, spelt by reshape and permute",
     "If": "take the branch that trains before it is exported",
     "Loop": "unroll the loop before it is exported",
     "Scan": "unroll the loop before it is exported",
@@ -182,5 +272,4 @@ NOT_TAKEN: Mapping[str, str] = {
     "GridSample": "use nn.Upsample",
     "NonMaxSuppression": "end the network before it: what follows is not trained",
     "RoiAlign": "end the network before it",
-    "Tile": "join by torch.cat; + - * / repeat by themselves",
 }

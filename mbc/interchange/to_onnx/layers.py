@@ -113,8 +113,31 @@ def _pool(kind: str, op: Operator) -> None:
     if op.a.kernel == op.a.size == op.shape()[2:] and not any(op.a.pad):
         op.last(f"Global{kind}Pool", op.inputs[0])
         return
-    more = {"count_include_pad": int(op.a.count_pad)} if kind == "Average" else {}
-    op.last(f"{kind}Pool", op.inputs[0], **_window(op), ceil_mode=int(op.a.ceil), **more)
+    top, bottom, left, right = op.a.pad
+    below, beside = _behind(op)
+    x, pads, more = op.inputs[0], (top, below, left, beside), {}
+    if kind == "Average":
+        counted = op.a.count_pad
+        if counted and (below, beside) != (bottom, right):  # what ceil mode adds does not count, but padding does
+            x = op.step("Pad", x, op.whole(0, 0, top, left, 0, 0, bottom, right))
+            pads, counted = (0, below - bottom, 0, beside - right), False
+        more = {"count_include_pad": int(counted)}
+    op.last(f"{kind}Pool", x, **{**_window(op), "pads": _pads(pads)}, **more)
+
+
+def _behind(op: Operator) -> tuple[int, int]:
+    """Padding below and to the right with which sizes that are rounded down are the result's.
+
+    Ceil mode here is PyTorch's: a last window that would begin in the padding is dropped. ONNX's inference of shapes
+    keeps such a window, so that ceil_mode is never written.
+    """
+    top, bottom, left, right = op.a.pad
+    found: list[int] = []
+    axes = zip(op.shape()[2:], op.result[2:], op.a.kernel, op.a.stride, ((top, bottom), (left, right)), strict=True)
+    for size, output, kernel, stride, (before, after) in axes:
+        fits = (size + before + after - kernel) // stride + 1 == output
+        found.append(after if fits else (output - 1) * stride + kernel - size - before)
+    return found[0], found[1]
 
 
 def _adaptive_average(op: Operator) -> None:
