@@ -98,7 +98,7 @@ def _imported(name: str) -> dict[str, Any]:
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or outputs.shape[1] < CLASSES:
         return {"taken": False, "parameters": parameters, "passed_over": "no classifier with one output"}
     try:
-        _, text = import_training(model, images, loss="softmax_cross_entropy",
+        _, text, _ = import_training(model, images, loss="softmax_cross_entropy",
                                   optimizer=torch.optim.SGD(model.parameters(), 0.1))  # fmt: skip
     except MbcError as error:
         return {"taken": False, "parameters": parameters, "passed_over": reasons(str(error))}

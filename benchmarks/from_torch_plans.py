@@ -30,7 +30,7 @@ def planned(asked: Asked, gpu: str, measured: Mapping[str, Any]) -> dict[str, An
     began = time.perf_counter()
     model, images, _ = made(replace(asked, batch=1, device="cpu"))
     images = images.expand(asked.batch, -1, -1, -1)
-    exported, text = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
+    exported, text, _ = import_training(model, images, loss="softmax_cross_entropy", optimizer=sgd(model))
     network = exported.network
     imported_s, stages = time.perf_counter() - began, Stages()
     options = Options(gpu, (("train.precision", "bf16"),))

@@ -1,5 +1,6 @@
 """mbc inside a training loop of PyTorch: `mbc.from_torch`.
 
+* `targets`: which labels a loss leaves out, and what is wrong with targets
 * `objective`: losses of torch as losses of the language
 * `optimizer`: optimizers of torch as entries of the `train` section
 * `tensors`: tensors that go into a model and come out of it

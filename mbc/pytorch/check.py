@@ -32,7 +32,7 @@ from mbc.interchange.write import Objective
 from mbc.ir.graph import TrainingGraph
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.objective import judges_of
-from mbc.pytorch.own_backward import checkpoints_opened, untouched_randomness
+from mbc.pytorch.own_backward import checkpoints_opened, untouched
 from mbc.pytorch.reference import Recorder, arguments_of, in_float64
 from mbc.pytorch.tensors import first_rows, output_tensors, rows_of
 
@@ -87,7 +87,7 @@ def check_model(
             graph = training_graph(subject.source, rows)
             if check is None and seconds_of(graph) > MOST_SECONDS:
                 return False
-            with untouched_randomness():
+            with untouched(model):
                 _compare(model, first_rows(example, rows, "cpu"), graph, subject, trained, export)
             return True
         except MbcError as error:
@@ -131,7 +131,7 @@ def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
         targets = _targets(subject, graph.batch)
         arguments, parameters = arguments_of(program, [x.clone() for x in inputs])
         recorder = Recorder(program)
-        with untouched_randomness(), torch.enable_grad():
+        with untouched(), torch.enable_grad():
             outputs = _user_outputs(program, recorder.run(*arguments))
         theirs = _numbers(outputs, targets, subject, parameters, {})
         found = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)

@@ -7,14 +7,17 @@ import importlib
 from typing import Any
 
 torch: Any = importlib.import_module("torch")
+importlib.import_module("torch._dynamo")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
           "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")  # fmt: skip
+_COMPILED = ("_compiled_call_impl",)  # of Module.compile
 
 
 def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
     """Return a copy of a model with parameters and buffers of its own, and without hooks.
 
-    Attributes that cannot be copied (locks, files, generators) are shared: a forward pass may need them.
+    Attributes that cannot be copied (locks, files, generators) are shared: a forward pass may need them. What
+    torch.compile made is left out.
 
     Args:
         model: A `torch.nn.Module`.
@@ -38,12 +41,16 @@ def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
     for own in modules:
         twin = memo[id(own)]
         for name, value in own.__dict__.items():
-            if name in _HOOKS:
+            if name in _COMPILED:
+                twin.__dict__[name] = None  # which calls the module that was compiled
+            elif name in _HOOKS:
                 twin.__dict__[name] = value.__class__()
             elif isinstance(value, torch.Tensor) and id(value) not in memo:
                 twin.__dict__[name] = moved(value)
             else:
                 twin.__dict__[name] = _copied(value, memo)
+        if isinstance(own, torch._dynamo.OptimizedModule):
+            twin.__dict__["forward"] = memo[id(own._orig_mod)].__call__
     return memo[id(model)]
 
 

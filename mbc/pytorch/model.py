@@ -16,7 +16,7 @@ from mbc.interchange.pt2 import read_pt2
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.pytorch.copies import copy_model
-from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched_randomness
+from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched
 from mbc.pytorch.tensors import output_tensors
 from mbc.pytorch.weights import Hook
 
@@ -113,9 +113,12 @@ def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exporte
     twin = copy_model(model)
     for own, other in zip(model.parameters(), twin.parameters(), strict=True):
         other.requires_grad_(own.requires_grad and id(own) in trained)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, untouched(model):
         file = Path(folder) / "model.pt2"
-        export_model(twin, tuple(tensor.detach().cpu() for tensor in example), file)
+        try:
+            export_model(twin, tuple(tensor.detach().cpu() for tensor in example), file)
+        except MbcError as error:
+            raise failed or error from error.__cause__
         read = read_pt2(file)
     network = translate(read, type(model).__name__.lower())
     if failed is not None:  # the export and the translation had nothing better to say
@@ -134,7 +137,7 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
 
     twin.forward = flat
     try:
-        with untouched_randomness(), checkpoints_opened(), torch.inference_mode(False), torch.enable_grad():
+        with untouched(), checkpoints_opened(), torch.inference_mode(False), torch.enable_grad():
             program = torch.export.export(twin, example)
             torch.export.save(program, file)
     except MbcError:

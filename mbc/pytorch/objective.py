@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -12,6 +11,7 @@ from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import LOSSES, Objective
 from mbc.pytorch.copies import copy_model
+from mbc.pytorch.targets import Target, target_of
 from mbc.pytorch.tensors import entries_of
 
 torch: Any = importlib.import_module("torch")
@@ -42,15 +42,18 @@ def losses_of(given: Any) -> tuple[Objective | None, ...]:
 
 def judges_of(given: Any) -> list[Any]:
     """Return the losses of the outputs as functions of torch, in float64; None where an output has none."""
-    entries = (given,) if _is_weighted(given) else entries_of(given)
-    losses = [entry[0] if _is_weighted(entry) else entry for entry in entries]
     by_name = {name: function for function, name in _FUNCTIONS.items()}
     return [
         by_name[loss] if isinstance(loss, str)
         else copy_model(loss, dtype=torch.float64) if isinstance(loss, nn.Module)
         else loss
-        for loss in losses
+        for loss in _losses(given)
     ]  # fmt: skip
+
+
+def _losses(given: Any) -> list[Any]:
+    entries = (given,) if _is_weighted(given) else entries_of(given)
+    return [entry[0] if _is_weighted(entry) else entry for entry in entries]
 
 
 def loss_modules(given: Any) -> list[Any]:
@@ -58,8 +61,8 @@ def loss_modules(given: Any) -> list[Any]:
     return [m for entry in entries_of(given) for m in entries_of(entry) if isinstance(m, nn.Module)]
 
 
-def fitted(objectives: Sequence[Objective | None], network: Imported, targets: Any) -> list[Objective | None]:
-    """Return the objectives of a network's outputs, with class probabilities where an example of the targets says so.
+def fitted(objectives: Sequence[Objective | None], given: Any, network: Imported, targets: Any) -> list[Target | None]:
+    """Return the targets of a network's outputs by the losses that were `given`, and an example of the targets.
 
     Raises MBC331 where there are not as many losses as outputs, or a loss has another number of classes.
     """
@@ -75,14 +78,11 @@ def fitted(objectives: Sequence[Objective | None], network: Imported, targets: A
     if not any(objectives):
         raise MbcError("MBC331", "no output has a loss", "pass a loss for one of them at least")
     examples = iter(() if targets is None else entries_of(targets))
-    made: list[Objective | None] = []
-    for objective, shape in zip(objectives, outputs, strict=True):
+    made: list[Target | None] = []
+    for objective, loss, shape in zip(objectives, _losses(given), outputs, strict=True):
         if objective is not None:
             _check_classes(objective, shape)
-            example = next(examples, None)
-            classified = objective.loss == "softmax_cross_entropy" and example is not None
-            objective = replace(objective, soft=classified and torch.as_tensor(example).is_floating_point())
-        made.append(objective)
+        made.append(None if objective is None else target_of(objective, loss, next(examples, None)))
     return made
 
 
@@ -147,11 +147,7 @@ def _cross_entropy(given: Any) -> str:
         )
     if given.label_smoothing:
         settings.append(f"smoothing={float(given.label_smoothing)!r}")
-    if given.ignore_index != -100:  # torch's default, which no label of mbc's can be
-        if given.ignore_index < 0:
-            raise MbcError(
-                "MBC331", f"the loss ignores the class {given.ignore_index}", "use an ignore_index of at least 0"
-            )
+    if given.ignore_index >= 0:  # of negative ones see `mbc.pytorch.targets`
         settings.append(f"ignore_index={given.ignore_index}")
     if given.weight is not None:
         weights = [repr(float(w)) for w in given.weight.tolist()]

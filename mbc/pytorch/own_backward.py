@@ -32,7 +32,7 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     for rows in sorted({min(_ROWS, batch), batch}):
         walk = _Walk(copy_model(model, device))
         try:
-            with untouched_randomness(device), checkpoints_opened(_refuse_detached):
+            with untouched(model), checkpoints_opened(_refuse_detached):
                 walk.run(first_rows(example, rows, device))
         except MbcError:
             raise
@@ -47,16 +47,29 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
 
 
 @contextmanager
-def untouched_randomness(device: str = "cpu") -> Generator[None]:
-    """Restore the states of all random number generators that a model may draw from."""
+def untouched(model: Any = None) -> Generator[None]:
+    """Restore what a run may change: random number generators, and buffers and gradients of a model.
+
+    A copy of the model is what runs; but functions that its modules hold may know the model itself.
+    """
+    parameters = [] if model is None else list(model.parameters())
+    buffers = [] if model is None else list(model.buffers())
+    held = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    gradients = [parameter.grad for parameter in parameters]
     python, numpy = random.getstate(), np.random.get_state()
-    devices = [device] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    devices = {str(tensor.device) for tensor in (*parameters, *buffers) if tensor.is_cuda}
+    with torch.random.fork_rng(sorted(devices)):
         try:
             yield
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, before in held:
+                    if not torch.equal(buffer, before):  # a batch norm's statistics move without a new version
+                        buffer.copy_(before)
 
 
 @contextmanager

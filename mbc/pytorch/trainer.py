@@ -24,6 +24,7 @@ from mbc.pytorch.check import Subject, check_model
 from mbc.pytorch.model import Exported, export_model, network_of, refuse_model
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
 from mbc.pytorch.optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
+from mbc.pytorch.targets import Target, explain
 from mbc.pytorch.tensors import example_tensors, readable
 from mbc.pytorch.watch import Watch
 from mbc.pytorch.weights import Weights
@@ -72,6 +73,7 @@ class Trainer:
         source: str,
         module: Module,
         updates: Updates,
+        targets: Sequence[Target],
         losses: Sequence[Any],
         took: Took,
     ) -> None:
@@ -81,6 +83,7 @@ class Trainer:
         self._optimizer, self._updates = optimizer, updates
         self._used = exported.used
         self._inputs = exported.inputs
+        self._targets = targets
         self._weights = Weights(model, exported.network, module)
         self._in_flight: tuple[Loss, list[Any]] | None = None
         self._close = weakref.finalize(
@@ -109,11 +112,14 @@ class Trainer:
                 f"a batch has {rows} rows, and the example had {self.module.step_batch}",
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
-        given = [readable(tensor) for tensor in self._read(inputs)]
+        given = self._read(inputs)
         if self.open:
             self._watch.check()
             self._weights.take_in()
-        loss = self.module.step(*given, lr=rate)
+        try:
+            loss = self.module.step(*given, lr=rate)
+        except MbcError as error:
+            raise explain(self._targets, inputs[self._inputs :], error) from error
         self._weights.stale = True
         self._optimizer._opt_called = True  # what schedulers look at, to warn of a wrong order
         # torch may give the memory of a tensor on the GPU to another once nobody holds it: not before it was read.
@@ -128,16 +134,17 @@ class Trainer:
         first input."""
         if self.open:
             self._weights.take_in()
-        made = self.module.forward(*[readable(tensor) for tensor in self._read(inputs)])
-        device = inputs[0].device
+        made = self.module.forward(*self._read(inputs))
+        device = getattr(inputs[0], "device", "cpu")
         tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
         return tensors if isinstance(made, tuple) else tensors[0]
 
     def _read(self, inputs: Sequence[Any]) -> list[Any]:
         """Return what the network reads: inputs that the model does not use are left out."""
-        if len(inputs) < self._inputs:
-            return list(inputs)  # a message counts what is missing
-        return [*(inputs[n] for n in self._used), *inputs[self._inputs :]]
+        if not self._inputs <= len(inputs) <= self._inputs + len(self._targets):
+            return list(inputs)  # a message says what is missing
+        targets = zip(self._targets, inputs[self._inputs :], strict=False)
+        return [*(readable(inputs[n]) for n in self._used), *(target.read(given) for target, given in targets)]
 
     @property
     def open(self) -> bool:
@@ -183,7 +190,7 @@ def make_trainer(
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
-        exported, text = import_training(
+        exported, text, read = import_training(
             model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, check=check
         )
         network = exported.network
@@ -199,7 +206,7 @@ def make_trainer(
         stages.measuring_seconds,
         stages.building_seconds,
     )
-    return Trainer(model, optimizer, exported, text, module, updates_of(optimizer), loss_modules(loss), took)
+    return Trainer(model, optimizer, exported, text, module, updates_of(optimizer), read, loss_modules(loss), took)
 
 
 def import_training(
@@ -211,8 +218,8 @@ def import_training(
     targets: Any = None,
     clip_norm: float = 0.0,
     check: bool | None = False,
-) -> tuple[Exported, str]:
-    """Return the network of a model that `refuse_model` takes, and the source of its training.
+) -> tuple[Exported, str, list[Target]]:
+    """Return the network of a model that `refuse_model` takes, the source of its training, and its targets.
 
     Otherwise it takes and raises what `mbc.from_torch` does.
     """
@@ -229,12 +236,13 @@ def import_training(
             names.setdefault(id(tensor), []).append(states[key])
     entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
     entries += [f"clip_norm = {float(clip_norm)!r}"] if clip_norm else []
-    objectives = fitted(objectives, network, targets)
+    read = fitted(objectives, loss, network, targets)
+    objectives = [None if target is None else target.objective for target in read]
     text = write_source(network, objectives, "Made from a model of PyTorch.", training=entries)
     check_source(text, network)
     subject = Subject(network, text, objectives, judges_of(loss), exported.used)
     check_model(model, examples, subject, trained, check, export_model)
-    return exported, text
+    return exported, text, [target for target in read if target is not None]
 
 
 def _memory(given: str | int) -> str:

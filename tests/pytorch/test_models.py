@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import namedtuple
 from dataclasses import dataclass
@@ -284,6 +285,62 @@ def test_an_own_parametrisation_is_trained_or_refused():
 def test_rows_of_an_example_are_what_a_step_takes():
     with trainer_of(Net()) as trainer, pytest.raises(MbcError, match="MBC336"):
         trainer.step(np.zeros((3, 3, 9, 11), np.float32), LABELS[:3])
+
+
+@pytest.mark.parametrize(
+    ("loss", "label", "example"),
+    [
+        (nn.CrossEntropyLoss(), -100, torch.tensor([0, -100, 4, 1])),
+        (functional.cross_entropy, -100, torch.tensor([-100, -100, 4, 1])),
+        (nn.CrossEntropyLoss(ignore_index=-1, label_smoothing=0.1), -1, None),
+        (nn.CrossEntropyLoss(torch.arange(1.0, 6.0), ignore_index=3), 3, None),
+    ],
+)
+def test_labels_that_are_left_out(loss, label, example):
+    labels = torch.tensor([0, label, 4, label])
+    judge = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
+    train_beside(Net(), lambda output: judge(output, labels), loss=loss, given=(labels,), targets=example, check=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "remedy"),
+    [
+        (torch.tensor([0, -100, 4, 1]), "labels of -100, which the loss leaves out", "targets=labels"),
+        (torch.full((4, 5), 0.2), "a target has the probability of each class", "targets=probabilities"),
+    ],
+)
+def test_targets_that_the_trainer_was_not_made_for(target, words, remedy):
+    with trainer_of(Net()) as trainer:
+        with pytest.raises(MbcError, match="MBC331") as caught:
+            trainer.step(IMAGES, target)
+        assert words in caught.value.message and remedy in caught.value.remedy
+        trainer.step(IMAGES, LABELS)
+
+
+def compiled_in_place(model: Any) -> Any:
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_part(model: Any) -> Any:
+    model.first = torch.compile(model.first, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    "compiled", [lambda model: torch.compile(model, backend="eager"), compiled_in_place, compiled_part]
+)
+def test_a_compiled_model_is_trained_as_what_it_was_made_of(compiled):
+    train_beside(compiled(Net(nn.BatchNorm2d(8))))
+
+
+def test_a_function_that_knows_the_model_leaves_no_trace_in_it():
+    model = Net(nn.BatchNorm2d(8))
+    forward = model.forward
+    model.forward = lambda x: forward(x)
+    with pytest.raises(MbcError):
+        trainer_of(model)
+    assert int(model.body.num_batches_tracked) == 0 and not model.body.running_mean.any()
 
 
 def test_gradients_are_clipped_as_torch_clips_them():

@@ -1,0 +1,81 @@
+"""Targets of a step: which labels a loss leaves out, and what is wrong with those that are refused."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mbc.errors import MbcError
+from mbc.interchange.write import Objective
+from mbc.pytorch.tensors import readable
+
+torch: Any = importlib.import_module("torch")
+# Stands for a negative label that a loss leaves out: labels of the language count from 0.
+LEFT_OUT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How one target is read.
+
+    Attributes:
+        objective: The loss that it is for.
+        ignored: The negative label that the loss of torch leaves out; None where there is none.
+        is_planned: Whether the network leaves labels out in its place.
+    """
+
+    objective: Objective
+    ignored: int | None
+    is_planned: bool
+
+    def read(self, given: Any) -> Any:
+        """Return a target as a step takes it."""
+        if self.is_planned and self.ignored is not None:
+            labels = torch.as_tensor(given)
+            given = torch.where(labels == self.ignored, LEFT_OUT, labels)
+        return readable(given)
+
+
+def target_of(objective: Objective, loss: Any, example: Any) -> Target:
+    """Return how a target is read, by the loss of torch and an example of the target, which may be None.
+
+    Labels of -100, which torch leaves out unless another number is asked for, are planned where the example has some.
+    """
+    ignored = getattr(loss, "ignore_index", 0)
+    if objective.loss != "softmax_cross_entropy" or isinstance(loss, str):
+        return Target(objective, None, False)
+    if example is not None and torch.as_tensor(example).is_floating_point():
+        return Target(replace(objective, soft=True), None, False)
+    ignored = -100 if not hasattr(loss, "ignore_index") else ignored
+    if ignored >= 0:
+        return Target(objective, None, False)
+    is_planned = ignored != -100 or (example is not None and bool((torch.as_tensor(example) == ignored).any()))
+    if is_planned:
+        settings = ", ".join([*filter(None, (objective.settings,)), f"ignore_index={LEFT_OUT}"])
+        objective = replace(objective, settings=settings)
+    return Target(objective, ignored, is_planned)
+
+
+def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) -> MbcError:
+    """Return what is wrong with targets that a step refused, in the words of torch; otherwise the error itself."""
+    for target, value in zip(targets, given, strict=False):
+        if target.objective.loss != "softmax_cross_entropy" or not isinstance(value, torch.Tensor | np.ndarray):
+            continue
+        tensor = torch.as_tensor(value)
+        if tensor.is_floating_point() and not target.objective.soft:
+            return MbcError(
+                "MBC331",
+                "a target has the probability of each class, and the trainer was made for class numbers",
+                "give from_torch an example of the targets: mbc.from_torch(..., targets=probabilities)",
+            )
+        if target.ignored is not None and not target.is_planned and bool((tensor == target.ignored).any()):
+            return MbcError(
+                "MBC331",
+                f"a target has labels of {target.ignored}, which the loss leaves out, and the trainer was made without",
+                "give from_torch an example of the targets that has such labels: mbc.from_torch(..., targets=labels)",
+            )
+    return error
