@@ -16,5 +16,6 @@
 * `reductions`: rules of reductions and softmax
 * `shapes`: rules of shapes, parts and concatenation
 * `resize`: the rule of resampling, axis by axis
+* `evaluator`: operators that the package's evaluator computes otherwise
 * `check`: an imported network beside its file
 """

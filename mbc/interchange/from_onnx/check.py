@@ -21,6 +21,7 @@ from mbc.interchange.check import (
     step_of,
     training_graph,
 )
+from mbc.interchange.from_onnx.evaluator import first_misread
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.from_onnx.read import read_onnx
 from mbc.interchange.program import Array
@@ -46,6 +47,15 @@ def check_onnx(path: Path, batch: int | None, network: Imported, source: str, ch
         model = onnx().load(str(path))
         training = _is_training(model)
         program = read_onnx(path, batch)
+        ranks = {
+            str(n): len(program.tensors[printable(n)].shape)
+            for n in _values_of(model)
+            if printable(n) in program.tensors
+        }
+        if operator := first_misread(model, ranks):
+            raise cannot_check(
+                f"ONNX's evaluator does not compute {operator} as ONNX defines it", "leave the check out"
+            )
         random = np.random.default_rng(0)
         given = {name: random.standard_normal(program.tensors[name].sizes) for name in program.inputs}
         wanted = _tensors_of(model, given)
@@ -82,6 +92,10 @@ def _tensors_of(model: Any, given: Mapping[str, Array]) -> dict[str, Array]:
     with np.errstate(all="ignore"):
         made: Mapping[str, Any] = evaluator.run(None, feeds, intermediate=True)
     return {printable(name): a for name, a in made.items() if getattr(getattr(a, "dtype", None), "kind", "") == "f"}
+
+
+def _values_of(model: Any) -> list[str]:
+    return [str(name) for node in model.graph.node for name in node.input]
 
 
 def _is_training(model: Any) -> bool:
