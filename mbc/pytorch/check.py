@@ -130,7 +130,7 @@ def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
         inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
         targets = _targets(subject, graph.batch)
         arguments, parameters = arguments_of(program, [x.clone() for x in inputs])
-        recorder = Recorder(program)
+        recorder = Recorder(program.graph_module)
         with untouched(), torch.enable_grad():
             outputs = _user_outputs(program, recorder.run(*arguments))
         theirs = _numbers(outputs, targets, subject, parameters, {})
@@ -245,7 +245,7 @@ def _first(model: Any, inputs: Sequence[Any], export: Any) -> Node | None:
         file = Path(folder) / "model.pt2"
         program = export(copy_model(model), tuple(x.float() for x in inputs), file)
         read = read_pt2(file)
-    recorder = Recorder(program)
+    recorder = Recorder(program.graph_module)
     arguments, _ = arguments_of(program, [x.clone() for x in inputs])
     with torch.no_grad():
         recorder.run(*arguments)

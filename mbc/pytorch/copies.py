@@ -54,6 +54,13 @@ def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
     return memo[id(model)]
 
 
+def release(twin: Any) -> None:
+    """Let go of a copy's tensors: torch.export leaves circles of references behind, which hold the copy."""
+    for module in twin.modules():
+        module._parameters.clear()
+        module._buffers.clear()
+
+
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)

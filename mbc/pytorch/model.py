@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.interchange.pt2 import read_pt2
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
-from mbc.pytorch.copies import copy_model
+from mbc.pytorch.copies import copy_model, release
 from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched
 from mbc.pytorch.tensors import output_tensors
 from mbc.pytorch.weights import Hook
@@ -128,7 +128,7 @@ def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exporte
 
 
 def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
-    """Export a copy of a model, and save its program; MBC330 where torch does not."""
+    """Export a copy of a model, whose tensors are let go then, and save its program; MBC330 where torch does not."""
     forward = twin.forward
 
     @functools.wraps(forward)
@@ -146,4 +146,6 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
         first = str(error).strip().partition("\n")[0]
         reason = f"torch.export does not take the model: {first}"
         raise MbcError("MBC330", reason, "let torch.export.export(model, example) pass") from error
+    finally:
+        release(twin)
     return program

@@ -30,10 +30,10 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     batch = rows_of(example)
     failed: MbcError | None = None
     for rows in sorted({min(_ROWS, batch), batch}):
-        walk = _Walk(copy_model(model, device))
+        walk = _Walk()
         try:
-            with untouched(model), checkpoints_opened(_refuse_detached):
-                walk.run(first_rows(example, rows, device))
+            with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device):
+                walk.run(copy_model(model, device), first_rows(example, rows, device))
         except MbcError:
             raise
         except Exception as error:  # whatever a model raises, perhaps because it expects the whole mini-batch
@@ -44,6 +44,16 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
             walk.check()
             return None
     return failed
+
+
+@contextmanager
+def _emptied_cache(device: str) -> Generator[None]:
+    """Give memory of a GPU back to it that torch would keep, since mbc takes its memory from the GPU itself."""
+    try:
+        yield
+    finally:
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -105,16 +115,19 @@ def _refuse_detached(inputs: Sequence[Any]) -> None:
 class _Walk:
     """Runs a model, and labels each node of a custom function with the innermost module that made it."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._made_in: dict[Any, str] = {}
-        for path, module in model.named_modules():
-            module.register_forward_hook(self._after(path))
+        self._outputs: list[Any] = []
 
-    def run(self, inputs: Sequence[Any]) -> None:
-        """Run the model and keep the graph of its outputs."""
-        with torch.inference_mode(False), torch.enable_grad():
-            self._outputs = tensors_in(self._model(*inputs))
+    def run(self, model: Any, inputs: Sequence[Any]) -> None:
+        """Run a model and keep the graph of its outputs."""
+        handles = [module.register_forward_hook(self._after(path)) for path, module in model.named_modules()]
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                self._outputs = tensors_in(model(*inputs))
+        finally:
+            for handle in handles:  # through which the model would hold itself
+                handle.remove()
 
     def check(self) -> None:
         """Raise MBC330 with every custom function that an output depends on."""

@@ -66,8 +66,8 @@ def in_float64() -> Generator[None]:
 class Recorder(fx.Interpreter):
     """Runs an exported program in float64 and without chance, and keeps each tensor as it was when it was made."""
 
-    def __init__(self, program: Any) -> None:
-        fx.Interpreter.__init__(self, program.graph_module)
+    def __init__(self, graph_module: Any) -> None:
+        fx.Interpreter.__init__(self, graph_module)
         self.tensors: dict[str, Array] = {}
 
     def run_node(self, n: Any) -> Any:
@@ -79,6 +79,10 @@ class Recorder(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         packet = getattr(target, "overloadpacket", None)
         name = packet.__name__ if packet is not None else getattr(target, "__name__", "")
+        if name == "wrap_with_set_grad_enabled":
+            enabled, region, *inputs = args
+            with torch.set_grad_enabled(enabled):
+                return Recorder(region).run(*inputs)
         return exact(name, target, args, kwargs)
 
 

@@ -46,7 +46,7 @@ _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKe
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds that `from_torch` took: in all, and of these those of the export and its import, of planning, of
+    """Seconds that `from_torch` took: in all, and of these those of the export, its import and check, of planning, of
     measurements for it, and of building the package."""
 
     all_s: float

@@ -119,7 +119,7 @@ class Weights:
 
     def _remember(self) -> None:
         """Note what the tensors are now."""
-        tensors = self._tensors()
+        tensors = self._listed = self._tensors()
         self._marks = {name: _mark(tensor) for name, tensor in tensors.items()}
         self._sums = dict(zip(tensors, _sums(tensors.values()), strict=True))
 
@@ -127,9 +127,9 @@ class Weights:
         """Return the names of tensors whose elements are others than were noted.
 
         Without `thorough` only tensors are read that torch says it wrote to, or that lie elsewhere. Writes through
-        `tensor.data` are counted by nobody.
+        `tensor.data` are counted by nobody. A tensor in the place of another one is what `Watch` looks for.
         """
-        tensors = self._tensors()
+        tensors = self._tensors() if thorough else self._listed
         asked = [name for name, tensor in tensors.items() if thorough or _mark(tensor) != self._marks.get(name)]
         sums = zip(asked, _sums([tensors[name] for name in asked]), strict=True)
         changed = [name for name, number in sums if number != self._sums.get(name)]

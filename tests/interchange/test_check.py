@@ -32,7 +32,9 @@ class Net(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.act(self.norm(self.first(x)))
         y.mul_(0.5)
-        return self.fc(self.drop(y).mean((2, 3))), y
+        with torch.no_grad():
+            gate = self.drop(y).sigmoid()
+        return self.fc(self.drop(y).mean((2, 3))), y * gate
 
 
 def of_torch(path: Path) -> tuple[Path, ImportedModel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -112,6 +113,23 @@ def test_the_run_leaves_no_trace():
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:] and model.calls == 0
     assert all(torch.equal(model.state_dict()[key], tensor) for key, tensor in states.items())
     assert all(parameter.grad is None for parameter in model.parameters()) and not model._forward_hooks
+
+
+class Counted(Net):
+    """A class of which no other test has a model."""
+
+
+def test_the_weights_of_copies_are_freed_at_once():
+    model = Counted()
+    gc.collect()
+    gc.disable()
+    try:
+        trainer = trainer_of(model, check=True)
+        alive = [held for held in gc.get_objects() if type(held) is Counted and any(True for _ in held.parameters())]
+    finally:
+        gc.enable()
+    assert len(alive) == 1 and alive[0] is model
+    trainer.close()
 
 
 def test_a_model_that_does_not_run_is_refused():
