@@ -123,9 +123,11 @@ def sound_plan(place: str, options: Options) -> Plan:
     plan = find_plan(place, options)
     if plan_file(place) is not None:
         from mbc.plan.verify import verify_plan
+        from mbc.plan.verify_source import verify_source
 
         with busy(f"verifying {place}"):
             verify_plan(plan)
+            verify_source(plan)
     return plan
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read a plan strictly, run it symbolically, say what was proved."""
+    """Read a plan strictly, run it symbolically, compile its source again, say what was proved."""
+    from mbc.plan.verify_source import verify_source
+
     file = plan_file(arguments.plan)
     if file is None:
         raise MbcError(
@@ -31,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = [file, *(sorted(file.parent.glob(f"rank*/{PLAN_FILE}")) if package else ())]
     plans = [read_plan(each) for each in files]
     found = [_verified(each, plan, arguments.profile) for each, plan in zip(files, plans, strict=True)]
+    of_source = [verify_source(plan) for plan in plans]
     ranks = plans[0].graph.ranks
     together = ranks is not None and (len(ranks.members) == ranks.size or (package and 0 in ranks.members))
     if together:
@@ -38,12 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         verify_ranks(plans)
     if arguments.json:
-        first, *others = (_figures(each, verified) for each, verified in zip(files, found, strict=True))
+        each_figures = zip(files, found, of_source, strict=True)
+        first, *others = (_figures(each, verified, has_source) for each, verified, has_source in each_figures)
         shared = {} if ranks is None else {"ranks": ranks.size, "together": together, "other_plans": others}
         print(json.dumps(first | shared, indent=2))
         return 0
-    for each, verified in zip(files, found, strict=True):
-        _print(each, verified)
+    for each, verified, has_source in zip(files, found, of_source, strict=True):
+        _print(each, verified, has_source)
     if together and ranks is not None:
         print(f"{ranks.size} ranks sum the same in one order, and each row of the mini-batch counts once")
     elif ranks is not None:
@@ -62,9 +66,10 @@ def _verified(file: Path, plan: Plan, profile: str | None) -> Verified:
         return verify_plan(plan, measured_workspace(known))
 
 
-def _figures(file: Path, verified: Verified) -> dict[str, Any]:
+def _figures(file: Path, verified: Verified, has_source: bool) -> dict[str, Any]:
     return {
         "plan": str(file),
+        "source_verified": has_source,
         "train_launches": verified.train_launches,
         "infer_launches": verified.infer_launches,
         "buffers": verified.buffers,
@@ -75,12 +80,14 @@ def _figures(file: Path, verified: Verified) -> dict[str, Any]:
     }
 
 
-def _print(file: Path, verified: Verified) -> None:
+def _print(file: Path, verified: Verified, has_source: bool) -> None:
     print(
         f"{file} computes what its graph says: {verified.train_launches} launches of a step, {verified.infer_launches} "
         f"of inference, {verified.buffers} buffers in an arena of {show_size(verified.arena_bytes)} "
         f"({show_size(verified.live_bytes)} of peak live bytes)"
     )
+    said = "gives this graph" if has_source else "is not in the plan: nothing says which network its graph is of"
+    print(f"  its source {said}")
     for program, kinds in verified.peak_bytes.items():
         parts = ", ".join(f"{kind} {show_size(size)}" for kind, size in kinds.items() if size)
         print(f"  peak of {program}: {parts}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.graph import Operation, Role, TrainingGraph
 
 # What trainings report of themselves, in the log and in their lines.
 _RESERVED = frozenset(
@@ -39,8 +39,29 @@ def name_of(value: str) -> str | None:
 
 def measured_by(graph: TrainingGraph, value: str) -> Operation:
     """The operation that computes a value of `TrainingGraph.metrics` for one mini-batch of one rank."""
+    return measured(graph, value)[1]
+
+
+def measured(graph: TrainingGraph, value: str) -> tuple[str, Operation]:
+    """Return what a value of `TrainingGraph.metrics` sums over ranks and mini-batches, and the operation that makes
+    that. KeyError where no operation does."""
     made = {output: op for op in graph.train for output in op.outputs}
     op = made[value]
     while op.kind in _SUMMED:
-        op = made[op.inputs[_SUMMED[op.kind]]]
-    return op
+        value = op.inputs[_SUMMED[op.kind]]
+        op = made[value]
+    return value, op
+
+
+def is_metric(graph: TrainingGraph, value: str) -> bool:
+    """Whether a value is a number that a step may report: of rows that a loss counts, or of a metric of the source."""
+    type_ = graph.values[value].type
+    try:
+        summed, op = measured(graph, value)
+    except KeyError:
+        return False
+    if type_.shape != (1,) or graph.values[value].role is not Role.INTERMEDIATE:
+        return False
+    if name_of(value) is not None:
+        return op.kind == "weighted_sum"
+    return summed in op.outputs[1:] and len(graph.values[op.inputs[0]].type.shape) > 1

@@ -14,6 +14,7 @@ from typing import cast
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Network, Operation, Role, State, TrainingGraph, Value
+from mbc.ir.metrics import is_metric
 from mbc.ir.types import TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import OpKind, ShapeError
@@ -45,6 +46,10 @@ def verify_training(graph: TrainingGraph) -> None:
     check.defined("metric", graph.metrics)
     if graph.values[graph.loss].type.shape != (1,):
         raise _error("MBC062", f"loss '{graph.loss}' is {graph.values[graph.loss].type}, not one number")
+    for name in graph.metrics:
+        if not is_metric(graph, name):
+            message = f"'{name}' is used as a metric, but neither counts rows nor is a metric of the source"
+            raise _error("MBC062", message, graph.values[name].span)
     check.updates(graph.train, graph.updates)
     check.restart()
     check.program(graph.infer, executable=True)

@@ -10,6 +10,8 @@
 * `kernel_call`: a launch as providers see it
 * `accumulation`: what a mini-batch runs that is not the last of its step
 * `verify`: the independent check of a plan
+* `verify_optimizer`: the check of the optimizer that a plan names
+* `verify_source`: the check of the source in a plan
 * `verify_ranks`: the check of plans that share a mini-batch
 * `execution`: symbolic execution: which value every byte holds
 * `occupancy`: who wrote the bytes of a space last

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from mbc.errors import MbcError
+from mbc.hardware.spec import known_spec
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Layout, layout_matters
 from mbc.ir.verify import verify_training
@@ -25,6 +26,7 @@ from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, MeasuredBytes, not_me
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
+from mbc.plan.verify_optimizer import check_precision, verify_optimizer
 from mbc.plan.verify_ranks import verify_rank
 
 _REMEDY = "this plan is not what mbc writes: report it with the plan file, and compile again"
@@ -56,10 +58,13 @@ def verify_plan(
     (sums over rows), MBC127 (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130
     (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes), MBC133 (a kernel that does
     not exist, or does not run its launch), MBC134 (too little workspace), MBC135 (sums over ranks), MBC136 (parts
-    of a sharded optimizer).
+    of a sharded optimizer), MBC137 (another optimizer than the updates), MBC138 (another GPU or precision).
     """
     graph = plan.graph
     verify_training(graph)
+    verify_optimizer(graph)
+    check_precision(graph)
+    _check_target(plan)
     demands = {"train": Demands(graph, graph.train), "infer": Demands(graph, graph.infer)}
     _check_references(plan)
     _check_values(plan)
@@ -106,6 +111,23 @@ def _check_accumulation(
     Execution(part, program, ACCUMULATE, demands[ACCUMULATE], kernels).run()
     finals = dict(graph.updates)
     _check_exit(part, program, ACCUMULATE, {s: finals.get(s, s) for s in states}, graph.outputs, demands)
+
+
+def _check_target(plan: Plan) -> None:
+    """A GPU that mbc knows has the architecture and the multiprocessors that the plan says."""
+    target, spec = plan.target, known_spec(plan.target.gpu)
+    if spec is None:
+        return
+    for what, says, has in (
+        ("architecture", target.architecture, spec.architecture),
+        ("multiprocessors", target.multiprocessors, spec.multiprocessors),
+    ):
+        if says != has:
+            raise MbcError(
+                "MBC138",
+                f"the plan is for {target.gpu} with {what} {says}, but that GPU has {has}",
+                "compile the source again for the GPU that it is to run on",
+            )
 
 
 def _operations(plan: Plan) -> tuple[Operation, ...]:

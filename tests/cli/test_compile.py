@@ -190,7 +190,9 @@ def test_verify(mbc):
         done = mbc("verify", place)
         assert done.code == 0, done.err
         assert "tiny/plan.json computes what its graph says" in done.out
+        assert "its source gives this graph" in done.out
         assert "peak of train: parameters" in done.out
+    assert mbc("verify", "tiny", "--json").json["source_verified"] is True
 
 
 def test_verify_refuses_an_edited_plan(mbc):

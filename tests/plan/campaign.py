@@ -1,7 +1,7 @@
 """Mutants of plans as the search makes them, and what becomes of each: refused, or shown to change nothing.
 
-Six plans: fused, offloading, recomputing, divided into micro-batches, on concurrent streams, and one of the digits made
-with the bundled profile, against which its workspaces are verified. What the
+Seven plans: fused, offloading, recomputing, divided into micro-batches, on concurrent streams, of several mini-batches
+a step, and one of the digits made with the bundled profile, against which its workspaces are verified. What the
 verifier accepts must compute the same bits in every order of launches that streams and waits allow, and become code.
 What only the library on a GPU can say of a mutant (that it has such an engine, that the workspace is enough for it) is
 told apart: the interpreter does not know engines.
@@ -10,7 +10,9 @@ told apart: the interpreter does not know engines.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import Verified, verify_plan
+from mbc.plan.verify_source import verify_source
 from mbc.profile.locate import bundled_path
 from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import Profile, calibrated
@@ -36,11 +39,12 @@ from mbc.profile.read import read_profile
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers
 from mbc.source import Source
-from tests.optimize.planned import H200, Favouring, kept_plan, table
+from tests.optimize.planned import H200, Favouring, kept_plan, planned_table, table
 from tests.optimize.search import test_concurrent_stream
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
+from tests.plan.mutate_graph import GRAPH_MUTATIONS
 
-KINDS = KINDS_OF_MUTATIONS
+KINDS = (*KINDS_OF_MUTATIONS, *GRAPH_MUTATIONS)
 OF_ENGINES = frozenset({"change_settings", "change_kernel", "cut_workspace", "drop_workspace"})
 
 
@@ -56,6 +60,32 @@ def _within(network: str, share: float, *without: str) -> Plan:
     """As little arena as `share` of what keeping everything takes."""
     budget_bytes = int(share * kept_plan(network).predictions.arena_bytes) + H200.overhead_bytes
     return search(table(network), Limits(without=frozenset(without)), budget_bytes)
+
+
+ACCUMULATING = """
+network accumulating(batch = 4, classes = 3) {
+  input image[batch, 2, 6, 6] : float
+  input target[batch] : class
+  x = image |> conv(4, 3, pad=1) @stem |> bn |> relu
+  logits = x |> conv(4, 3, pad=1, bias=true) |> relu |> global_avgpool |> linear(classes)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train {
+  optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=1e-2)
+  no_decay = norm_and_bias
+  groups = (group("linear*", rate=2))
+  frozen = "stem.*"
+  clip_norm = 0.5
+  clip_value = 0.1
+  ema = 0.9
+  accumulate = 2
+}
+"""
+
+
+def _accumulating() -> Plan:
+    return search(planned_table(ACCUMULATING, "accumulating"), Limits(), 1 << 40)
 
 
 def _fused() -> Plan:
@@ -80,6 +110,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
     "recomputing": lambda: _within("residual", 0.85, "offload", "micro_batches"),
     "divided": lambda: kept_plan("residual", "fp32", 2),
     "measured": _measured,
+    "accumulating": _accumulating,
     "concurrent": lambda: test_concurrent_stream.plans("residual", "fp32")[1],
 }
 
@@ -91,33 +122,37 @@ def profile() -> Profile | None:
 
 
 def verified(name: str, plan: Plan) -> Verified:
-    return verify_plan(plan, measured_workspace(profile() if name == "measured" else None))
+    found = verify_plan(plan, measured_workspace(profile() if name == "measured" else None))
+    assert verify_source(plan)
+    return found
 
 
 @functools.cache
 def plan_of_kind(name: str) -> Plan:
     plan = PLANS[name]()
+    plan = replace(plan, settings=(("train.precision", str(plan.graph.precision)),))
     verified(name, plan)
     return plan
 
 
 @functools.cache
 def right(name: str) -> dict[str, bytes]:
-    return results(plan_of_kind(name), Transfers.IN_ORDER)
+    plan = plan_of_kind(name)
+    return results(plan, Transfers.IN_ORDER, plan.graph.step_batch)
 
 
-def results(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
-    """Every state after two steps, the losses, and what inference gives."""
+def results(plan: Plan, transfers: Transfers, rows: int) -> dict[str, bytes]:
+    """Every state after two steps of so many rows, the losses, and what inference gives."""
     with Module(plan, seed=3, device="cpu", transfers=transfers) as net:
-        random = np.random.default_rng(0)
-        shape = plan.graph.values["image"].type.shape
+        drawn = np.random.default_rng(0)
+        shape = (rows, *plan.graph.values["image"].type.shape[1:])
         image = np.zeros(shape, np.float32)
         found: dict[str, bytes] = {}
         for step in range(2):
-            image = random.standard_normal(shape).astype(np.float32)
-            loss = net.step(image, random.integers(0, 3, shape[0]), lr=0.05)
+            image = drawn.standard_normal(shape).astype(np.float32)
+            loss = net.step(image, drawn.integers(0, 3, shape[0]), lr=0.05)
             found[f"loss {step}"] = np.float64(loss).tobytes()
-        outputs = net.forward(image)
+        outputs = net.forward(image[: plan.graph.batch])
         for number, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
             found[f"output {number}"] = np.asarray(output).tobytes()
         return found | {name: np.array(net.state(name)).tobytes() for name in net.states}
@@ -126,7 +161,7 @@ def results(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
 def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
     """What becomes of one mutant, and why."""
     plan = plan_of_kind(name)
-    mutant = mutate(plan, kind, seed)
+    mutant = GRAPH_MUTATIONS[kind](plan, random.Random(seed)) if kind in GRAPH_MUTATIONS else mutate(plan, kind, seed)
     if mutant == plan:
         return Outcome.UNCHANGED, ""
     try:
@@ -135,8 +170,9 @@ def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
         return Outcome.REFUSED, error.code
     try:
         view(mutant)
+        reordered = _adds_in_another_order(plan, mutant)
         for transfers in Transfers:
-            if not _same(results(mutant, transfers), right(name), _adds_in_another_order(plan, mutant)):
+            if not _same(results(mutant, transfers, plan.graph.step_batch), right(name), reordered):
                 return Outcome.WRONG, f"other bits with transfers {transfers}"
     except Exception as error:  # whatever it is, the verifier should have said so
         return Outcome.WRONG, f"{type(error).__name__}: {error}"

@@ -127,7 +127,7 @@ def chain_graph(batch: int, widths: list[int], biases: bool = True) -> TrainingG
         values=g.values,
         train=tuple(g.train),
         infer=tuple(g.infer),
-        states=tuple(State(name, Initializer("constant")) for name in states),
+        states=tuple(State(name, Initializer("constant", float(name == "control"))) for name in states),
         inputs=("image", "target"),
         infer_inputs=("image",),
         outputs=(x["train"],),

@@ -1,0 +1,90 @@
+"""The source in a plan against the plan's graph: parsed and lowered again, it has to give the same graph.
+
+Kept apart from `verify_plan`, which needs no parser: `mbc verify` calls both. Plans of tests and of other tools may
+have no source, and then their graph is all that is known of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import NoReturn
+
+import mbc
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Operation, TrainingGraph, Value
+from mbc.ir.transforms.relu_masks import mask_relus
+from mbc.ir.transforms.training_step import differentiate
+from mbc.ops.shard import is_sharded
+from mbc.plan.model import Plan
+from mbc.source import Source
+
+
+def verify_source(plan: Plan) -> bool:
+    """Return whether the plan has a source. Raise MBC139 unless that source gives the graph of the plan."""
+    sources = _sources(plan.graph)
+    if not sources:
+        return False
+    if len(sources) > 1:
+        _fail(plan, f"is of {len(sources)} sources: {', '.join(source.name for source in sources)}")
+    try:
+        graph = _graph_of(sources[0], plan)
+    except MbcError as error:
+        _fail(plan, f"cannot be of its source: {error.message}")
+    _compare(plan, graph)
+    return True
+
+
+def _sources(graph: TrainingGraph) -> list[Source]:
+    spans = (item.span for item in (*graph.values.values(), *graph.train, *graph.infer))
+    by_id = {id(span.source): span.source for span in spans if span is not None}
+    return list(dict.fromkeys(by_id.values()))
+
+
+def _graph_of(source: Source, plan: Plan) -> TrainingGraph:
+    """Return the graph that a compilation of the source makes, with the plan's settings, ranks and bit masks."""
+    graph, settings = plan.graph, plan.settings
+    if graph.ranks is not None:
+        settings = (*settings, ("batch", str(graph.batch)))  # of this rank
+    lowered = lower(parse(source), settings, graph.name)
+    sharded = is_sharded(graph)
+    made = differentiate(lowered.network, lowered.optimizer, lowered.precision, graph.ranks, sharded)
+    masked = {op.inputs[0] for op in graph.train if op.kind == "relu_mask"}
+    return mask_relus(made, [op.name for op in made.train if not masked.isdisjoint(op.outputs)])
+
+
+def _compare(plan: Plan, wanted: TrainingGraph) -> None:
+    """Places in the source may differ, nothing else."""
+    graph = plan.graph
+    _compare_each(plan, "value", tuple(graph.values.values()), tuple(wanted.values.values()))
+    _compare_each(plan, "operation of a step,", graph.train, wanted.train)
+    _compare_each(plan, "operation of inference,", graph.infer, wanted.infer)
+    for field in fields(TrainingGraph):
+        if field.name in ("values", "train", "infer"):
+            continue
+        has, wants = getattr(graph, field.name), getattr(wanted, field.name)
+        if has != wants:
+            _fail(plan, f"is not of its source: its {field.name} is {has}, the source's is {wants}")
+
+
+def _compare_each(
+    plan: Plan, what: str, has: Sequence[Value] | Sequence[Operation], wanted: Sequence[Value] | Sequence[Operation]
+) -> None:
+    there, wants = {item.name: item for item in has}, {item.name: item for item in wanted}
+    for name in (*there, *wants):
+        if name not in there or name not in wants:
+            where = "the plan" if name in there else "the source"
+            _fail(plan, f"is not of its source: {what} '{name}' is in {where} only")
+        if replace(there[name], span=None) != replace(wants[name], span=None):
+            _fail(plan, f"is not of its source, which has another {what} '{name}'")
+    if [*there] != [*wants] and isinstance(has[0], Operation):
+        _fail(plan, f"is not of its source: it has each {what} in another order")
+
+
+def _fail(plan: Plan, why: str) -> NoReturn:
+    remedy = "compile the source again"
+    if plan.version != mbc.__version__:
+        remedy = f"verify it with mbc {plan.version}, which made it, or {remedy}"
+    raise MbcError("MBC139", f"the plan of '{plan.graph.name}' {why}", remedy)
