@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import H200, Favouring, kept_plan, planned_table, table
 from tests.optimize.search import test_concurrent_stream
+from tests.optimize.shared import EXAMPLES
 from tests.plan.mutate import KINDS_OF_MUTATIONS, mutate
 from tests.plan.mutate_graph import GRAPH_MUTATIONS
 
@@ -95,7 +95,7 @@ def _fused() -> Plan:
 
 
 def _measured() -> Plan:
-    device, source = find_device("h200"), Path("examples/01_digits/net.mbc")
+    device, source = find_device("h200"), EXAMPLES / "01_digits" / "net.mbc"
     lowered = lower(
         parse(Source(source.name, source.read_text(encoding="utf-8"))), (("train.precision", "bf16"),), None
     )

@@ -24,7 +24,7 @@ from mbc.source import Source
 from tests.optimize.planned import Favouring, Without
 
 # Its blocks form no clusters: small tensors are not normalised at once.
-UNCLUSTERED = replace(find_spec("h200"), architecture="sm_80")
+UNCLUSTERED = replace(find_spec("h200"), name="a GPU without clusters", architecture="sm_80")
 SOURCE = """
 network pools(batch = 6, classes = 5) {
   input image[batch, 2, 8, 8] : float

@@ -37,7 +37,7 @@ from mbc.source import Source
 from tests.optimize.planned import Only
 
 # Its blocks form no clusters, so that no other group holds the same statistics.
-GPU = replace(find_spec("h200"), architecture="sm_80")
+GPU = replace(find_spec("h200"), name="a GPU without clusters", architecture="sm_80")
 BATCH = 6
 FASTER, SLOWER = 0.5, 1.2  # than one by one
 SOURCE = """

@@ -1,0 +1,194 @@
+"""Campaigns of numbered cases: by several processes, in shards on several machines, cut off and gone on with.
+
+A campaign judges case after case by its number alone, so any part of it can run anywhere. Chunks of cases are rows of
+`results/<name>.json` (of a shard `results/<name>_<i>_of_<n>.json`), written as they end; `--resume` keeps those that
+today's code made. `--merge n` makes one file of n shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple
+
+from record import RESULTS, Results, results, write
+
+CHUNK = 20
+CASE_SECONDS = 600  # a case that takes longer has failed
+
+
+class Verdict(NamedTuple):
+    """What became of a case. `counts`: more that is added up over all cases; `failure`: why it failed, or empty."""
+
+    outcome: str
+    failure: str = ""
+    counts: Mapping[str, int] = {}
+
+
+Judge = Callable[[int, int], Verdict]  # of a seed and a number; a function of a module, which processes find by name
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says."""
+
+    cases: int
+    seed: int
+    workers: int
+    shard: tuple[int, int]
+    seconds: float
+    resume: bool
+    merge: int
+
+
+def asked(description: str | None, cases: int) -> Asked:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=cases)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes, one core each")
+    parser.add_argument(
+        "--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th chunk, from the I-th on"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no chunk later than that")
+    parser.add_argument("--resume", action="store_true", help="keep the chunks that today's code made before")
+    parser.add_argument("--merge", type=int, default=0, metavar="N", help="make one file of the files of N shards")
+    given = parser.parse_args()
+    return Asked(given.cases, given.seed, given.workers, given.shard, given.seconds, given.resume, given.merge)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no shard such as 0/4")
+    return int(number), int(count)
+
+
+def campaign(name: str, judge: Judge, options: Asked) -> dict[str, Any]:
+    """Judge all cases that are asked for; returns the totals, and writes them with the chunks."""
+    if options.merge:
+        return _merged(name, options.merge)
+    number, count = options.shard
+    file = name if count == 1 else f"{name}_{number}_of_{count}"
+    about = {"seed": options.seed, "cases": options.cases, "shard": f"{number}/{count}"}
+    kept = results(file, again=not options.resume, current=True, **about)
+    chunks = [c for c in _chunks(options.cases)[number::count] if not kept.done(_title(c))]
+    started = time.monotonic()
+    for row in _judged(judge, options, chunks, started):
+        kept.put(row)
+        print(f"{row['name']}: {row['outcomes']}{'; FAILED' if row['failures'] else ''}", flush=True)
+    kept.arrange([_title(c) for c in _chunks(options.cases)])
+    return _written(file, list(kept.rows.values()), about, len(_chunks(options.cases)[number::count]))
+
+
+def judged(judge: Judge, seed: int, numbers: Sequence[int]) -> dict[str, Any]:
+    """Judge cases in this process; one row."""
+    outcomes, counts, failures = Counter[str](), Counter[str](), list[dict[str, Any]]()
+    began = time.process_time()
+    for number in numbers:
+        try:
+            with _limited():
+                verdict = judge(seed, number)
+        except Exception as error:  # nothing that a case raises may end the campaign
+            verdict = Verdict("error", f"{type(error).__name__}: {error}"[:1000])
+        outcomes[verdict.outcome] += 1
+        counts.update(verdict.counts)
+        if verdict.failure:
+            failures.append({"number": number, "outcome": verdict.outcome, "why": verdict.failure})
+    seconds = round(time.process_time() - began, 1)
+    row = {"outcomes": dict(outcomes), "counts": dict(counts), "failures": failures, "seconds": seconds}
+    return {"name": _title(range(numbers[0], numbers[-1] + 1)), **row}
+
+
+class _limited:
+    """Raises TimeoutError in the body where it takes too long."""
+
+    def __enter__(self) -> None:
+        def late(number: int, frame: FrameType | None) -> None:
+            raise TimeoutError(f"took more than {CASE_SECONDS} s")
+
+        self._before = signal.signal(signal.SIGALRM, late)
+        signal.alarm(CASE_SECONDS)
+
+    def __exit__(self, *_: object) -> None:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, self._before)
+
+
+def _chunks(cases: int) -> list[range]:
+    return [range(first, min(first + CHUNK, cases)) for first in range(0, cases, CHUNK)]
+
+
+def _title(chunk: range) -> str:
+    return f"{chunk.start}-{chunk.stop - 1}"
+
+
+def _judged(judge: Judge, options: Asked, chunks: Sequence[range], started: float) -> Iterator[dict[str, Any]]:
+    """Rows as they are known."""
+    if options.workers == 1:
+        for chunk in chunks:
+            if time.monotonic() - started < options.seconds:
+                yield judged(judge, options.seed, chunk)
+        return
+    todo = iter(chunks)
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
+        running: set[Future[dict[str, Any]]] = set()
+        while True:
+            while len(running) < options.workers and time.monotonic() - started < options.seconds:
+                chunk = next(todo, None)
+                if chunk is None:
+                    break
+                running.add(pool.submit(judged, judge, options.seed, chunk))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+
+
+def _written(file: str, rows: list[dict[str, Any]], about: dict[str, Any], chunks: int) -> dict[str, Any]:
+    totals = {
+        "outcomes": dict(sum((Counter(row["outcomes"]) for row in rows), Counter[str]())),
+        "counts": dict(sum((Counter(row["counts"]) for row in rows), Counter[str]())),
+        "failures": [failure for row in rows for failure in row["failures"]],
+        "cpu_seconds": round(sum(row["seconds"] for row in rows)),
+        "finished": len(rows) == chunks,
+    }
+    write(file, rows, **about, **totals)
+    return totals
+
+
+def _merged(name: str, shards: int) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    held: list[dict[str, Any]] = []
+    for number in range(shards):
+        path = RESULTS / f"{name}_{number}_of_{shards}.json"
+        held.append(json.loads(path.read_text(encoding="utf-8")))
+        rows += held[-1]["rows"]
+    same = ("seed", "cases", "code")
+    if any(one[key] != held[0][key] for one in held for key in same):
+        raise SystemExit(f"the shards of {name} are not of one campaign")
+    rows.sort(key=lambda row: int(row["name"].partition("-")[0]))
+    about = {"seed": held[0]["seed"], "cases": held[0]["cases"], "shards": shards}
+    totals = _written(name, rows, about, len(_chunks(held[0]["cases"])))
+    for number in range(shards):
+        Results(f"{name}_{number}_of_{shards}", {}, {}).remove()
+    return totals
+
+
+def tell(totals: Mapping[str, Any]) -> None:
+    """Print the totals; end with a failure where a case failed."""
+    for key in ("outcomes", "counts"):
+        print(", ".join(f"{number:,} {what}" for what, number in sorted(totals[key].items())))
+    if not totals["finished"]:
+        print("cut off: --resume goes on")
+    if totals["failures"]:
+        raise SystemExit(f"{len(totals['failures'])} cases failed; the first: {totals['failures'][0]}")

@@ -1,0 +1,107 @@
+"""Campaigns of numbered cases, and a few of the 2,000 random networks of `benchmarks/planned_networks.py`."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import planned_networks
+import record
+import sharded
+from drawn_networks import drawn_network
+from sharded import CHUNK, Asked, Verdict, campaign, tell
+
+from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.transforms.training_step import differentiate
+from mbc.source import Source
+
+CASES = 3 * CHUNK + 5
+
+
+def judged(seed: int, number: int) -> Verdict:
+    if number == seed:
+        raise ValueError("a bug")
+    return Verdict("even" if number % 2 == 0 else "odd", "13" * (number == 13), {"digits": len(str(number))})
+
+
+def options(**changes: Any) -> Asked:
+    return replace(Asked(CASES, 7, 1, (0, 1), float("inf"), resume=False, merge=0), **changes)
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(sharded, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def test_a_campaign_counts_every_case_once(results: Path) -> None:
+    totals = campaign("numbers", judged, options())
+    assert totals["outcomes"] == {"even": 33, "odd": 31, "error": 1}
+    assert totals["counts"] == {"digits": sum(len(str(i)) for i in range(CASES) if i != 7)}
+    assert [(f["number"], f["why"]) for f in totals["failures"]] == [(7, "ValueError: a bug"), (13, "13")]
+    assert totals["finished"]
+    with pytest.raises(SystemExit, match="2 cases failed"):
+        tell(totals)
+    assert json.loads((results / "numbers.json").read_text())["outcomes"] == totals["outcomes"]
+
+
+def test_shards_are_parts_of_one_campaign(results: Path) -> None:
+    whole = campaign("numbers", judged, options())
+    for number in range(3):
+        campaign("numbers", judged, options(shard=(number, 3)))
+    merged = campaign("numbers", judged, options(merge=3))
+    same = ("outcomes", "counts", "failures", "finished")
+    assert {key: merged[key] for key in same} == {key: whole[key] for key in same}
+    assert [path.name for path in results.iterdir()] == ["numbers.json"]
+
+
+def test_what_was_cut_off_goes_on(results: Path) -> None:
+    assert not campaign("numbers", judged, options(seconds=0.0))["finished"]
+    first = json.loads((results / "numbers.json").read_text())
+    assert first["rows"] == []
+    whole = campaign("numbers", judged, options())
+    seen: list[int] = []
+
+    def again(seed: int, number: int) -> Verdict:
+        seen.append(number)
+        return judged(seed, number)
+
+    document = json.loads((results / "numbers.json").read_text())
+    document["rows"] = document["rows"][:2]
+    (results / "numbers.json").write_text(json.dumps(document))
+    resumed = campaign("numbers", again, options(resume=True))
+    assert seen == list(range(2 * CHUNK, CASES))
+    assert resumed["outcomes"] == whole["outcomes"] and resumed["failures"] == whole["failures"]
+
+
+def test_drawn_networks_are_networks() -> None:
+    """All but those whose every parameter is frozen."""
+    refused: list[str] = []
+    for number in range(60):
+        drawn = drawn_network(random.Random(number))
+        lowered = lower(parse(Source("drawn.mbc", drawn.source)), (("train.precision", drawn.precision),), None)
+        try:
+            differentiate(lowered.network, lowered.optimizer, lowered.precision)
+        except MbcError as error:
+            refused.append(error.code)
+    assert {*refused} <= {*planned_networks.OF_SOURCES}
+    assert len(refused) < 15
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_small_networks_are_planned_within_budgets_and_stepped(number: int) -> None:
+    verdict = planned_networks.judge(3, number, most_layers=1)
+    assert verdict.failure == ""
+    assert verdict.outcome == "right"
+    assert verdict.counts["plans without a limit"] == verdict.counts["plans at a recommended budget"] == 1
