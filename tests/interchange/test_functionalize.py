@@ -92,6 +92,13 @@ VIEWS: dict[str, Function] = {
     "dropped": lambda y: F.dropout(y, 0.5, training=False),
     "clone": lambda y: y.clone(),
     "same type": lambda y: y.to(torch.float32),
+    "type of": lambda y: y.type_as(y),
+    "shuffle": lambda y: F.channel_shuffle(y, 1),
+    "pixels": lambda y: F.pixel_shuffle(y, 1),
+    "roll": lambda y: y.roll(0, 2),
+    "pad": lambda y: F.pad(y, (0, 0)),
+    "interpolate": lambda y: F.interpolate(y, scale_factor=1),
+    "repeat": lambda y: y.repeat(1, 1, 1, 1),
 }
 WRITES: dict[str, Function] = {
     "mul_": lambda y: y.mul_(3.0),

@@ -81,6 +81,7 @@ def positions(y: Tensor) -> Tensor:
         lambda y: F.pad(y, (1, 2, 0, 1)).sigmoid(),
         lambda y: y.view(2, 4, 2, 5, 7)[:, :, 1] * 2.0,
         lambda y: F.dropout(y, 0.5, training=False),
+        lambda y: y.unbind(1)[5].roll(-2, 2).unsqueeze(1),
         lambda y: y * (torch.arange(7.0) > 2).float(),
     ],
 )

@@ -21,7 +21,6 @@ _UNANNOTATED: Mapping[str, Callable[[Node], bool]] = {
         for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     },
     "aten.type_as.default": lambda node: True,
-    "aten.channel_shuffle.default": lambda node: node.arguments.get("groups") == 1,
 }
 _RESHAPES = frozenset(
     f"aten.{name}" for name in ("reshape.default", "reshape_as.default", "flatten.using_ints", "ravel.default")
@@ -41,7 +40,7 @@ _MOVES = frozenset(f"aten.{name}" for name in ("movedim.int", "movedim.intlist",
 _SAME = frozenset(
     f"aten.{name}.default"
     for name in ("alias", "contiguous", "positive", "lift_fresh", "type_as", "dropout", "feature_dropout",
-                 "alpha_dropout", "feature_alpha_dropout", "channel_shuffle", "resolve_conj", "resolve_neg")
+                 "alpha_dropout", "feature_alpha_dropout", "resolve_conj", "resolve_neg")
 )  # fmt: skip
 _OTHER_WRITE = "write to the tensor itself, or to a slice of it"
 

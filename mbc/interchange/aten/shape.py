@@ -277,6 +277,7 @@ def _sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: i
 
 def _roll(call: Call) -> Result:
     x = call.image(call.activation("self"))
+    x = x if x.view in (PLAIN, CHANNELS_LAST) else call.settle(x)
     shifts, dims = call.ints("shifts"), call.ints("dims")
     axis = {1: 2, 2: 3} if x.view == CHANNELS_LAST else {2: 2, 3: 3}
     if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
