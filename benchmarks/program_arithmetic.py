@@ -142,8 +142,10 @@ def with_parameter(d: Draft) -> str:
     start = d.random.randrange(1, len(shape))
     sizes = [size if d.chance(0.6) else 1 for size in shape[start:]]
     sizes = [1, *sizes] if start == 1 and d.chance(0.5) else sizes
-    held = d.parameter(*sizes) if d.chance(0.6) else d.buffer(*sizes)
-    held = d.one_of(held, held, held, f"{held}.tanh()", f"({held} * 0.5)", f"{held}.unsqueeze(0)")
+    trained = d.chance(0.6)
+    held = d.parameter(*sizes) if trained else d.buffer(*sizes)
+    # What a program computes of a buffer alone is a number in fp32: only exact operations compare in fp64.
+    held = d.one_of(held, held, held, f"{held}.tanh()" if trained else held, f"({held} * 0.5)", f"{held}.unsqueeze(0)")
     return f"{x} {d.one_of('*', '+', '-')} {held}"
 
 
@@ -152,9 +154,9 @@ def with_constant(d: Draft) -> str:
     x = d.pick(2)
     last = d.shape(x)[-1]
     return d.one_of(
-        f"{x} * torch.tensor({d.number(0.3, 2)})", f"{x} + torch.ones_like({x})", f"{x} + torch.arange({last}) * 0.1",
-        f"{x} * torch.full(({last},), {d.number(0.5, 2)})", f"{x} - torch.zeros({last})",
-        f"{x} * {x}.new_tensor([{d.number(0.5, 2)}])", f"{x}.type_as({x})", f"{x}.to({x}.dtype)",
+        f"{x} * torch.tensor({d.exact(0.3, 2)})", f"{x} + torch.ones_like({x})", f"{x} + torch.arange({last}) * 0.125",
+        f"{x} * torch.full(({last},), {d.exact(0.5, 2)})", f"{x} - torch.zeros({last})",
+        f"{x} * {x}.new_tensor([{d.exact(0.5, 2)}])", f"{x}.type_as({x})", f"{x}.to({x}.dtype)",
     )  # fmt: skip
 
 

@@ -110,6 +110,10 @@ class Draft:
     def number(self, low: float, high: float) -> float:
         return round(self.random.uniform(low, high), self.random.choice((1, 2, 3)))
 
+    def exact(self, low: float, high: float) -> float:
+        """Draw a number that fp32 holds exactly, as a program holds those that it fills tensors with."""
+        return round(self.random.uniform(low, high) * 64) / 64
+
     def one_of(self, *choices: Any) -> Any:
         return self.random.choice(choices)
 

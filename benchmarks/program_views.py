@@ -131,7 +131,7 @@ def change(d: Draft, view: str) -> str:
     if kind in ("relu", "tanh", "sigmoid", "zero", "square", "neg"):
         return f"{view}.{kind}_()"
     if kind == "fill":
-        return f"{view}.fill_({number})"
+        return f"{view}.fill_({d.exact(-1.5, 2)})"
     if kind == "clamp":
         low = d.number(-2, 0)
         high = d.number(0.5, 3)
@@ -189,7 +189,7 @@ def slice_assigned(d: Draft) -> None:
     start = d.random.randrange(shape[axis])
     stop = d.random.randrange(start + 1, shape[axis] + 1)
     at = f"{x}[{':, ' * axis}{start}:{stop}]"
-    value = d.one_of(str(d.number(-1, 1)), f"{at} * {d.number(-2, 2)}", f"{at}.tanh()", d.pick())
+    value = d.one_of(str(d.exact(-1, 1)), f"{at} * {d.number(-2, 2)}", f"{at}.tanh()", d.pick())
     d.write(f"{at} = {value}" if d.chance(0.7) else f"{at} {d.one_of('+=', '*=')} {value}", x)
 
 
@@ -236,9 +236,7 @@ def pad(d: Draft) -> str:
     if mode == "zero":
         pads = pads[: d.one_of(2, 2 * dims)] if d.chance(0.9) else (*pads, 1, 0)
         return f"F.pad({x}, {pads})"
-    return (
-        f"F.pad({x}, {pads}, value={d.number(-1, 1)})" if mode == "constant" else f"F.pad({x}, {pads}, mode='{mode}')"
-    )
+    return f"F.pad({x}, {pads}, value={d.exact(-1, 1)})" if mode == "constant" else f"F.pad({x}, {pads}, mode='{mode}')"
 
 
 @operation("join")

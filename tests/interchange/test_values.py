@@ -149,7 +149,7 @@ def test_one_mask_for_two_tensors_is_refused(tmp_path: Path) -> None:
     "function, argument",
     [
         (lambda y: F.max_pool2d(y, 2, dilation=2, ceil_mode=True), "dilated"),
-        (lambda y: F.avg_pool2d(y, 2, divisor_override=3), "divisor"),
+        (lambda y: F.avg_pool2d(y, 2, ceil_mode=True, divisor_override=3), "divisor"),
         (lambda y: F.interpolate(y, scale_factor=1.7), "its factor gives no whole size"),
     ],
 )

@@ -5,7 +5,9 @@
 * `normalization`: batch, layer, group and instance normalisation
 * `activation`: elementwise layers, softmax, dropout and stochastic depth
 * `arithmetic`: sums, products, differences, quotients, powers, products of matrices
+* `moments`: normalisation and statistics that no one layer computes
 * `pooling`: pooling, reductions and resampling
+* `lines`: convolutions, pooling and resampling over one axis
 * `attention`: attention, written as such or as products and softmax; rolls
 * `constants`: numbers that do not depend on the input
 * `schema`: the schemas that PyTorch publishes, with defaults and aliases
@@ -13,6 +15,7 @@
 * `operands`: what stands for a tensor of the program
 * `factors`: tensors regarded by the factors of their axes
 * `shape`: shapes, parts, concatenation, padding, shuffles
+* `axes`: padding, repetition and parts along any one axis
 """
 
 from __future__ import annotations
@@ -24,15 +27,20 @@ from mbc.interchange.aten import (
     activation,
     arithmetic,
     attention,
+    axes,
     constants,
     convolution,
+    lines,
+    moments,
     normalization,
     pooling,
     shape,
 )
 from mbc.interchange.aten.base import Rule
 
-_FAMILIES = (convolution, normalization, activation, arithmetic, pooling, attention, constants, shape)
+_FAMILIES = (
+    convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, constants, shape, axes,
+)  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 _CONTROL_FLOW = {

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
+from mbc.interchange.aten.factors import (
+    axes_of,
+    channels_behind,
+    factored,
+    over_channels,
+    regarded,
+    reshaped,
+    with_channels,
+)
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     FLAT,
     Activation,
+    Factored,
     Padded,
     Refused,
     Result,
@@ -147,10 +156,30 @@ def _linear(call: Call) -> Result:
         x = Activation(x.value, x.shape)  # a linear layer flattens by itself
     else:
         x = call.settle(x)
+        if len(x.shape) > 2:
+            return _over_last(call, x, weight, bias)
         if len(x.shape) != 2:
-            raise Refused(f"it works on the last dimension of {list(x.shape)}", "flatten to [N, features] before")
+            raise Refused(f"it works on {list(x.shape)}", "give it [N, ..., features]")
     settings = {"features": features, "bias": bias is not None}
     return call.layer("linear", x, (x.shape[0], features), settings, weight=weight, bias=bias)
+
+
+def _over_last(call: Call, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+    """A linear layer over the last dimension of [N, ..., features]: a pointwise convolution of [N, features, T, 1]."""
+    features, channels = weight.shape
+    rows, count = x.shape[0], math.prod(x.shape[1:-1])
+    x = call.layer("reshape", x, (rows, count, channels), {"sizes": (count, channels)}) if len(x.shape) > 3 else x
+    x = call.layer("permute", x, (rows, channels, count), {"axes": (0, 2, 1)})
+    x = call.layer("reshape", x, (rows, channels, count, 1), {"sizes": (channels, count, 1)})
+    settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
+    held = (weight, (features, channels, 1, 1))
+    made = call.layer("conv", x, (rows, features, count, 1), settings, weight=held, bias=bias)
+    batch, behind, positions, _ = axes_of(made)
+    made = regarded(made, Factored((batch, positions, behind)))
+    view = factored(made)
+    split = None if view is None else reshaped(made, view, call.result_shape)
+    assert split is not None  # one axis is cut into its factors
+    return split
 
 
 RULES: Mapping[str, Rule] = {
@@ -162,7 +191,6 @@ RULES: Mapping[str, Rule] = {
 }
 NOT_TAKEN: Mapping[str, str] = {
     "aten.conv3d.default": "images have two dimensions here, with nn.Conv2d",
-    "aten.conv_transpose1d.default": "regard the rows as images of height 1, with nn.ConvTranspose2d",
     "aten.conv_transpose3d.input": "images have two dimensions here, with nn.ConvTranspose2d",
     "aten._weight_norm.default": "remove it: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
     "aten.einsum.default": "use torch.matmul or nn.Linear",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
+from mbc.interchange.aten.moments import group_norm, layer_norm
 from mbc.interchange.aten.operands import CHANNELS_LAST, PLAIN, Refused, Result, Scaled, Standardized, Weight
 from mbc.interchange.steps import Setting
 
@@ -60,40 +61,34 @@ def _standardized(call: Call, weight: Weight) -> Standardized:
 
 def _layer_norm(call: Call) -> Result:
     x = over_channels(call, call.activation("input"))
-    weight, bias = _affine(call)
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     sizes = call.ints("normalized_shape")
     view = channels_behind(x)
     pixels = x.view is CHANNELS_LAST or view is not None or (x.view is PLAIN and len(x.shape) == 2)
-    if not pixels or sizes != (x.shape[1],):
-        raise Refused(
-            f"it normalises the last {len(sizes)} dimensions of {list(x.seen)}, and only channels are normalised here",
-            "normalise the channels of [N, H, W, C] or [N, C], or all of [N, C, H, W] by nn.GroupNorm(1, C)",
-        )
-    if weight is None:
-        raise Refused("it has no scale and offset", "build it with elementwise_affine=True")
+    if not pixels or sizes != (x.shape[1],) or weight is None or bias is None:
+        return layer_norm(call, x)
     made = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
     return replace(made, view=x.view) if view is None else with_channels(view, made)
 
 
 def _group_norm(call: Call) -> Result:
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
+    if weight is None or bias is None:
+        return group_norm(call, call.integer("num_groups", 1))
     x = call.plain("input")
-    weight, bias = _affine(call)
-    if weight is None:
-        raise Refused("it has no scale and offset", "build it with affine=True")
     settings: Mapping[str, Setting] = {"groups": call.integer("num_groups", 1), "eps": call.real("eps", 1e-5)}
     return call.layer("group_norm", x, x.shape, settings, weight=weight, bias=bias)
 
 
 def _instance_norm(call: Call) -> Result:
     x = call.plain("input")
-    weight, bias = _affine(call)
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     call.ignore("momentum")  # of running statistics, which it has none of
     tracked = call.optional("running_mean") is not None or call.optional("running_var") is not None
-    if weight is None or tracked or not call.flag("use_input_stats", True):
-        raise Refused(
-            "it has no scale and offset, or keeps running statistics",
-            "build it with affine=True and track_running_stats=False",
-        )
+    if tracked or not call.flag("use_input_stats", True):
+        raise Refused("it keeps running statistics", "build it with track_running_stats=False")
+    if weight is None or bias is None:
+        return group_norm(call, x.shape[1] if len(x.shape) > 1 else 1)
     return call.layer("instance_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
 
 
@@ -114,6 +109,4 @@ RULES: Mapping[str, Rule] = {
     "aten.group_norm.default": _group_norm,
     "aten.instance_norm.default": _instance_norm,
 }
-NOT_TAKEN: Mapping[str, str] = {
-    "aten.rms_norm.default": "use nn.LayerNorm",
-}
+NOT_TAKEN: Mapping[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -39,10 +40,16 @@ def _max_pool2d(call: Call) -> Result:
 
 
 def _avg_pool2d(call: Call) -> Result:
-    if call.argument("divisor_override") is not None:
-        raise Refused("its divisor is given", "leave divisor_override out")
-    counted = call.flag("count_include_pad", True)
-    return call.layer("avgpool", _images(call), call.result_shape, _window(call) | {"count_pad": counted})
+    window, x = _window(call), _images(call)
+    divisor = call.argument("divisor_override")
+    if divisor is None:
+        counted = call.flag("count_include_pad", True)
+        return call.layer("avgpool", x, call.result_shape, window | {"count_pad": counted})
+    call.ignore("count_include_pad")  # the divisor is given
+    if window["ceil"] or not isinstance(divisor, int):
+        raise Refused("its divisor is given, and its last windows may be cut", "use ceil_mode=False")
+    made = call.layer("avgpool", x, call.result_shape, window)
+    return call.operator("*", made, math.prod(call.pair("kernel_size", 1)) / divisor, made.shape)
 
 
 def _global_average(call: Call, x: Activation) -> Activation:
@@ -151,8 +158,6 @@ RULES: Mapping[str, Rule] = {
 }
 NOT_TAKEN: Mapping[str, str] = {
     "aten.upsample_bicubic2d.vec": "use mode='bilinear'",
-    "aten.max_pool1d.default": "regard the rows as images of height 1, with nn.MaxPool2d",
-    "aten.avg_pool1d.default": "regard the rows as images of height 1, with nn.AvgPool2d",
     "aten.lp_pool2d.default": "use nn.AvgPool2d",
     "aten.grid_sampler.default": "use nn.Upsample",
 }

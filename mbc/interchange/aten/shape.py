@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from mbc.interchange.aten.axes import padded
 from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.constants import is_number, known
 from mbc.interchange.aten.factors import (
@@ -44,6 +45,7 @@ from mbc.interchange.aten.operands import (
 )
 from mbc.interchange.steps import Setting
 
+_MOST_PLACES = 64  # that a write with a step replaces one by one
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
 
@@ -71,7 +73,7 @@ def _slice_scatter(call: Call) -> Result:
         size
     )
     if step != 1:
-        raise Refused("it writes to every other element", "write to slices without a step")
+        return _steps_replaced(call, dim, range(start, stop, step), call.operand("src"))
     if (start, stop) == (0, size):
         call.ignore("self")
         return call.operand("src")
@@ -107,6 +109,22 @@ def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Resu
         for x, first, last in ((whole, 0, start), (src, 0, stop - start), (whole, stop, whole.shape[dim]))
         if first < last
     ]
+    return call.layer("concat", parts, whole.shape, {"axis": dim})
+
+
+def _steps_replaced(call: Call, dim: int, places: range, src: Operand) -> Result:
+    """Return the argument `self` with `src` in the place of single elements along a dimension."""
+    whole = call.operand("self")
+    if isinstance(whole, Known) or isinstance(src, Known) or dim == 0 or len(places) > _MOST_PLACES:
+        raise Refused("it writes to every other element", "write to slices without a step")
+    whole, src = call.settle(as_activation(whole)), call.settle(as_activation(src))
+    parts: list[Activation] = []
+    done = 0
+    for number, place in enumerate(places):
+        parts += [_sliced(call, whole, dim, done, place)] if done < place else []
+        parts.append(_sliced(call, src, dim, number, number + 1))
+        done = place + 1
+    parts += [_sliced(call, whole, dim, done, whole.shape[dim])] if done < whole.shape[dim] else []
     return call.layer("concat", parts, whole.shape, {"axis": dim})
 
 
@@ -398,20 +416,17 @@ def _pad(call: Call) -> Result:
     """Zeros around images are what the convolution behind them takes in; anything else is `padding`."""
     x = call.image(call.lazy("self") if call.is_tensor("self") else call.lazy("input"))
     pads = call.ints("pad")
+    value = call.argument("value")
+    call.ignore("mode")  # where there is nothing to pad
     if not any(pads):
         return x
-    value = call.argument("value")
     mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
     outside = len(pads) > 4 and any(pads[4:])
-    if mode is None or (mode == "zero" and value not in (None, 0, 0.0)) or outside:
-        raise Refused(
-            "it pads by something that is not known here", "pad images with zeros, by reflect or by replicate"
-        )
+    if mode is None or (mode == "zero" and value not in (None, 0, 0.0)) or outside or len(x.seen) != 4:
+        return padded(call, call.settle(x), pads, call.text("mode", "constant"), call.real("value", 0.0))
     left, right, top, bottom = (*pads, 0, 0)[:4]
     if mode != "zero" or min(pads) < 0 or not (x.view is PLAIN or isinstance(x.view, Padded)):
         x = call.settle(x)
-    if len(x.shape) != 4:
-        raise Refused(f"it pads {list(x.seen)}", "pad images, [N, C, H, W]")
     if mode != "zero" or min(pads) < 0:
         around: dict[str, Setting] = {"pad": as_setting((top, bottom, left, right)), "mode": mode}
         return call.layer("padding", x, call.result_shape, around)
@@ -473,6 +488,5 @@ RULES: Mapping[str, Rule] = {
     "aten.constant_pad_nd.default": _pad,
 }  # fmt: skip
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.repeat.default": "join by torch.cat; + - * / repeat by themselves",
     "aten.to.dtype": "compute in one type: train { precision = bf16 } says in which",
 }

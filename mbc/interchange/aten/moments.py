@@ -1,0 +1,160 @@
+"""Normalisation and statistics that no one layer computes, written as means, differences and powers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.operands import Activation, Refused, Result, Untaken, Weight
+from mbc.interchange.steps import Setting
+
+_ROWS = "keep the samples of a mini-batch apart, in dimension 0"
+
+
+def _axes(axes: Sequence[int], keep: bool) -> dict[str, Setting]:
+    return {"axes": axes[0] if len(axes) == 1 else tuple(axes), "keep": keep}
+
+
+def _kept(shape: tuple[int, ...], axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+
+
+def _mean(call: Call, x: Activation, axes: Sequence[int]) -> Activation:
+    return call.layer("mean", x, _kept(x.shape, axes), _axes(axes, True))
+
+
+def _centred(call: Call, x: Activation, axes: Sequence[int]) -> Activation:
+    return call.operator("-", x, _mean(call, x, axes), x.shape)
+
+
+def _mean_square(call: Call, x: Activation, axes: Sequence[int]) -> Activation:
+    return _mean(call, call.layer("pow", x, x.shape, {"exponent": 2.0}), axes)
+
+
+def _over_root(call: Call, x: Activation, axes: Sequence[int], eps: float) -> Activation:
+    """Return x over the root of its mean square along axes, to which `eps` is added."""
+    square = _mean_square(call, x, axes)
+    square = call.operator("+", square, eps, square.shape) if eps else square
+    return call.operator("*", x, call.layer("pow", square, square.shape, {"exponent": -0.5}), x.shape)
+
+
+def standardized(call: Call, x: Activation, axes: Sequence[int], eps: float) -> Activation:
+    """Return x less its mean and over its standard deviation along axes, `eps` added to the variance."""
+    return _over_root(call, _centred(call, x, axes), axes, eps)
+
+
+def affine(call: Call, x: Activation, weight: Weight | None, bias: Weight | None, axis: int) -> Activation:
+    """Return x times a scale plus an offset, whose dimensions are those of x from `axis` on, or that axis alone."""
+    for op, held in (("*", weight), ("+", bias)):
+        if held is None:
+            continue
+        shape = (*(1,) * axis, *held.shape, *(1,) * (len(x.shape) - axis - len(held.shape)))
+        if math.prod(shape) == shape[1] == x.shape[1]:
+            shape = (shape[1],)  # a vector lies along the channels
+        x = call.operator(op, x, call.tensor(held, shape), x.shape)
+    return x
+
+
+def layer_norm(call: Call, x: Activation, centre: bool = True) -> Result:
+    """Normalise the last dimensions of each sample, whatever these are."""
+    sizes, x = call.ints("normalized_shape"), call.settle(x)
+    rank = len(x.shape)
+    axes = tuple(range(rank - len(sizes), rank))
+    if not sizes or axes[0] == 0:
+        raise Refused(f"it normalises all dimensions of {list(x.shape)}, the samples among them", _ROWS)
+    eps = call.real("eps", 1e-5 if centre else 2.0**-23)
+    bias = call.optional_weight("bias") if centre else None
+    made = standardized(call, x, axes, eps) if centre else _over_root(call, x, axes, eps)
+    return affine(call, made, call.optional_weight("weight"), bias, axes[0])
+
+
+def group_norm(call: Call, groups: int) -> Result:
+    """Normalise groups of channels of each sample, with a scale or an offset for each channel, or neither."""
+    x = call.plain("input")
+    if len(x.shape) < 2:
+        raise Refused(f"it normalises {list(x.shape)}", "give it [N, C, ...]")
+    sizes = (groups, math.prod(x.shape[1:]) // groups)
+    grouped = call.layer("reshape", x, (x.shape[0], *sizes), {"sizes": sizes})
+    made = standardized(call, grouped, (2,), call.real("eps", 1e-5))
+    made = call.layer("reshape", made, x.shape, {"sizes": x.shape[1:] if len(x.shape) > 2 else x.shape[1]})
+    return affine(call, made, call.optional_weight("weight"), call.optional_weight("bias"), 1)
+
+
+def _dims(call: Call, x: Activation) -> tuple[int, ...]:
+    rank = len(x.shape)
+    dims = tuple(sorted(d % rank for d in call.ints("dim") or tuple(range(rank))))
+    if 0 in dims:
+        raise Refused(f"it is over dimension 0 of {list(x.shape)}, the samples", _ROWS)
+    return dims
+
+
+def _variance(root: bool, call: Call) -> Result:
+    x = call.plain("self")
+    dims = _dims(call, x)
+    count = math.prod(x.shape[d] for d in dims)
+    correction = call.real("correction", 1.0) if call.flag("unbiased", True) else 0.0
+    if count <= correction:
+        raise Refused(f"it is of {count} element{'s' * (count != 1)}, less {correction:g}", "give correction=0")
+    made = _mean_square(call, _centred(call, x, dims), dims)
+    if correction:
+        made = call.operator("*", made, count / (count - correction), made.shape)
+    if not call.flag("keepdim", False):
+        made = call.layer("reshape", made, call.result_shape, {"sizes": _sizes(call.result_shape)})
+    return call.layer("sqrt", made, made.shape) if root else made
+
+
+def _sizes(shape: tuple[int, ...]) -> int | tuple[int, ...]:
+    if len(shape) < 2:
+        raise Refused(f"it makes {list(shape)}", "keep a dimension beside the samples, by keepdim=True")
+    return shape[1] if len(shape) == 2 else shape[1:]
+
+
+def _extreme(sign: float, call: Call) -> Result:
+    """The first largest (or smallest) element along a dimension, by which PyTorch sends the gradient: `maxpool`."""
+    x = call.plain("self")
+    dim = call.integer("dim", 0) % len(x.shape)
+    if dim == 0:
+        raise Refused(f"it is over dimension 0 of {list(x.shape)}, the samples", _ROWS)
+    before, size, after = math.prod(x.shape[1:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+    image = call.layer("reshape", x, (x.shape[0], before, size, after), {"sizes": (before, size, after)})
+    image = image if sign > 0 else call.operator("*", -1.0, image, image.shape)
+    made = call.layer("maxpool", image, (x.shape[0], before, 1, after), {"kernel": (size, 1)})
+    made = made if sign > 0 else call.operator("*", -1.0, made, made.shape)
+    call.ignore("keepdim")  # the result's shape says it
+    made = call.layer("reshape", made, call.result_shape, {"sizes": _sizes(call.result_shape)})
+    return made, Untaken("it takes the position of an extreme", "use the values alone")
+
+
+def _least(call: Call) -> Result:
+    x = call.plain("self")
+    dims = _dims(call, x)
+    negative = call.operator("*", -1.0, x, x.shape)
+    made = call.layer("amax", negative, call.result_shape, _axes(dims, call.flag("keepdim", False)))
+    return call.operator("*", -1.0, made, made.shape)
+
+
+def _log_sum_exp(call: Call) -> Result:
+    x = call.plain("self")
+    dims = _dims(call, x)
+    kept = _kept(x.shape, dims)
+    largest = call.layer("detach", call.layer("amax", x, kept, _axes(dims, True)), kept)
+    powers = call.layer("exp", call.operator("-", x, largest, x.shape), x.shape)
+    total = call.layer("log", call.layer("sum", powers, kept, _axes(dims, True)), kept)
+    made = call.operator("+", total, largest, kept)
+    if call.flag("keepdim", False):
+        return made
+    return call.layer("reshape", made, call.result_shape, {"sizes": _sizes(call.result_shape)})
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.rms_norm.default": lambda call: layer_norm(call, call.plain("input"), centre=False),
+    **{f"aten.var.{kind}": partial(_variance, False) for kind in ("correction", "dim")},
+    **{f"aten.std.{kind}": partial(_variance, True) for kind in ("correction", "dim")},
+    "aten.max.dim": partial(_extreme, 1.0),
+    "aten.min.dim": partial(_extreme, -1.0),
+    "aten.amin.default": _least,
+    "aten.logsumexp.default": _log_sum_exp,
+}
+NOT_TAKEN: Mapping[str, str] = {}
