@@ -1,0 +1,51 @@
+"""A small share of the campaigns of random programs and of PyTorch's samples of modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
+import random_programs
+from program_vocabulary import FAMILIES
+
+PROGRAMS = range(1000, 1024)  # of a seed that the campaign does not draw
+SEED = 1
+PLANNED_EVERY = 6
+LIMIT_S = 120.0
+
+
+def test_random_programs_are_imported_exactly_or_refused() -> None:
+    verdicts = {
+        index: random_programs.verdict(SEED, index, LIMIT_S, planned=index % PLANNED_EVERY == 0)[0]
+        for index in PROGRAMS
+    }
+    wrong = {index: made.detail for index, made in verdicts.items() if made.kind not in ("equal", "refused")}
+    assert not wrong
+    assert sum(made.kind == "equal" for made in verdicts.values()) >= 0.4 * len(verdicts)
+    assert len({target for made in verdicts.values() for target in made.operations}) >= 60
+
+
+def test_a_program_is_drawn_alike_in_each_run() -> None:
+    text, loss, known = random_programs.drawn(SEED, 7)
+    again, same_loss, also_known = random_programs.drawn(SEED, 7)
+    assert (again.code(), same_loss, also_known.loss) == (text.code(), loss, known.loss)
+
+
+def test_the_vocabulary_has_every_family() -> None:
+    assert all(FAMILIES.values())
+    assert sum(map(len, FAMILIES.values())) >= 60
+
+
+@pytest.mark.parametrize("name", ["nn.GroupNorm", "nn.Conv1d", "nn.PReLU", "nn.AvgPool2d", "nn.LayerNorm"])
+def test_samples_of_modules_are_imported_exactly_or_refused(name: str) -> None:
+    pytest.importorskip("expecttest", reason="PyTorch's samples of modules ask for it")
+    import module_db
+
+    verdicts = dict(module_db.verdicts(name, LIMIT_S))
+    wrong = {sample: made.detail for sample, made in verdicts.items() if made.kind not in ("equal", "refused")}
+    assert not {sample for sample in wrong if "MBC014" not in wrong[sample]}
+    assert any(made.kind == "equal" for made in verdicts.values())
