@@ -56,7 +56,12 @@ _OF_AUTOGRAD = (
     "it is a part of an autograd.Function, whose gradient the program does not say",
     "compute it by layers, whose gradients are known",
 )
+_CHECKPOINTED = (
+    "torch.utils.checkpoint with use_reentrant=True runs it, whose gradients the program does not have",
+    "export the model with use_reentrant=False, which computes the same",
+)
 _OF_TORCH = re.compile(r"[/\\]torch[/\\]")
+_OF_CHECKPOINT = re.compile(r"[/\\]torch[/\\]utils[/\\]checkpoint\.py$")
 
 
 def read_pt2(path: Path) -> Program:
@@ -305,7 +310,7 @@ def _node(node: Mapping[str, Any]) -> Node:
         tuple(outputs),
         _modules(metadata.get("nn_module_stack", "")),
         _line(metadata.get("stack_trace", "")),
-        refusal=_OF_AUTOGRAD if _is_of_autograd(metadata.get("stack_trace", "")) else None,
+        refusal=_refusal(metadata.get("stack_trace", "")),
     )
 
 
@@ -368,6 +373,15 @@ def _line(trace: Any) -> Line | None:
 
 def _frames(trace: Any) -> list[Line]:
     return [Line(printable(f), int(n), printable(code, 120)) for f, n, code in _FRAME.findall(str(trace))]
+
+
+def _refusal(trace: Any) -> tuple[str, str] | None:
+    """Return why the line of an operation says that its gradient is not that of what it computes, and a remedy."""
+    if _is_of_autograd(trace):
+        return _OF_AUTOGRAD
+    # The other form of a checkpoint runs `fn`, and its operations are in the program as any others.
+    frames = (frame for frame in _frames(trace) if _OF_CHECKPOINT.search(frame.file))
+    return _CHECKPOINTED if any(frame.code.startswith("outputs = run_function(") for frame in frames) else None
 
 
 def _is_of_autograd(trace: Any) -> bool:

@@ -115,14 +115,26 @@ def test_a_deviation_names_the_first_operation_that_differs(
     assert words in caught.value.message, caught.value.message
 
 
-def test_dropout_in_training_mode_cannot_be_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([("Dropout", ["c", "half", "yes"], ["d"])], "its dropout draws random numbers"),
+        (
+            [("RandomUniformLike", ["c"], ["r"]), ("Mul", ["c", "r"], ["d"])],
+            "its RandomUniformLike draws random numbers",
+        ),
+    ],
+    ids=["dropout", "random numbers"],
+)
+def test_what_draws_random_numbers_cannot_be_checked(nodes: Any, words: str, tmp_path: Path) -> None:
     file, made = of_onnx(tmp_path)
     model = onnx.load(file)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
     model.graph.node[3].input[0] = "d"
-    model.graph.node.insert(3, onnx.helper.make_node("Dropout", ["c", "half", "yes"], ["d"]))
+    for number, (kind, inputs, outputs) in enumerate(nodes):
+        model.graph.node.insert(3 + number, onnx.helper.make_node(kind, inputs, outputs))
     onnx.save(model, file)
-    with pytest.raises(MbcError, match="MBC346: the import cannot be checked: its dropout draws random numbers"):
+    with pytest.raises(MbcError, match=f"MBC346: the import cannot be checked: {words}"):
         check_of_onnx(file, made)
     assert not check_onnx(file, None, made.network, made.source, None)

@@ -138,6 +138,24 @@ def test_a_model_with_nothing_to_train_is_refused(tmp_path: Path) -> None:
     assert "it computes with no parameter" in refusal(tmp_path, nn.Sequential(nn.MaxPool2d(2), nn.ReLU()))
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.fc, self.use_reentrant = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.utils.checkpoint.checkpoint(torch.relu, self.first(x), use_reentrant=self.use_reentrant)
+        return self.fc(y.mean((2, 3)))
+
+
+def test_a_checkpoint_that_loses_gradients_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    message = refusal(tmp_path, Checkpointed(True), x)
+    assert "aten.relu.default: torch.utils.checkpoint with use_reentrant=True runs it" in message
+    source = import_model(exported(tmp_path, Checkpointed(False), x), "net").source
+    assert "relu" in source and "detach" not in source
+
+
 class Square(torch.autograd.Function):
     """Whose gradient is none of a square."""
 

@@ -30,6 +30,7 @@ from mbc.interchange.steps import Imported
 from mbc.ir.graph import TrainingGraph
 
 TOLERANCE = 1e-4  # of float32, in which a file's numbers are
+_DRAWS = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 _SLOWER = 20  # times: the reference evaluator beside the interpreter
 
 
@@ -99,10 +100,12 @@ def _values_of(model: Any) -> list[str]:
 
 
 def _is_training(model: Any) -> bool:
-    """Return whether batch norms are in training mode; MBC346 where some are and some are not, or dropout draws."""
+    """Return whether batch norms are in training mode; MBC346 where some are not, or numbers are drawn."""
     modes: set[bool] = set()
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
+        if node.op_type in _DRAWS:
+            raise cannot_check(f"its {node.op_type} draws random numbers", "export it in evaluation mode to check it")
         if node.op_type == "BatchNormalization":
             modes.add(any(a.name == "training_mode" and a.i for a in node.attribute))
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
