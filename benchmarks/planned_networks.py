@@ -44,7 +44,7 @@ SHARES = (0.6, 0.3, 0.1)  # of what is between the lower bound and the plan with
 RECOMMENDED = 3  # a recommended budget is searched anew: so often it may be followed
 STEPS = 2
 RATE = 1e-3
-OF_SOURCES = ("MBC051", "MBC013")  # networks that the language refuses: nothing is trained
+OF_SOURCES = ("MBC042", "MBC051")  # of networks that the language refuses: every parameter is frozen
 
 
 @dataclass
@@ -203,7 +203,7 @@ def _saves(plan: Plan) -> bool:
 
 
 def main() -> None:
-    tell(campaign("planned_networks", judge, asked(__doc__, 2000)))
+    tell(campaign("planned_networks", judge, asked(__doc__, 2000), chunk=4))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from record import RESULTS, Results, results, write
 
-CHUNK = 20
+CHUNK = 20  # cases of a row, where a case takes less than a second
 CASE_SECONDS = 600  # a case that takes longer has failed
 
 
@@ -72,21 +72,22 @@ def _shard(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def campaign(name: str, judge: Judge, options: Asked) -> dict[str, Any]:
-    """Judge all cases that are asked for; returns the totals, and writes them with the chunks."""
+def campaign(name: str, judge: Judge, options: Asked, chunk: int = CHUNK) -> dict[str, Any]:
+    """Judge all cases that are asked for; returns the totals, and writes them with the chunks of so many cases."""
     if options.merge:
-        return _merged(name, options.merge)
+        return _merged(name, options.merge, chunk)
     number, count = options.shard
     file = name if count == 1 else f"{name}_{number}_of_{count}"
     about = {"seed": options.seed, "cases": options.cases, "shard": f"{number}/{count}"}
     kept = results(file, again=not options.resume, current=True, **about)
-    chunks = [c for c in _chunks(options.cases)[number::count] if not kept.done(_title(c))]
+    mine = _chunks(options.cases, chunk)[number::count]
+    chunks = [c for c in mine if not kept.done(_title(c))]
     started = time.monotonic()
     for row in _judged(judge, options, chunks, started):
         kept.put(row)
         print(f"{row['name']}: {row['outcomes']}{'; FAILED' if row['failures'] else ''}", flush=True)
-    kept.arrange([_title(c) for c in _chunks(options.cases)])
-    return _written(file, list(kept.rows.values()), about, len(_chunks(options.cases)[number::count]))
+    kept.arrange([_title(c) for c in mine])
+    return _written(file, list(kept.rows.values()), about, len(mine))
 
 
 def judged(judge: Judge, seed: int, numbers: Sequence[int]) -> dict[str, Any]:
@@ -123,8 +124,8 @@ class _limited:
         signal.signal(signal.SIGALRM, self._before)
 
 
-def _chunks(cases: int) -> list[range]:
-    return [range(first, min(first + CHUNK, cases)) for first in range(0, cases, CHUNK)]
+def _chunks(cases: int, size: int) -> list[range]:
+    return [range(first, min(first + size, cases)) for first in range(0, cases, size)]
 
 
 def _title(chunk: range) -> str:
@@ -166,7 +167,7 @@ def _written(file: str, rows: list[dict[str, Any]], about: dict[str, Any], chunk
     return totals
 
 
-def _merged(name: str, shards: int) -> dict[str, Any]:
+def _merged(name: str, shards: int, chunk: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     held: list[dict[str, Any]] = []
     for number in range(shards):
@@ -178,7 +179,7 @@ def _merged(name: str, shards: int) -> dict[str, Any]:
         raise SystemExit(f"the shards of {name} are not of one campaign")
     rows.sort(key=lambda row: int(row["name"].partition("-")[0]))
     about = {"seed": held[0]["seed"], "cases": held[0]["cases"], "shards": shards}
-    totals = _written(name, rows, about, len(_chunks(held[0]["cases"])))
+    totals = _written(name, rows, about, len(_chunks(held[0]["cases"], chunk)))
     for number in range(shards):
         Results(f"{name}_{number}_of_{shards}", {}, {}).remove()
     return totals

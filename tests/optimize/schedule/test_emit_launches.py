@@ -14,6 +14,7 @@ from mbc.options import Options
 from mbc.plan.verify import verify_plan
 from mbc.source import Source
 from tests.optimize.planned import NETWORKS, graph_of
+from tests.optimize.shared import EXAMPLES
 
 SECTIONS = [
     " ".join(words)
@@ -66,3 +67,11 @@ def test_updates_follow_all_readers_of_what_they_replace(network: str, section: 
 def test_a_step_of_several_mini_batches_plans_within_a_budget(setting: str) -> None:
     plan = compile_plan(Source("a.mbc", SMALL), Options(gpu="t4", settings=(("memory.device", setting),)))
     verify_plan(plan)
+
+
+def test_alexnet_of_two_mini_batches_plans_within_a_budget() -> None:
+    source = Source("alexnet.mbc", (EXAMPLES / "alexnet.mbc").read_text(encoding="utf-8"))
+    settings = (("batch", "32"), ("train.accumulate", "2"), ("memory.device", "1524701516B"))
+    plan = compile_plan(source, Options(gpu="t4", settings=settings))
+    verify_plan(plan)
+    assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= 1524701516
