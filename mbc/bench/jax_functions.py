@@ -135,6 +135,12 @@ def _smooth_l1(a: Any, x: Tensor, y: Tensor) -> Tensor:
     return jnp.mean(jnp.where(d < a.beta, 0.5 * d * d / a.beta, d - 0.5 * a.beta))
 
 
+def _probability_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
+    p, y = _wide(x), _wide(y)
+    of_one, of_zero = (jnp.maximum(jnp.log(v), -100.0) for v in (p, 1 - p))
+    return -jnp.mean(y * of_one + (1 - y) * of_zero)
+
+
 def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
     x, y = _wide(x), _wide(y)
     return jnp.mean(a.pos_weight * y * jax.nn.softplus(-x) + (1 - y) * jax.nn.softplus(x))
@@ -346,6 +352,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "l1": lambda a, x, y: jnp.mean(jnp.abs(_wide(x) - _wide(y))),
     "smooth_l1": _smooth_l1,
     "binary_cross_entropy": _binary_cross_entropy,
+    "probability_cross_entropy": _probability_cross_entropy,
 }
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(

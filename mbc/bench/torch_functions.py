@@ -290,6 +290,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),
     "binary_cross_entropy": _binary_cross_entropy,
+    "probability_cross_entropy": lambda a, x, y: F.binary_cross_entropy(_wide(x), _wide(y)),
 }
 _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),

@@ -24,7 +24,7 @@ class Building:
     def __init__(self) -> None:
         self._graph = GraphBuilder()
         self._states: dict[str, State] = {}
-        self._kinds: dict[str, str] = {}
+        self._producers: dict[str, Operation] = {}
 
     @property
     def values(self) -> dict[str, Value]:
@@ -52,7 +52,11 @@ class Building:
 
     def kind_of(self, value: str) -> str:
         """The kind of the operation that makes a value."""
-        return self._kinds[value]
+        return self._producers[value].kind
+
+    def producer(self, value: str) -> Operation | None:
+        """Return the operation that makes a value; None for inputs and states."""
+        return self._producers.get(value)
 
     def input(self, path: str, shape: tuple[int, ...], dtype: DType, span: Span) -> Tensor:
         """Declare an input; its first dimension counts samples."""
@@ -97,7 +101,7 @@ class Building:
             message = f"the network has more than {MOST_OPERATIONS} operations"
             raise MbcError("MBC017", message, "make its loops shorter", span)
         outputs = self._graph.emit(kind, attributes, inputs, name, span=span)
-        self._kinds.update(dict.fromkeys(outputs, kind))
+        self._producers.update(dict.fromkeys(outputs, self._graph.operations[-1]))
         for output in outputs:
             _check_size(f"the result of `{name}`", self._graph.type(output), span)
         return outputs
@@ -138,6 +142,9 @@ class _Application:
 
     def has_rows(self, value: str) -> bool:
         return self._building.has_rows(value)
+
+    def producer(self, value: str) -> Operation | None:
+        return self._building.producer(value)
 
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
         name = f"{self._path}.{suffix}" if suffix else self._path

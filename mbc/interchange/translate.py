@@ -235,10 +235,11 @@ class _Translation:
     ) -> tuple[Activation, ...]:
         """Append a step; its label is the path of the module that holds its parameters, or of a free parameter."""
         _check_finite([v.value for v in inputs if isinstance(v, Number)])
-        for value in settings.values():
-            _check_finite(value if isinstance(value, tuple) else (value,))
         layer = LAYERS.get(op)
         defaults = {} if layer is None else {p.name: p.default for p in layer.parameters}
+        infinite = [] if layer is None else [p.name for p in layer.parameters if p.kind == "real"]
+        for name, value in settings.items():
+            _check_finite(() if name in infinite else value if isinstance(value, tuple) else (value,))
         given = {name: value for name, value in settings.items() if value != defaults.get(name)}
         label, held = "", ()
         if states:

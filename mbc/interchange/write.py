@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,17 @@ WIDTH = 116
 _CUT = 4  # stages of a pipe that end with their module
 _LOSSES = {
     "softmax_cross_entropy": "(%s, %s) |> softmax_cross_entropy",
+    "nll": "(%s, %s) |> nll",
+    "kl_divergence": "(%s, %s) |> kl_divergence",
     "binary_cross_entropy": "(%s, %s) |> binary_cross_entropy",
     "mse": "(%s, %s) |> mse",
     "l1": "(%s, %s) |> l1",
     "smooth_l1": "(%s, %s) |> smooth_l1",
 }
-LOSSES = tuple(_LOSSES)
+_OF_LOG_PROBABILITIES = ("nll", "kl_divergence")  # which not every model gives
+LOSSES = tuple(name for name in _LOSSES if name not in _OF_LOG_PROBABILITIES)
+_OF_CLASSES = ("softmax_cross_entropy", "nll")  # their targets are class numbers
+_BY_POSITION = (*_OF_CLASSES, "kl_divergence")  # means over rows and positions, and not over classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +38,37 @@ class Objective:
         settings: Its settings as the language writes them: `smoothing=0.1`.
         weight: What it counts in the sum of all losses.
         soft: Whether the target of `softmax_cross_entropy` gives the probability of each class.
+        reduction: `mean` over rows and positions (and channels, of a loss that compares elements); `sum`; `rows`, the
+            sum over what a row has, by the number of rows; `elements`, the mean over all elements.
+        factor: What the layer of the language counts for PyTorch's loss.
     """
 
     loss: str
     settings: str = ""
     weight: float = 1.0
     soft: bool = False
+    reduction: str = "mean"
+    factor: float = 1.0
 
     @property
     def output(self) -> str:
         """The name of an output that it judges."""
-        return "logits" if "entropy" in self.loss else "prediction"
+        return "logits" if "entropy" in self.loss and "logits=false" not in self.settings else "prediction"
 
     def target(self, shape: tuple[int, ...]) -> str:
         """Return shape and type of the target of an output of this shape."""
-        of_classes = self.loss == "softmax_cross_entropy" and not self.soft
+        of_classes = self.loss in _OF_CLASSES and not self.soft
         sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
         return f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
 
-    def line(self, output: str, target: str) -> str:
-        """Return the statement of the loss."""
+    def line(self, output: str, target: str, shape: tuple[int, ...]) -> str:
+        """Return the statement of the loss of an output of this shape."""
         text = _LOSSES[self.loss] % (output, target) + (f"({self.settings})" if self.settings else "")
-        return f"  loss {text}" if self.weight == 1 else f"  loss {literal(self.weight)} * ({text})"
+        places = math.prod(shape[2:] if self.loss in _BY_POSITION else shape[1:])
+        factors = {"sum": ("batch", str(places)), "rows": (str(places),), "elements": (f"1 / {(*shape, 1)[1]}",)}
+        own = (literal(float(self.weight)), literal(float(self.factor)))
+        numbers = [n for n in (*own, *factors.get(self.reduction, ())) if n not in ("1", "1.0")]
+        return f"  loss {' * '.join([*numbers, f'({text})'])}" if numbers else f"  loss {text}"
 
 
 def write_source(
@@ -147,7 +162,7 @@ def _losses(
         if objective is not None:
             target = names.free("target")
             targets.append(f"  input {target}{objective.target(network.shapes[value])}")
-            lines.append(objective.line(name, target))
+            lines.append(objective.line(name, target, network.shapes[value]))
     return targets, lines
 
 

@@ -235,7 +235,7 @@ def _check_rows(known: Operands, a: str, b: str) -> None:
     for x, other in ((a, b), (b, a)):
         if known.has_rows(x) and not known.has_rows(other):
             rank, shape = len(known.type(x).shape), known.type(other).shape
-            if len(shape) > rank or (len(shape) == rank > 1 and shape[0] != 1) or rank == 1:
+            if len(shape) > rank or (len(shape) == rank and shape[0] != 1) or (rank == 1 and not shape):
                 raise ShapeError(
                     f"{known.type(other)} is no batch, but would lie along the {known.type(x).shape[0]} samples of "
                     f"{known.type(x)}; its first axis must have one element, or be left out"

@@ -224,6 +224,10 @@ class LayerBuilder(Protocol):
         """Whether its first dimension counts samples: parameters and what is made of them alone have none."""
         ...
 
+    def producer(self, value: str) -> Operation | None:
+        """Return the operation that makes a value; None for inputs and states."""
+        ...
+
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
         """The parameter (or statistic) `<path>.<suffix>` of this layer, `<path>` without suffix; made once, shared by
         later applications."""

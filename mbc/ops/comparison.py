@@ -167,7 +167,9 @@ def _build_where(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     """Each of the two where it is taken, and 0 elsewhere: their sum is exact."""
     mask, *values = inputs
     whole = max(len(builder.type(value).shape) for value in inputs)
-    axis = settings["axis"] - (whole if settings["axis"] > 0 else 0)  # counted from the last, of operands of any rank
+    axis = settings["axis"] - (
+        whole if 1 <= settings["axis"] < whole else 0
+    )  # counted from the last, of operands of any rank
     parts: list[str] = []
     for operator, value in zip(("keep", "fill"), values, strict=True):
         ranks = [len(builder.type(operand).shape) for operand in (value, mask)]

@@ -6,14 +6,14 @@ from typing import Any
 
 from mbc.ir.types import DType
 from mbc.ops.base import Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.loss import CrossEntropy
+from mbc.ops.loss import CrossEntropy, check_log_probabilities
 from mbc.ops.weighted_cross_entropy import IGNORE_INDEX, WeightedCrossEntropy, ignored_by
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     smoothing, weights, ignored = settings["smoothing"], settings["class_weights"], ignored_by(settings)
-    if not 0 <= smoothing < 1:
-        raise ShapeError(f"smoothing is {smoothing}, but must be at least 0 and less than 1")
+    if not 0 <= smoothing <= 1:
+        raise ShapeError(f"smoothing is {smoothing}, but must be from 0 to 1")
     logits, target = (builder.type(value) for value in inputs)
     if target.dtype is not DType.INT32:
         if target.shape != logits.shape:
@@ -31,6 +31,15 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
     return builder.emit("softmax_cross_entropy", CrossEntropy(smoothing), inputs)[0]
 
 
+def _build_nll(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    """The softmax of log-probabilities is what they are the logarithms of: both losses and gradients are the same."""
+    check_log_probabilities(builder, inputs[0], "nll")
+    target = builder.type(inputs[1])
+    if target.dtype is not DType.INT32:
+        raise ShapeError(f"the target of nll holds class numbers (int32), but is {target}")
+    return _build(builder, {**settings, "smoothing": 0.0}, inputs)
+
+
 OPS: tuple[OpKind, ...] = ()  # `loss`, `soft_cross_entropy` and `weighted_cross_entropy` have them
 
 LAYERS = (
@@ -46,6 +55,14 @@ LAYERS = (
         "(logits, target) |> softmax_cross_entropy: mean over rows and positions. The target holds class numbers, or "
         "the probabilities of all classes. class_weights: a weight a class; the mean is weighted by them. Positions "
         "whose target is ignore_index do not count.",
+        loss=True,
+    ),
+    Layer(
+        "nll",
+        (IGNORE_INDEX, Parameter("class_weights", "numbers", ())),
+        _build_nll,
+        (2, 2),
+        "(log_probabilities, target) |> nll: softmax_cross_entropy of what log_softmax gives.",
         loss=True,
     ),
 )

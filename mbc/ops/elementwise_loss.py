@@ -108,6 +108,26 @@ def _binary_by_target(a: BinaryCrossEntropyBackward, x: Array, y: Array) -> Arra
     return (a.pos_weight - 1) * softplus(-x) - x
 
 
+_LEAST_LOG, _LEAST_VARIANCE = -100.0, 1e-12  # as in PyTorch
+
+
+def _log(p: Array) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.maximum(np.log(p), _LEAST_LOG)
+
+
+def _of_probability(_: NoAttributes, p: Array, y: Array) -> Array:
+    return -(y * _log(p) + (1 - y) * _log(1 - p))
+
+
+def _by_probability(_: L1Backward, p: Array, y: Array) -> Array:
+    return (p - y) / np.maximum(p * (1 - p), _LEAST_VARIANCE)
+
+
+def _probability_by_target(_: L1Backward, p: Array, y: Array) -> Array:
+    return _log(1 - p) - _log(p)
+
+
 _RULES: dict[str, _Rule] = {
     "l1": _Rule(
         NoAttributes,
@@ -130,6 +150,14 @@ _RULES: dict[str, _Rule] = {
         (_binary_by_logit, _binary_by_target),
         lambda a, weight, side: BinaryCrossEntropyBackward(a.pos_weight, weight, side),
         probabilities=(1,),
+    ),
+    "probability_cross_entropy": _Rule(
+        NoAttributes,
+        L1Backward,
+        _of_probability,
+        (_by_probability, _probability_by_target),
+        lambda a, weight, side: L1Backward(weight, side),
+        probabilities=(0, 1),
     ),
 }
 
@@ -206,6 +234,10 @@ def _build_smooth_l1(builder: LayerBuilder, settings: dict[str, Any], inputs: tu
 
 def _build_binary(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     attributes = BinaryCrossEntropy(_positive("pos_weight", settings["pos_weight"]))
+    if not settings["logits"]:
+        if attributes.pos_weight != 1.0:
+            raise ShapeError("pos_weight is for logits, and logits=false says that there are none")
+        return builder.emit("probability_cross_entropy", NoAttributes(), inputs)[0]
     return builder.emit("binary_cross_entropy", attributes, inputs)[0]
 
 
@@ -227,11 +259,11 @@ LAYERS = (
     ),
     Layer(
         "binary_cross_entropy",
-        (Parameter("pos_weight", "float", 1.0),),
+        (Parameter("pos_weight", "float", 1.0), Parameter("logits", "bool", True)),
         _build_binary,
         (2, 2),
         "(logits, target) |> binary_cross_entropy: mean over elements, targets from 0 to 1. "
-        "pos_weight multiplies the loss of ones.",
+        "pos_weight multiplies the loss of ones. logits = false: the first tensor holds probabilities.",
         loss=True,
     ),
 )

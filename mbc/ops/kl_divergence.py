@@ -10,9 +10,9 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, master
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, master
 from mbc.ops.control import control_record, control_shape
-from mbc.ops.loss import log_softmax, positions
+from mbc.ops.loss import check_log_probabilities, log_softmax, positions
 from mbc.ops.soft_cross_entropy import check_probabilities
 
 
@@ -74,17 +74,19 @@ OPS = (
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    if not settings["logits"]:  # their softmax is what they are the logarithms of
+        check_log_probabilities(builder, inputs[0], "kl_divergence(logits=false)")
     return builder.emit("kl_divergence", NoAttributes(), inputs)[0]
 
 
 LAYERS = (
     Layer(
         "kl_divergence",
-        (),
+        (Parameter("logits", "bool", True),),
         _build,
         (2, 2),
         "(logits, probabilities) |> kl_divergence: of the logits' softmax from the probabilities, mean over rows and "
-        "positions.",
+        "positions. logits = false: the first tensor is their log_softmax.",
         loss=True,
     ),
 )

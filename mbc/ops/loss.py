@@ -67,6 +67,15 @@ def check_classes(logits: TensorType, target: TensorType) -> None:
         raise ShapeError(f"the target must hold class numbers (int32), but is {target}")
 
 
+def check_log_probabilities(builder: LayerBuilder, value: str, what: str) -> None:
+    """Raise ShapeError for what `log_softmax` over the classes does not give."""
+    made_by = builder.producer(value)
+    if made_by is None or made_by.kind != "log_softmax" or getattr(made_by.attributes, "axis", 0) != 1:
+        raise ShapeError(
+            f"{what} takes the log_softmax of logits over axis 1, and nothing else; softmax_cross_entropy takes logits"
+        )
+
+
 def _entropy_shape(_: CrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     logits, target = inputs
     check_classes(logits, target)

@@ -170,4 +170,14 @@ def _build_flatten(builder: LayerBuilder, settings: dict[str, Any], inputs: tupl
     return builder.emit("flatten", NoAttributes(), inputs)[0]
 
 
-LAYERS = (Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),)
+def _build_squeeze(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    x = builder.type(inputs[0])
+    if math.prod(x.shape[1:]) != 1:
+        raise ShapeError(f"a sample of {x} has {math.prod(x.shape[1:])} elements, and squeeze takes one")
+    return builder.emit("unflatten", Unflatten(()), inputs)[0]
+
+
+LAYERS = (
+    Layer("flatten", (), _build_flatten, help="[N, ...] becomes [N, features]."),
+    Layer("squeeze", (), _build_squeeze, help="One number a sample, [N, 1, ...], becomes [N]."),
+)

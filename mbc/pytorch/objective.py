@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -23,11 +24,13 @@ _FUNCTIONS: dict[Any, str] = {
     functional.mse_loss: "mse",
     functional.l1_loss: "l1",
     functional.smooth_l1_loss: "smooth_l1",
+    functional.huber_loss: "smooth_l1",
+    functional.nll_loss: "nll",
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REMEDY = (
-    f"pass one of {', '.join(LOSSES)}; nn.CrossEntropyLoss, BCEWithLogitsLoss, MSELoss, L1Loss, SmoothL1Loss, or their "
-    "functions"
+    f"pass one of {', '.join(LOSSES)}; nn.CrossEntropyLoss, NLLLoss, KLDivLoss, BCELoss, BCEWithLogitsLoss, MSELoss, "
+    "L1Loss, SmoothL1Loss, HuberLoss, or a function of theirs"
 )
 
 
@@ -42,7 +45,7 @@ def losses_of(given: Any) -> tuple[Objective | None, ...]:
 
 def judges_of(given: Any) -> list[Any]:
     """Return the losses of the outputs as functions of torch, in float64; None where an output has none."""
-    by_name = {name: function for function, name in _FUNCTIONS.items()}
+    by_name = {name: function for function, name in reversed(_FUNCTIONS.items())}
     return [
         by_name[loss] if isinstance(loss, str)
         else copy_model(loss, dtype=torch.float64) if isinstance(loss, nn.Module)
@@ -79,9 +82,10 @@ def fitted(objectives: Sequence[Objective | None], given: Any, network: Imported
         raise MbcError("MBC331", "no output has a loss", "pass a loss for one of them at least")
     examples = iter(() if targets is None else entries_of(targets))
     made: list[Target | None] = []
-    for objective, loss, shape in zip(objectives, _losses(given), outputs, strict=True):
+    for objective, loss, value, shape in zip(objectives, _losses(given), network.outputs, outputs, strict=True):
         if objective is not None:
             _check_classes(objective, shape)
+            _check_log_probabilities(objective, network, value)
         made.append(None if objective is None else target_of(objective, loss, next(examples, None)))
     return made
 
@@ -92,6 +96,19 @@ def _check_classes(objective: Objective, shape: tuple[int, ...]) -> None:
     if found and count != shape[1]:
         raise MbcError(
             "MBC331", f"the loss has weights of {count} classes, and the output {shape[1]}", "give each class a weight"
+        )
+
+
+def _check_log_probabilities(objective: Objective, network: Imported, value: int) -> None:
+    """Refuse losses of log-probabilities for another output: of what they are not, PyTorch gives another number."""
+    of_logits = objective.loss == "kl_divergence" and "logits=false" not in objective.settings
+    maker = next((step for step in network.steps if value in step.results), None)
+    normalised = maker is not None and maker.op == "log_softmax" and maker.settings.get("axis", 1) == 1
+    if objective.loss in ("nll", "kl_divergence") and not of_logits and not normalised:
+        raise MbcError(
+            "MBC331",
+            f"the loss {objective.loss} takes log-probabilities, and this output is not the log_softmax of its classes",
+            "end the model by log_softmax(…, dim=1), or use nn.CrossEntropyLoss of logits",
         )
 
 
@@ -109,15 +126,37 @@ def _objective(given: Any) -> Objective:
         if loss not in LOSSES:
             raise MbcError("MBC331", f"the loss {loss!r} is not one that mbc has", _REMEDY)
         return Objective(loss, "", float(weight))
+    if loss is functional.binary_cross_entropy:
+        return Objective("binary_cross_entropy", "logits=false", float(weight))
     if isinstance(loss, FunctionType) and loss in _FUNCTIONS:
         return Objective(_FUNCTIONS[loss], "", float(weight))
-    return Objective(*_of_module(loss), float(weight))
+    objective = Objective(*_of_module(loss), float(weight))
+    if isinstance(loss, nn.HuberLoss):
+        objective = replace(objective, factor=float(getattr(loss, "delta", 1.0)))
+    return _reduced(objective, loss)
+
+
+def _reduced(objective: Objective, given: Any) -> Objective:
+    """Return the objective with the reduction of a loss of torch."""
+    kind, reduction = given.__class__, getattr(given, "reduction", "mean")
+    if kind is nn.KLDivLoss and reduction in ("mean", "batchmean"):
+        return replace(objective, reduction={"mean": "elements", "batchmean": "rows"}[reduction])
+    if reduction == "mean":
+        return objective
+    if reduction == "sum" and "class_weights" not in objective.settings and getattr(given, "ignore_index", -1) < 0:
+        return replace(objective, reduction="sum")
+    of = " with class weights or an ignored class" if reduction == "sum" else ""
+    raise MbcError("MBC331", f"the loss {kind.__name__}{of} has reduction={reduction!r}", "use reduction='mean'")
 
 
 def _of_module(given: Any) -> tuple[str, str]:
     kind = given.__class__
-    if getattr(given, "reduction", "mean") != "mean":
-        raise MbcError("MBC331", f"the loss {kind.__name__} has reduction={given.reduction!r}", "use reduction='mean'")
+    if kind is nn.NLLLoss:
+        return "nll", _of_classes(given)
+    if kind is nn.KLDivLoss and not given.log_target:
+        return "kl_divergence", "logits=false"
+    if kind is nn.BCELoss and given.weight is None:
+        return "binary_cross_entropy", "logits=false"
     if kind is nn.CrossEntropyLoss:
         return "softmax_cross_entropy", _cross_entropy(given)
     if kind is nn.BCEWithLogitsLoss and given.weight is None:
@@ -131,24 +170,19 @@ def _of_module(given: Any) -> tuple[str, str]:
         return "l1", ""
     if kind is nn.SmoothL1Loss and given.beta > 0:
         return "smooth_l1", f"beta={float(given.beta)!r}"
-    if kind is nn.HuberLoss and given.delta == 1:
-        return "smooth_l1", "beta=1.0"
+    if kind is nn.HuberLoss:
+        return "smooth_l1", f"beta={float(given.delta)!r}"
     name = getattr(given, "__name__", kind.__name__)
     raise MbcError("MBC331", f"the loss {name}, set as it is, is not one that mbc has", _REMEDY)
 
 
 def _cross_entropy(given: Any) -> str:
-    settings: list[str] = []
-    if given.label_smoothing == 1:
-        raise MbcError(
-            "MBC331",
-            "the loss has label_smoothing=1.0, with which the targets do not count",
-            "use a label_smoothing below 1",
-        )
-    if given.label_smoothing:
-        settings.append(f"smoothing={float(given.label_smoothing)!r}")
-    if given.ignore_index >= 0:  # of negative ones see `mbc.pytorch.targets`
-        settings.append(f"ignore_index={given.ignore_index}")
+    smoothing = [f"smoothing={float(given.label_smoothing)!r}"] if given.label_smoothing else []
+    return ", ".join([*smoothing, *filter(None, (_of_classes(given),))])
+
+
+def _of_classes(given: Any) -> str:
+    settings = [f"ignore_index={given.ignore_index}"] if given.ignore_index >= 0 else []  # see `mbc.pytorch.targets`
     if given.weight is not None:
         weights = [repr(float(w)) for w in given.weight.tolist()]
         settings.append(f"class_weights=({', '.join(weights)}{',' if len(weights) == 1 else ''})")

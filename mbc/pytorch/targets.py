@@ -16,6 +16,7 @@ from mbc.pytorch.tensors import readable
 torch: Any = importlib.import_module("torch")
 # Stands for a negative label that a loss leaves out: labels of the language count from 0.
 LEFT_OUT = 2**31 - 1
+_OF_CLASSES = ("softmax_cross_entropy", "nll")  # losses of class numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
     Labels of -100, which torch leaves out unless another number is asked for, are planned where the example has some.
     """
     ignored = getattr(loss, "ignore_index", 0)
-    if objective.loss != "softmax_cross_entropy" or isinstance(loss, str):
+    if objective.loss not in _OF_CLASSES or isinstance(loss, str):
         return Target(objective, None, False)
     if example is not None and torch.as_tensor(example).is_floating_point():
         return Target(replace(objective, soft=True), None, False)
@@ -54,6 +55,9 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
     if ignored >= 0:
         return Target(objective, None, False)
     is_planned = ignored != -100 or (example is not None and bool((torch.as_tensor(example) == ignored).any()))
+    if is_planned and objective.reduction != "mean":
+        message = f"a target has labels of {ignored}, which the loss leaves out, and the loss has reduction='sum'"
+        raise MbcError("MBC331", message, "use reduction='mean'")
     if is_planned:
         settings = ", ".join([*filter(None, (objective.settings,)), f"ignore_index={LEFT_OUT}"])
         objective = replace(objective, settings=settings)
@@ -63,7 +67,7 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
 def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) -> MbcError:
     """Return what is wrong with targets that a step refused, in the words of torch; otherwise the error itself."""
     for target, value in zip(targets, given, strict=False):
-        if target.objective.loss != "softmax_cross_entropy" or not isinstance(value, torch.Tensor | np.ndarray):
+        if target.objective.loss not in _OF_CLASSES or not isinstance(value, torch.Tensor | np.ndarray):
             continue
         tensor = torch.as_tensor(value)
         if tensor.is_floating_point() and not target.objective.soft:

@@ -25,13 +25,14 @@ WORDS = {word for layer in LAYERS.values() for p in layer.parameters for word in
 
 
 def compiled(stage: str = "relu", target: str = "class", loss: str = "softmax_cross_entropy", train: str = "") -> None:
+    last = " |> log_softmax" if loss == "nll" or "logits=false" in loss else ""
     shape = "batch" if target == "class" else "batch, 3"
     text = f"""network n(batch = 4) {{
       input image[batch, 10, 8, 8] : float
       input other[batch, 10, 8, 8] : float
       input t[{shape}] : {target}
       a = (image, other) |> add
-      y = {"(image, other)" if stage == "concat" else "a"} |> {stage} |> flatten |> linear(3)
+      y = {"(image, other)" if stage == "concat" else "a"} |> {stage} |> flatten |> linear(3){last}
       z = a |> flatten |> linear(3)
       output z
       loss (y, t) |> {loss}
@@ -96,7 +97,8 @@ def test_what_an_answer_names_exists(place: Place, name: str, found: Answer):
             compiled(stage=found.equivalent)
         case Place.LOSS:
             compiled(
-                loss=found.equivalent, target="class" if found.equivalent.startswith(("soft", "dice")) else "float"
+                loss=found.equivalent,
+                target="class" if found.equivalent.startswith(("soft", "nll", "dice")) else "float",
             )
         case Place.SETTING:
             assert found.equivalent in SETTINGS

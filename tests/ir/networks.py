@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mbc.ir.build import GraphBuilder
-from mbc.ir.graph import Attributes, Initializer, Network, Role, State
+from mbc.ir.graph import Attributes, Initializer, Network, Operation, Role, State
 from mbc.ir.types import DType, TensorType
 from mbc.ops import LAYERS
 
@@ -50,6 +50,9 @@ class Writer:
 
     def has_rows(self, value: str) -> bool:
         return self.graph.values[value].per_sample
+
+    def producer(self, value: str) -> Operation | None:
+        return next((op for op in self.graph.operations if value in op.outputs), None)
 
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
         name = f"{self._path}.{suffix}" if suffix else self._path

@@ -341,6 +341,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "kl_divergence": kl_divergence,
     "l1": lambda a, x, y: F.l1_loss(x, y).reshape(1),
     "smooth_l1": lambda a, x, y: F.smooth_l1_loss(x, y, beta=a.beta).reshape(1),
+    "probability_cross_entropy": lambda a, x, y: F.binary_cross_entropy(x, y).reshape(1),
     "binary_cross_entropy": lambda a, x, y: F.binary_cross_entropy_with_logits(
         x, y, pos_weight=torch.tensor(a.pos_weight, dtype=x.dtype)
     ).reshape(1),

@@ -492,7 +492,7 @@ def weighted_cross_entropy(draw: Draw) -> Network:
     places = draw(st.lists(st.integers(1, 3), max_size=2))
     x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
     settings = {
-        "smoothing": draw(st.sampled_from((0.0, 0.1))),
+        "smoothing": draw(st.sampled_from((0.0, 0.1, 1.0))),
         "class_weights": draw(st.sampled_from(((), (0.5, 2.0, 1.0)))),
         "ignore_index": draw(st.sampled_from((1, 255))),
     }
@@ -537,6 +537,32 @@ def binary_cross_entropy(draw: Draw) -> Network:
     return _compared(draw, "binary_cross_entropy", pos_weight=draw(st.sampled_from((0.3, 1.0, 3.0))))
 
 
+def probability_cross_entropy(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 4)))
+    shape = draw(st.lists(st.integers(1, 3), max_size=3))
+    x, y = (w("sigmoid", w.parameter(name, w.batch, *shape)) for name in "xy")
+    loss = w("binary_cross_entropy", x, y, logits=False)
+    return w.finish((), ((loss, draw(st.sampled_from((1.0, -2.0)))),))
+
+
+def nll(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
+    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    x = w("log_softmax", w.parameter("x", w.batch, 3, *places))
+    settings = draw(st.sampled_from(({}, {"ignore_index": 1}, {"class_weights": (1.0, 0.5, 2.0)})))
+    return w.finish((x,), ((w("nll", x, w.input("target", *places, classes=True), **settings), 1.0),))
+
+
+def squeezed(draw: Draw) -> Network:
+    """One number a row, as heads of critics give it."""
+    w = Writer(draw(st.integers(1, 4)))
+    x = w("squeeze", w("linear", w.input("image", 3), features=1))
+    y = w("mul", w("tanh", x), w("add", x, w.parameter("shift", 1)))
+    return w.finish(
+        (x,), ((w(draw(st.sampled_from(("mse", "binary_cross_entropy", "l1"))), y, w.input("wanted")), 1.0),)
+    )
+
+
 def two_losses(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
     x, target = w.parameter("x", w.batch, 3), w.input("target", classes=True)
@@ -577,7 +603,7 @@ CASES: dict[str, Callable[[Draw], Network]] = {
         elementary, prelu, instance_norm, softmax, amax, leaky_relu, elu, scale, dropout, drop_path, augment,
         centre_crop, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
-        binary_cross_entropy, dice, two_losses, top_k, counted,
+        binary_cross_entropy, probability_cross_entropy, nll, squeezed, dice, two_losses, top_k, counted,
     )
 }  # fmt: skip
 CASES |= {

@@ -80,7 +80,9 @@ CALLS = {
     ),
     "mean_iou": ("ignore_index",),
     "smooth_l1": ("beta",),
-    "binary_cross_entropy": ("pos_weight",),
+    "binary_cross_entropy": ("pos_weight", "logits"),
+    "kl_divergence": ("logits",),
+    "nll": ("ignore_index", "class_weights"),
 }
 
 
@@ -201,7 +203,8 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         ("concat", (image, wide), {}, "fp32[2, 4, 6, 6] and fp32[2, 4, 6, 7] differ in more than their channels"),
         ("conv", (vector,), {"channels": 1, "kernel": 1}, "[rows, channels, height, width], but got fp32[2, 4]"),
         ("softmax_cross_entropy", (image, target), {}, "but the target is int32[2]"),
-        ("softmax_cross_entropy", (vector, target), {"smoothing": 1.0}, "smoothing is 1.0, but must be at least 0"),
+        ("softmax_cross_entropy", (vector, target), {"smoothing": 1.5}, "smoothing is 1.5, but must be from 0 to 1"),
+        ("nll", (vector, target), {}, "nll takes the log_softmax of logits over axis 1, and nothing else"),
         ("mse", (vector, image), {}, "mse compares tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),
         ("softmax_cross_entropy", (vector, vector), {"ignore_index": 3}, "ignore_index is for targets that are class"),
         ("softmax_cross_entropy", (vector, wide), {}, "or probabilities in the shape of the logits"),

@@ -131,6 +131,7 @@ def test_nan_comes_through_losses() -> None:
         ("l1", NoAttributes(), L1Backward(1.0, 0)),
         ("smooth_l1", SmoothL1(), SmoothL1Backward(1.0, 1.0, 0)),
         ("binary_cross_entropy", BinaryCrossEntropy(), BinaryCrossEntropyBackward(1.0, 1.0, 0)),
+        ("probability_cross_entropy", NoAttributes(), L1Backward(1.0, 0)),
     ):
         assert math.isnan(call(kind, forward, nan, zero)[0].item())
         assert math.isnan(call(f"{kind}_backward", backward, nan, zero, new_control())[0].item())

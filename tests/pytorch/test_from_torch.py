@@ -275,9 +275,10 @@ def parted(model: Model) -> Model:
         (normalizes_by_fixed_statistics, {}, "MBC303", "its statistics are fixed: the module is in eval mode"),
         (Branching, {}, "MBC330", "torch.export does not take the model: "),
         (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
-        (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "the loss NLLLoss, set as it is, is not one that mbc has"),
+        (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "this output is not the log_softmax of its classes"),
+        (lambda m: m, {"loss": nn.CTCLoss()}, "MBC331", "the loss CTCLoss, set as it is, is not one that mbc has"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
-        (lambda m: m, {"loss": nn.MSELoss(reduction="sum")}, "MBC331", "has reduction="),
+        (lambda m: m, {"loss": nn.MSELoss(reduction="none")}, "MBC331", "has reduction="),
     ],
 )
 def test_what_is_refused_at_once(change, other, code, words):

@@ -100,6 +100,96 @@ def test_two_outputs_have_two_targets_and_weights(container):
     assert trainer.source.count("\n  input target") == 2
 
 
+class Ending(Net):
+    """A network whose output goes through a function."""
+
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, x: Any) -> Any:
+        return self.end(super().forward(x))
+
+
+SHARES = torch.softmax(torch.randn(len(LABELS), 5, generator=torch.Generator().manual_seed(4)), 1).double()
+IGNORED = torch.where(torch.arange(len(LABELS)) % 3 == 1, -100, LABELS)
+
+
+def log_softmax(x: Any) -> Any:
+    return functional.log_softmax(x, dim=1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "end", "target"),
+    [
+        (nn.CrossEntropyLoss(), torch.tanh, IGNORED),
+        (functional.cross_entropy, torch.tanh, IGNORED),
+        (nn.CrossEntropyLoss(ignore_index=2, weight=torch.arange(1.0, 6.0)), torch.tanh, LABELS),
+        (nn.CrossEntropyLoss(label_smoothing=1.0), torch.tanh, LABELS),
+        (nn.CrossEntropyLoss(reduction="sum"), torch.tanh, LABELS),
+        (nn.NLLLoss(), log_softmax, IGNORED),
+        (nn.NLLLoss(weight=torch.arange(1.0, 6.0)), log_softmax, LABELS),
+        (nn.KLDivLoss(reduction="batchmean"), log_softmax, SHARES),
+        (nn.KLDivLoss(), log_softmax, SHARES),
+        (nn.BCELoss(), torch.sigmoid, SHARES),
+        (nn.BCELoss(reduction="sum"), torch.sigmoid, SHARES),
+        (nn.HuberLoss(delta=0.3), torch.tanh, SHARES),
+        (nn.MSELoss(reduction="sum"), torch.tanh, SHARES),
+    ],
+)
+def test_losses_are_those_of_torch(loss, end, target):
+    exact = loss if not isinstance(loss, nn.Module) or getattr(loss, "weight", None) is None else copy.deepcopy(loss)
+    if exact is not loss:
+        exact.weight = exact.weight.double()
+    train_beside(Ending(end), lambda output: exact(output, target), loss=loss, given=(target,), targets=target)
+
+
+ENDS = {
+    "clamps": lambda y: y.clamp(-0.2, 0.3) + functional.hardtanh(y, 0.0, 0.1) * y.clamp(min=0.0),
+    "relu twice": lambda y: y.relu().clamp(min=0.0) * functional.hardtanh(y.relu(), 0.0, 1.0),
+    "ties": lambda y: torch.maximum(y.relu(), y.clamp(min=0.0)) - torch.minimum(y.relu(), torch.tensor(0.0)),
+    "largest of ties": lambda y: y.relu().max(1, keepdim=True)[0] * y + y.relu().min(1, keepdim=True)[0],
+    "masks": lambda y: torch.where(y > 0, y * y, 0.1 * y).masked_fill(y > 0.5, 0.7) * (y <= 0.4).float(),
+    "detached": lambda y: y * torch.sigmoid(y).detach() + y.tanh(),
+    "glu": lambda y: functional.glu(torch.cat((y, y.tanh()), 1), 1),
+    "normalize": lambda y: functional.normalize(y.relu() - y.relu()) + functional.normalize(y),
+    "deviations": lambda y: (
+        (y.std(1, keepdim=True) + (y.relu() - y.relu()).std(1, keepdim=True)) * y + y.norm(1, 1, True)
+    ),
+    "shrinkage": lambda y: (
+        functional.softshrink(y, 0.1) + functional.hardshrink(y, 0.1) + functional.threshold(y, 0, -1)
+    ),
+    "slopes": lambda y: functional.leaky_relu(y, -0.2) + functional.selu(y) + functional.elu(y, -0.4) + y**0,
+    "curves": lambda y: functional.celu(y, 0.5) + functional.softplus(y, 2.0, 0.5) + functional.logsigmoid(y),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_gradients_at_kinks_and_ties_are_those_of_torch(end):
+    loss = nn.MSELoss()
+    train_beside(Ending(ENDS[end]), lambda output: loss(output, SHARES), loss=loss, given=(SHARES,))
+
+
+class PartlyWithoutGradients(Net):
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        with torch.no_grad():
+            gate = torch.sigmoid(super().forward(x + 0.1))
+        return y * gate
+
+
+def test_a_region_without_gradients_is_detached():
+    train_beside(PartlyWithoutGradients())
+
+
+def test_a_head_of_one_number_a_row():
+    for loss, end in ((nn.MSELoss(), lambda y: y[:, 0]), (nn.BCEWithLogitsLoss(), lambda y: y.mean(1, True).view(-1))):
+        targets = SHARES[:, 1]
+        train_beside(
+            Ending(end), lambda output, loss=loss, targets=targets: loss(output, targets), loss=loss, given=(targets,)
+        )
+
+
 def test_an_output_without_a_loss():
     train_beside(
         Heads(lambda *both: both), lambda both: functional.cross_entropy(both[1], LABELS),
@@ -220,7 +310,7 @@ def hooked_loss() -> Any:
     ("loss", "words"),
     [
         (hooked_loss(), "the loss CrossEntropyLoss has hooks, which mbc would not call"),
-        (nn.CrossEntropyLoss(label_smoothing=1.0), "label_smoothing=1.0, with which the targets do not count"),
+        (nn.CrossEntropyLoss(ignore_index=2, reduction="sum"), "with class weights or an ignored class has reduction"),
         (nn.CrossEntropyLoss(torch.ones(3)), "the loss has weights of 3 classes, and the output 5"),
     ],
 )

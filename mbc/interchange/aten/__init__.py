@@ -9,6 +9,7 @@
 * `pooling`: pooling, reductions and resampling
 * `lines`: convolutions, pooling and resampling over one axis
 * `attention`: attention, written as such or as products and softmax; rolls
+* `choices`: comparisons, masks, maxima, clamps, detached tensors
 * `constants`: numbers that do not depend on the input
 * `schema`: the schemas that PyTorch publishes, with defaults and aliases
 * `aliases`: which results share memory, and how writes to views return to their base
@@ -28,6 +29,7 @@ from mbc.interchange.aten import (
     arithmetic,
     attention,
     axes,
+    choices,
     constants,
     convolution,
     lines,
@@ -39,7 +41,7 @@ from mbc.interchange.aten import (
 from mbc.interchange.aten.base import Rule
 
 _FAMILIES = (
-    convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, constants, shape, axes,
+    convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices, constants, shape, axes,
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})

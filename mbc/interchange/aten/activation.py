@@ -14,32 +14,34 @@ def _plain(op: str, call: Call) -> Result:
     return call.elementwise(op, call.lazy("self"))
 
 
-def _hardtanh(call: Call) -> Result:
-    least, most = call.real("min_val", -1.0), call.real("max_val", 1.0)
-    return _clamped(call, least, most)
-
-
-def _clamp(call: Call) -> Result:
-    least, most = call.real("min", float("-inf")), call.real("max", float("inf"))
-    return _clamped(call, least, most)
-
-
-def _clamped(call: Call, least: float, most: float) -> Result:
-    if (least, most) == (0.0, float("inf")):
-        return call.elementwise("relu", call.lazy("self"))
-    if (least, most) != (0.0, 6.0):
-        raise Refused(f"it clamps to {least:g} … {most:g}, and only relu6 does so here", "use nn.ReLU6")
-    return call.elementwise("relu6", call.lazy("self"))
-
-
 def _leaky_relu(call: Call) -> Result:
     return call.elementwise("leaky_relu", call.lazy("self"), {"slope": call.real("negative_slope", 0.01)})
 
 
 def _elu(call: Call) -> Result:
-    if (call.real("scale", 1.0), call.real("input_scale", 1.0)) != (1.0, 1.0):
-        raise Refused("it is a scaled elu", "use nn.ELU")
-    return call.elementwise("elu", call.lazy("self"), {"alpha": call.real("alpha", 1.0)})
+    settings = {name: call.real(name, 1.0) for name in ("alpha", "scale", "input_scale")}
+    return call.elementwise("elu", call.lazy("self"), settings)
+
+
+def _with_reals(op: str, names: Mapping[str, tuple[str, float]], call: Call) -> Result:
+    """A layer whose settings (`names`: of ATen's arguments, with their defaults) are numbers."""
+    return call.elementwise(op, call.lazy("self"), {to: call.real(name, d) for name, (to, d) in names.items()})
+
+
+def _glu(call: Call) -> Result:
+    x, axis = call.along(call.activation("self"), call.integer("dim", -1))
+    if x.shape[axis] % 2:
+        raise Refused(
+            f"its dimension has {x.shape[axis]} elements, of which there are no halves", "give it an even one"
+        )
+    half = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
+    return replace(call.layer("glu", x, half, {"axis": axis}), view=x.view)
+
+
+def _log_softmax(call: Call) -> Result:
+    x, axis = call.along(call.activation("self"), call.integer("dim", 1))
+    call.ignore("dtype")  # of the result, which is checked
+    return replace(call.layer("log_softmax", x, x.shape, {"axis": axis}), view=x.view)
 
 
 def _gelu(call: Call) -> Result:
@@ -60,12 +62,6 @@ def _softmax(call: Call) -> Result:
         return replace(found, shares=True)
     x, axis = call.along(call.activation("self"), call.integer("dim", 1))
     return replace(call.layer("softmax", x, x.shape, {"axis": axis}), view=x.view)
-
-
-def _softplus(call: Call) -> Result:
-    if call.real("beta", 1.0) != 1.0:
-        raise Refused("its beta is not 1", "use nn.Softplus()")
-    return call.elementwise("softplus", call.lazy("self"))
 
 
 def _dropout(call: Call) -> Result:
@@ -109,13 +105,22 @@ RULES: Mapping[str, Rule] = {
             "log",
         )
     },
-    "aten.hardtanh.default": _hardtanh,
-    "aten.clamp.default": _clamp,
-    "aten.clamp_min.default": _clamp,
     "aten.leaky_relu.default": _leaky_relu,
     "aten.elu.default": _elu,
     "aten.gelu.default": _gelu,
-    "aten.softplus.default": _softplus,
+    "aten.softplus.default": partial(
+        _with_reals, "softplus", {"beta": ("beta", 1.0), "threshold": ("threshold", 20.0)}
+    ),
+    "aten.celu.default": partial(_with_reals, "celu", {"alpha": ("alpha", 1.0)}),
+    "aten.softshrink.default": partial(_with_reals, "softshrink", {"lambd": ("threshold", 0.5)}),
+    "aten.hardshrink.default": partial(_with_reals, "hardshrink", {"lambd": ("threshold", 0.5)}),
+    "aten.threshold.default": partial(
+        _with_reals, "threshold", {"threshold": ("threshold", 0.0), "value": ("value", 0.0)}
+    ),
+    "aten.selu.default": partial(_plain, "selu"),
+    "aten.log_sigmoid.default": partial(_plain, "logsigmoid"),
+    "aten.glu.default": _glu,
+    "aten.log_softmax.int": _log_softmax,
     "aten.prelu.default": _prelu,
     "aten.softmax.int": _softmax,
     "aten.dropout.default": _dropout,
@@ -124,9 +129,6 @@ RULES: Mapping[str, Rule] = {
     "aten.bernoulli.p": _bernoulli,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.selu.default": "use nn.ELU",
-    "aten.celu.default": "use nn.ELU",
-    "aten.log_softmax.int": "let the network give logits: softmax_cross_entropy takes them",
     "aten.feature_dropout.default": "use nn.Dropout",
     "aten.alpha_dropout.default": "use nn.Dropout",
     "aten.native_dropout.default": "export without decompositions",

@@ -36,20 +36,22 @@ from mbc.interchange.aten.operands import (
 
 
 def _binary(op: str, call: Call) -> Result:
-    a, b = _side(call, "self"), _side(call, "other")
+    a, b = side(call, "self"), side(call, "other")
     if isinstance(a, Unknown) or isinstance(b, Unknown):
         return UNKNOWN
     alpha = call.real("alpha", 1.0) if op in "+-" else 1.0
-    return _combine(op, call, a, b, alpha)
+    if op in "+-" and call.result_dtype == "bool":
+        raise Refused("it adds booleans", "combine them by | and &")
+    return combine(op, call, a, b, alpha)
 
 
 def _reversed_difference(call: Call) -> Result:
     """`other - self`"""
-    return _combine("-", call, _side(call, "other"), _side(call, "self"), call.real("alpha", 1.0))
+    return combine("-", call, side(call, "other"), side(call, "self"), call.real("alpha", 1.0))
 
 
-def _side(call: Call, name: str) -> Operand | float:
-    """A number where a number stands there, or a constant of one element."""
+def side(call: Call, name: str) -> Operand | float:
+    """Return a number where a number stands there, or a constant of one element."""
     if not call.is_tensor(name):
         return call.real(name, math.nan)
     operand = call.operand(name)
@@ -69,7 +71,8 @@ def _held(call: Call, numbers: Known, other: Operand | float) -> Weight | float:
     return call.held(numbers, shape)
 
 
-def _combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: float) -> Result:
+def combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: float = 1.0) -> Result:
+    """Return `a op alpha * b`; `op` is an operator, or a layer of two tensors."""
     if alpha != 1.0:
         if isinstance(b, float):
             b = b * alpha
@@ -221,13 +224,13 @@ def _combined(op: str, call: Call, a: Activation, b: Activation) -> Activation:
 def _addcmul(call: Call) -> Result:
     """`self + value * tensor1 * tensor2`"""
     first, second, added = call.operand("tensor1"), call.operand("tensor2"), call.operand("self")
-    product = _combine("*", call, first, second, 1.0)
+    product = combine("*", call, first, second, 1.0)
     if not isinstance(product, Activation):
         return UNKNOWN
-    scaled = _combine("*", call, product, call.real("value", 1.0), 1.0)
+    scaled = combine("*", call, product, call.real("value", 1.0), 1.0)
     if not isinstance(scaled, Activation):
         return UNKNOWN
-    return _combine("+", call, added, scaled, 1.0)
+    return combine("+", call, added, scaled, 1.0)
 
 
 def _power(call: Call) -> Result:

@@ -83,6 +83,13 @@ class Call:
         self.node = node
         self._builder = builder
         self._read: set[str] = set()
+        self._settings: Mapping[str, Setting] = {}
+
+    def with_settings(self, settings: Mapping[str, Setting]) -> Call:
+        """Return a call whose operators are layers with these settings."""
+        call = Call(self.node, self._builder)
+        call._read, call._settings = self._read, settings
+        return call
 
     # ---- arguments ----
 
@@ -210,6 +217,13 @@ class Call:
         """The type that the program says the first output has."""
         return self._builder.meta(self.node.outputs[0]).dtype
 
+    def dtype_of(self, name: str) -> str:
+        """Return the type that the program says a tensor has."""
+        value = self.argument(name)
+        if not isinstance(value, TensorName):
+            raise Refused(f"its argument '{name}' is no tensor", "write it with a tensor")
+        return self._builder.meta(value.name).dtype
+
     def array(self, weight: Weight) -> Array:
         return self._builder.array(weight.held)
 
@@ -289,7 +303,7 @@ class Call:
 
     def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation:
         operands = [x.value if isinstance(x, Activation) else Number(float(x)) for x in (a, b)]
-        return self._builder.step(op, operands, [shape], {}, {}, self.node)[0]
+        return self._builder.step(op, operands, [shape], self._settings, {}, self.node)[0]
 
     def image(self, x: Activation) -> Activation:
         """A tensor whose windows, if it has them, are joined where the program regards them so."""

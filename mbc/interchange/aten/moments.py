@@ -8,6 +8,7 @@ from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.operands import Activation, Refused, Result, Untaken, Weight
+from mbc.interchange.aten.pooling import square_root
 from mbc.interchange.steps import Setting
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
@@ -101,14 +102,16 @@ def _variance(root: bool, call: Call) -> Result:
     if correction:
         made = call.operator("*", made, count / (count - correction), made.shape)
     if not call.flag("keepdim", False):
-        made = call.layer("reshape", made, call.result_shape, {"sizes": _sizes(call.result_shape)})
-    return call.layer("sqrt", made, made.shape) if root else made
+        made = _as_result(call, made)
+    return square_root(call, made) if root else made
 
 
-def _sizes(shape: tuple[int, ...]) -> int | tuple[int, ...]:
-    if len(shape) < 2:
-        raise Refused(f"it makes {list(shape)}", "keep a dimension beside the samples, by keepdim=True")
-    return shape[1] if len(shape) == 2 else shape[1:]
+def _as_result(call: Call, x: Activation) -> Activation:
+    """Return a tensor in the shape of the result, which may be of one number a row."""
+    shape = call.result_shape
+    if len(shape) == 1:
+        return call.layer("squeeze", x, shape)
+    return call.layer("reshape", x, shape, {"sizes": shape[1] if len(shape) == 2 else shape[1:]})
 
 
 def _extreme(sign: float, call: Call) -> Result:
@@ -120,10 +123,10 @@ def _extreme(sign: float, call: Call) -> Result:
     before, size, after = math.prod(x.shape[1:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     image = call.layer("reshape", x, (x.shape[0], before, size, after), {"sizes": (before, size, after)})
     image = image if sign > 0 else call.operator("*", -1.0, image, image.shape)
-    made = call.layer("maxpool", image, (x.shape[0], before, 1, after), {"kernel": (size, 1)})
+    made = call.layer("adaptive_maxpool", image, (x.shape[0], before, 1, after), {"size": (1, after)})
     made = made if sign > 0 else call.operator("*", -1.0, made, made.shape)
     call.ignore("keepdim")  # the result's shape says it
-    made = call.layer("reshape", made, call.result_shape, {"sizes": _sizes(call.result_shape)})
+    made = _as_result(call, made)
     return made, Untaken("it takes the position of an extreme", "use the values alone")
 
 
@@ -145,7 +148,7 @@ def _log_sum_exp(call: Call) -> Result:
     made = call.operator("+", total, largest, kept)
     if call.flag("keepdim", False):
         return made
-    return call.layer("reshape", made, call.result_shape, {"sizes": _sizes(call.result_shape)})
+    return _as_result(call, made)
 
 
 RULES: Mapping[str, Rule] = {

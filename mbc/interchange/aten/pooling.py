@@ -110,15 +110,32 @@ def _reduced(op: str, call: Call) -> Result:
 
 
 def _vector_norm(call: Call) -> Result:
-    if call.real("ord", 2.0) != 2.0:
-        raise Refused("it is a norm of another kind than L2", "use torch.linalg.vector_norm(x, 2)")
+    order = call.real("ord", 2.0)
+    call.ignore("dtype")  # of the result, which is checked
     x = call.settle(call.activation("self"))
+    axes = _axes(call, x)
+    if order == 2.0:
+        squares = call.layer("pow", x, x.shape, {"exponent": 2.0})
+        return square_root(call, call.layer("sum", squares, call.result_shape, axes))
+    if order not in (1.0, math.inf):
+        raise Refused("it is a norm of another kind than L1, L2 and the maximum", "use torch.linalg.vector_norm(x, 2)")
+    sizes = call.layer("abs", x, x.shape)
+    return call.layer("sum" if order == 1.0 else "amax", sizes, call.result_shape, axes)
+
+
+def _axes(call: Call, x: Activation) -> dict[str, Setting]:
+    """Return the settings of a reduction over dimensions that do not name the samples."""
     dims = tuple(sorted(d % len(x.shape) for d in call.ints("dim") or tuple(range(len(x.shape)))))
     if 0 in dims:
         raise Refused(f"it is over dimension 0 of {list(x.shape)}, the samples", "keep the samples apart")
-    squares = call.layer("pow", x, x.shape, {"exponent": 2.0})
-    axes: dict[str, Setting] = {"axes": dims[0] if len(dims) == 1 else dims, "keep": call.flag("keepdim", False)}
-    return call.elementwise("sqrt", call.layer("sum", squares, call.result_shape, axes))
+    return {"axes": dims[0] if len(dims) == 1 else dims, "keep": call.flag("keepdim", False)}
+
+
+def square_root(call: Call, x: Activation) -> Activation:
+    """Return the square root, whose gradient at 0 is 0, as of norms and deviations."""
+    zero = call.elementwise("indicator", x, {"operator": "eq", "value": 0.0})
+    ones = call.layer("masked_fill", (x, zero), x.shape, {"value": 1.0})
+    return call.layer("masked_fill", (call.elementwise("sqrt", ones), zero), x.shape, {"value": 0.0})
 
 
 def _upsample(mode: str, call: Call) -> Result:

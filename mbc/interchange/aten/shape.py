@@ -164,7 +164,7 @@ def _reshape(call: Call) -> Result:
         return replace(x, view=FLAT)
     if x.view == PLAIN and len(x.shape) == 2 and shape == (*x.shape, 1, 1):
         return replace(x, view=GATE)
-    if len(shape) < 2 or shape[0] != rows:
+    if not shape or shape[0] != rows:
         raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _ROWS)
     if x.view in (FLAT, GATE):  # the same bytes
         x = replace(x, view=PLAIN)
@@ -181,7 +181,7 @@ def _by_factors(x: Activation, shape: tuple[int, ...]) -> Activation:
 
 def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
     """What reshapes were before it is left out, and ShuffleNet's shuffle is `channel_shuffle`."""
-    while (made := call.maker(x)) is not None and made[0].op in ("reshape", "flatten"):
+    while (made := call.maker(x)) is not None and made[0].op in ("reshape", "flatten", "squeeze"):
         x = made[1]
     if x.shape == shape:
         return x
@@ -191,6 +191,8 @@ def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
         joined = (rows, groups * size, *others)
         if grouped is not None and grouped[0].op == "reshape" and grouped[1].shape == joined == shape:
             return call.layer("channel_shuffle", grouped[1], shape, {"groups": groups})
+    if len(shape) == 1:
+        return call.layer("squeeze", x, shape)
     return call.layer("reshape", x, shape, {"sizes": shape[1:]})
 
 
@@ -487,6 +489,4 @@ RULES: Mapping[str, Rule] = {
     "aten.pad.default": _pad,
     "aten.constant_pad_nd.default": _pad,
 }  # fmt: skip
-NOT_TAKEN: Mapping[str, str] = {
-    "aten.to.dtype": "compute in one type: train { precision = bf16 } says in which",
-}
+NOT_TAKEN: Mapping[str, str] = {}

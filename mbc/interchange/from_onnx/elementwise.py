@@ -123,7 +123,12 @@ def _clip(op: Operator) -> None:
             bounds.append(found)
         else:
             bounds.append(op.real(name, 0.0) if op.has(name) else None)
-    op.emit("aten.clamp.default", self=op.tensor(), min=bounds[0], max=bounds[1])
+    if bounds == [0.0, 6.0]:  # what ReLU6 is exported as
+        op.emit("aten.hardtanh.default", self=op.tensor(), min_val=0.0, max_val=6.0)
+    elif bounds == [0.0, None]:
+        op.emit("aten.relu.default", self=op.tensor())
+    else:
+        op.emit("aten.clamp.default", self=op.tensor(), min=bounds[0], max=bounds[1])
 
 
 def _operand(op: Operator, position: int) -> Argument:

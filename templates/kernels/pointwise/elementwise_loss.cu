@@ -1,4 +1,4 @@
-// Losses that compare two tensors element by element (l1, smooth l1, binary cross entropy with logits), and their
+// Losses that compare two tensors element by element (l1, smooth l1, binary cross entropy of logits or probabilities), and their
 // gradients. Layout does not matter: both operands lie in the same one.
 //
 // Bytes      loss: both operands in. Gradient: the same in, the gradient out, 16 bytes at a time where aligned.
@@ -63,6 +63,22 @@ struct BinaryCrossEntropy {
     if (more == 0.0f) return -x;
     return more * (log1pf(expf(-fabsf(x))) + (x < 0.0f ? -x : 0.0f)) - x;
   }
+};
+
+// Of a probability; a logarithm is at least -100, and what the gradient is divided by at least 1e-12.
+struct ProbabilityCrossEntropy {
+  __device__ static float logarithm(float p) {
+    const float value = logf(p);
+    return value < -100.0f ? -100.0f : value;
+  }
+  __device__ float value(float p, float y) const {
+    return -(y * logarithm(p) + (1.0f - y) * logarithm(1.0f - p));
+  }
+  __device__ float by_prediction(float p, float y) const {
+    const float variance = p * (1.0f - p);
+    return (p - y) / (variance < 1e-12f ? 1e-12f : variance);
+  }
+  __device__ float by_target(float p, float) const { return logarithm(1.0f - p) - logarithm(p); }
 };
 
 template <typename F>
@@ -150,6 +166,12 @@ const char* mbc_l1(const MbcCall& call) { return mbc::run_loss(call, mbc::L1{});
 const char* mbc_smooth_l1(const MbcCall& call) { return mbc::run_loss(call, mbc::SmoothL1{mbc::real(call, 0)}); }
 const char* mbc_binary_cross_entropy(const MbcCall& call) {
   return mbc::run_loss(call, mbc::BinaryCrossEntropy{mbc::real(call, 0)});
+}
+const char* mbc_probability_cross_entropy(const MbcCall& call) {
+  return mbc::run_loss(call, mbc::ProbabilityCrossEntropy{});
+}
+const char* mbc_probability_cross_entropy_backward(const MbcCall& call) {
+  return mbc::run_loss_backward(call, mbc::ProbabilityCrossEntropy{});
 }
 const char* mbc_l1_backward(const MbcCall& call) { return mbc::run_loss_backward(call, mbc::L1{}); }
 const char* mbc_smooth_l1_backward(const MbcCall& call) {

@@ -663,6 +663,13 @@ def _losses(cases: Cases) -> None:
             for backward in sides:
                 note = f"side{backward.side}"
                 cases.add(f"{kind}_backward", backward, w(*shape), target, control(loss_scale=1024.0), note=note)
+        share = w(*shape, make=lambda rng, shape: rng.random(shape) * 0.998 + 0.001)
+        cases.add("probability_cross_entropy", NONE, share, share)
+        for side in (0, 1):
+            kind, backward = "probability_cross_entropy_backward", L1Backward(0.5, side)
+            cases.add(kind, backward, share, share, control(loss_scale=4.0), note=f"side{side}")
+    certain = w(4, 8, make=lambda rng, shape: rng.integers(0, 2, shape).astype(float))
+    cases.add("probability_cross_entropy", NONE, certain, certain, note="certain")
     for count in (1, 3, 40):
         weights = tuple(0.1 * (i + 1) for i in range(count))
         cases.add("weighted_sum", WeightedSum(weights), *[m(1) for _ in range(count)], note=f"{count}")
