@@ -41,7 +41,8 @@ from mbc.interchange.aten import (
 from mbc.interchange.aten.base import Rule
 
 _FAMILIES = (
-    convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices, constants, shape, axes,
+    convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices, constants, shape,
+    axes,
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
