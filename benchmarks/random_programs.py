@@ -82,9 +82,6 @@ def _draft(seed: str) -> tuple[Text, str]:
 def _head(d: Draft) -> str:
     """Write the program's end: logits for a cross entropy, or any tensor for a mean squared error."""
     x = d.pick(2)
-    if d.chance(0.3):
-        other = d.pick(2)
-        x = d.let(f"{x} * (1 + {other}.mean())") if d.chance(0.2) else x
     rank = len(d.shape(x))
     if d.chance(0.35):
         d.text.result = d.let(d.layer(f"nn.Conv2d({d.shape(x)[1]}, 3, 1)") + f"({x})") if rank == 4 else x

@@ -111,6 +111,9 @@ class _Translation:
                 self._refuse_whole(name, f"this input is {meta.dtype}", "give float32 numbers to the model")
             if not shape:
                 self._refuse_whole(name, "this input has no dimensions", "give tensors with rows to the model")
+            if 0 in shape:
+                remedy = "export it with an example that has rows"
+                self._refuse_whole(name, f"this input has no elements, {list(shape)}", remedy)
             self._shapes[number] = shape
             self._operands[name] = UNKNOWN if dynamic is not None else Activation(number, shape)
 
