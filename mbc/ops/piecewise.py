@@ -119,7 +119,7 @@ LAYERS = (
     ),
     Layer(
         "indicator",
-        (Parameter("operator", "word", words=tuple(RELATIONS)), Parameter("value", "float", 0.0)),
+        (Parameter("operator", "word", words=tuple(RELATIONS)), Parameter("value", "real", 0.0)),
         _build_indicator,
         help="x |> indicator(gt, 0.5): 1 where x > 0.5 and else 0. No gradient flows through it.",
     ),

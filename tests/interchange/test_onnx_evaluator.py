@@ -26,6 +26,7 @@ def _max_pool(x: Any) -> Any:
 @pytest.mark.parametrize(
     "last, x, wanted",
     [
+        (node("LpNormalization", ["h"], ["y"], p=1), X, lambda x: x / x.abs().sum(-1, keepdim=True)),
         (
             node("LRN", ["h"], ["y"], size=3, bias=2.0, alpha=0.5),
             X,
@@ -35,7 +36,7 @@ def _max_pool(x: Any) -> Any:
         (node("GlobalMaxPool", ["h"], ["y"]), ROWS, lambda x: x.amax(2, keepdim=True)),
         (node("Softmax", ["h"], ["y"], axis=1), X, lambda x: x.flatten(1).softmax(1).reshape(x.shape)),
     ],
-    ids=["LRN", "MaxPool", "GlobalMaxPool", "Softmax"],
+    ids=["LpNormalization", "LRN", "MaxPool", "GlobalMaxPool", "Softmax"],
 )
 def test_what_the_evaluator_misreads_is_not_checked(last: Any, x: Any, wanted: Any, tmp_path: Path) -> None:
     ones = np.ones((1, *x.shape[1:]), np.float32)

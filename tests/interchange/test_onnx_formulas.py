@@ -67,7 +67,7 @@ def test_swish_of_any_alpha(tmp_path: Path) -> None:
 # ---- normalisation ----
 
 
-@pytest.mark.parametrize("axis", [1, 2, -2])
+@pytest.mark.parametrize("axis", [1, 2, 3, -1, -2])
 def test_layer_and_rms_norm_over_any_last_axes(axis: int, tmp_path: Path) -> None:
     x = drawn(2, 3, 4, 5)
     held = {"w": drawn(*x.shape[axis:]), "b": drawn(*x.shape[axis:], seed=1)}
@@ -181,8 +181,10 @@ def test_windows_that_the_language_has_otherwise(tmp_path: Path) -> None:
 # ---- products and attention ----
 
 
-def test_products_with_a_held_matrix_on_the_left(tmp_path: Path) -> None:
+def test_products_with_held_matrices_on_either_side(tmp_path: Path) -> None:
     taken(tmp_path, node("MatMul", ["w", "h"], ["y"]), drawn(2, 3, 4, 5), {"w": drawn(6, 4)})
+    taken(tmp_path, node("MatMul", ["h", "w"], ["y"]), drawn(2, 3, 4), {"w": drawn(4)})
+    taken(tmp_path, node("MatMul", ["h", "w"], ["y"]), drawn(2, 3, 4), {"w": drawn(4, 5)})
 
 
 @pytest.mark.parametrize("causal", [0, 1])

@@ -13,6 +13,7 @@
 * `normalization`: rules of normalisation
 * `attention`: rules of attention and rotary embeddings
 * `elementwise`: rules of activations and arithmetic
+* `conditions`: rules of comparisons, choices, bounds and functions by cases
 * `reductions`: rules of reductions and softmax
 * `shapes`: rules of shapes, parts and concatenation
 * `resize`: the rule of resampling, axis by axis

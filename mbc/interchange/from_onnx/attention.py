@@ -41,7 +41,7 @@ def _attention(op: Operator) -> None:
     cap = op.real("softcap", 0.0)
     capped = (product / cap).apply("tanh") * cap if cap > 0 else product
     biased = _biased(op, capped, past)
-    shares = biased.softmax(3)
+    shares = biased.over("softmax", 3)
     mixed = shares.reshape((rows, count // heads.shared, heads.shared * length, keys)).matmul(heads.value)
     mixed = mixed.reshape((rows, count, length, heads.value.shape[3]))
     if len(op.sizes()) == 3:

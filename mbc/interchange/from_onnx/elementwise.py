@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,6 +11,8 @@ from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument, TensorName
+
+_SELU = (1.6732632423543772, 1.0507009873554805)  # alpha, gamma
 
 
 def _plain(name: str, op: Operator) -> None:
@@ -37,22 +40,24 @@ def _elu(op: Operator) -> None:
         (x.apply("relu") + _saturated(x) * alpha).give()
 
 
-def _saturated(x: Expression, alpha: float = 1.0) -> Expression:
-    """exp(x / alpha) - 1 where x is negative, else 0."""
-    below = (-x).apply("relu")
-    return (below / -alpha).apply("elu", alpha=1.0)
+def _saturated(x: Expression) -> Expression:
+    """exp(x) - 1 where x is negative, else 0."""
+    return (-(-x).apply("relu")).apply("elu", alpha=1.0)
 
 
 def _selu(op: Operator) -> None:
-    alpha, gamma, x = op.real("alpha", 1.6732631921768188), op.real("gamma", 1.0507010221481323), Expression.of(op)
-    (x.apply("relu") * gamma + _saturated(x) * (alpha * gamma)).give()
+    alpha, gamma, x = op.real("alpha", _SELU[0]), op.real("gamma", _SELU[1]), Expression.of(op)
+    if math.isclose(alpha, _SELU[0], rel_tol=1e-6) and math.isclose(gamma, _SELU[1], rel_tol=1e-6):
+        op.emit("aten.selu.default", self=x.name)
+    else:
+        (x.apply("relu") * gamma + _saturated(x) * (alpha * gamma)).give()
 
 
 def _celu(op: Operator) -> None:
-    alpha, x = op.real("alpha", 1.0), Expression.of(op)
+    alpha = op.real("alpha", 1.0)
     if alpha <= 0:
         raise Refused("its alpha is not above 0", "use one that is, or nn.ELU")
-    (x.apply("relu") + _saturated(x, alpha) * alpha).give()
+    op.emit("aten.celu.default", self=op.tensor(), alpha=alpha)
 
 
 def _softsign(op: Operator) -> None:
@@ -68,12 +73,6 @@ def _cosh(op: Operator) -> None:
 def _swiglu(op: Operator) -> None:
     gate, alpha = Expression.of(op), op.real("alpha", 1.0)
     (gate * (gate * alpha).apply("sigmoid") * Expression.of(op, 1)).give()
-
-
-def _hard_sigmoid(op: Operator) -> None:
-    if not patterns.is_hard_sigmoid(op):
-        raise Refused("its slope is not 1 / 6, or its offset not 1 / 2", "use nn.Hardsigmoid")
-    op.emit("aten.hardsigmoid.default", self=op.tensor())
 
 
 def _gelu(op: Operator) -> None:
@@ -111,24 +110,6 @@ def _prelu(op: Operator) -> None:
         raise Refused(f"its slope {list(array.shape)} differs between the samples", "give it 1 in their dimension")
     assert slope is not None
     _bent(Expression.of(op), Expression(op, slope, aligned)).give()
-
-
-def _clip(op: Operator) -> None:
-    bounds: list[float | None] = []
-    for position, name in ((1, "min"), (2, "max")):
-        if op.input(position):
-            found = op.number(position)
-            if found is None:
-                raise Refused(f"its {name} is computed while it runs", "clamp by numbers")
-            bounds.append(found)
-        else:
-            bounds.append(op.real(name, 0.0) if op.has(name) else None)
-    if bounds == [0.0, 6.0]:  # what ReLU6 is exported as
-        op.emit("aten.hardtanh.default", self=op.tensor(), min_val=0.0, max_val=6.0)
-    elif bounds == [0.0, None]:
-        op.emit("aten.relu.default", self=op.tensor())
-    else:
-        op.emit("aten.clamp.default", self=op.tensor(), min=bounds[0], max=bounds[1])
 
 
 def _operand(op: Operator, position: int) -> Argument:
@@ -246,16 +227,8 @@ def _random_uniform(op: Operator) -> None:
     op.emit("aten.empty.memory_format", size=op.result)
 
 
-def _less(op: Operator) -> None:
-    made, keep = op.graph.maker(op.input(0)), op.number(1)
-    if made is None or made.op != "RandomUniformLike" or keep is None:
-        raise Refused("it compares", "compute it without a condition, such as by nn.ReLU")
-    op.emit("aten.bernoulli.p", self=op.tensor(0), p=keep)
-
-
 RULES: Mapping[str, Rule] = {
     "RandomUniformLike": _random_uniform,
-    "Less": _less,
     **{
         name: partial(_plain, name.lower())
         for name in ("Relu", "Sigmoid", "Tanh", "HardSwish", "Mish", "Softplus", "Exp", "Log", "Sqrt", "Abs", "Neg")
@@ -268,12 +241,10 @@ RULES: Mapping[str, Rule] = {
     "Softsign": _softsign,
     "Cosh": _cosh,
     "SwiGLU": _swiglu,
-    "HardSigmoid": _hard_sigmoid,
     "Gelu": _gelu,
     "Swish": _swish,
     "Erf": _erf,
     "PRelu": _prelu,
-    "Clip": _clip,
     "Add": _add,
     "Sub": partial(_binary, "sub"),
     "Mul": _mul,
@@ -282,6 +253,4 @@ RULES: Mapping[str, Rule] = {
     "Mean": partial(_sum, True),
     "Pow": _pow,
 }
-NOT_TAKEN: Mapping[str, str] = {
-    "ThresholdedRelu": "use nn.ReLU",
-}
+NOT_TAKEN: Mapping[str, str] = {}

@@ -29,6 +29,7 @@ def _softmax(attributes: Attributes, rank: int, opset: int) -> bool:
 
 _MISREAD: Mapping[str, Misread] = {
     "LRN": lambda attributes, rank, opset: True,  # its window lies otherwise
+    "LpNormalization": lambda attributes, rank, opset: attributes.get("p", 2) == 1,  # of numbers, not absolute values
     "GlobalMaxPool": lambda attributes, rank, opset: rank != 4,
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,

@@ -74,6 +74,23 @@ class Expression:
             return self
         return self._step("aten.pow.Tensor_Scalar", self.shape, self=self.name, exponent=float(exponent))
 
+    # ---- choices ----
+
+    def combine(self, function: str, other: Expression) -> Expression:
+        """Return `maximum` or `minimum` of this and another tensor."""
+        shape = np.broadcast_shapes(self.shape, other.shape)
+        return self._step(f"aten.{function}.default", shape, self=self.name, other=other.name)
+
+    def compare(self, operator: str, number: float) -> Expression:
+        """Return 1 where a comparison (`lt`, `gt`) with a number holds, else 0."""
+        return self._step(f"aten.{operator}.Scalar", self.shape, self=self.name, other=number)
+
+    def choose(self, taken: Expression, number: float) -> Expression:
+        """Return a tensor where this one is 1, else a number."""
+        return self._step(
+            "aten.where.ScalarOther", taken.shape, condition=self.name, self=taken.name, other=number
+        )  # fmt: skip
+
     # ---- axes ----
 
     def reduce(self, kind: str, axes: Sequence[int], keep: bool = True) -> Expression:
@@ -90,8 +107,9 @@ class Expression:
         """Return held numbers in another shape."""
         return self._step("aten.view.default", shape, self=self.name)
 
-    def softmax(self, axis: int) -> Expression:
-        return self._step("aten.softmax.int", self.shape, self=self.name, dim=axis)
+    def over(self, function: str, axis: int) -> Expression:
+        """Return `softmax` or `log_softmax` along an axis."""
+        return self._step(f"aten.{function}.int", self.shape, self=self.name, dim=axis)
 
     def permute(self, order: Sequence[int]) -> Expression:
         shape = [self.shape[axis] for axis in order]

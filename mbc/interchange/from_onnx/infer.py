@@ -16,10 +16,12 @@ from mbc.interchange.pt2 import printable
 
 # Operators that are computed at once where all of their operands are known.
 _FOLDED = frozenset((
-    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Flatten",
-    "Floor", "Gather", "GatherND", "Greater", "Identity", "Less", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow",
-    "Range", "ReduceProd", "Reshape", "Round", "ScatterND", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
-    "Transpose", "Trilu", "Unsqueeze", "Where",
+    "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos", "CumSum", "Div",
+    "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater",
+    "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul",
+    "Neg", "Not", "Or", "Pad", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
+    "Reshape", "Round", "ScatterND", "Sign", "Sin", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
 ))  # fmt: skip
 _GATHERED = frozenset(("Gather", "GatherND"))
 # Operators that onnx infers nothing for, and whose result has the shape of their first operand.

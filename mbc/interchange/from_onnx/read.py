@@ -18,6 +18,7 @@ from mbc.files import read_file
 from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx import (
     attention,
+    conditions,
     elementwise,
     layers,
     normalization,
@@ -42,7 +43,7 @@ _MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
 _LONE = frozenset(("Conv", "ConvTranspose"))
 _NORMS = frozenset(("BatchNormalization", "LayerNormalization", "GroupNormalization", "InstanceNormalization"))
 
-_FAMILIES = (layers, windows, normalization, attention, elementwise, reductions, shapes, resize)
+_FAMILIES = (layers, windows, normalization, attention, elementwise, conditions, reductions, shapes, resize)
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
 

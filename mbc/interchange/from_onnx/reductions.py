@@ -73,14 +73,7 @@ def _product(x: Expression, axes: tuple[int, ...]) -> Expression:
     return x
 
 
-def _log_softmax(op: Operator) -> None:
-    x, axes = softmax_operand(op)
-    most = x.reduce("amax", axes)
-    x = x - most
-    (x - x.apply("exp").reduce("sum", axes).apply("log")).reshape(op.result).give()
-
-
-def softmax_operand(op: Operator) -> tuple[Expression, tuple[int, ...]]:
+def _softmax_operand(op: Operator) -> tuple[Expression, int]:
     """Return the operand and the axis; before opset 13 that is all from an axis on, made one axis."""
     x, rank = Expression.of(op), len(op.sizes())
     axis = op.integer("axis", 1 if op.graph.opset < 13 else -1) % rank
@@ -88,21 +81,18 @@ def softmax_operand(op: Operator) -> tuple[Expression, tuple[int, ...]]:
         raise Refused("it works along dimension 0, the samples", "keep the samples of a mini-batch apart")
     if op.graph.opset < 13 and axis != rank - 1:
         rows, before, size, behind = x.around(axis)
-        return x.reshape((rows, before, size * behind) if axis > 1 else (rows, size * behind)), (2 if axis > 1 else 1,)
-    return x, (axis,)
+        return x.reshape((rows, before, size * behind) if axis > 1 else (rows, size * behind)), 2 if axis > 1 else 1
+    return x, axis
 
 
-def _softmax(op: Operator) -> None:
-    x, (axis,) = softmax_operand(op)
-    if x.shape == op.result:
-        op.emit("aten.softmax.int", self=x.name, dim=axis)
-    else:
-        x.softmax(axis).reshape(op.result).give()
+def _softmax(target: str, op: Operator) -> None:
+    x, axis = _softmax_operand(op)
+    x.over(target, axis).reshape(op.result).give()
 
 
 RULES: Mapping[str, Rule] = {
-    "Softmax": _softmax,
-    "LogSoftmax": _log_softmax,
+    "Softmax": partial(_softmax, "softmax"),
+    "LogSoftmax": partial(_softmax, "log_softmax"),
     "ReduceMean": partial(_plain, "aten.mean.dim"),
     "ReduceSum": partial(_plain, "aten.sum.dim_IntList"),
     "ReduceMax": partial(_plain, "aten.amax.default"),

@@ -268,7 +268,6 @@ NOT_TAKEN: Mapping[str, str] = {
     "If": "take the branch that trains before it is exported",
     "Loop": "unroll the loop before it is exported",
     "Scan": "unroll the loop before it is exported",
-    "Where": "compute both without a condition, such as by nn.ReLU",
     "GridSample": "use nn.Upsample",
     "NonMaxSuppression": "end the network before it: what follows is not trained",
     "RoiAlign": "end the network before it",
