@@ -24,6 +24,7 @@ from mbc.interchange.aten.operands import (
     Untaken,
     Weight,
 )
+from mbc.interchange.aten.parameters import computed
 from mbc.interchange.finish import growing, only_parts_that_are_used, outside_of_others, renumbered
 from mbc.interchange.functionalize import functionalize
 from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, operands_of
@@ -135,7 +136,7 @@ class _Translation:
         if node.refusal is not None:
             raise Refused(*node.refusal)
         target, operands = node.target, [self.operand(name) for name in operands_of(node)]
-        rule = folded(target, operands) or RULES.get(target)
+        rule = folded(target, operands) or computed(target, operands) or RULES.get(target)
         if any(isinstance(operand, Known) and operand.weight is not None for operand in operands):
             rule = OF_KNOWN.get(target, rule)
         if rule is None:

@@ -146,7 +146,7 @@ def test_what_is_no_standardisation_of_filters_is_refused(tmp_path: Path) -> Non
         (frozen, "it normalises the parameter 'weight', and not each filter by itself, times a gain"),
         (Tracked(3, 4, 3), "it normalises the parameter 'weight', and not each filter by itself, times a gain"),
         (Still(3, 4, 3), "with an eps or a gain factor that is not above 0"),
-        (Gained(3, 4, 3), "it calculates with the parameter 'gain' before a layer takes it"),
+        (Gained(3, 4, 3), "its parameters are tied to those of"),
     ):
         with pytest.raises(MbcError) as caught:
             import_model(exported(tmp_path, model, image), "net")

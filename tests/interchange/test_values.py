@@ -112,6 +112,25 @@ def test_a_convolution_by_a_buffer_is_not_trained(tmp_path: Path) -> None:
         assert len(imported.network.frozen) == 1 and "frozen" in imported.source
 
 
+def test_arithmetic_on_parameters(tmp_path: Path) -> None:
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.q, self.v = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+            self.register_buffer("k", torch.zeros(4))
+            self.scale = nn.Parameter(torch.randn(3, 1, 1))
+            self.first, self.weight = nn.Conv2d(3, 12, 1), nn.Parameter(torch.randn(5, 12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = torch.cat((self.q, self.k, self.v * 0.5))
+            x = F.conv2d(x * (self.scale.exp() + 1.0), self.first.weight, bias=bias)
+            x = x + (bias - bias.mean(0, keepdim=True)).view(12, 1, 1)
+            return F.linear(x.mean((2, 3)), self.weight, bias=torch.cat([self.q.tanh(), self.v[:1]]))
+
+    compared(tmp_path, Joined(), IMAGE)
+
+
 def test_calls_of_batch_norms_are_counted(tmp_path: Path) -> None:
     class Twice(Behind):
         def forward(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@
 * `lines`: convolutions, pooling and resampling over one axis
 * `attention`: attention, written as such or as products and softmax; rolls
 * `choices`: comparisons, masks, maxima, clamps, detached tensors
+* `parameters`: arithmetic on parameters before a layer takes them
 * `constants`: numbers that do not depend on the input
 * `schema`: the schemas that PyTorch publishes, with defaults and aliases
 * `aliases`: which results share memory, and how writes to views return to their base

@@ -19,6 +19,7 @@ from mbc.interchange.aten.operands import (
     PLAIN,
     UNKNOWN,
     Activation,
+    Computed,
     Expanded,
     Factored,
     Known,
@@ -33,6 +34,7 @@ from mbc.interchange.aten.operands import (
     Unknown,
     Weight,
 )
+from mbc.interchange.aten.parameters import shaped
 
 
 def _binary(op: str, call: Call) -> Result:
@@ -78,15 +80,15 @@ def combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: 
             b = b * alpha
         elif isinstance(b, Activation):
             b = _with_number("*", call, alpha, b, b)
-    for computed in (a, b):
-        if isinstance(computed, Scaled | Standardized):
-            raise calculated(computed.weight)
+    for operand in (a, b):
+        if isinstance(operand, Standardized):
+            raise calculated(operand.weight)
     if isinstance(a, Scores) or isinstance(b, Scores):
         return with_scores(op, call, a, b)
     if isinstance(a, Noise) or isinstance(b, Noise):
         return _with_noise(op, call, a, b)
     a, b = (_held(call, x, other) if isinstance(x, Known) else x for x, other in ((a, b), (b, a)))
-    if isinstance(a, Weight) or isinstance(b, Weight):
+    if isinstance(a, Weight | Computed | Scaled) or isinstance(b, Weight | Computed | Scaled):
         return _with_weight(op, call, a, b)
     if isinstance(a, Activation) and isinstance(b, Activation):
         return _tensors(op, call, a, b)
@@ -129,12 +131,14 @@ def _with_noise(op: str, call: Call, a: Operand | float, b: Operand | float) -> 
 
 def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) -> Result:
     """A tensor and a parameter or buffer, such as LayerScale and embeddings of positions."""
-    weight, x = (a, b) if isinstance(a, Weight) else (b, a)
-    assert isinstance(weight, Weight)
-    if op == "*" and isinstance(x, float):
+    weight, x = (b, a) if isinstance(a, Activation | float) else (a, b)
+    if isinstance(weight, Weight) and op == "*" and isinstance(x, float):
         return Scaled(weight, x)
     if not isinstance(x, Activation):
-        raise calculated(weight)
+        raise Refused("it computes with parameters alone", "hold what is computed as a parameter")
+    if isinstance(weight, Computed | Scaled):
+        return _with_computed(op, call, x, weight, first=x is a)
+    assert isinstance(weight, Weight)
     first = x is a
     if isinstance(x.view, Factored):
         x = picked(call, x)
@@ -160,6 +164,21 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
         wide = tuple(n if m == 1 else m for m, n in zip(x.shape, padded, strict=True))
     left, right = (x, held) if first else (held, x)
     return replace(call.operator(op, left, right, wide), view=x.view)
+
+
+def _with_computed(op: str, call: Call, x: Activation, held: Computed | Scaled, first: bool) -> Result:
+    """Combine a tensor with what is computed of parameters, whose dimensions are aligned at the last ones."""
+    x = call.settle(x)
+    own = held.shape if isinstance(held, Computed) else held.weight.shape
+    padded = (1,) * (len(x.shape) - len(own)) + own
+    if len(padded) != len(x.shape) or padded[0] != 1:
+        raise Refused(
+            f"it combines {list(x.shape)} with {list(own)} computed of parameters",
+            "give it 1 in the dimension of the samples",
+        )
+    other = shaped(call, held, padded)
+    wide = np.broadcast_shapes(x.shape, padded)
+    return call.operator(op, *((x, other) if first else (other, x)), wide)
 
 
 def _with_positions(op: str, call: Call, x: Activation, view: Factored, weight: Weight, first: bool) -> Activation:

@@ -20,6 +20,7 @@ from mbc.interchange.aten.operands import (
     FLAT,
     GATE,
     Activation,
+    Computed,
     Expanded,
     Factored,
     Known,
@@ -369,6 +370,8 @@ def as_activation(operand: Operand) -> Activation:
         raise Refused(f"it takes the {what} '{operand.held.key}' as a tensor", "use it in a layer of torch.nn")
     if isinstance(operand, Scaled | Standardized):
         raise calculated(operand.weight)
+    if isinstance(operand, Computed):
+        raise Refused("it takes what is computed of parameters alone", "add it to a tensor of the network first")
     if isinstance(operand, Known):
         raise Refused("it takes numbers that do not depend on the input", "hold them as a parameter or buffer")
     if isinstance(operand, Scores):

@@ -20,14 +20,19 @@ from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     FLAT,
     Activation,
+    Computed,
     Factored,
+    Known,
+    Operand,
     Padded,
     Refused,
     Result,
+    Scaled,
     Standardized,
     Weight,
     as_setting,
 )
+from mbc.interchange.aten.parameters import shaped
 from mbc.interchange.steps import Setting
 
 _TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]"
@@ -51,7 +56,7 @@ def _pads(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
 def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> Result:
     x, around = _image(call)
     weight, gain, standardised = _filters(call) if not transposed else (call.weight("weight"), None, {})
-    bias = call.optional_weight("bias")
+    bias, computed_bias = _bias(call)
     if len(weight.shape) != 4:
         raise Refused(f"its filters have the shape {list(weight.shape)}", _TWO_DIMENSIONS)
     groups = call.integer("groups", 1)
@@ -72,7 +77,24 @@ def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> 
             raise Refused("zeros stand around the tensor of a transposed convolution", "crop its result instead")
         settings["output_pad"] = as_setting(call.pair("output_padding", 0))
     op = "conv_transpose" if transposed else "conv"
-    return call.layer(op, x, call.result_shape, settings, weight=weight, gain=gain, bias=bias)
+    made = call.layer(op, x, call.result_shape, settings, weight=weight, gain=gain, bias=bias)
+    return _with_bias(call, made, computed_bias)
+
+
+def _bias(call: Call) -> tuple[Weight | None, Operand | None]:
+    """Return a bias that is a parameter, and one that is computed of parameters: one of them, or none."""
+    operand = call.optional("bias")
+    if isinstance(operand, Computed | Scaled) or (isinstance(operand, Known) and operand.weight is None):
+        return None, operand
+    return call.optional_weight("bias"), None
+
+
+def _with_bias(call: Call, x: Activation, bias: Operand | None) -> Activation:
+    """Return the result of a layer plus a bias that is computed, a number for each channel."""
+    if bias is None:
+        return x
+    shape = (1, x.shape[1], *(1,) * (len(x.shape) - 2))
+    return call.operator("+", x, shaped(call, bias, shape), x.shape)
 
 
 def _filters(call: Call) -> tuple[Weight, tuple[Weight, tuple[int, ...]] | None, dict[str, Setting]]:
@@ -142,7 +164,7 @@ def _conv_transpose2d(call: Call) -> Result:
 def _linear(call: Call) -> Result:
     """A linear layer; one over the channels of each pixel is a pointwise convolution."""
     x = call.activation("input")
-    weight, bias = call.weight("weight"), call.optional_weight("bias")
+    weight, (bias, computed_bias) = call.weight("weight"), _bias(call)
     features = weight.shape[0]
     x = over_channels(call, x)
     view = channels_behind(x)
@@ -151,20 +173,24 @@ def _linear(call: Call) -> Result:
         made = call.layer(
             "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias
         )
+        made = _with_bias(call, made, computed_bias)
         return replace(made, view=CHANNELS_LAST) if view is None else with_channels(view, made)
     if x.view is FLAT:
         x = Activation(x.value, x.shape)  # a linear layer flattens by itself
     else:
         x = call.settle(x)
         if len(x.shape) > 2:
-            return _over_last(call, x, weight, bias)
+            return _over_last(call, x, weight, bias, computed_bias)
         if len(x.shape) != 2:
             raise Refused(f"it works on {list(x.shape)}", "give it [N, ..., features]")
     settings = {"features": features, "bias": bias is not None}
-    return call.layer("linear", x, (x.shape[0], features), settings, weight=weight, bias=bias)
+    made = call.layer("linear", x, (x.shape[0], features), settings, weight=weight, bias=bias)
+    return _with_bias(call, made, computed_bias)
 
 
-def _over_last(call: Call, x: Activation, weight: Weight, bias: Weight | None) -> Activation:
+def _over_last(
+    call: Call, x: Activation, weight: Weight, bias: Weight | None, computed_bias: Operand | None
+) -> Activation:
     """A linear layer over the last dimension of [N, ..., features]: a pointwise convolution of [N, features, T, 1]."""
     features, channels = weight.shape
     rows, count = x.shape[0], math.prod(x.shape[1:-1])
@@ -174,6 +200,7 @@ def _over_last(call: Call, x: Activation, weight: Weight, bias: Weight | None) -
     settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
     held = (weight, (features, channels, 1, 1))
     made = call.layer("conv", x, (rows, features, count, 1), settings, weight=held, bias=bias)
+    made = _with_bias(call, made, computed_bias)
     batch, behind, positions, _ = axes_of(made)
     made = regarded(made, Factored((batch, positions, behind)))
     view = factored(made)

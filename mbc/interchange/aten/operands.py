@@ -131,6 +131,14 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """What is computed of parameters alone: the value [1, *shape] (`mbc.interchange.aten.parameters`)."""
+
+    value: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Standardized:
     """Filters, regarded in some shape: each less its mean and over its deviation, with `eps` added to the variance, and
     times its `gain`."""
@@ -189,7 +197,7 @@ class Untaken:
 
 
 UNKNOWN = Unknown()
-Operand = Activation | Weight | Scaled | Standardized | Known | Scores | Noise | Unknown | Untaken
+Operand = Activation | Weight | Computed | Scaled | Standardized | Known | Scores | Noise | Unknown | Untaken
 Result = Operand | tuple[Operand, ...]
 
 

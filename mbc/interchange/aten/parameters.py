@@ -1,0 +1,156 @@
+"""Arithmetic on parameters before a layer takes them, such as biases that are joined: computed in each step.
+
+What is computed has no rows, as parameters have none; the network holds it with a first size of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.constants import is_number, known
+from mbc.interchange.aten.operands import Activation, Computed, Operand, Refused, Result, Scaled, Weight
+
+_VIEWS = (
+    "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default", "squeeze.dim",
+    "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
+)  # fmt: skip
+
+
+def computed(target: str, operands: Sequence[Operand | None]) -> Rule | None:
+    """Return the rule that computes with parameters; None where other tensors are in it, or a layer takes them so.
+
+    A parameter that is only regarded in another shape stays one, and a parameter times a number stays a gain.
+    """
+    if target not in RULES or not all(x is not None and (is_number(x) or _is_trained(x)) for x in operands):
+        return None
+    trained = [x for x in operands if x is not None and _is_trained(x)]
+    is_gain = target.startswith("aten.mul.") and len(operands) == 1 and all(isinstance(x, Weight) for x in trained)
+    stays = is_gain or (target in _KEEPS and not any(isinstance(x, Computed) for x in trained))
+    return None if not trained or stays else RULES[target]
+
+
+def _is_trained(operand: Operand) -> bool:
+    if isinstance(operand, Weight):
+        return operand.held.kind == "parameter"
+    return isinstance(operand, Computed | Scaled)
+
+
+def tensor_of(call: Call, operand: Operand) -> Activation:
+    """Return a parameter, what is computed of some, or numbers as a tensor whose first size is 1."""
+    if isinstance(operand, Computed):
+        return Activation(operand.value, (1, *operand.shape))
+    if isinstance(operand, Scaled):
+        x = tensor_of(call, operand.weight)
+        return call.operator("*", operand.factor, x, x.shape)
+    if isinstance(operand, Weight):
+        return call.tensor(operand, (1, *operand.shape))
+    numbers = known(call, operand)
+    if numbers is None:
+        raise Refused("it computes with parameters and other tensors at once", "compute with the parameters first")
+    shape = (1, *numbers.array.shape)
+    return call.tensor(call.held(replace(numbers, array=numbers.array.reshape(shape)), shape), shape)
+
+
+def shaped(call: Call, operand: Operand, shape: tuple[int, ...]) -> Activation:
+    """Return parameters as a tensor of another shape, whose first size is 1."""
+    x = tensor_of(call, operand)
+    return x if x.shape == shape else call.layer("reshape", x, shape, {"sizes": shape[1:]})
+
+
+def _result(x: Activation) -> Computed:
+    return Computed(x.value, x.shape[1:])
+
+
+def _side(call: Call, name: str) -> Activation | float:
+    if not call.is_tensor(name):
+        return call.real(name, float("nan"))
+    operand = call.operand(name)
+    numbers = known(call, operand) if is_number(operand) else None
+    if numbers is not None and numbers.array.size == 1:
+        return float(numbers.array.reshape(-1)[0])
+    return tensor_of(call, operand)
+
+
+def _binary(op: str, call: Call) -> Result:
+    a, b, alpha = _side(call, "self"), _side(call, "other"), call.real("alpha", 1.0)
+    if alpha != 1.0:
+        b = call.operator("*", alpha, b, b.shape) if isinstance(b, Activation) else b * alpha
+    shapes = [x.shape[1:] if isinstance(x, Activation) else () for x in (a, b)]
+    shape = np.broadcast_shapes(*shapes)
+    a, b = (_of_rank(call, x, len(shape)) if isinstance(x, Activation) else x for x in (a, b))
+    return _result(call.operator(op, a, b, (1, *shape)))
+
+
+def _of_rank(call: Call, x: Activation, rank: int) -> Activation:
+    ones = (1,) * (rank + 1 - len(x.shape))
+    return shaped(call, _result(x), (1, *ones, *x.shape[1:])) if ones else x
+
+
+def _unary(op: str, call: Call) -> Result:
+    return _result(call.elementwise(op, tensor_of(call, call.operand("self"))))
+
+
+def _negative(call: Call) -> Result:
+    x = tensor_of(call, call.operand("self"))
+    return _result(call.operator("*", -1.0, x, x.shape))
+
+
+def _power(call: Call) -> Result:
+    x = tensor_of(call, call.operand("self"))
+    return _result(call.elementwise("pow", x, {"exponent": call.real("exponent", 2.0)}))
+
+
+def _view(call: Call) -> Result:
+    operand = call.operand("self")
+    shape = call.shape_said_by("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
+    return _result(shaped(call, operand, (1, *shape)))
+
+
+def _same(call: Call) -> Result:
+    return call.operand("self")
+
+
+def _cat(call: Call) -> Result:
+    parts = [tensor_of(call, operand) for operand in call.operands("tensors")]
+    axis = call.integer("dim", 0) % (len(parts[0].shape) - 1) + 1
+    return _result(call.layer("concat", parts, (1, *call.result_shape), {"axis": axis}))
+
+
+def _slice(call: Call) -> Result:
+    x = tensor_of(call, call.operand("self"))
+    axis = call.integer("dim", 0) % (len(x.shape) - 1) + 1
+    size, step = x.shape[axis], call.integer("step", 1)
+    start, stop, _ = slice(call.integer("start", 0), call.integer("end", size)).indices(size)
+    settings = {"axis": axis, "start": start, "step": step} | ({"stop": stop} if stop < size else {})
+    return _result(call.layer("slice", x, (1, *call.result_shape), settings))
+
+
+def _reduced(op: str, call: Call) -> Result:
+    x = tensor_of(call, call.operand("self"))
+    rank = len(x.shape) - 1
+    axes = tuple(sorted(dim % rank + 1 for dim in call.ints("dim") or range(rank)))
+    settings = {"axes": axes[0] if len(axes) == 1 else axes, "keep": call.flag("keepdim", False)}
+    return _result(call.layer(op, x, (1, *call.result_shape), settings))
+
+
+_OPERATORS = (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))
+_UNARY = ("relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "silu", "detach")
+_ALIKE = ("contiguous", "clone", "alias")
+RULES: Mapping[str, Callable[[Call], Result]] = {
+    **{f"aten.{name}.{kind}": partial(_binary, op) for name, op in _OPERATORS for kind in ("Tensor", "Scalar")},
+    **{f"aten.{name}.default": partial(_unary, name) for name in _UNARY},
+    **{f"aten.{name}": _view for name in _VIEWS},
+    **{f"aten.{name}.default": _same for name in _ALIKE},
+    "aten.neg.default": _negative,
+    "aten.pow.Tensor_Scalar": _power,
+    "aten.cat.default": _cat,
+    "aten.slice.Tensor": _slice,
+    "aten.mean.dim": partial(_reduced, "mean"),
+    "aten.sum.dim_IntList": partial(_reduced, "sum"),
+}
+_KEEPS = frozenset(f"aten.{name}" for name in _VIEWS) | frozenset(f"aten.{name}.default" for name in _ALIKE)
