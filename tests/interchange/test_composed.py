@@ -78,6 +78,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Tensor], tuple[Any, ...]]]
     "circular convolution": (IMAGE, lambda x, m: m(x), (nn.Conv2d(6, 4, 3, padding=1, padding_mode="circular"),)),
     "repeated": (IMAGE, lambda x: x.repeat(1, 2, 1, 3), ()),
     "repeated elements": (LINE, lambda x: x.repeat_interleave(2, 1), ()),
+    "one number a sample": (LINE, lambda x, m: 1.5 - m.weight * x.mean((1, 2)), (nn.PReLU(),)),
     "narrow": (IMAGE, lambda x: x.narrow(1, 2, 3) * x.narrow(-3, -3, 3), ()),
     "write with a step": (IMAGE, lambda x: _with_step(x), ()),
 }  # fmt: skip

@@ -147,6 +147,11 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
     if x.view not in (PLAIN, CHANNELS_LAST):
         x = call.settle(x)
     rank = len(x.seen)
+    if rank == 1 and math.prod(weight.shape) == 1 and len(weight.shape) < 2:  # one number a sample
+        column = call.layer("reshape", x, (*x.shape, 1), {"sizes": 1})
+        held = call.tensor(weight, (1,))
+        made = call.operator(op, *((column, held) if first else (held, column)), column.shape)
+        return call.layer("squeeze", made, x.shape)
     padded = (1,) * (rank - len(weight.shape)) + weight.shape
     if len(padded) > rank or padded[0] != 1:
         raise Refused(
