@@ -79,6 +79,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Tensor], tuple[Any, ...]]]
     "repeated": (IMAGE, lambda x: x.repeat(1, 2, 1, 3), ()),
     "repeated elements": (LINE, lambda x: x.repeat_interleave(2, 1), ()),
     "one number a sample": (LINE, lambda x, m: 1.5 - m.weight * x.mean((1, 2)), (nn.PReLU(),)),
+    "prelu of one number a sample": (LINE, lambda x, m: m(x.mean((1, 2))), (nn.PReLU(),)),
     "narrow": (IMAGE, lambda x: x.narrow(1, 2, 3) * x.narrow(-3, -3, 3), ()),
     "write with a step": (IMAGE, lambda x: _with_step(x), ()),
 }  # fmt: skip

@@ -51,6 +51,10 @@ def _gelu(call: Call) -> Result:
 
 def _prelu(call: Call) -> Result:
     x, slope = call.plain("self"), call.weight("weight")
+    if len(x.shape) == 1:  # one number a sample
+        column = call.layer("reshape", x, (*x.shape, 1), {"sizes": 1})
+        made = call.layer("prelu", column, column.shape, {"channels": False}, weight=slope)
+        return call.layer("squeeze", made, x.shape)
     return call.layer("prelu", x, x.shape, {"channels": slope.shape != (1,)}, weight=slope)
 
 
