@@ -117,3 +117,7 @@ def test_a_norm_of_zero_gives_zero(tmp_path: Path) -> None:
     x = drawn(2, 3, 4)
     x[0, 1] = 0.0
     taken(tmp_path, node("LpNormalization", ["h"], ["y"], axis=-1), x, opset=22)
+
+
+def test_a_power_of_zero_is_one(tmp_path: Path) -> None:
+    _chosen(tmp_path, [node("Pow", ["h", "zero"], ["p"]), node("Add", ["p", "h"], ["y"])], drawn(2, 3, 4, 4))

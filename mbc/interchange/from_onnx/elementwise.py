@@ -214,8 +214,6 @@ def _pow(op: Operator) -> None:
     exponent = op.number(1)
     if exponent is None:
         raise Refused("its exponent is no known number", "raise to a number")
-    if exponent == 0.0:
-        raise Refused("it raises to the power of 0, which makes every element 1", "leave it out")
     op.emit("aten.pow.Tensor_Scalar", self=op.tensor(), exponent=exponent)
 
 
