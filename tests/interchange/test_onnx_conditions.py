@@ -120,4 +120,4 @@ def test_a_norm_of_zero_gives_zero(tmp_path: Path) -> None:
 
 
 def test_a_power_of_zero_is_one(tmp_path: Path) -> None:
-    _chosen(tmp_path, [node("Pow", ["h", "zero"], ["p"]), node("Add", ["p", "h"], ["y"])], drawn(2, 3, 4, 4))
+    _chosen(tmp_path, [node("Pow", ["h", "zero"], ["one"]), node("Add", ["one", "h"], ["y"])], drawn(2, 3, 4, 4))
