@@ -12,6 +12,7 @@ from mbc.frontend.parse import parse
 from mbc.interchange.from_onnx.read import batch_is_said, read_onnx
 from mbc.interchange.program import Program
 from mbc.interchange.pt2 import printable, read_pt2
+from mbc.interchange.refusal import Refusal, refused
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.interchange.write import write_source
@@ -54,12 +55,18 @@ def _program(path: Path, batch: int | None) -> Program:
 
 
 def check_source(text: str, network: Imported) -> None:
-    """MBC304 where a source is refused (its losses have targets of the outputs' shapes), or has other states than the
-    network that it was written for."""
+    """Check a source that was written for a network.
+
+    Its losses have targets of the outputs' shapes. Raises MBC303 where a layer does not take its tensors or settings,
+    and MBC304 where the source is refused otherwise or has other states than the network.
+    """
     try:
         made = lower(parse(Source("the written source", text))).network
         verify_network(made)
     except MbcError as error:
+        if error.code == "MBC011":  # a layer that the language does not have so
+            remedy = error.remedy or "change these sizes"
+            raise refused("the model", (Refusal("the model", "its source", error.message, remedy),)) from error
         raise _wrong(f"the source that was written is refused: {error.code}: {error.message}") from error
     states = {s.value: made.values[s.value].type.shape for s in made.states}
     wanted = {name: array.shape for name, array in network.arrays.items()}

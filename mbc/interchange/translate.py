@@ -36,11 +36,24 @@ from mbc.ops.rounding import from_bf16
 
 # Operations that check or name sizes, and give nothing that the network computes with.
 _CHECKS = ("aten._assert", "aten.sym_", "aten.record_stream", "_operator.", "aten._check")
+# Operations that only `ExportedProgram.run_decompositions` writes.
+_DECOMPOSED = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        "convolution", "addmm", "_native_batch_norm_legit_functional", "native_batch_norm", "native_layer_norm",
+        "native_group_norm", "_softmax", "_log_softmax", "max_pool2d_with_indices",
+    )
+)  # fmt: skip
 _NOTHING = "there is nothing like it in the language yet"
 
 
 def translate(program: Program, name: str) -> Imported:
     """The network of a program. Raises MBC303, which lists all that cannot be taken."""
+    decomposed = next((node.target for node in program.nodes if node.target in _DECOMPOSED), None)
+    if decomposed is not None:
+        reason = f"its layers are decomposed into operations such as {decomposed}"
+        remedy = "export the model without run_decompositions()"
+        raise refused("the model", (Refusal("the model", "the program", reason, remedy),))
     made = _Translation(functionalize(inline_regions(program)))
     outputs = made.run()
     if made.refusals:

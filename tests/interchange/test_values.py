@@ -81,6 +81,10 @@ def positions(y: Tensor) -> Tensor:
         lambda y: F.pad(y, (1, 2, 0, 1)).sigmoid(),
         lambda y: y.view(2, 4, 2, 5, 7)[:, :, 1] * 2.0,
         lambda y: F.dropout(y, 0.5, training=False),
+        lambda y: F.max_pool2d(F.pad(y, (0, 1, 1, 0), value=-torch.inf), 3, 2, padding=1),
+        lambda y: F.pad(y, (-1, 2, 1, -1), mode="replicate"),
+        lambda y: F.pad(y, (2, -1, 0, 1), mode="reflect"),
+        lambda y: y.mean((2, 3)).unbind(1)[3],
         lambda y: y.unbind(1)[5].roll(-2, 2).unsqueeze(1),
         lambda y: y * (torch.arange(7.0) > 2).float(),
     ],
@@ -129,6 +133,34 @@ def test_arithmetic_on_parameters(tmp_path: Path) -> None:
             return F.linear(x.mean((2, 3)), self.weight, bias=torch.cat([self.q.tanh(), self.v[:1]]))
 
     compared(tmp_path, Joined(), IMAGE)
+
+
+def test_an_embedding_of_positions_is_a_parameter(tmp_path: Path) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.table = nn.Conv2d(3, 8, 1), nn.Embedding(35, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x).flatten(2).transpose(1, 2) + self.table(torch.arange(35))
+
+    assert "table.weight" in compared(tmp_path, Positions(), IMAGE).network.arrays
+
+
+def test_decomposed_programs_are_refused_at_once(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    program = torch.export.export(net.train(), (IMAGE,)).run_decompositions({})
+    torch.export.save(program, tmp_path / "model.pt2")
+    with pytest.raises(MbcError, match=r"has 1 thing.*\n.*decomposed.*\n.*without run_decompositions"):
+        import_model(tmp_path / "model.pt2", "net", "mse")
+
+
+def test_a_loss_that_does_not_take_the_outputs_is_no_mistake_of_mbc(tmp_path: Path) -> None:
+    file = exported(tmp_path, Behind(lambda y: y.mean((1, 2, 3))), IMAGE)
+    import_model(file, "net", "mse")
+    with pytest.raises(MbcError, match="softmax_cross_entropy") as caught:
+        import_model(file, "net")
+    assert caught.value.code == "MBC303"
 
 
 def test_calls_of_batch_norms_are_counted(tmp_path: Path) -> None:

@@ -106,7 +106,11 @@ def _with_number(op: str, call: Call, a: Activation | float, b: Activation | flo
     if op == "*" and isinstance(x.view, Factored) and x.is_pending:
         return scaled(x, number)
     zeros_stay = (op == "*" or (op == "/" and a is x)) and math.isfinite(number) and (op, number) != ("/", 0.0)
-    if x.is_pending and not isinstance(x.view, Expanded) and not (isinstance(x.view, Padded) and zeros_stay):
+    if (
+        x.is_pending
+        and not isinstance(x.view, Expanded)
+        and not (isinstance(x.view, Padded) and not x.view.value and zeros_stay)
+    ):
         settled = call.settle(x)
         a, b, x = (settled if a is x else a), (settled if b is x else b), settled
     return replace(call.operator(op, a, b, x.shape), view=x.view)

@@ -78,6 +78,11 @@ def padded(call: Call, x: Activation, pads: Sequence[int], mode: str, value: flo
 
 def _pad(call: Call, x: Activation, axis: int, before: int, behind: int, mode: str) -> Activation:
     """Pad one axis, as the height of images."""
+    if mode != "constant":  # what is cut off is gone before the rest is repeated
+        x = _part(call, x, axis, max(-before, 0), x.shape[axis] - max(-behind, 0))
+        before, behind = max(before, 0), max(behind, 0)
+        if not before and not behind:
+            return x
     rows, size = x.shape[0], x.shape[axis]
     ahead, after = math.prod(x.shape[1:axis]), math.prod(x.shape[axis + 1 :])
     settings: dict[str, Setting] = {"pad": (before, behind, 0, 0), "mode": "zero" if mode == "constant" else mode}

@@ -245,6 +245,8 @@ class Call:
     ) -> Activation:
         """A layer of the language that gives `shape`. `states`: its parameters, each with the shape that the network
         has for it where that is not torch's; None: it has none."""
+        if op == "reshape" and len(shape) == 1:  # one number a row
+            op, settings = "squeeze", {}
         given = {n: (s if isinstance(s, tuple) else (s, s.shape)) for n, s in states.items() if s is not None}
         values = (inputs,) if isinstance(inputs, Activation) else inputs
         return self._builder.step(op, [a.value for a in values], [shape], settings or {}, given, self.node)[0]
@@ -318,6 +320,8 @@ class Call:
             rank = len(x.shape)
             return self.layer("permute", x, x.seen, {"axes": (0, *range(2, rank), 1)})
         if isinstance(x.view, Padded):
+            if x.view.value:
+                raise Refused(f"it takes what {x.view.value:g} was padded around", "pad so before max pooling alone")
             return self.layer("padding", x, x.seen, {"pad": as_setting(x.view.pad)})
         if x.view is GATE:
             return self.layer("reshape", x, x.seen, {"sizes": x.seen[1:]})

@@ -223,9 +223,23 @@ def _table(call: Call) -> Result:
     index = tuple(_index(call, one) for one in call.optional_operands("indices"))
     if (numbers := known(call, operand)) is not None and numbers.weight is None:
         return Known(numbers.array[index])
-    weight = call.weight("self")
-    places = np.arange(int(np.prod(weight.shape))).reshape(weight.shape)
-    return Known(places[index], weight)
+    return _places(call.weight("self"), index)
+
+
+def _places(weight: Weight, index: Any) -> Result:
+    """Return elements of a parameter by number; the parameter itself where these are all of it in order."""
+    places = np.arange(math.prod(weight.shape)).reshape(weight.shape)[index]
+    if places.size == math.prod(weight.shape) and (places.reshape(-1) == np.arange(places.size)).all():
+        return replace(weight, shape=places.shape)
+    return Known(places, weight)
+
+
+def _embedding(call: Call) -> Result:
+    """Return rows of a parameter by constant numbers, as embeddings of positions do."""
+    call.ignore("scale_grad_by_freq", "sparse")  # each row is read once, or the result is refused
+    if call.integer("padding_idx", -1) >= 0:
+        raise Refused("its rows include one without a gradient (padding_idx)", "leave padding_idx out")
+    return _places(call.weight("weight"), _numbers(call, "indices").astype(np.int64))
 
 
 def _index(call: Call, operand: Operand | None) -> Array | slice:
@@ -274,6 +288,7 @@ _ALIKE = tuple(
 )  # fmt: skip
 RULES: Mapping[str, Rule] = {
     "aten.index.Tensor": _table,
+    "aten.embedding.default": _embedding,
     **{name: partial(_carried_out, FOLDS[name]) for name in _ALIKE},
 }
 NOT_TAKEN: Mapping[str, str] = {}

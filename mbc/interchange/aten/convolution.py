@@ -41,8 +41,10 @@ _TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]
 def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int, int, int]]:
     """Return what a convolution reads, and the zeros around it that the convolution takes into its own padding."""
     x = call.lazy(name)
-    pad = x.view.pad if isinstance(x.view, Padded) else (0, 0, 0, 0)
-    x = Activation(x.value, x.shape) if isinstance(x.view, Padded) else call.settle(x)
+    pad = (0, 0, 0, 0)
+    if isinstance(x.view, Padded) and not x.view.value:
+        pad, x = x.view.pad, Activation(x.value, x.shape)
+    x = call.settle(x)
     if len(x.shape) != 4:
         raise Refused(f"its tensor has the shape {list(x.shape)}", _TWO_DIMENSIONS)
     return x, pad

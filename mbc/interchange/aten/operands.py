@@ -49,9 +49,10 @@ PLAIN, FLAT, CHANNELS_LAST, GATE = Order.PLAIN, Order.FLAT, Order.CHANNELS_LAST,
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """The view of an image with zeros around it: `pad` is (top, bottom, left, right)."""
+    """The view of an image with zeros, or another number, around it: `pad` is (top, bottom, left, right)."""
 
     pad: tuple[int, int, int, int]
+    value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

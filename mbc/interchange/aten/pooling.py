@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.operands import CHANNELS_LAST, FLAT, PLAIN, Activation, Refused, Result, Untaken, as_setting
+from mbc.interchange.aten.operands import (
+    CHANNELS_LAST,
+    FLAT,
+    PLAIN,
+    Activation,
+    Padded,
+    Refused,
+    Result,
+    Untaken,
+    as_setting,
+)
 from mbc.interchange.steps import Setting
 
 
@@ -36,7 +46,17 @@ def _images(call: Call) -> Activation:
 def _max_pool2d(call: Call) -> Result:
     if call.pair("dilation", 1) != (1, 1):
         raise Refused("its windows are dilated", "use dilation=1")
-    return call.layer("maxpool", _images(call), call.result_shape, _window(call))
+    x, window = call.lazy("self"), _window(call)
+    if isinstance(x.view, Padded) and x.view.value == -math.inf:  # which is what `maxpool` pads with by itself
+        own = window["pad"]
+        own = own if isinstance(own, tuple) else (own, own)
+        own = own if len(own) == 4 else (own[0], own[0], own[1], own[1])
+        pads = tuple(int(a) + b for a, b in zip(own, x.view.pad, strict=True))
+        kernel = call.pair("kernel_size", 1)
+        if all(pad < kernel[axis // 2] for axis, pad in enumerate(pads)):
+            window["pad"] = as_setting(pads)
+            return call.layer("maxpool", Activation(x.value, x.shape), call.result_shape, window)
+    return call.layer("maxpool", _images(call), call.result_shape, window)
 
 
 def _avg_pool2d(call: Call) -> Result:

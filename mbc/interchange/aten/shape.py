@@ -423,11 +423,15 @@ def _pad(call: Call) -> Result:
     if not any(pads):
         return x
     mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
-    outside = len(pads) > 4 and any(pads[4:])
-    if mode is None or (mode == "zero" and value not in (None, 0, 0.0)) or outside or len(x.seen) != 4:
+    outside = (len(pads) > 4 and any(pads[4:])) or len(x.seen) != 4
+    if value == -math.inf and mode == "zero" and not outside and min(pads) >= 0 and not x.is_pending:
+        left, right, top, bottom = (*pads, 0, 0)[:4]
+        return replace(call.settle(x), view=Padded((top, bottom, left, right), -math.inf))
+    if mode is None or outside or (value not in (None, 0, 0.0) if mode == "zero" else min(pads) < 0):
         return padded(call, call.settle(x), pads, call.text("mode", "constant"), call.real("value", 0.0))
     left, right, top, bottom = (*pads, 0, 0)[:4]
-    if mode != "zero" or min(pads) < 0 or not (x.view is PLAIN or isinstance(x.view, Padded)):
+    zeros = x.view is PLAIN or (isinstance(x.view, Padded) and not x.view.value)
+    if mode != "zero" or min(pads) < 0 or not zeros:
         x = call.settle(x)
     if mode != "zero" or min(pads) < 0:
         around: dict[str, Setting] = {"pad": as_setting((top, bottom, left, right)), "mode": mode}
