@@ -151,7 +151,8 @@ def compiled(model: ImportedModel) -> TrainingGraph:
 
 def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
     """The first output of the inference graph, in fp32."""
-    env: dict[str, Array] = {graph.infer_inputs[0]: images, **model.network.arrays}
+    states = {name: np.asarray(array, np.float32) for name, array in model.network.arrays.items()}
+    env: dict[str, Array] = {graph.infer_inputs[0]: images, **states}
     for op in graph.infer:
         outputs = tuple(graph.values[v].type for v in op.outputs)
         evaluate = KINDS[op.kind].evaluate

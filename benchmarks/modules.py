@@ -225,6 +225,8 @@ def module_gradients(
         name = state.value
         if network.values[name].role is not Role.PARAMETER:
             continue
+        if f"{name}.momentum" not in module.states and f"{name}.m" not in module.states:
+            continue  # no gradient reaches it
         if rule.kind == "sgd":
             moved = np.asarray(module.state(f"{name}.momentum"), np.float64)
             gradients[name] = moved - rule.weight_decay * before[name]

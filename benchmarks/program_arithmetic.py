@@ -44,7 +44,7 @@ def rare_activation(d: Draft) -> str:
     x = d.pick()
     kind = d.one_of("celu", "threshold", "softshrink", "hardshrink", "rrelu")
     if kind == "celu":
-        return f"F.celu({x}, {d.number(0.2, 2)})"
+        return f"F.celu({x}, {d.exact(0.2, 2)})"  # PyTorch's gradient divides by alpha in fp32
     if kind == "threshold":
         return f"F.threshold({x}, {d.number(-0.5, 0.5)}, {d.number(-1, 1)})"
     if kind == "rrelu":

@@ -54,7 +54,10 @@ MOST_ATTEMPTS = 40
 def drawn(seed: int, index: int) -> tuple[Text, str, Reference]:
     """Return the program of an index, its loss, and what PyTorch computes."""
     for attempt in range(MOST_ATTEMPTS):
-        text, loss = _draft(f"{seed}/{index}/{attempt}")
+        try:
+            text, loss = _draft(f"{seed}/{index}/{attempt}")
+        except (RuntimeError, ValueError):  # its end cannot be written: numbers too large, views that cannot be read
+            continue
         known = settled(text, loss, index)
         if known is not None:
             return known[0], loss, known[1]

@@ -28,7 +28,8 @@ _UPDATES = "control.updates"
 def write_weights(path: Path, network: Imported) -> None:
     """Write what the states of an imported network begin with, and all that `export_weights` needs. MBC162 where the
     file cannot be written."""
-    tensors = [*network.arrays.items(), *((f"{KEPT}{key}", array) for key, array in network.kept.items())]
+    states = ((name, np.asarray(array, np.float32)) for name, array in network.arrays.items())
+    tensors = [*states, *((f"{KEPT}{key}", array) for key, array in network.kept.items())]
     keys = [[key.name, key.state, list(key.shape), key.dtype, key.kept, key.per_update] for key in network.keys]
     write_checkpoint(path, tensors, {METADATA: json.dumps(keys, separators=(",", ":")), "mbc.writer": network.writer})
 

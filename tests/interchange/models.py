@@ -51,7 +51,7 @@ def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
     """What the network gives in evaluation mode, in fp32."""
     made = lowered(model.source)
     graph = differentiate(made.network, made.optimizer, Precision.FP32)
-    given: dict[str, Array] = dict(model.network.arrays)
+    given: dict[str, Array] = {name: np.asarray(a, np.float32) for name, a in model.network.arrays.items()}
     given |= {name: x.numpy() for name, x in zip(graph.infer_inputs, inputs, strict=True)}
     env = execute(graph.infer, types_of(graph), given, graph.batch, Precision.FP32)
     return [env[name] for name in graph.infer_outputs]

@@ -276,8 +276,8 @@ class Call:
             if not (array == array[:1]).all():
                 raise Refused("it takes other numbers for each sample", "give all samples the same numbers")
             array = array[:1]
-        array = np.ascontiguousarray(array, np.float32)
-        if not np.isfinite(array).all():
+        array = np.ascontiguousarray(array, np.float64)
+        if not (np.abs(array) <= np.finfo(np.float32).max).all():
             raise Refused("it computes with numbers that are not finite", "use finite numbers")
         return Weight(self._builder.hold(array), array.shape)
 

@@ -25,7 +25,8 @@ _SHAPES = ("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
 def known(call: Call, operand: Operand | float) -> Known | None:
     """Return a buffer or constant as numbers; None for what is no such thing."""
     if isinstance(operand, Weight) and operand.held.kind != "parameter":
-        return Known(call.array(operand).reshape(operand.shape))
+        array = call.array(operand).reshape(operand.shape)
+        return Known(array.astype(np.float64) if array.dtype.kind == "f" else array)
     return operand if isinstance(operand, Known) else None
 
 
@@ -48,14 +49,14 @@ def folded(target: str, operands: Sequence[Operand | None]) -> Rule | None:
 
 
 def _carried_out(fold: Callable[[Call], Any], call: Call) -> Result:
-    """Return the result in the type and shape that the program says."""
+    """Return the result in the type and shape that the program says; real numbers are not rounded in between."""
     if math.prod(call.result_shape) > MOST_NUMBERS:
         raise Refused(f"it makes {math.prod(call.result_shape):,} numbers", "compute them where they are used")
     made = np.asarray(fold(call))
     dtype = NUMPY.get(call.result_dtype)
     if dtype is None or call.result_dtype == "bfloat16":
         raise Refused(f"it computes numbers of the type {call.result_dtype}", "compute them in float32")
-    return Known(made.astype(dtype).reshape(call.result_shape))
+    return Known(made.astype(np.float64 if dtype.kind == "f" else dtype).reshape(call.result_shape))
 
 
 def _numbers(call: Call, name: str) -> Array:
