@@ -43,5 +43,9 @@ class BudgetError(MbcError):
 
 
 @dataclass
+class LayerError(MbcError):
+    """A layer does not take its tensors or settings."""
+
+
 class RankFailed(MbcError):
     """Another process of the same training failed: its own message says more than this one."""

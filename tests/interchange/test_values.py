@@ -81,6 +81,7 @@ def positions(y: Tensor) -> Tensor:
         lambda y: F.pad(y, (1, 2, 0, 1)).sigmoid(),
         lambda y: y.view(2, 4, 2, 5, 7)[:, :, 1] * 2.0,
         lambda y: F.dropout(y, 0.5, training=False),
+        lambda y: torch.sub(y, torch.arange(7.0), alpha=0.5) + torch.add(y, torch.ones(2, 8, 5, 7), alpha=-0.6),
         lambda y: F.max_pool2d(F.pad(y, (0, 1, 1, 0), value=-torch.inf), 3, 2, padding=1),
         lambda y: F.pad(y, (-1, 2, 1, -1), mode="replicate"),
         lambda y: F.pad(y, (2, -1, 0, 1), mode="reflect"),
@@ -130,6 +131,7 @@ def test_arithmetic_on_parameters(tmp_path: Path) -> None:
             bias = torch.cat((self.q, self.k, self.v * 0.5))
             x = F.conv2d(x * (self.scale.exp() + 1.0), self.first.weight, bias=bias)
             x = x + (bias - bias.mean(0, keepdim=True)).view(12, 1, 1)
+            x = torch.add(x, bias.view(12, 1, 1), alpha=0.25) + torch.sub(self.scale[:1], x, alpha=2.0)
             return F.linear(x.mean((2, 3)), self.weight, bias=torch.cat([self.q.tanh(), self.v[:1]]))
 
     compared(tmp_path, Joined(), IMAGE)

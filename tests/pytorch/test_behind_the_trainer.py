@@ -226,6 +226,7 @@ def test_validation_in_eval_mode_and_moves_change_nothing():
         model.train().to("cpu")
         model.load_state_dict(copy.deepcopy(model.state_dict()))
         trainer.step(IMAGES, LABELS)
+        assert trainer.module.control["updates"] == 3
 
 
 def test_autocast_in_another_precision_is_refused():

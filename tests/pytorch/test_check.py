@@ -13,10 +13,10 @@ from mbc.errors import MbcError
 from mbc.interchange import check
 from mbc.interchange.check import Numbers, deviations
 from mbc.interchange.steps import Step
-from mbc.pytorch import trainer as trainers
-from mbc.pytorch.reference import in_float64
 from tests.pytorch.nets import IMAGES, LABELS, Net, nn, torch, train_beside, trainer_of
 
+trainers = pytest.importorskip("mbc.pytorch.trainer")
+in_float64 = pytest.importorskip("mbc.pytorch.reference").in_float64
 functional = nn.functional
 
 
@@ -49,7 +49,9 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_passes(name):
-    trainer_of(Net(RIGHT[name]), check=True).close()
+    trainer = trainer_of(Net(RIGHT[name]), check=True)
+    assert trainer.open
+    trainer.close()
 
 
 def changed_rule(monkeypatch: Any, change: Any) -> None:

@@ -151,5 +151,22 @@ def _part(
     return None
 
 
+def part_of(step: ViewStep, base: TensorMeta, tensors: Mapping[str, TensorMeta]) -> tuple[int, frozenset[int]] | None:
+    """Return the dimension along which a view takes a part, and the indices that it takes; None for other views."""
+    part = _part(step, base, tensors)
+    if part is None:
+        return None
+    arguments = part[1]
+    dim = arguments["dim"]
+    assert isinstance(dim, int)
+    size = base.sizes[dim]
+    if "index" in arguments:
+        index = arguments["index"]
+        return (dim % len(base.sizes), frozenset((index % size,))) if isinstance(index, int) else None
+    bounds = [arguments[name] for name in ("start", "end", "step")]
+    start, end, every = (bound if isinstance(bound, int) else None for bound in bounds)
+    return dim % len(base.sizes), frozenset(range(*slice(start, end, every).indices(size)))
+
+
 def _ints(value: Argument) -> tuple[int, ...]:
     return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()

@@ -34,7 +34,7 @@ from mbc.interchange.aten.operands import (
     Unknown,
     Weight,
 )
-from mbc.interchange.aten.parameters import shaped
+from mbc.interchange.aten.parameters import shaped, tensor_of
 
 
 def _binary(op: str, call: Call) -> Result:
@@ -76,10 +76,7 @@ def _held(call: Call, numbers: Known, other: Operand | float) -> Weight | float:
 def combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: float = 1.0) -> Result:
     """Return `a op alpha * b`; `op` is an operator, or a layer of two tensors."""
     if alpha != 1.0:
-        if isinstance(b, float):
-            b = b * alpha
-        elif isinstance(b, Activation):
-            b = _with_number("*", call, alpha, b, b)
+        b = _times(call, b, alpha)
     for operand in (a, b):
         if isinstance(operand, Standardized):
             raise calculated(operand.weight)
@@ -99,6 +96,23 @@ def combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: 
             return a
         return _with_number(op, call, a, b, a)
     raise Refused("it has no tensor of the network", "use it on what a layer gave")
+
+
+def _times(call: Call, operand: Operand | float, factor: float) -> Operand | float:
+    """Return an operand times a number."""
+    if isinstance(operand, int | float):
+        return operand * factor
+    if isinstance(operand, Activation):
+        return _with_number("*", call, factor, operand, operand)
+    numbers = known(call, operand) if is_number(operand) else None
+    if numbers is not None:
+        return replace(numbers, array=numbers.array * factor)
+    if isinstance(operand, Weight):
+        return Scaled(operand, factor)
+    if isinstance(operand, Computed | Scaled):
+        x = tensor_of(call, operand)
+        return Computed(call.operator("*", factor, x, x.shape).value, x.shape[1:])
+    raise Refused(f"it takes its second operand {factor:g} times (alpha)", "multiply it before")
 
 
 def _with_number(op: str, call: Call, a: Activation | float, b: Activation | float, x: Activation) -> Activation:
