@@ -112,7 +112,7 @@ def reference(model: Any, inputs: Sequence[Any], loss: str, noise: float = 0.0) 
         outputs = tensors_of(twin(*[x.clone() for x in given]))
         floating = [output for output in outputs if output.is_floating_point()]
         targets = [_target(output, loss) for output in floating]
-        total = sum(LOSSES[loss](o, t) for o, t in zip(floating, targets, strict=True))
+        total: Any = sum(LOSSES[loss](o, t) for o, t in zip(floating, targets, strict=True))
         assert isinstance(total, torch.Tensor)
         total.backward()
     return Reference(

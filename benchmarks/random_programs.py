@@ -13,7 +13,8 @@ operations. Needs torch, no GPU.
     python benchmarks/random_programs.py --programs 30000 [--seed 0] [--workers 16] [--shard 1/4] [--planned-every 10]
     python benchmarks/random_programs.py --replay 123 [--cut]
 
-Rows are kept in `build/random_programs.<seed>/`, so that another call goes on; `--again` begins anew. `--replay`
+Rows are kept in `build/random_programs.<seed>/`, so that another call goes on; `--again` begins anew, and `--report`
+writes the result of the rows that are there. `--replay`
 prints a program and its verdict, `--cut` the least of its statements that have the verdict.
 """
 
@@ -316,6 +317,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=60.0, help="for one program")
     parser.add_argument("--planned-every", type=int, default=10, help="0: plan none")
     parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
+    parser.add_argument("--report", action="store_true", help="judge no more programs: write what the rows say")
     parser.add_argument("--replay", type=int, help="print the program of this index")
     parser.add_argument("--cut", action="store_true", help="with --replay: the least of it")
     parser.add_argument("--planned", action="store_true", help="with --replay: plan it, too")
@@ -329,7 +331,8 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    run(folder, options)
+    if not options.report:
+        run(folder, options)
     rows = sorted(
         {r["index"]: r for path in folder.glob("*.jsonl") for r in read(path)}.values(), key=lambda r: r["index"]
     )

@@ -18,6 +18,7 @@
 * `factors`: tensors regarded by the factors of their axes
 * `shape`: shapes, parts, concatenation, padding, shuffles
 * `axes`: padding, repetition and parts along any one axis
+* `writes`: copies, and tensors of which a part is replaced
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ from mbc.interchange.aten import (
     normalization,
     pooling,
     shape,
+    writes,
 )
 from mbc.interchange.aten.base import Rule
 
 _FAMILIES = (
     convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices, constants, shape,
-    axes,
+    axes, writes,
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})

@@ -45,7 +45,6 @@ from mbc.interchange.aten.operands import (
 )
 from mbc.interchange.steps import Setting
 
-_MOST_PLACES = 64  # that a write with a step replaces one by one
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
 
@@ -53,82 +52,7 @@ def _same(call: Call) -> Result:
     return call.operand("self")
 
 
-def _copy(call: Call) -> Result:
-    """Return what is copied into a tensor, repeated to its shape."""
-    call.ignore("self")
-    x, shape = call.activation("src"), call.result_shape
-    if x.seen == shape:
-        return x
-    x = call.settle(x)
-    if len(x.shape) != len(shape):
-        raise Refused(f"it copies {list(x.shape)} into {list(shape)}", "copy a tensor of as many dimensions")
-    return replace(x, view=Expanded(shape))
-
-
-def _slice_scatter(call: Call) -> Result:
-    """Return a tensor of which a slice along one dimension is replaced."""
-    shape, dim = call.result_shape, call.integer("dim", 0) % len(call.result_shape)
-    size = shape[dim]
-    start, stop, step = slice(call.integer("start", 0), call.integer("end", size), call.integer("step", 1)).indices(
-        size
-    )
-    if step != 1:
-        return _steps_replaced(call, dim, range(start, stop, step), call.operand("src"))
-    if (start, stop) == (0, size):
-        call.ignore("self")
-        return call.operand("src")
-    return _replaced(call, dim, start, stop, call.operand("src"))
-
-
-def _select_scatter(call: Call) -> Result:
-    """Return a tensor of which one element along a dimension is replaced."""
-    shape, dim = call.result_shape, call.integer("dim", 0) % len(call.result_shape)
-    index = call.integer("index", 0) % shape[dim]
-    one = _sized(shape, dim, 1)
-    src = call.operand("src")
-    if isinstance(src, Known):
-        src = Known(np.broadcast_to(src.array, (*shape[:dim], *shape[dim + 1 :])).reshape(one))
-    else:
-        src = _reshaped(call, call.settle(as_activation(src)), one)
-    return _replaced(call, dim, index, index + 1, src)
-
-
-def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Result:
-    """Return the argument `self` with `src` in the place of its slice along a dimension."""
-    whole = call.operand("self")
-    if isinstance(whole, Known) and isinstance(src, Known):
-        array = np.array(np.broadcast_to(whole.array, call.result_shape))
-        array[(slice(None),) * dim + (slice(start, stop),)] = src.array
-        return Known(array)
-    if dim == 0:
-        raise Refused("it writes to some samples of a mini-batch", _ROWS)
-    like = call.settle(as_activation(src if isinstance(whole, Known) else whole))
-    whole, src = (_filled(call, x, like) for x in (whole, src))
-    parts = [
-        _sliced(call, x, dim, first, last)
-        for x, first, last in ((whole, 0, start), (src, 0, stop - start), (whole, stop, whole.shape[dim]))
-        if first < last
-    ]
-    return call.layer("concat", parts, whole.shape, {"axis": dim})
-
-
-def _steps_replaced(call: Call, dim: int, places: range, src: Operand) -> Result:
-    """Return the argument `self` with `src` in the place of single elements along a dimension."""
-    whole = call.operand("self")
-    if isinstance(whole, Known) or isinstance(src, Known) or dim == 0 or len(places) > _MOST_PLACES:
-        raise Refused("it writes to every other element", "write to slices without a step")
-    whole, src = call.settle(as_activation(whole)), call.settle(as_activation(src))
-    parts: list[Activation] = []
-    done = 0
-    for number, place in enumerate(places):
-        parts += [_sliced(call, whole, dim, done, place)] if done < place else []
-        parts.append(_sliced(call, src, dim, number, number + 1))
-        done = place + 1
-    parts += [_sliced(call, whole, dim, done, whole.shape[dim])] if done < whole.shape[dim] else []
-    return call.layer("concat", parts, whole.shape, {"axis": dim})
-
-
-def _filled(call: Call, operand: Operand, like: Activation) -> Activation:
+def filled(call: Call, operand: Operand, like: Activation) -> Activation:
     """Return a tensor in the shape that the program sees; numbers are repeated for the samples of `like`."""
     if not isinstance(operand, Known):
         return call.settle(as_activation(operand))
@@ -137,7 +61,7 @@ def _filled(call: Call, operand: Operand, like: Activation) -> Activation:
         raise Refused(f"it joins numbers of the shape {list(shape)} with {list(like.shape)}", _ROWS)
     held, one = call.held(operand, shape), like
     for axis in range(1, len(shape)):
-        one = _sliced(call, one, axis, 0, 1) if one.shape[axis] > 1 else one
+        one = sliced(call, one, axis, 0, 1) if one.shape[axis] > 1 else one
     zeros = call.layer("detach", call.layer("clamp", one, one.shape, {"min": 0.0, "max": 0.0}), one.shape)
     return call.operator("+", zeros, call.tensor(held, held.shape), shape)
 
@@ -280,10 +204,11 @@ def _slice(call: Call) -> Result:
     if (start, stop, step) == (0, size, 1):
         return x
     x, axis = call.along(x, dim % rank)
-    return _sliced(call, x, axis, start, stop, step)
+    return sliced(call, x, axis, start, stop, step)
 
 
-def _sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: int = 1) -> Activation:
+def sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: int = 1) -> Activation:
+    """Return a part of a tensor along an axis of its value."""
     if (start, stop, step) == (0, x.shape[axis], 1):
         return x
     count = len(range(start, stop, step))
@@ -326,7 +251,7 @@ def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) ->
     first, size = -shifts[0] % x.shape[axis], x.shape[axis]
     if not first:
         return x
-    parts = [_sliced(call, x, axis, first, size), _sliced(call, x, axis, 0, first)]
+    parts = [sliced(call, x, axis, first, size), sliced(call, x, axis, 0, first)]
     return replace(call.layer("concat", parts, x.shape, {"axis": axis}), view=x.view)
 
 
@@ -340,7 +265,7 @@ def _select(call: Call) -> Result:
             return made
     x, axis = call.along(x, call.integer("dim", 0))
     index = call.integer("index", 0) % x.shape[axis]
-    one = call.settle(_sliced(call, x, axis, index, index + 1))
+    one = call.settle(sliced(call, x, axis, index, index + 1))
     return _reshaped(call, one, call.result_shape)
 
 
@@ -377,7 +302,7 @@ def _cat(call: Call) -> Result:
         return _with_token(call, operands)
     if any(isinstance(x, Known) for x in operands):
         like = next(call.settle(x) for x in operands if isinstance(x, Activation))
-        operands = tuple(_filled(call, x, like) for x in operands)
+        operands = tuple(filled(call, x, like) for x in operands)
     parts = [as_activation(x) for x in operands]
     if len(parts) == 1:
         return parts[0]
@@ -483,9 +408,6 @@ RULES: Mapping[str, Rule] = {
     "aten.expand_as.default": _expand,
     "aten.stack.default": _stack,
     "aten.channel_shuffle.default": _channel_shuffle,
-    "aten.copy.default": _copy,
-    "aten.slice_scatter.default": _slice_scatter,
-    "aten.select_scatter.default": _select_scatter,
     "aten.pixel_shuffle.default": partial(_pixel_shuffle, "pixel_shuffle", "upscale_factor"),
     "aten.pixel_unshuffle.default": partial(_pixel_shuffle, "pixel_unshuffle", "downscale_factor"),
     "aten.cat.default": _cat,
