@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from mbc.interchange.aten.aliases import ViewStep, part_of, scattered, viewed
 from mbc.interchange.aten.operands import Refused
 from mbc.interchange.aten.schema import Schema, out_of_place, schema_of
-from mbc.interchange.program import Argument, Node, Program, TensorMeta, TensorName, operands_of, with_names
+from mbc.interchange.program import Argument, Node, Program, TensorMeta, TensorName, operands_of, tensors_of, with_names
 
 _COUNTER = "num_batches_tracked"
+_STATISTICS = ("running_mean", "running_var")
 _ANEW = "compute it anew in each call"
 
 
@@ -49,23 +50,31 @@ class _Functional:
         self._aliases: dict[str, _Alias] = {}
         self._newest: dict[str, tuple[str, int]] = {}
         self._without_gradients: set[str] = set()  # tensors that a region without gradients made
-        self._kept: set[str] = set()  # results of nodes that change what the model holds
+        self._refused: list[Node] = []  # writes that cannot be taken, whether or not their results are used
+        self._changing = _changing(program)
         self._counts: dict[str, int] = {}
 
     def run(self) -> Program:
         for node in self._program.nodes:
             self._take(node)
         outputs = tuple(map(self._current, self._program.outputs))
-        nodes = _live(self._nodes, {*outputs, *self._kept})
+        nodes = _live(self._nodes, set(outputs), {id(node) for node in self._refused})
         return replace(self._program, nodes=nodes, outputs=outputs, tensors=self._tensors, counts=self._counts)
 
     def _take(self, node: Node) -> None:
         schema = schema_of(node.target)
         written = schema.written if schema is not None else ()
-        if written and node.refusal is None:
+        name = node.target.removeprefix("aten.").partition(".")[0]
+        is_unknown_write = schema is None and name.endswith("_") and not name.endswith("__")
+        if (written or is_unknown_write) and node.refusal is None:
             self._write(node, written[0].name if len(written) == 1 else "")
             return
         taken = with_names(node, self._current)
+        read = [name for key, value in node.arguments.items() for name in tensors_of(value) if key not in _STATISTICS]
+        changed = next((self._changing[b] for b in (self._alias(n).base for n in read) if b in self._changing), None)
+        if changed is not None and node.refusal is None:
+            reason = f"it reads '{changed}', which each step changes"
+            taken = replace(taken, refusal=(reason, "leave what counts and running statistics to their layers"))
         self._nodes.append(taken)
         if not node.has_gradients:
             self._without_gradients.update(node.outputs)
@@ -171,12 +180,14 @@ class _Functional:
         if alias.base in self._program.inputs:
             raise Refused(f"it changes the input '{alias.base}'", "use the operation that is not in place")
         if not node.has_gradients and alias.base not in self._without_gradients:
-            raise Refused("it changes a tensor behind the back of its gradients", "do so outside of torch.no_grad()")
+            raise Refused(
+                "it writes, under torch.no_grad(), to a tensor that gradients flow through", "write outside of it"
+            )
         if any(step.node.target.startswith("aten.detach") for step in alias.chain):
             raise Refused("it changes a detached tensor whose memory others share", "clone what is detached first")
         for other in operands_of(node):
             if self._alias(other).base == alias.base and self._overlaps(alias.chain, self._alias(other).chain):
-                reason = "it reads what it writes under another view, so that the order of its elements decides"
+                reason = "it reads and writes overlapping parts of one tensor, so that the order of writes decides"
                 raise Refused(reason, "clone what it reads first")
 
     def _overlaps(self, one: tuple[ViewStep, ...], other: tuple[ViewStep, ...]) -> bool:
@@ -218,8 +229,8 @@ class _Functional:
 
     def _refuse(self, node: Node, reason: str, remedy: str) -> None:
         """Enter a write that cannot be taken. It is named even where no output needs it: the model would differ."""
-        self._nodes.append(replace(node, refusal=(reason, remedy)))
-        self._kept.update(node.outputs)
+        self._refused.append(replace(node, refusal=(reason, remedy)))
+        self._nodes.append(self._refused[-1])
         for output in node.outputs:
             self._alias(output)
 
@@ -239,11 +250,25 @@ def _in_order(node: Node, functional: Schema | None) -> Mapping[str, Argument]:
     return {names.get(key, key): value for key, value in node.arguments.items()}
 
 
-def _live(nodes: list[Node], needed: set[str]) -> tuple[Node, ...]:
-    """Return the nodes that `needed` tensors depend on, and those that change statistics."""
+def _changing(program: Program) -> dict[str, str]:
+    """Return the key of each buffer that the layers of a program change in each step, by its name there."""
+    names: set[str] = set()
+    for node in program.nodes:
+        if _changes_statistics(node):
+            names.update(name for key in _STATISTICS for name in tensors_of(node.arguments.get(key)))
+        names.update(tensors_of(node.arguments.get("self")) if node.target == "aten.add_.Tensor" else ())
+    storages = {held.storage for name, held in program.held.items() if name in names}
+    return {name: held.key for name, held in program.held.items() if held.storage in storages}
+
+
+def _live(nodes: list[Node], needed: set[str], refused: set[int]) -> tuple[Node, ...]:
+    """Return the nodes that `needed` tensors depend on, refused writes, and nodes that change statistics."""
     kept: list[Node] = []
     for node in reversed(nodes):
-        if not needed.isdisjoint(node.outputs) or _changes_statistics(node):
+        if id(node) in refused:
+            kept.append(node)
+            needed.update(operands_of(node))
+        elif not needed.isdisjoint(node.outputs) or _changes_statistics(node):
             if needed.isdisjoint(node.outputs):
                 reason = "its result is used nowhere, but it changes its running statistics"
                 node = replace(node, refusal=(reason, "use its result, or leave the call out"))

@@ -23,8 +23,10 @@ from mbc.interchange.aten.operands import (
     Unknown,
     Untaken,
     Weight,
+    shape_of,
 )
 from mbc.interchange.aten.parameters import computed
+from mbc.interchange.aten.schema import schema_of
 from mbc.interchange.finish import growing, only_parts_that_are_used, outside_of_others, renumbered
 from mbc.interchange.functionalize import functionalize
 from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, operands_of
@@ -43,6 +45,11 @@ _DECOMPOSED = frozenset(
         "convolution", "addmm", "_native_batch_norm_legit_functional", "native_batch_norm", "native_layer_norm",
         "native_group_norm", "_softmax", "_log_softmax", "max_pool2d_with_indices",
     )
+)  # fmt: skip
+_OF_TRUTH = frozenset(
+    ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
+     "bitwise_or", "bitwise_not", "bitwise_xor", "__and__", "__or__", "__xor__", "clone", "cat", "stack", "repeat",
+     "lift_fresh_copy")
 )  # fmt: skip
 _NOTHING = "there is nothing like it in the language yet"
 
@@ -163,9 +170,34 @@ class _Translation:
                     f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which"
                 )
         call = Call(node, self)
+        if rule is not None and computed(target, operands) is rule:
+            self._check_whole(node, operands)
         result = rule(call)
         call.check_all_read()
+        self._check_results(node, operands, result)
         return result
+
+    def _check_whole(self, node: Node, operands: Sequence[Operand]) -> None:
+        """Refused where a parameter that is repeated would be computed with as it is held."""
+        for name, operand in zip(operands_of(node), operands, strict=True):
+            if shape_of(operand) != self.meta(name).sizes:
+                raise Refused(
+                    "it computes with a parameter that is repeated", "combine it with a tensor of the network"
+                )
+
+    def _check_results(self, node: Node, operands: Sequence[Operand], result: Result) -> None:
+        """Refused where a result has not the shape or the type that the program says: no rule can forget these."""
+        results = result if isinstance(result, tuple) else (result,) * len(node.outputs)
+        for output, operand in zip(node.outputs, results, strict=False):
+            meta, shape = self._program.tensors.get(output), shape_of(operand)
+            if meta is None or shape is None:
+                continue
+            is_repeated = isinstance(operand, Weight) and node.target.startswith("aten.expand")
+            if shape != meta.sizes and not is_repeated:
+                reason = f"its result is {list(shape)} here, and {list(meta.sizes)} in the program"
+                raise Refused(reason, "please report it: mbc does not take this call as it is")
+            if isinstance(operand, Activation) and meta.dtype not in FLOATING and not _keeps_type(node.target):
+                raise Refused(f"it makes {meta.dtype} of what is computed", "compute in float32")
 
     def _output(self, name: str) -> int | None:
         operand = self._operands.get(name)
@@ -370,6 +402,13 @@ class _Translation:
     def _trained(self, held: Held) -> bool:
         """Whether any of the names of a parameter asks for a gradient."""
         return any(h.meta.trained for h in self._program.held.values() if h.storage == held.storage)
+
+
+def _keeps_type(target: str) -> bool:
+    """Whether an operation may give booleans or integers of a tensor: comparisons, and what moves elements alone."""
+    schema = schema_of(target)
+    name = target.removeprefix("aten.").partition(".")[0]
+    return name in _OF_TRUTH or (schema is not None and schema.viewed(0) is not None)
 
 
 def _check_finite(values: Sequence[object]) -> None:

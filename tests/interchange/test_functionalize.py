@@ -202,8 +202,9 @@ def test_regions_without_gradients_are_detached(tmp_path: Path) -> None:
     "function, reason",
     [
         (lambda y: y.detach().mul_(2.0) + y, "it changes a detached tensor"),
-        (lambda y: y.add_(y[:, :1]), "it reads what it writes under another view"),
-        (lambda y: y[:, :2].mul_(y[:, 1:3]), "it reads what it writes under another view"),
+        (lambda y: y.add_(y[:, :1]), "it reads and writes overlapping parts"),
+        (lambda y: y[:, :2].mul_(y[:, 1:3]), "it reads and writes overlapping parts"),
+        (lambda y: (torch._foreach_mul_([y], 2.0), y)[1], "it writes to several tensors, or to none that is known"),
         (lambda y: y.diagonal(0, 2, 3).zero_().sum() + y, "it writes to what diagonal gave"),
     ],
 )

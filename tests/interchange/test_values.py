@@ -86,6 +86,8 @@ def positions(y: Tensor) -> Tensor:
         lambda y: F.pad(y, (-1, 2, 1, -1), mode="replicate"),
         lambda y: F.pad(y, (2, -1, 0, 1), mode="reflect"),
         lambda y: y.mean((2, 3)).unbind(1)[3],
+        lambda y: F.pad(y, (-1, 2, 0, 0), mode="circular"),
+        lambda y: y * torch.floor(torch.tensor([0.7]) / 0.1),
         lambda y: y.unbind(1)[5].roll(-2, 2).unsqueeze(1),
         lambda y: y * (torch.arange(7.0) > 2).float(),
     ],
@@ -196,6 +198,37 @@ def test_one_mask_for_two_tensors_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(MbcError, match="it uses one random mask twice"):
         import_model(exported(tmp_path, Behind(function), IMAGE), "net", "mse")
+
+
+@pytest.mark.parametrize(
+    "function, reason",
+    [
+        (lambda y, p: torch.slice_scatter(torch.zeros(1, 3, 4, 4), p[:, torch.tensor([1, 0])], 1, 1, 3), "'p'"),
+        (lambda y, p: y[:, :3, :4, :4] * p.expand(5, 3, 4, 4).sum(0), "a parameter that is repeated"),
+        (lambda y, p: y * torch.zeros_like(y, dtype=torch.bool).copy_(y), "it makes bool of what is computed"),
+        (lambda y, p: y * (y * 3).to(torch.int64), "int64"),
+    ],
+)
+def test_what_would_be_another_number_is_refused(function, reason: str, tmp_path: Path) -> None:
+    class Held(Behind):
+        def __init__(self) -> None:
+            super().__init__(lambda y: y)
+            self.p = nn.Parameter(torch.randn(1, 3, 4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self.first(x), self.p)
+
+    with pytest.raises(MbcError, match=reason):
+        import_model(exported(tmp_path, Held(), IMAGE), "net", "mse")
+
+
+def test_statistics_that_a_model_reads_are_refused(tmp_path: Path) -> None:
+    class Reads(Behind):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.first(x)) + self.norm.running_mean.view(1, -1, 1, 1)
+
+    with pytest.raises(MbcError, match=r"it reads 'norm.running_mean', which each step changes"):
+        import_model(exported(tmp_path, Reads(lambda y: y, norm=nn.BatchNorm2d(8)), IMAGE), "net", "mse")
 
 
 @pytest.mark.parametrize(

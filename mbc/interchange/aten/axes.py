@@ -95,10 +95,11 @@ def _circular(call: Call, x: Activation, axis: int, before: int, behind: int) ->
     size = x.shape[axis]
     own = _part(call, x, axis, max(-before, 0), size - max(-behind, 0))
     parts = [own]
+    size = own.shape[axis]
     if before > 0:
-        parts.insert(0, _part(call, x, axis, size - before, size))
+        parts.insert(0, _part(call, own, axis, size - before, size))
     if behind > 0:
-        parts.append(_part(call, x, axis, 0, behind))
+        parts.append(_part(call, own, axis, 0, behind))
     return _joined(call, parts, axis)
 
 

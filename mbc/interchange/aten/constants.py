@@ -13,6 +13,7 @@ import numpy as np
 from mbc.interchange.aten.base import MOST_NUMBERS, Call, Rule
 from mbc.interchange.aten.operands import Known, Operand, Refused, Result, Weight
 from mbc.interchange.program import NUMPY, Array
+from mbc.ops.rounding import from_bf16
 
 _VIEWS = (
     "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default", "squeeze.dim",
@@ -26,7 +27,7 @@ def known(call: Call, operand: Operand | float) -> Known | None:
     """Return a buffer or constant as numbers; None for what is no such thing."""
     if isinstance(operand, Weight) and operand.held.kind != "parameter":
         array = call.array(operand).reshape(operand.shape)
-        return Known(array.astype(np.float64) if array.dtype.kind == "f" else array)
+        return Known(from_bf16(array) if operand.held.meta.dtype == "bfloat16" else array)
     return operand if isinstance(operand, Known) else None
 
 
@@ -49,14 +50,14 @@ def folded(target: str, operands: Sequence[Operand | None]) -> Rule | None:
 
 
 def _carried_out(fold: Callable[[Call], Any], call: Call) -> Result:
-    """Return the result in the type and shape that the program says; real numbers are not rounded in between."""
+    """Return the result in the type and shape that the program says."""
     if math.prod(call.result_shape) > MOST_NUMBERS:
         raise Refused(f"it makes {math.prod(call.result_shape):,} numbers", "compute them where they are used")
     made = np.asarray(fold(call))
     dtype = NUMPY.get(call.result_dtype)
     if dtype is None or call.result_dtype == "bfloat16":
         raise Refused(f"it computes numbers of the type {call.result_dtype}", "compute them in float32")
-    return Known(made.astype(np.float64 if dtype.kind == "f" else dtype).reshape(call.result_shape))
+    return Known(made.astype(dtype).reshape(call.result_shape))
 
 
 def _numbers(call: Call, name: str) -> Array:

@@ -152,8 +152,7 @@ class Standardized:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """Numbers that do not depend on the input: an array; or, of a parameter (`weight`), for each element its place in
-    the parameter's flat tensor."""
+    """Numbers that do not depend on the input. With `weight`, the array holds indices into the flattened parameter."""
 
     array: Array
     weight: Weight | None = None
@@ -200,6 +199,17 @@ class Untaken:
 UNKNOWN = Unknown()
 Operand = Activation | Weight | Computed | Scaled | Standardized | Known | Scores | Noise | Unknown | Untaken
 Result = Operand | tuple[Operand, ...]
+
+
+def shape_of(operand: Operand | None) -> tuple[int, ...] | None:
+    """Return the shape that the program sees of an operand; None for what stands for no tensor."""
+    if isinstance(operand, Activation):
+        return operand.seen
+    if isinstance(operand, Known):
+        return operand.array.shape
+    if isinstance(operand, Scaled):
+        return operand.weight.shape
+    return None if operand is None or isinstance(operand, Unknown | Untaken) else operand.shape
 
 
 def as_setting(values: Sequence[int]) -> int | tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from mbc.interchange.aten.axes import reshaped, sized
-from mbc.interchange.aten.base import Call, Rule, as_activation
+from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
 from mbc.interchange.aten.operands import Activation, Expanded, Known, Operand, Refused, Result
 from mbc.interchange.aten.shape import filled, sliced
 
@@ -50,7 +50,7 @@ def _select_scatter(call: Call) -> Result:
     one = sized(shape, dim, 1)
     src = call.operand("src")
     if isinstance(src, Known):
-        src = Known(np.broadcast_to(src.array, (*shape[:dim], *shape[dim + 1 :])).reshape(one))
+        src = replace(src, array=np.broadcast_to(src.array, (*shape[:dim], *shape[dim + 1 :])).reshape(one))
     else:
         src = reshaped(call, call.settle(as_activation(src)), one)
     return _replaced(call, dim, index, index + 1, src)
@@ -59,6 +59,9 @@ def _select_scatter(call: Call) -> Result:
 def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Result:
     """Return the argument `self` with `src` in the place of its slice along a dimension."""
     whole = call.operand("self")
+    for operand in (whole, src):
+        if isinstance(operand, Known) and operand.weight is not None:
+            raise calculated(operand.weight)
     if isinstance(whole, Known) and isinstance(src, Known):
         array = np.array(np.broadcast_to(whole.array, call.result_shape))
         array[(slice(None),) * dim + (slice(start, stop),)] = src.array
