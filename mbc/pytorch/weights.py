@@ -132,7 +132,10 @@ class Weights:
         tensors = self._tensors() if thorough else self._listed
         asked = [name for name, tensor in tensors.items() if thorough or _mark(tensor) != self._marks.get(name)]
         sums = zip(asked, _sums([tensors[name] for name in asked]), strict=True)
-        changed = [name for name, number in sums if number != self._sums.get(name)]
+        marks = {name: (_mark(tensors[name]), self._marks[name]) for name in asked if self.stale}
+        written = {name for name, (now, then) in marks.items() if now[1] == then[1] and now[0] != then[0]}
+        # Where the arena is ahead, a write is a change even if it writes what the older tensor already holds.
+        changed = [name for name, number in sums if number != self._sums.get(name) or name in written]
         if not changed:
             self._marks |= {name: _mark(tensors[name]) for name in asked}
         return changed

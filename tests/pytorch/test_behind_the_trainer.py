@@ -251,3 +251,15 @@ def test_a_dict_of_the_optimizer_without_its_states_is_refused():
     with trainer_of(model, optimizer=plain) as trainer:
         trainer.step(IMAGES, LABELS)
         assert plain.state_dict()["state"] == {}, "without momentum there is nothing to lose"
+
+
+def test_a_write_of_what_an_older_tensor_holds_is_not_lost():
+    model = normed()
+    trainer = trainer_of(model)
+    trainer.step(IMAGES, LABELS)
+    norm = next(part for part in model.modules() if isinstance(part, nn.BatchNorm2d))
+    nn.init.ones_(norm.__dict__["_parameters"]["weight"])  # which it was before the step
+    with pytest.raises(MbcError, match="MBC338"):
+        trainer.step(IMAGES, LABELS)
+    with pytest.raises(MbcError, match="MBC338"):
+        trainer.close()
