@@ -13,6 +13,10 @@ from mbc.interchange.program import Argument, Node, Program, Subgraph, TensorMet
 
 _GRADIENTS = "higher_order.wrap_with_set_grad_enabled"
 _AUTOCAST = "higher_order.wrap_with_autocast"
+_GRADIENTS_AGAIN = (
+    "it turns gradients on inside of a region without gradients",
+    "compute it outside of torch.no_grad()",
+)
 _AUTOCAST_ON = (
     "it computes in a lower precision there",
     "leave autocast out while the model is imported: train { precision = bf16 } says in which type it computes",
@@ -35,7 +39,10 @@ def _inlined(nodes: tuple[Node, ...], tensors: dict[str, TensorMeta], gradients:
             yield replace(node, refusal=_AUTOCAST_ON)
         else:
             enabled = gradients if node.target == _AUTOCAST else node.arguments.get("0") is True
-            yield from _region(node, graph, tensors, gradients, enabled)
+            if enabled and not gradients:
+                yield replace(node, refusal=_GRADIENTS_AGAIN)
+            else:
+                yield from _region(node, graph, tensors, gradients, enabled)
 
 
 def _region(node: Node, graph: Subgraph, tensors: dict[str, TensorMeta], outside: bool, inside: bool) -> Iterator[Node]:

@@ -213,6 +213,19 @@ def test_writes_that_are_refused(function: Function, reason: str, tmp_path: Path
     assert any(node.refusal is not None and reason in node.refusal[0] for node in program.nodes)
 
 
+def test_gradients_that_are_turned_on_again(tmp_path: Path) -> None:
+    def function(y: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = y * 2.0
+            with torch.enable_grad():
+                z = z * y
+            z = z + 1.0
+        return z + y
+
+    program = check(tmp_path, function)  # torch.export makes two regions of it
+    assert [node.target for node in program.nodes].count("aten.detach.default") == 2
+
+
 def test_a_write_behind_the_back_of_gradients_is_refused(tmp_path: Path) -> None:
     def function(y: Tensor) -> Tensor:
         z = y * 2.0

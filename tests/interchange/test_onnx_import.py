@@ -261,3 +261,9 @@ def test_the_source_is_compiled_as_any_other(tmp_path: Path) -> None:
     made = compared(tmp_path, MODELS["head"], IMAGE)
     assert lowered(made.source).network.outputs
     assert helper.make_opsetid("", 20).version == 20 and made.network.writer.startswith("ONNX, pytorch")
+
+
+def test_a_bias_of_one_number_is_trained(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
+    made = compared(tmp_path, net, IMAGE)
+    assert "linear(1)" in made.source.replace(", bias=true", "") and "3.bias" in made.network.arrays

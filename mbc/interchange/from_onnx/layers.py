@@ -109,7 +109,7 @@ def _gemm(op: Operator) -> None:
 def _bias_of_gemm(op: Operator) -> TensorName | None:
     """C as a number for each feature; None where it is one number, zeros of an exporter, or a tensor of the network."""
     array, features = op.graph.array(op.input(2)), op.result[1]
-    if array is None or array.size == 1:
+    if array is None or (array.size == 1 and (features != 1 or array.ndim != 1)):
         return None
     if array.size != features or array.shape[-1] != features:
         raise Refused(
