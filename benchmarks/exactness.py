@@ -66,7 +66,7 @@ class ExactSixths(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Reference:
-    """What PyTorch computes in fp64: outputs in evaluation mode and of a step, its loss, gradients by the names of
+    """The results of PyTorch in fp64: outputs in evaluation mode and of a step, its loss, gradients by the names of
     parameters (None: it has none), and buffers after the step."""
 
     evaluated: tuple[Array, ...]

@@ -50,7 +50,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one test, and why where it is not equal."""
+    """The verdict on one test, and the reason where it is not equal."""
 
     name: str
     operator: str

@@ -110,12 +110,12 @@ def _plan(source: Source, base: Options, budget_bytes: int, title: str, found: P
 
 
 def needed_bytes(plan: Plan) -> int:
-    """What the plan takes of the GPU."""
+    """Return the bytes that the plan takes of the GPU."""
     return plan.predictions.arena_bytes + plan.predictions.overhead_bytes
 
 
 def checked(found: Planned) -> list[str]:
-    """What is wrong with the plans as such."""
+    """Return the faults of the plans themselves."""
     wrong: list[str] = []
     for name, plan in found.plans.items():
         try:
@@ -134,7 +134,7 @@ def checked(found: Planned) -> list[str]:
 
 
 def stepped(source: Source, base: Options, drawn: Drawn, found: Planned, number: int) -> list[str]:
-    """What is wrong with the steps of the plans."""
+    """Return the faults of the steps that the plans take."""
     whole = replace(base, policy=Policy.UNDIVIDED)
     undivided = compile_plan(source, whole)
     exact = compile_plan(source, replace(whole, settings=(("train.precision", "fp64"),)))

@@ -70,7 +70,7 @@ def _names() -> dict[str, Any]:
 
 
 class Draft:
-    """What the functions of `program_vocabulary` draw from and write into."""
+    """The program being drawn: the functions of `program_vocabulary` draw from it and write into it."""
 
     def __init__(self, seed: str, shape: tuple[int, ...]) -> None:
         self.random = random.Random(seed)

@@ -26,7 +26,7 @@ CASE_SECONDS = 600  # a case that takes longer has failed
 
 
 class Verdict(NamedTuple):
-    """What became of a case. `counts`: more that is added up over all cases; `failure`: why it failed, or empty."""
+    """The verdict on a case. `counts`: more that is added up over all cases; `failure`: why it failed, or empty."""
 
     outcome: str
     failure: str = ""
