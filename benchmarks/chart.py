@@ -33,14 +33,19 @@ class Line:
     dots: tuple[tuple[float, float], ...] = ()
 
 
-def chart(title: str, x_label: str, y_label: str, lines: Sequence[Line], y_log: bool = False) -> str:
-    """An SVG document. The x axis is logarithmic, with a tick at every x of a line."""
+def chart(
+    title: str, x_label: str, y_label: str, lines: Sequence[Line], y_log: bool = False, y_zero: bool = False
+) -> str:
+    """Return an SVG document whose x axis is logarithmic, with a tick at every x of a line.
+
+    `y_zero` begins the y axis at 0, so that heights have the proportions of the values.
+    """
     marks = [point for line in lines for point in (*line.points, *line.dots)]
     if not marks:
         raise ValueError(f"nothing to draw: {title}")
     xs = sorted({x for x, _ in marks})
     named = sorted({x for line in lines for x, _ in line.points})
-    ticks = _log_ticks([y for _, y in marks]) if y_log else _ticks([y for _, y in marks])
+    ticks = _log_ticks([y for _, y in marks]) if y_log else _ticks([y for _, y in marks] + [0.0] * y_zero)
     frame = _Frame(xs[0], xs[-1], ticks[0], ticks[-1], y_log)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
@@ -117,6 +122,6 @@ def _ticks(values: Sequence[float]) -> list[float]:
 
 
 def _log_ticks(values: Sequence[float]) -> list[float]:
-    """Powers of two around `values`."""
+    """Return the powers of two around `values`."""
     first, last = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     return [2.0**k for k in range(first, max(last, first + 1) + 1)]

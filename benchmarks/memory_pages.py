@@ -1,5 +1,7 @@
-"""Tables and pictures of the results under a memory budget, for `pictures.py`. What was measured is taken before what
-was predicted only, and every table says which it is."""
+"""Tables and pictures of the results under a memory budget, for `pictures.py`.
+
+A measured row is taken before a row that was only predicted, and every table says which it is.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chart import COLOURS, LEFT, STYLE, WIDTH, Line, chart
+from peer_pages import best_of_peers
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
@@ -20,7 +23,7 @@ YES = {True: "yes", False: "no", None: "-"}
 
 
 def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """SVG texts by file name, and the part of the page."""
+    """Return SVG texts by file name, and the part of the page."""
     pictures: dict[str, str] = {}
     page: list[str] = []
     staircase = _rows(results, "staircase_alexnet")
@@ -50,7 +53,7 @@ def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def staircase_picture(rows: Sequence[Row]) -> str:
-    """Bars of what is counted, and a mark where the paper's is."""
+    """Return a chart of bars for the counted bytes, with a mark at the paper's figure."""
     bars = [(row["name"], row["counted_mib"], row.get("published_mib")) for row in rows if "counted_mib" in row]
     top = max(max(counted, published or 0.0) for _, counted, published in bars)
     height = 60 + len(bars) * (BAR + GAP) + UNDER
@@ -77,10 +80,10 @@ def staircase_picture(rows: Sequence[Row]) -> str:
 
 
 def budget_picture(results: Path) -> str:
-    """Measured steps over the memory that they take, mbc's and torch.compile's; empty where too little was measured.
+    """Return a chart of measured steps over their memory, or nothing if too little was measured.
 
-    Without a limit mbc's step is that of `mbc bench`. Rows of torch.compile that the last run did not repeat are of
-    a run before it, by whose memory the plans were made.
+    Without a limit both are those of one run of `mbc bench`. Rows of torch.compile within a budget that the last run
+    did not repeat are of a run before it, by whose memory the plans were made.
     """
     free = _document(results, "bench_resnet50_256_bf16")
     rows = {row["name"]: row for row in (*_rows(results, "torch_memory_budget_planned"),
@@ -90,9 +93,12 @@ def budget_picture(results: Path) -> str:
         return ""
     mbc = [(row["arena_gib"], row["step_ms"]) for row in timed]
     mbc.append((free["mbc"]["peak_bytes"] / 2**30, free["mbc"]["step_ms"]))
-    torch = [(row["torch_gib"], row["torch_ms"]) for row in rows.values()]
+    torch = [(row["torch_gib"], row["torch_ms"]) for row in rows.values() if row["budget"] < 1]
+    peer = best_of_peers(free)
+    if peer is not None:
+        torch.append((peer["peak_bytes"] / 2**30, peer["step_ms"]))
     lines = [Line("torch.compile", _by_gib(torch), dashed=True), Line("mbc", _by_gib(mbc))]
-    return chart(BUDGETS_TITLE, "memory of a step, GiB", "step, ms", lines)
+    return chart(BUDGETS_TITLE, "memory of a step, GiB", "step, ms", lines, y_zero=True)
 
 
 def _by_gib(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -101,19 +107,19 @@ def _by_gib(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float],
 
 def _titled(title: str, results: Path, name: str, columns: Columns, pictures: Sequence[str] = ()) -> list[str]:
     measured, planned = _document(results, name), _document(results, f"{name}_planned")
-    found = measured or planned
-    if found is None:
+    document = measured or planned
+    if document is None:
         return []
-    gpu = f"{found['gpu']}, driver {found['driver']}" if measured else "predicted by the plans, not run"
-    known = {row["name"] for row in found["rows"]}
-    more = [row for row in planned["rows"] if row["name"] not in known] if planned else []
+    gpu = f"{document['gpu']}, driver {document['driver']}" if measured else "predicted by the plans, not run"
+    measured_names = {row["name"] for row in document["rows"]}
+    more = [row for row in planned["rows"] if row["name"] not in measured_names] if planned else []
     left = [f"Not run, predicted only: {', '.join(row['name'] for row in more)}.", ""] if more else []
-    return [f"### {title}", "", f"{gpu}, {found['date'][:10]}: `{found['command']}`", "", *pictures,
-            *_table(columns, [*found["rows"], *more]), *left]  # fmt: skip
+    return [f"### {title}", "", f"{gpu}, {document['date'][:10]}: `{document['command']}`", "", *pictures,
+            *_table(columns, [*document["rows"], *more]), *left]  # fmt: skip
 
 
 def _table(columns: Columns, rows: Sequence[Row]) -> list[str]:
-    """Columns that no row has a value for are left out; a row that failed says why."""
+    """Return a table without the columns for which no row has a value, and why rows failed."""
     cells = {head: [_cell(make, row) for row in rows] for head, make in columns.items()}
     kept = [head for head, texts in cells.items() if any(text != "-" for text in texts)]
     lines = [kept, ["---"] * len(kept), *([cells[head][i] for head in kept] for i in range(len(rows)))]
@@ -129,8 +135,8 @@ def _cell(make: Callable[[Row], str], row: Row) -> str:
 
 
 def _rows(results: Path, name: str) -> Sequence[Row]:
-    found = _document(results, name)
-    return () if found is None else found["rows"]
+    document = _document(results, name)
+    return () if document is None else document["rows"]
 
 
 def _document(results: Path, name: str) -> dict[str, Any] | None:

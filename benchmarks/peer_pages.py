@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ GIB = 1 << 30
 
 
 def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """No pictures, and the part of the page."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("bench_*.json"))]
-    if not found:
+    """Return no pictures, and the part of the page."""
+    run = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("bench_*.json"))]
+    if not run:
         return {}, []
     head = ["network", "GPU", "batch", "precision", "mbc, ms", "memory, GiB", "predicted", "over the floor"]
     head += [text for peer in PEERS for text in (f"{peer}'s best, ms", "over mbc")]
-    lines = [head, ["---"] * len(head), *map(_line, found)]
-    machines = ", ".join(sorted({f"{d['device']} (driver {d['driver']})" for d in found}))
-    dates = [d["date"][:10] for d in found]
+    lines = [head, ["---"] * len(head), *map(_line, run)]
+    machines = ", ".join(sorted({f"{d['device']} (driver {d['driver']})" for d in run}))
+    dates = [d["date"][:10] for d in run]
     where = f"{machines}, {min(dates)} to {max(dates)}"
     return {}, [
         "## Beside PyTorch and JAX", "",
@@ -30,27 +30,32 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     ]  # fmt: skip
 
 
-def _line(found: Mapping[str, Any]) -> list[str]:
-    ours_ms = found["mbc"]["step_ms"]
-    line = [_network(found), found["device"].split()[1], str(found["batch"]), found["precision"], f"{ours_ms:.2f}",
-            f"{found['mbc']['peak_bytes'] / GIB:.2f}", f"{found['predicted_ms'] / ours_ms:.3f}x",
-            f"{found['over_floor']:.2f}x"]  # fmt: skip
+def _line(run: Mapping[str, Any]) -> list[str]:
+    ours_ms = run["mbc"]["step_ms"]
+    line = [network_name(run), run["device"].split()[1], str(run["batch"]), run["precision"], f"{ours_ms:.2f}",
+            f"{run['mbc']['peak_bytes'] / GIB:.2f}", f"{run['predicted_ms'] / ours_ms:.3f}x",
+            f"{run['over_floor']:.2f}x"]  # fmt: skip
     for peer in PEERS:
-        timed = [c for c in found["contenders"] if c["peer"] == peer and not c["problem"] and c["same"]]
-        if not timed:
+        best = best_of_peers(run, (peer,))
+        if best is None:
             line += ["-", "-"]
             continue
-        best = min(timed, key=lambda c: c["step_ms"])
         mode = "" if best["mode"] in ("", "default") else f" ({best['mode']})"
         line += [f"{best['step_ms']:.2f}{mode}", f"{best['step_ms'] / ours_ms:.2f}x"]
     return line
 
 
-def _network(found: Mapping[str, Any]) -> str:
-    """With what tells networks of one source apart; batch and precision have columns of their own."""
+def best_of_peers(run: Mapping[str, Any], peers: Sequence[str] = PEERS) -> Mapping[str, Any] | None:
+    """Return the fastest contender of these peers that computed the same as mbc, or None if none did."""
+    timed = [c for c in run["contenders"] if c["peer"] in peers and not c["problem"] and c["same"]]
+    return min(timed, key=lambda c: c["step_ms"], default=None)
+
+
+def network_name(run: Mapping[str, Any]) -> str:
+    """Return a network's name with the settings that distinguish networks of one source, but batch and precision."""
     said = [
         value if name.startswith("memory.") else f"{name} {value}"
-        for name, value in found["settings"].items()
+        for name, value in run["settings"].items()
         if name not in ("batch", "train.precision")
     ]
-    return ", ".join([found["network"], *said])
+    return ", ".join([run["network"], *said])

@@ -31,7 +31,6 @@ PAGES = [
     ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks" / "README.md",
-    ROOT / "benchmarks" / "measured.md",
     *sorted((ROOT / "examples").rglob("README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]

@@ -13,7 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from chart import Line, chart
-from pictures import BEGIN, END, drawn, with_figures
+from figures import PageFigures, listed, results_by_name, unexplained, with_results
+from pictures import BEGIN, END, drawn, out_of_date, wanted_pages, with_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -116,9 +117,25 @@ def test_figures_go_between_the_marks() -> None:
 
 def test_committed_pictures_are_those_of_the_committed_results() -> None:
     results = ROOT / "benchmarks" / "results"
-    pictures, page = drawn(results)
-    again = "run benchmarks/pictures.py and commit what it writes"
-    for name, text in pictures.items():
-        assert (results / name).is_file() and (results / name).read_text(encoding="utf-8") == text, again
-    readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    assert with_figures(readme, page) == readme, again
+    stale = [path.name for path in out_of_date(wanted_pages(results))]
+    assert not stale, f"run benchmarks/pictures.py and commit what it writes: {stale}"
+
+
+def test_figures_of_a_page_are_written_whatever_its_lines(tmp_path: Path) -> None:
+    write(tmp_path, "timed", [{"name": "first row", "step_ms": 12.345, "error": 3.3e-6}])
+    results = results_by_name(tmp_path)
+    template = 'It takes {timed["first row"].step_ms:.1f} ms, {timed["first row"].error:.1e} off.'
+    page = "It takes\n9 ms, 1e-3 off. At most 20 GB, `30 ms`, and 1.5 times."
+    made = with_results(page, [template], results)
+    assert made == "It takes\n12.3 ms, 3.3e-6 off. At most 20 GB, `30 ms`, and 1.5 times."
+    assert with_results(made, [template], results) == made
+    with pytest.raises(SystemExit, match="0 times"):
+        with_results("Nothing.", [template], results)
+    known = PageFigures([template], ["At most 20 GB"], [])
+    assert [text.split(" in: ")[0] for text in unexplained(made, known)] == ["'1.5 times'"]
+
+
+@pytest.mark.parametrize("name", listed())
+def test_figures_of_pages_come_from_results(name: str) -> None:
+    left = unexplained((ROOT / name).read_text(encoding="utf-8"), listed()[name])
+    assert not left, "neither from a result nor explained in benchmarks/figures.toml:\n" + "\n".join(left)

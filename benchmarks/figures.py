@@ -1,0 +1,149 @@
+"""Figures in the text of pages: `figures.toml` names the committed result behind each, and `pictures.py` writes them.
+
+A template is a piece of a page's text with `{expression:format}` in the place of each figure. The expression is
+Python; its names are the results files, whose rows are matches by name: `{capped["capuchin vgg16"].step_ms:.1f}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from peer_pages import best_of_peers
+from record import ROOT
+
+LIST = ROOT / "benchmarks" / "figures.toml"
+FIELD = re.compile(r"\{([^{}]+):([^{}:]+)\}")
+NUMBER = r"([+-]?\d[\d.,]*(?:e[+-]?\d+)?(?<![.,]))"
+UNIT = re.compile(
+    r"(?<![\w.#/-])[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?\s(?:[mun]?s|[KMGT]i?B(?:/s)?|%|times|seconds|minutes|hours|\w+/s)(?!\w)"
+    r"|(?<![\w.#/-])\d[\d,.]*(?:[KMG]i?B|%)(?!\w)"
+)
+CELL = re.compile(r"(?<![\w./-])\d[\d,]*\.\d+(?![\w.-])")
+
+
+class Record(dict[str, Any]):
+    """A JSON object whose entries are attributes, and whose rows are also matches by their names."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the entry called `name`."""
+        return _record(self[name])
+
+    def __missing__(self, name: str) -> Record:
+        """Return the row called `name`."""
+        (row,) = [row for row in self["rows"] if row["name"] == name]
+        return Record(row)
+
+
+def _record(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_record(item) for item in value]
+    return Record(value) if isinstance(value, dict) else value
+
+
+def results_by_name(folder: Path) -> dict[str, Record]:
+    """Return all results files by name; those of `earlier/` begin with `earlier_`, and `-` becomes `_`."""
+    paths = {path.stem: path for path in folder.glob("*.json")}
+    paths |= {f"earlier_{path.stem}": path for path in (folder / "earlier").glob("*.json")}
+    return {
+        re.sub(r"\W", "_", name): Record(json.loads(path.read_text(encoding="utf-8"))) for name, path in paths.items()
+    }
+
+
+def best(run: Record) -> Record:
+    """Return the fastest other contender of a run of `mbc bench`."""
+    contender = best_of_peers(run)
+    assert contender is not None
+    return Record(contender)
+
+
+def gain(run: Record) -> float:
+    """Return how many times as fast as the fastest other contender mbc is."""
+    return best(run).step_ms / run.mbc.step_ms
+
+
+FUNCTIONS = {"best": best, "gain": gain, "median": median}
+
+
+@dataclass(frozen=True)
+class PageFigures:
+    """The figures of one page: templates, and texts whose numbers are no results."""
+
+    templates: Sequence[str]
+    settings: Sequence[str]  # limits and constants of the code, inputs of examples, properties of hardware
+    decisions: Sequence[str]  # results of one day, kept by the decision page that the text links
+
+
+def listed(path: Path = LIST) -> dict[str, PageFigures]:
+    """Return the pages of `figures.toml` by their path from the repository's root."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: PageFigures(table.get("figures", ()), table.get("settings", ()), table.get("decisions", ()))
+        for name, table in tables.items()
+    }
+
+
+def with_results(text: str, templates: Sequence[str], results: Mapping[str, Any]) -> str:
+    """Return a page's text with the figures of all templates written anew.
+
+    Raises:
+        SystemExit: A template's words are not in the page, or more than once.
+    """
+    names = {**FUNCTIONS, **results}
+    for template in templates:
+        start, end = _span(text, template)
+        match = re.compile(_pattern(template)).match(text, start)
+        assert match is not None and match.end() == end
+        pieces: list[str] = []
+        for number, field in enumerate(FIELD.finditer(template), 1):
+            pieces += [
+                text[start : match.start(number)],
+                _formatted(eval(field[1], names), field[2]),
+            ]
+            start = match.end(number)
+        text = text[: match.start()] + "".join(pieces) + text[start:]
+    return text
+
+
+def unexplained(text: str, page: PageFigures) -> list[str]:
+    """Return the figures of a page, with the lines around them, that neither a template nor a list of `page` explains.
+
+    Code, links, and parts between `<!-- figures` marks are left out. In tables every number with a decimal point counts
+    as a figure, elsewhere every number with a unit.
+    """
+    blank = re.sub(
+        r"^```.*?^```|<!-- figures.*?<!-- end of figures -->|`[^`\n]*`|\]\([^)]*\)",
+        lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL | re.MULTILINE,
+    )  # fmt: skip
+    spans = [_span(text, template) for template in (*page.templates, *page.settings, *page.decisions)]
+    matches = list(UNIT.finditer(blank))
+    for line in re.finditer(r"^\|.*$", blank, re.MULTILINE):
+        matches += CELL.finditer(blank, line.start(), line.end())
+    return [
+        f"{match[0]!r} in: {text[text.rfind(chr(10), 0, match.start()) + 1 :].splitlines()[0]}"
+        for match in matches
+        if not any(start <= match.start() and match.end() <= end for start, end in spans)
+    ]
+
+
+def _formatted(value: Any, form: str) -> str:
+    return re.sub(r"e([+-])0+(?=\d)", r"e\1", format(value, form)).replace("e+", "e")
+
+
+def _span(text: str, template: str) -> tuple[int, int]:
+    spans = [match.span() for match in re.finditer(_pattern(template), text)]
+    if len(spans) != 1:
+        raise SystemExit(f"a page has {len(spans)} times, not once: {template}")
+    return spans[0]
+
+
+def _pattern(template: str) -> str:
+    """Return a regular expression for the words of a template with any figures, however its lines are broken."""
+    words = FIELD.split(template)[::3]
+    return NUMBER.join(r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in words)

@@ -1,0 +1,298 @@
+"""Tables of the headline steps, of goals that were missed and reached, and of correctness, for `pictures.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from peer_pages import best_of_peers, network_name
+
+Row = Mapping[str, Any]
+# For each results file: what was asked, and what a row reached.
+GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
+    "budget_curves_fp32_planned": (
+        "predicted step in half of the memory: at most 3 % over its lower bound",
+        lambda row: f"{row['over_bound']:.1%} over",
+    ),
+    "capped": (
+        "step under a cap: as little slower than without one as the paper reports",
+        lambda row: f"{row['loss']:.1%} slower, asked {row['most_loss']:.0%}",
+    ),
+    "contention_4": (
+        "four GPUs that offload: at most 15 % slower than one",
+        lambda row: f"{row['loss']:.0%} slower (recomputation switched off)",
+    ),
+    "lending_4": (
+        "three GPUs borrow from a fourth: 95 % of the summed speeds",
+        lambda row: f"{row['of_summed_speeds']:.1%}",
+    ),
+    "many_gpus": (
+        "two H100s: efficiency, times over DDP, over DDP in one CUDA graph",
+        lambda row: _many(row, {"resnet50 256": (0.985, 1.6, 1.4), "resnet50 64": (0.97, 3.0, 1.4)}),
+    ),
+    "many_gpus_4": (
+        "four H100s: the same",
+        lambda row: _many(row, {"resnet50 256": (0.9875, 1.6, 1.4), "resnet50 32": (0.95, 3.0, 1.4)}),
+    ),
+    "peer_memory": (
+        "ResNet-152 at 598 in 16 GB beside a GPU that lends: at most 5 % slower",
+        lambda row: f"{row['loss']:.1%} slower",
+    ),
+    "predictions_fp32": (
+        "predicted step within 5 % of the measured one (below 1 ms: 10 %)",
+        lambda row: f"{abs(row['predicted_over_measured'] - 1):.1%} off",
+    ),
+    "rank_failures_4": (
+        "four ranks, one killed: all end within 10 s, and the training resumes from a checkpoint",
+        lambda row: (
+            f"ended within {row['slowest_s']:.1f} s; {row['with_checkpoint']} of {row['trials']} were killed "
+            "after a checkpoint, so that none was resumed"
+        ),
+    ),
+    "recipe": (
+        "clipping, moving averages and groups: at most 1 % of ResNet-50's step",
+        lambda row: f"{row['over']:.2%}",
+    ),
+    "tuned_batch": (
+        "ResNet-152, fp32, 12e9 bytes: 8 times PyTorch's largest batch at no lower speed",
+        lambda row: f"{row['times_batch']:.2g} times the batch, {row['times_speed']:.2g} times the speed",
+    ),
+    "tuner": (
+        "time to a target after tuning: at most 15 % over the best of a grid, at most 5 % of its cost",
+        lambda row: f"{row['slower']:.0%} over, {row['cost_of_grid']:.1%} of its cost",
+    ),
+    "unlike_gpus": (
+        "whole and half GPUs: 95 % of the summed speeds",
+        lambda row: f"{row['of_summed_speeds']:.1%}",
+    ),
+}
+# Plans of the rows above that were measured since: their predictions add nothing.
+ALSO_MEASURED = ("capped_planned", "contention_4_planned", "peer_memory_planned")
+
+
+def goal_pages(results: Path) -> tuple[dict[str, str], list[str]]:
+    """Return no pictures, and the part of the page.
+
+    Raises:
+        KeyError: A results file has a row that missed its goal, and `GOALS` does not say what the goal was.
+    """
+    missed: list[list[str]] = []
+    reached: list[str] = []
+    for path in sorted(results.glob("*.json")):
+        rows = [row for row in _rows(results, path.stem) if isinstance(row.get("passed"), bool)]
+        failed = [row for row in rows if not row["passed"]]
+        if not rows or path.stem in ALSO_MEASURED:
+            continue
+        if failed:
+            asked, figure = GOALS[path.stem]
+            missed += [[f"`{path.stem}`", asked, row["name"], figure(row)] for row in failed]
+        reached.append(f"`{path.stem}` {len(rows) - len(failed)} of {len(rows)}")
+    if not reached:
+        return {}, []
+    page = ["## Goals that were missed", ""]
+    page += _table(["results", "goal", "row", "reached"], missed)
+    page += [f"Rows that have a goal and reached it, by results file: {', '.join(reached)}.", ""]
+    return {}, page
+
+
+def headline_pages(results: Path) -> tuple[dict[str, str], list[str]]:
+    """Return no pictures, and the table of mbc's steps beside the best peer of the same run, the largest gain first."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("bench_*.json"))]
+    lines: list[tuple[float, list[str]]] = []
+    for run in runs:
+        best = best_of_peers(run)
+        if best is None:
+            continue
+        gain = best["step_ms"] / run["mbc"]["step_ms"]
+        cells = [network_name(run), run["device"].split()[1], str(run["batch"]), run["precision"]]
+        cells += [f"{three_digits(run['mbc']['step_ms'])} ms"]
+        cells += [f"{setting_name(best)} {three_digits(best['step_ms'])} ms", f"{gain:.2f}", run["date"][:10]]
+        lines.append((gain, cells))
+    if not lines:
+        return {}, []
+    head = ["network", "GPU", "batch", "precision", "mbc", "fastest other of the run", "times as fast", "date"]
+    lines.sort(key=lambda line: -line[0])
+    return {}, [
+        "## Steps beside the fastest other", "",
+        "The fastest setting of any other contender in the same run of `mbc bench`. mbc's fp32 is emulated on tensor "
+        "cores ([docs/emulated-fp32.md](../docs/emulated-fp32.md)); the others' is strict.", "",
+        *_table(head, [cells for _, cells in lines]),
+    ]  # fmt: skip
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits."""
+    return f"{value:#.3g}".rstrip(".")
+
+
+def setting_name(contender: Row) -> str:
+    """Return a contender's name with the setting that it ran in."""
+    peer = "PyTorch" if contender["peer"] == "torch" else contender["peer"]
+    mode = "" if contender["mode"] in ("", "default") else contender["mode"]
+    said = [text for text in (mode, "CUDA graph" if contender["graph"] else "") if text]
+    return f"{peer} ({', '.join(said)})" if said else peer
+
+
+def correctness_pages(results: Path) -> tuple[dict[str, str], list[str]]:
+    """Return no pictures, and the table of what was compared with other implementations, or proved."""
+    lines = [*_gradients(results), *_trainings(results), *_drawn(results)]
+    note = (
+        "What racecheck and initcheck report, and why, is in decisions "
+        "[051](../docs/decisions/051-hostile-files-and-sudden-ends.md) and "
+        "[003](../docs/decisions/003-initcheck-in-fp32-only.md). `warp_probe` is a kernel without a race."
+    )
+    page = ["## Correctness", "", *_table(["what", "GPU", "result"], lines), note, ""] if lines else []
+    return {}, page
+
+
+def _gradients(results: Path) -> list[list[str]]:
+    lines: list[list[str]] = []
+    for name in ("gradients_cpu", "gradients_cuda", "gradients_cuda_batch64"):
+        rows = [row for row in _rows(results, name) if row["precision"] == "fp32"]
+        gpu = _gpu(results, name)
+        operations = [row["worst"] for row in rows if row["kind"] == "operation"]
+        networks = {row["name"]: row["median"] / row["torch_median"] for row in rows if row["kind"] == "network"}
+        if operations:
+            lines.append([
+                f"gradients of {len(operations)} operations in fp32 against float64, worst parameter", gpu,
+                f"at most {max(operations):.1e}",
+            ])  # fmt: skip
+        if networks:
+            least, worst = min(networks, key=networks.__getitem__), max(networks, key=networks.__getitem__)
+            batch = ", batch 64" if name.endswith("64") else ""
+            lines.append([
+                f"gradients of {len(networks)} networks in fp32{batch}, median error over PyTorch's own", gpu,
+                f"{networks[least]:.2g} ({least}) to {networks[worst]:.2f} ({worst})",
+            ])  # fmt: skip
+    return lines
+
+
+def _trainings(results: Path) -> list[list[str]]:
+    lines: list[list[str]] = []
+    steps = [row for row in _rows(results, "steps20") if "statistics" in row]
+    if steps:
+        *each, mean = steps
+        within = sum(row["worst"] <= 2 * row["torch_worst"] for row in each)
+        lines.append([
+            f"{len(each)} steps of ResNet-18 in fp32, each from PyTorch's state: error over PyTorch's own",
+            _gpu(results, "steps20"),
+            f"{mean['median'] / mean['torch_median']:.2f} by the median parameter, "
+            f"{mean['worst'] / mean['torch_worst']:.2f} by the worst, in the mean of the steps; by the worst parameter "
+            f"of a single step {within} of {len(each)} are within twice PyTorch's error",
+        ])  # fmt: skip
+    losses = _rows(results, "training_loss")
+    if losses:
+        apart = ", ".join(f"{row['name']} {row['apart']:.2%}" for row in losses)
+        lines.append(["loss of ResNet-18 after 200 steps, apart from PyTorch's", _gpu(results, "training_loss"), apart])
+    for name in ("digits_cpu", "digits_cuda"):
+        accuracies = [row["test_accuracy"] for row in _rows(results, name)]
+        if accuracies:
+            lines.append([
+                f"test accuracy of the digits, {len(accuracies)} trainings", _gpu(results, name),
+                f"{min(accuracies):.1%} to {max(accuracies):.1%}",
+            ])  # fmt: skip
+    lines += _sanitizer(results)
+    memory = [row for row in _rows(results, "memory_fp32") if "arena_equal" in row]
+    if memory:
+        equal = sum(row["arena_equal"] for row in memory)
+        lines.append([
+            "bytes of the arena predicted and taken, examples in fp32", _gpu(results, "memory_fp32"),
+            f"{equal} of {len(memory)} equal",
+        ])  # fmt: skip
+    return lines
+
+
+def _sanitizer(results: Path) -> list[list[str]]:
+    path = results / "sanitizer.txt"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    runs = re.findall(r"^(.+) (\w+check): exit (\d+), (.*)$", text, re.MULTILINE)
+    lines: list[list[str]] = []
+    for tool in dict.fromkeys(run[1] for run in runs):
+        clean = sum(run[1] == tool and run[2] == "0" for run in runs)
+        wrong = [
+            f"{name} ({_errors(said)})" for name, its, code, said in runs if its == tool and code not in ("0", "124")
+        ]
+        cut = [name for name, its, code, _ in runs if its == tool and code == "124"]
+        said = [f"{clean} clean", *(f"**{len(wrong)} with findings**: {'; '.join(wrong)}" for _ in wrong[:1])]
+        said += [f"**{len(cut)} not finished**: {', '.join(cut)}" for _ in cut[:1]]
+        gpu = re.search(r"^NVIDIA (\w+)", text, re.MULTILINE)
+        lines.append([f"compute-sanitizer, {tool}, single steps", gpu[1] if gpu else "-", "; ".join(said)])
+    return lines
+
+
+def _errors(summary: str) -> str:
+    count = re.search(r"(\d+) errors", summary)
+    return f"{int(count[1]):,} errors" if count else summary
+
+
+def _drawn(results: Path) -> list[list[str]]:
+    lines: list[list[str]] = []
+    imported = [row["times_torch"] for row in _rows(results, "imported_cuda")]
+    if imported:
+        lines.append([
+            f"fp32 forward pass of {len(imported)} imported networks: error over that of PyTorch's fp32",
+            _gpu(results, "imported_cuda"),
+            f"{min(imported):.2f} to {max(imported):.2f}, median {median(imported):.2f}",
+        ])  # fmt: skip
+    programs = _document(results, "random_programs")
+    if programs:
+        verdicts, planned = programs["verdicts"], programs["planned"]
+        lines.append([
+            f"{programs['programs']:,} random PyTorch programs of {programs['kinds']} ATen operations, imported",
+            "no GPU",
+            f"{verdicts['equal']:,} equal PyTorch in fp64, {verdicts['refused']:,} refused, **{verdicts['different']} "
+            f"different** (as the importer was then), {verdicts['not exported']} not exported by PyTorch; of "
+            f"{sum(planned.values()):,} planned within a budget {planned['equal']:,} equal, "
+            f"{planned['refused']} refused, {planned['different']} different",
+        ])  # fmt: skip
+    tests = _document(results, "onnx_node_tests")
+    if tests:
+        counts = tests["counts"]
+        lines.append([
+            f"{tests['tests']:,} of ONNX's own tests of operators", "no GPU",
+            f"{counts['equal']} equal, **{counts['refused']} refused**, {counts['different']} different",
+        ])  # fmt: skip
+    mutants = _document(results, "plan_mutants")
+    if mutants:
+        outcomes = mutants["outcomes"]
+        lines.append([
+            f"{mutants['cases']:,} changed plans", "no GPU",
+            f"{outcomes['refused']:,} refused by the verifier, {outcomes['unchanged']:,} unchanged by the mutation, "
+            f"{outcomes['equal']:,} shown to compute the same, {outcomes['unprovable']:,} neither refused nor "
+            f"comparable, {len(mutants['failures'])} accepted wrongly",
+        ])  # fmt: skip
+    return lines
+
+
+def _many(row: Row, asked: Mapping[str, tuple[float, float, float]]) -> str:
+    """Return what a row of several GPUs reached, and what was asked of it."""
+    least = asked[row["name"]]
+    keys = ("mbc_efficiency", "over_ddp", "over_whole")
+    texts = [f"{row[key]:.3f}" if key == keys[0] else f"{row[key]:.2f}" if key in row else "not run" for key in keys]
+    return ", ".join(f"{text} (asked {goal:g})" for text, goal in zip(texts, least, strict=True))
+
+
+def _rows(results: Path, name: str) -> Sequence[Row]:
+    document = _document(results, name)
+    rows: Sequence[Any] = document.get("rows", ()) if document else ()
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _document(results: Path, name: str) -> dict[str, Any] | None:
+    path = results / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _gpu(results: Path, name: str) -> str:
+    document = _document(results, name)
+    gpu = document["gpu"] if document and not name.endswith("_cpu") else None
+    return gpu.split()[1] if gpu else "no GPU"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
