@@ -10,7 +10,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
 import random_programs
+import torch
+from exactness import FP32_TOLERANCE, judge
 from program_vocabulary import FAMILIES
+from torch import nn
 
 PROGRAMS = range(1000, 1024)  # of a seed that the campaign does not draw
 SEED = 1
@@ -33,6 +36,27 @@ def test_a_program_is_drawn_alike_in_each_run() -> None:
     text, loss, known = random_programs.drawn(SEED, 7)
     again, same_loss, also_known = random_programs.drawn(SEED, 7)
     assert (again.code(), same_loss, also_known.loss) == (text.code(), loss, known.loss)
+
+
+class Shifted(nn.Module):
+    """A layer behind which stands a constant that the model computes; `error` is added where PyTorch runs in fp64."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.error = error
+        self.offset = nn.Buffer(torch.randn(3, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        filled = (2 * x).fill_(0.375).tanh()
+        wrong = self.error if x.dtype == torch.float64 else 0.0
+        return x * filled + torch.tanh(self.offset) * 3.3 + wrong
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(0.0, "equal"), (0.1 * FP32_TOLERANCE, "different")])
+def test_constants_that_are_folded_in_fp32_are_no_difference(error: float, verdict: str) -> None:
+    assert judge(Shifted(error), [torch.randn(2, 4)], "mse").kind == verdict
 
 
 def test_the_vocabulary_has_every_family() -> None:

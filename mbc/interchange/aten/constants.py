@@ -26,8 +26,10 @@ _SHAPES = ("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
 def known(call: Call, operand: Operand | float) -> Known | None:
     """Return a buffer or constant as numbers; None for what is no such thing."""
     if isinstance(operand, Weight) and operand.held.kind != "parameter":
-        array = call.array(operand).reshape(operand.shape)
-        return Known(from_bf16(array) if operand.held.meta.dtype == "bfloat16" else array)
+        array, dtype = call.array(operand).reshape(operand.shape), operand.held.meta.dtype
+        if dtype == "bfloat16":
+            return Known(from_bf16(array))
+        return Known(array.astype(NUMPY.get(dtype, array.dtype), copy=False))
     return operand if isinstance(operand, Known) else None
 
 
