@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from goal_pages import three_digits
 from peer_pages import best_of_peers
 from record import ROOT
 
@@ -22,7 +23,7 @@ LIST = ROOT / "benchmarks" / "figures.toml"
 FIELD = re.compile(r"\{([^{}]+):([^{}:]+)\}")
 NUMBER = r"([+-]?\d[\d.,]*(?:e[+-]?\d+)?(?<![.,]))"
 UNIT = re.compile(
-    r"(?<![\w.#/-])[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?\s(?:[mun]?s|[KMGT]i?B(?:/s)?|%|times|seconds|minutes|hours|\w+/s)(?!\w)"
+    r"(?<![\w.#/^-])[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?\s(?:[mun]?s|[KMGT]i?B(?:/s)?|%|times|seconds|minutes|hours|\w+/s)(?!\w)"
     r"|(?<![\w.#/-])\d[\d,.]*(?:[KMG]i?B|%)(?!\w)"
 )
 CELL = re.compile(r"(?<![\w./-])\d[\d,]*\.\d+(?![\w.-])")
@@ -37,7 +38,7 @@ class Record(dict[str, Any]):
 
     def __missing__(self, name: str) -> Record:
         """Return the row called `name`."""
-        (row,) = [row for row in self["rows"] if row["name"] == name]
+        (row,) = [row for row in self.get("rows", ()) if row["name"] == name]
         return Record(row)
 
 
@@ -68,7 +69,7 @@ def gain(run: Record) -> float:
     return best(run).step_ms / run.mbc.step_ms
 
 
-FUNCTIONS = {"best": best, "gain": gain, "median": median}
+FUNCTIONS = {"best": best, "gain": gain, "median": median, "three": three_digits}
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def unexplained(text: str, page: PageFigures) -> list[str]:
         lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL | re.MULTILINE,
     )  # fmt: skip
     spans = [_span(text, template) for template in (*page.templates, *page.settings, *page.decisions)]
+    spans = [_with_table(text, *span) for span in spans]
     matches = list(UNIT.finditer(blank))
     for line in re.finditer(r"^\|.*$", blank, re.MULTILINE):
         matches += CELL.finditer(blank, line.start(), line.end())
@@ -141,6 +143,12 @@ def _span(text: str, template: str) -> tuple[int, int]:
     if len(spans) != 1:
         raise SystemExit(f"a page has {len(spans)} times, not once: {template}")
     return spans[0]
+
+
+def _with_table(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the span of a whole table for that of the line of its heads, else the span itself."""
+    table = re.compile(r"\|.*\|\n\| ---.*\n(?:\|.*\n)*").match(text, start)
+    return (start, table.end()) if table and text[end : end + 6] == "\n| ---" else (start, end)
 
 
 def _pattern(template: str) -> str:

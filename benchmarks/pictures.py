@@ -20,6 +20,7 @@ from accuracy_pages import accuracy_pages
 from chart import Line, chart
 from figures import listed, results_by_name, with_results
 from goal_pages import correctness_pages, goal_pages, headline_pages
+from gpus_pages import gpus_pages
 from memory_pages import memory_pages
 from peer_pages import peer_pages
 from record import ROOT
@@ -50,6 +51,7 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
         peer_pages,
         accuracy_pages,
         memory_pages,
+        gpus_pages,
         _micro_batches,
         _deepbench,
         _predictions,

@@ -19,7 +19,9 @@ import pytest
 
 from mbc.cli import main
 from mbc.cli.arguments import parse
+from mbc.frontend.parse import parse as parse_source
 from mbc.frontend.pytorch import Place, answer
+from mbc.source import Source
 from tests.pages import Shown, blocks, brought_up_to_date, first_difference, shown, with_output
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,6 +107,37 @@ def test_the_error_of_the_readme(tmp_path, monkeypatch, capsys):
     Path("net.mbc").write_text(network.replace("|> conv", "|> cnov"))
     assert main(["compile", "net.mbc", "--gpu", "h200"]) == 1
     assert capsys.readouterr().err.endswith(error)
+
+
+UNCHECKED = ("estimates.md", "many_gpus.md")  # until their blocks name a language
+NOT_RUN = {"MBC303": "needs a model of PyTorch"}  # errors in blocks whose command a test cannot run
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_blocks_without_a_language_are_commands_sources_or_errors(page, tmp_path, monkeypatch, capsys):
+    _alone(tmp_path, monkeypatch)
+    for block in blocks(page.read_text(encoding="utf-8"), "") if page.name not in UNCHECKED else ():
+        first = block.split(maxsplit=2)
+        if first[0] == "mbc":
+            for line in block.splitlines():
+                command = re.split(r"\s{2,}| [<>] ", line)[0]
+                assert callable(parse(shlex.split(command)[1:]).run), line
+        elif first[0] in ("network", "train", "memory"):
+            assert parse_source(Source("net.mbc", block))
+        elif first[0] == "error" and page != README and first[1].rstrip(":") not in NOT_RUN:
+            assert _error_of(block, capsys) == block
+        else:
+            assert first[0] == "error", f"say which language this is (text, if none):\n{block}"
+
+
+def _error_of(block: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the compiler prints about a source with the line that an error shows, at the place that it names."""
+    number, line = re.findall(r"^ +(\d+) \| (.*)$", block, re.MULTILINE)[0]
+    before = ["network page(batch = 4) {", "  input image[batch, 3, 8, 8] : float"]
+    assert int(number) == len(before) + 1
+    Path("net.mbc").write_text("\n".join([*before, line, "}"]) + "\n")
+    assert main(["compile", "net.mbc", "--gpu", "h200"]) == 1
+    return capsys.readouterr().err
 
 
 def test_what_counts_as_the_same_output():
