@@ -1,4 +1,4 @@
-"""A plan: data model, file, and what can be derived from it alone. `verify` shares nothing with the search.
+"""A plan: its data model, its file, and all that follows from a plan alone. `verify` shares no code with the search.
 
 * `model`: the plan
 * `schema`: the layout of a plan file
@@ -6,15 +6,15 @@
 * `decode`: JSON values as a plan, checked
 * `records`: strict reading of JSON values
 * `file`: plan files
-* `group`: what a launch runs, as one operation
-* `kernel_call`: a launch as providers see it
-* `accumulation`: what a mini-batch runs that is not the last of its step
+* `group`: the operations of a launch as one operation
+* `kernel_call`: a launch as kernel providers see it
+* `accumulation`: the part of a step that every mini-batch runs before the last one
 * `verify`: the independent check of a plan
 * `verify_optimizer`: the check of the optimizer that a plan names
 * `verify_source`: the check of the source in a plan
 * `verify_ranks`: the check of plans that share a mini-batch
 * `execution`: symbolic execution: which value every byte holds
-* `occupancy`: who wrote the bytes of a space last
+* `occupancy`: the last writer and the readers of every byte of a space
 * `demand`: what a graph demands of a launch
 * `kernels`: whether the kernels of a plan exist and accept their operands
 * `prefetch`: device memory for the inputs of the next step
@@ -24,5 +24,5 @@
 * `traffic`: what the links of a GPU carry
 * `collectives`: what a plan of several GPUs sums over its ranks
 * `summary`: a plan operation by operation
-* `diff`: what differs between two plans
+* `diff`: the differences between two plans
 """

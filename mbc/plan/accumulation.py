@@ -1,8 +1,8 @@
-"""What a training program does for a mini-batch whose gradients are only added up: all but the end of the step.
+"""The part of a training program that runs for a mini-batch whose gradients are only accumulated.
 
-With `train { accumulate = k }` a step runs k mini-batches. The first k - 1 run what is described here, which is no more
-than a part of the training program: its launches without those that need the sums (collectives over ranks, `guard`,
-updates). So a plan says nothing of it, and the verifier proves that the part is a program of its own.
+With `train { accumulate = k }` a step runs k mini-batches. The first k - 1 run the part described here: all launches of
+the training program except those that need the sums (collectives over ranks, `guard`, updates). The plan does not
+store this part, because it follows from the training program. The verifier proves that the part is a valid program.
 """
 
 from __future__ import annotations
@@ -15,47 +15,49 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.plan.model import Launch, Plan, Program, Stream
 
-ACCUMULATE = "accumulate"  # the program, and the kind of the operations that add up
+ACCUMULATE = "accumulate"  # name of the program, and kind of the operations that accumulate
 
 
 @dataclass(frozen=True)
 class Accumulation:
-    """Of a graph: what runs for every mini-batch, and what for the last one alone."""
+    """The operations of a graph, divided into those of every mini-batch and those of the last mini-batch of a step."""
 
     graph: TrainingGraph
 
     @cached_property
     def late(self) -> frozenset[str]:
-        """The operations that need the sums of all mini-batches."""
+        """Names of the operations that need the sums of all mini-batches."""
         summed = {output for op in self.graph.train if op.kind == ACCUMULATE for output in op.outputs}
-        found: set[str] = set()
+        late: set[str] = set()
         for op in self.graph.train:
             if not summed.isdisjoint(op.inputs):
-                found.add(op.name)
+                late.add(op.name)
                 summed.update(op.outputs)
-        return frozenset(found)
+        return frozenset(late)
 
     @cached_property
     def operations(self) -> tuple[Operation, ...]:
-        """Those that run for every mini-batch."""
+        """Operations that run for every mini-batch."""
         return tuple(op for op in self.graph.train if op.name not in self.late)
 
     @cached_property
     def unknown(self) -> frozenset[str]:
-        """Values that a mini-batch that is not the last leaves alone: what late operations make, and the states that
-        they alone use."""
-        made = {output for op in self.graph.train if op.name in self.late for output in op.outputs}
+        """Values that a mini-batch before the last one neither reads nor writes.
+
+        They are the results of late operations, and the states that only late operations use.
+        """
+        results = {output for op in self.graph.train if op.name in self.late for output in op.outputs}
         used = {name for op in self.operations for name in (*op.inputs, *op.outputs)}
         alone = {v for op in self.graph.train if op.name in self.late for v in op.inputs if self._is_state(v)} - used
-        return frozenset(made | alone)
+        return frozenset(results | alone)
 
     @property
     def updates(self) -> tuple[tuple[str, str], ...]:
-        """States that every mini-batch changes, with what they become."""
+        """Pairs (state, next version) of the states that every mini-batch changes."""
         return tuple((old, new) for old, new in self.graph.updates if new not in self.unknown)
 
     def part(self) -> TrainingGraph:
-        """The graph of such a mini-batch. It reports no metrics, and of the loss what the mini-batch adds."""
+        """Return the graph of a mini-batch before the last one: without metrics, its loss is the mini-batch's share."""
         return replace(self.graph, train=self.operations, updates=self.updates, metrics=())
 
     def _is_state(self, value: str) -> bool:
@@ -63,7 +65,7 @@ class Accumulation:
 
 
 def accumulating(plan: Plan) -> Program | None:
-    """The program of a mini-batch that is not the last of its step; None where each is."""
+    """Return the program of a mini-batch that is not the last of its step; None if a step has one mini-batch."""
     if plan.graph.optimizer.accumulate == 1:
         return None
     accumulation = Accumulation(plan.graph)
@@ -79,7 +81,8 @@ def _is_late(plan: Plan, launch: Launch, accumulation: Accumulation) -> bool:
     if any(late) and not all(late):
         raise MbcError(
             "MBC123",
-            f"launch of {', '.join(launch.operations)}: a part of it is for each mini-batch, another one for the last",
+            f"launch of {', '.join(launch.operations)}: some of its operations run for each mini-batch, "
+            "others for the last one only",
             "this is a mistake of the compiler: report it with the plan file",
         )
     values = {plan.buffers[access.buffer].value for access in launch.accesses}
@@ -87,34 +90,40 @@ def _is_late(plan: Plan, launch: Launch, accumulation: Accumulation) -> bool:
 
 
 def waits_of_part(program: Program, kept: Sequence[bool]) -> list[tuple[int, int]]:
-    """Waits between launches that stay, so that each still starts behind all that it did: what a launch that is left
-    out was behind is handed on to those that were behind it."""
+    """Return the waits of the kept launches that preserve their order in the whole program.
+
+    A kept launch that came after a dropped launch waits for the kept launches that the dropped launch came after.
+
+    Args:
+        program: The whole program.
+        kept: For each launch of `program`, whether the part contains it.
+    """
     waited: dict[int, list[int]] = {}
     for earlier, later in program.waits:
         waited.setdefault(later, []).append(earlier)
-    behind: list[frozenset[int]] = []  # of each launch: those that stay and that it, or what replaces it, comes after
-    last: dict[Stream, frozenset[int]] = {}  # of each stream: what its next launch comes after
-    found: list[tuple[int, int]] = []
+    behind: list[frozenset[int]] = []  # by launch: itself if it is kept, else the kept launches that it comes after
+    last: dict[Stream, frozenset[int]] = {}  # by stream: the kept launches that its next launch comes after
+    waits: list[tuple[int, int]] = []
     for i, launch in enumerate(program.launches):
         here = last.get(launch.stream, frozenset()).union(*(behind[w] for w in waited.get(i, ())))
         if kept[i]:
-            found += [(w, i) for w in sorted(here) if program.launches[w].stream is not launch.stream]
+            waits += [(w, i) for w in sorted(here) if program.launches[w].stream is not launch.stream]
             here = frozenset((i,))
         behind.append(here)
         last[launch.stream] = here
-    return found
+    return waits
 
 
 def _exit(plan: Plan, accumulation: Accumulation) -> tuple[int, ...]:
-    """What is there at the end: in the place of what an update would have left a state as it was."""
+    """Return the exit buffers: where an update would have written a state, the buffer of the unchanged state."""
     entry = {plan.buffers[index].value: index for index in plan.train.entry}
     before = {new: old for old, new in plan.graph.updates if new in accumulation.unknown}
-    found: list[int] = []
+    buffers: list[int] = []
     for index in plan.train.exit:
         value = plan.buffers[index].value
         if value in before:
-            found.append(entry[before[value]])
+            buffers.append(entry[before[value]])
         elif value not in accumulation.unknown:
-            found.append(index)
+            buffers.append(index)
     states = (entry[name] for name in accumulation.unknown if name in entry)
-    return tuple(dict.fromkeys((*found, *sorted(states))))
+    return tuple(dict.fromkeys((*buffers, *sorted(states))))

@@ -1,4 +1,4 @@
-"""What a plan of several GPUs sums over its ranks and gathers from them, read from its launches alone."""
+"""The tensors that a plan of several GPUs sums over its ranks or gathers from them, read from its launches alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ from mbc.plan.model import Mode, Plan
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One collective: the `launch` of the training program, the number of tensors that it sums or gathers, and their
-    bytes: of a sum from the first to the last, of a gather those of all ranks, of a sharded optimizer those of whole
-    tensors. `time_us`: by itself."""
+    """One collective of the training program.
+
+    Attributes:
+        launch: Index of the launch in the training program.
+        tensors: Number of tensors that the collective sums or gathers.
+        size_bytes: For an all-reduce, bytes from the start of the first tensor to the end of the last one; for a
+            gather, bytes of all ranks' tensors; for a sharded optimizer, bytes of the whole tensors.
+        time_us: Time of the collective when nothing else runs.
+        measured: Whether the time is from a profile.
+        kind: The collective.
+    """
 
     launch: int
     tensors: int
@@ -34,10 +42,18 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How ranks share a mini-batch. `rows`: of each rank; `members`: the ranks that run this plan. `ctas`: thread
-    blocks of each collective; 0: copy engines move the data. `buckets` are summed, `gathers` gathered. Of a sharded
-    optimizer `shards` are gradients of whose sums each rank keeps its parts, and new parameters that are gathered;
-    `state_bytes` of its states are on this GPU, of `whole_state_bytes`."""
+    """How ranks share a mini-batch.
+
+    Attributes:
+        rows: Rows of each rank.
+        members: The ranks that run this plan.
+        ctas: Thread blocks of each collective; 0 if copy engines move the data.
+        buckets: All-reduces.
+        gathers: All-gathers.
+        shards: Collectives of a sharded optimizer: reduce-scatters of gradients and gathers of new parameters.
+        state_bytes: Bytes of the sharded optimizer's states on this GPU.
+        whole_state_bytes: Bytes of these states on all GPUs together.
+    """
 
     rows: tuple[int, ...]
     members: tuple[int, ...]
@@ -50,26 +66,28 @@ class Sharing:
 
     @property
     def all_buckets(self) -> tuple[Bucket, ...]:
-        """Sums and shards in the order of their launches."""
+        """All-reduces and collectives of a sharded optimizer, in the order of their launches."""
         return tuple(sorted((*self.buckets, *self.shards), key=lambda bucket: bucket.launch))
 
     @property
     def size_bytes(self) -> int:
+        """Bytes that all-reduces sum."""
         return sum(bucket.size_bytes for bucket in self.buckets)
 
     @property
     def link_bytes(self) -> int:
-        """What a link carries in each direction for all of them, by the ring algorithm."""
+        """Bytes that a link carries in each direction for `all_buckets`, by the ring algorithm."""
         ranks = len(self.rows)
         return round(sum(bucket.size_bytes * bus_share(bucket.kind, ranks) for bucket in self.all_buckets))
 
     @property
     def time_us(self) -> float:
+        """Time of all all-reduces."""
         return sum(bucket.time_us for bucket in self.buckets)
 
 
 def sharing_of(plan: Plan) -> Sharing | None:
-    """None of a plan for one GPU."""
+    """Return how the ranks of a plan share a mini-batch; None for a plan for one GPU."""
     ranks = plan.graph.ranks
     if ranks is None:
         return None
@@ -89,15 +107,15 @@ def sharing_of(plan: Plan) -> Sharing | None:
         )
         kind = CollectiveKind.ALL_REDUCE
         if is_bucket(launch):
-            tensors, size_bytes, found = len(inputs), bucket_bytes(inputs), buckets
+            tensors, size_bytes, collectives = len(inputs), bucket_bytes(inputs), buckets
         elif is_scatter(launch) or gathers_parts(launch):
             kind = CollectiveKind.REDUCE_SCATTER if is_scatter(launch) else CollectiveKind.ALL_GATHER
             whole = inputs if is_scatter(launch) else outputs
-            tensors, size_bytes, found = len(whole), sum(t.size_bytes for t in whole), shards
+            tensors, size_bytes, collectives = len(whole), sum(t.size_bytes for t in whole), shards
         else:
             kind = CollectiveKind.ALL_GATHER
-            tensors, size_bytes, found = len(inputs), ranks.size * sum(t.size_bytes for t in inputs), gathers
-        found.append(Bucket(i, tensors, size_bytes, launch.work.time_us, launch.work.measured, kind))
+            tensors, size_bytes, collectives = len(inputs), ranks.size * sum(t.size_bytes for t in inputs), gathers
+        collectives.append(Bucket(i, tensors, size_bytes, launch.work.time_us, launch.work.measured, kind))
     ctas, sharded = ctas_of(plan.train) or BY_COPIES, parameters_of_sharded_states(plan.graph.train)
     part_bytes, whole_bytes = (
         sum(plan.graph.values[name].type.size_bytes for name in names) for names in (sharded, sharded.values())

@@ -1,4 +1,4 @@
-"""JSON values as a plan: every field's presence, type, range and reference is checked, and nothing else is let in."""
+"""JSON values as a plan: checks presence, type, range and references of every field, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -102,7 +102,14 @@ _GRAPH_FIELDS = (
 
 
 def decode_plan(document: Mapping[str, Any]) -> Plan:
-    """The plan of a document whose format, schema and checksum are right. Raises BadField."""
+    """Return the plan in a document whose format, schema version and checksum are right.
+
+    Args:
+        document: The parsed JSON object of a plan file.
+
+    Raises:
+        BadField: A field is missing, unknown or wrong.
+    """
     document = keyed(document, _FIELDS, DEFAULTS["plan"])
     graph = at("graph", _graph, document["graph"])
     predictions = at("predictions", record, Predictions, document["predictions"], 0)
@@ -144,7 +151,7 @@ def decode_plan(document: Mapping[str, Any]) -> Plan:
 
 
 def _asked(value: Any) -> tuple[str, str]:
-    """One of the plan's settings."""
+    """Return one setting of the plan as (name, value)."""
     name, said = each(array(value, 2), string)
     return name, said
 
@@ -158,7 +165,7 @@ def _check_ranges(predictions: Predictions) -> None:
 
 def _check_target(target: Target) -> None:
     if not _ARCHITECTURE.fullmatch(target.architecture):
-        raise BadField(f"'{target.architecture}' is no architecture such as sm_90", "architecture")
+        raise BadField(f"'{target.architecture}' is not an architecture such as sm_90", "architecture")
     try:
         split_name(target.gpu)
     except MbcError as error:
@@ -171,10 +178,10 @@ def _graph(value: Any) -> TrainingGraph:
     values: dict[str, Value] = {}
 
     def read_value(row: list[Any]) -> None:
-        found = _value(row, sources)
-        if found.name in values:
-            raise BadField(f"there are two values '{found.name}'", "name")
-        values[found.name] = found
+        value = _value(row, sources)
+        if value.name in values:
+            raise BadField(f"there are two values '{value.name}'", "name")
+        values[value.name] = value
 
     at("values", table, fields["values"], VALUE_COLUMNS, read_value, DEFAULTS["values"])
 
@@ -185,11 +192,11 @@ def _graph(value: Any) -> TrainingGraph:
         taken: set[str] = set()
 
         def read(row: list[Any]) -> Operation:
-            found = _operation(row, values, sources)
-            if found.name in taken:
-                raise BadField(f"there are two operations '{found.name}'", "name")
-            taken.add(found.name)
-            return found
+            operation = _operation(row, values, sources)
+            if operation.name in taken:
+                raise BadField(f"there are two operations '{operation.name}'", "name")
+            taken.add(operation.name)
+            return operation
 
         return at(key, table, fields[key], OPERATION_COLUMNS, read, DEFAULTS["operations"])
 
@@ -220,7 +227,7 @@ def _ranks(value: Any, batch: int) -> Ranks:
     fields = keyed(value, ("rows", "members"))
     rows = at("rows", each, fields["rows"], whole, 1)
     if len(rows) < 2:
-        raise BadField(f"{len(rows)} ranks share nothing", "rows")
+        raise BadField(f"at least 2 ranks share a mini-batch, not {len(rows)}", "rows")
     members = at("members", each, fields["members"], whole, 0, len(rows) - 1)
     if not members or list(members) != sorted(set(members)) or any(rows[rank] != batch for rank in members):
         raise BadField(f"the ranks {list(members)} do not have {batch} rows each", "members")
@@ -273,7 +280,7 @@ def _pair(value: Any, values: Mapping[str, Value]) -> tuple[str, str]:
 
 
 class _BufferReader:
-    """Reads (buffer, offset) rows."""
+    """Reader of rows of the table of buffers, as pairs (buffer, offset)."""
 
     def __init__(self, graph: TrainingGraph, predictions: Predictions) -> None:
         self._values = graph.values
@@ -290,8 +297,8 @@ class _BufferReader:
         buffer = Buffer(
             value,
             _rows(start, stop, self._batch),
-            _LAYOUTS[at("layout", _known, layout, _LAYOUTS)],
-            _DTYPES[at("dtype", _known, dtype, _DTYPES)],
+            _LAYOUTS[at("layout", _allowed, layout, _LAYOUTS)],
+            _DTYPES[at("dtype", _allowed, dtype, _DTYPES)],
             at("size_bytes", whole, size_bytes, 1),
             space,
             None if alias is None else at("alias", whole, alias),
@@ -304,8 +311,8 @@ class _BufferReader:
         return buffer, offset
 
 
-def _known(value: Any, known: Container[str]) -> str:
-    if type(value) is not str or value not in known:
+def _allowed(value: Any, allowed: Container[str]) -> str:
+    if type(value) is not str or value not in allowed:
         raise BadField(f"{value!r} is not known")
     return value
 
@@ -346,7 +353,10 @@ def _index(value: Any, count: int, what: str) -> int:
 
 
 class _LaunchReader:
-    """Reads launches. Equal rows and kernels become one object: a deep plan has few distinct ones."""
+    """Reader of rows of the table of launches.
+
+    Equal row ranges become one object, because a deep plan has few distinct ones.
+    """
 
     def __init__(self, buffers: int, operations: frozenset[str]) -> None:
         self._buffers = buffers
@@ -369,7 +379,7 @@ class _LaunchReader:
         return Launch(
             work,
             at("operations", each, operations, member, self._operations, "operation of this program"),
-            _STREAMS[at("stream", _known, stream, _STREAMS)],
+            _STREAMS[at("stream", _allowed, stream, _STREAMS)],
             at("accesses", each, accesses, self._access),
         )
 
@@ -377,7 +387,7 @@ class _LaunchReader:
         buffer, start, stop, letter = array(value, 4)
         mode = _MODES.get(letter) if type(letter) is str else None
         if mode is None:
-            raise BadField(f"the mode {letter!r} is none of {', '.join(_MODES)}")
+            raise BadField(f"the mode {letter!r} is not one of {', '.join(_MODES)}")
         _index(buffer, self._buffers, "buffer")
         rows = self._rows.get((start, stop)) if type(start) is int and type(stop) is int else None
         if rows is None:

@@ -1,4 +1,4 @@
-"""What the graph of a plan demands of the launch that runs an operation, or a fused group. For the verifier only."""
+"""Demands of a plan's graph on the launch that runs an operation or a fused group. Used by the verifier only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mbc.ir.types import DType, Layout, layout_matters
 from mbc.ops import KINDS
 from mbc.plan.model import Rows
 
-# Types that hold every number of another one, so that a buffer of the wider type can hold a value of the narrower.
+# By type, the wider types that hold all of its numbers, so that a buffer of a wider type can hold its values.
 _WIDER = {
     DType.FP32: (DType.FP64,),
     DType.BF16: (DType.FP32, DType.FP64),
@@ -20,15 +20,20 @@ _WIDER = {
 
 
 def can_hold(buffer: DType, value: DType) -> bool:
-    """Whether a buffer of one type holds a value of another without loss."""
+    """Return whether a buffer of type `buffer` can hold a value of type `value` without loss."""
     return buffer is value or buffer in _WIDER.get(value, ())
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand of a launch. `root` is the value whose bytes hold it: its own, or the one that it is a view of.
+    """One operand of a launch.
 
-    `sums`: an output that is a reduction over rows, so a launch over some rows gives a partial result.
+    Attributes:
+        name: The value.
+        root: The value whose bytes hold it: `name` itself, or the value that it is a view of.
+        dtype: Type of the value.
+        per_sample: Whether the value has a row for each row of the mini-batch.
+        sums: Whether this is an output that sums over rows, so that a launch over some rows gives a partial result.
     """
 
     name: str
@@ -40,10 +45,16 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one launch must access. `rows` is what the operation runs over in all.
+    """The accesses that one launch must have.
 
-    `in_place` and `updates`, by positions in `outputs`: the positions of the inputs that an output may be written over,
-    and of the state whose next version it is.
+    Attributes:
+        inputs: Operands that the launch reads.
+        outputs: Operands that the launch computes.
+        rows: All rows that the operation runs over.
+        divisible: Whether several launches may each run some of the rows.
+        fused: Whether the launch runs several operations.
+        in_place: By the position of an output, the positions of the inputs that it may overwrite.
+        updates: By the position of an output, the position of the state whose next version it is.
     """
 
     inputs: tuple[Operand, ...]
@@ -59,30 +70,40 @@ class Demands:
     """The demands of one list of operations (`graph.train` or `graph.infer`)."""
 
     def __init__(self, graph: TrainingGraph, operations: Sequence[Operation]) -> None:
+        """Take the operations of one program of `graph`."""
         self._graph = graph
         self.operations = {op.name: op for op in operations}
         self._roots: dict[str, str] = {}
-        self._known: dict[tuple[str, ...], Demand] = {}
+        self._demands: dict[tuple[str, ...], Demand] = {}
         for op in operations:
             if KINDS[op.kind].view:
                 self._roots[op.outputs[0]] = self.root(op.inputs[0])
 
     def root(self, value: str) -> str:
-        """The value whose bytes hold `value`."""
+        """Return the value whose bytes hold `value`."""
         return self._roots.get(value, value)
 
     def launched(self) -> list[Operation]:
-        """The operations that a launch must run."""
+        """Return the operations that a launch must run: all except views."""
         return [op for op in self.operations.values() if not KINDS[op.kind].view]
 
     def updates_state(self, name: str) -> bool:
-        """Whether running the operation twice would change a state twice."""
+        """Return whether the operation updates a state, so that it must run once."""
         return bool(KINDS[self.operations[name].kind].updates)
 
     def of(self, names: tuple[str, ...], place: str) -> Demand:
-        """The demand on a launch of these operations; `place` is what a message calls the launch."""
-        known = self._known.get(names)
-        if known is None:
+        """Return the demand on a launch of these operations.
+
+        Args:
+            names: Names of the operations, in order.
+            place: The launch, as a message names it.
+
+        Raises:
+            MbcError: MBC123 if the program has no such operation, if one is a view, or if the order of a group is
+                impossible.
+        """
+        demand = self._demands.get(names)
+        if demand is None:
             for name in names:
                 if name not in self.operations:
                     raise MbcError("MBC123", f"{place}: this program has no operation '{name}'")
@@ -90,18 +111,22 @@ class Demands:
                     raise MbcError("MBC123", f"{place}: '{name}' is a view, which no launch runs")
             group = [self.operations[name] for name in names]
             self._check_order(group, place)
-            known = self._known[names] = self._make(group)
-        return known
+            demand = self._demands[names] = self._make(group)
+        return demand
 
     def _check_order(self, group: Sequence[Operation], place: str) -> None:
-        """A member of a group reads what comes from outside or what a member before it has made."""
+        """Check that each member of a group reads only values from outside the group or of members before it.
+
+        Raises:
+            MbcError: MBC123 otherwise.
+        """
         later = {self.root(output) for op in group for output in op.outputs}
         for op in group:
             for name in op.inputs:
                 if self.root(name) in later:
                     raise MbcError(
-                        "MBC123", f"{place}: '{op.name}' reads '{name}', which no member of the group before it made",
-                        "this plan would compute something else than its network: report it with the plan file",
+                        "MBC123", f"{place}: '{op.name}' reads '{name}', which no earlier member of the group computes",
+                        "this plan would not compute its network: report it with the plan file",
                     )  # fmt: skip
             later -= {self.root(output) for output in op.outputs}
 
@@ -110,7 +135,7 @@ class Demands:
         outputs: list[Operand] = []
         in_place: set[tuple[int, int]] = set()
         updates: set[tuple[int, int]] = set()
-        through: dict[str, set[int]] = {}  # what stays inside a group -> inputs that it might have been written over
+        through: dict[str, set[int]] = {}  # value inside a group -> inputs that it could overwrite
         inside = {output for op in group for output in op.outputs}
         read: dict[str, int] = {}
         for op in group:
@@ -119,8 +144,8 @@ class Demands:
             for i, name in enumerate(op.inputs):
                 if len(group) > 1 and self.root(name) in inside:
                     continue
-                # A fused group reads what comes from outside, once. Where a member writes over it, its kernel has read
-                # there for all members before.
+                # A fused group reads a value from outside once. If a member overwrites the value, the kernel has read
+                # it for all earlier members.
                 if len(group) > 1 and name in read:
                     position[i] = read[name]
                     continue
@@ -137,7 +162,7 @@ class Demands:
             updates |= {
                 (first_output + o, position[i]) for o, i in kind.updates if i in position and o < len(op.outputs)
             }
-        # A sum over all rows that another member reads is not there before the last of them.
+        # A sum that another member reads is complete only after the last row, so the group cannot be divided.
         summed = {output for op in group if KINDS[op.kind].accumulates for output in op.outputs}
         whole = any(self.root(name) in summed for op in group for name in op.inputs)
         batched = any(operand.per_sample for operand in (*inputs, *outputs))
@@ -160,26 +185,28 @@ class Demands:
 
 
 def _by_output(pairs: Iterable[tuple[int, int]]) -> Mapping[int, frozenset[int]]:
-    found: dict[int, set[int]] = {}
+    by_output: dict[int, set[int]] = {}
     for output, source in pairs:
-        found.setdefault(output, set()).add(source)
-    return {output: frozenset(sources) for output, sources in found.items()}
+        by_output.setdefault(output, set()).add(source)
+    return {output: frozenset(sources) for output, sources in by_output.items()}
 
 
 def whole_rows(graph: TrainingGraph, value: Value) -> Rows:
-    """All rows of a value."""
+    """Return all rows of a value."""
     return Rows(0, graph.batch) if value.per_sample else Rows(0, 1)
 
 
 def is_canonical(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Whether bytes in this layout lie as the shape reads."""
+    """Return whether bytes in this layout are in the row-major order of `shape`."""
     return layout is Layout.CHANNELS_FIRST or not layout_matters(shape)
 
 
 def first_versions(graph: TrainingGraph) -> tuple[str, ...]:
-    """The states as they are before a step: what outlives it and no operation makes."""
-    made = {output for op in (*graph.train, *graph.infer) for output in op.outputs}
+    """Return the names of the states before a step: values that outlive the step and that no operation computes."""
+    results = {output for op in (*graph.train, *graph.infer) for output in op.outputs}
     names = dict.fromkeys(state.value for state in graph.states)
     names |= dict.fromkeys(old for old, _ in graph.updates)
-    names |= dict.fromkeys(name for name, value in graph.values.items() if value.role.persistent and name not in made)
+    names |= dict.fromkeys(
+        name for name, value in graph.values.items() if value.role.persistent and name not in results
+    )
     return tuple(names)

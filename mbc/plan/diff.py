@@ -1,4 +1,4 @@
-"""What differs between two plans: two files, or one source planned twice."""
+"""The differences between two plans: of two files, or of one source compiled twice."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class OperationChange:
-    """One operation that both plans run differently.
+    """One operation that the two plans run differently.
 
-    `differs` names what does: kernel, micro_batches, layout, workspace, time. Times that come from another GPU differ
-    for every operation; `only_time` tells those apart.
+    Attributes:
+        program: "train" or "infer".
+        name: Name of the operation or group.
+        kind: Kind of the operation in the first plan.
+        differs: What differs: kind, kernel, micro_batches, layout, workspace, time.
+        before: The operation in the first plan.
+        after: The operation in the second plan.
     """
 
     program: str  # train | infer
@@ -39,13 +44,21 @@ class OperationChange:
 
     @property
     def only_time(self) -> bool:
+        """True if only the time differs, as it does for every operation when the plans are for different GPUs."""
         return self.differs == ("time",)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """`totals`: figures of the whole plan that differ. `only_before`, `only_after`: operations (and conversions) that
-    one plan runs and the other does not, as (program, summary). `plans`: what is compared."""
+    """The differences between two plans.
+
+    Attributes:
+        totals: Figures of the whole plan that differ.
+        operations: Operations that both plans run, but differently.
+        only_before: Operations and conversions that only the first plan runs, as (program, summary).
+        only_after: Operations and conversions that only the second plan runs, as (program, summary).
+        plans: The two plans.
+    """
 
     totals: tuple[Change, ...]
     operations: tuple[OperationChange, ...]
@@ -55,12 +68,15 @@ class PlanDiff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs that a run would notice."""
+        """True if the plans do not differ."""
         return not (self.totals or self.operations or self.only_before or self.only_after)
 
 
 def diff_plans(before: Plan, after: Plan) -> PlanDiff:
-    """Compare total figures, then the operations of both programs by name, in the order of `before`."""
+    """Return the differences of two plans.
+
+    Total figures are compared first, then the operations of both programs by name, in the order of `before`.
+    """
     changes: list[OperationChange] = []
     gone: list[tuple[str, OperationSummary]] = []
     new: list[tuple[str, OperationSummary]] = []
@@ -108,7 +124,7 @@ def _shared(plan: Plan) -> tuple[tuple[str, Figure], ...]:
 
 
 def _figures(plan: Plan) -> tuple[tuple[str, Figure], ...]:
-    """Everything that can be said of a whole plan, always in the same order."""
+    """Return all figures of a whole plan by name, always in the same order."""
     graph, target, predictions = plan.graph, plan.target, plan.predictions
     return (
         ("network", graph.name),

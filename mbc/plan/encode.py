@@ -27,7 +27,7 @@ _REAL = (float, float | None)
 
 
 def encode_plan(plan: Plan) -> dict[str, Any]:
-    """Everything of the plan but the checksum."""
+    """Return the plan as JSON values, without the checksum."""
     return {
         "format": FORMAT,
         "schema": SCHEMA_VERSION,
@@ -61,8 +61,10 @@ def _rows(rows: Rows) -> tuple[int, int]:
 
 
 def _record(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, `optional` ones where they are set. A whole number in a field of type float is
-    written as a float, so that reading and writing again gives the same text."""
+    """Return the fields of a dataclass by name; `optional` fields only where they are set.
+
+    A whole number in a field of type float is written as a float: reading and writing again gives the same text.
+    """
     hints = _hints(cast(type[Any], type(value)))
     return {f.name: _plain(getattr(value, f.name), hints[f.name] in _REAL) for f in written_fields(value)}
 
@@ -114,7 +116,7 @@ def _file_name(source: Source) -> str:
 
 
 class _Spans:
-    """Spans as rows of numbers; the sources they point into, in the order of their first use."""
+    """Spans as rows of numbers, and the sources of the spans in the order of their first use."""
 
     def __init__(self) -> None:
         self.sources: list[Source] = []

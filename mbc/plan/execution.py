@@ -1,9 +1,9 @@
-"""Symbolic execution of one program of a plan: which value every byte holds, and who may touch it when.
+"""Symbolic execution of one program of a plan: which value every byte holds, and which launches may touch it when.
 
-Launches are gone through in order. One that comes before another in the *happens-before* order (same stream, or a
-chain of waits) is over when the other starts; any other pair may run at the same time, so two such launches must not
-touch the same byte unless both only read. Given that, what the launches do in order is what they do in any schedule.
-The end of a program is taken to wait for every stream.
+The launches are executed in order. A launch that comes before another in the *happens-before* order (same stream, or a
+chain of waits) has ended when the other starts. Any other two launches may run at the same time, so they must not
+touch the same byte unless both only read it. Given that, every possible schedule gives the result of the launches in
+order. The end of a program waits for every stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Pro
 from mbc.plan.occupancy import NOBODY, Occupancy, RowSet, Segment
 
 _STREAM_INDEX = {stream: i for i, stream in enumerate(Stream)}
-_REMEDY = "this plan would compute something else than its network: report it with the plan file, and compile again"
+_REMEDY = "this plan would not compute its network: report it with the plan file, and compile again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,11 @@ class _Span:
 
 
 def _overlaps(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
-    """By the number of a span the others that share bytes with it. Some kernels have thousands of operands."""
-    found: dict[int, list[int]] = {}
+    """Return the indices of the spans that share bytes with each span, by its index.
+
+    The spans are sorted first, because some kernels have thousands of operands.
+    """
+    overlapping: dict[int, list[int]] = {}
     order = sorted(range(len(spans)), key=lambda i: (spans[i].space, spans[i].start))
     for place, i in enumerate(order):
         for after in range(place + 1, len(order)):
@@ -45,14 +48,14 @@ def _overlaps(spans: Sequence[_Span]) -> Mapping[int, list[int]]:
             if spans[j].space is not spans[i].space or spans[j].start >= spans[i].stop:
                 break
             if spans[i].overlaps(spans[j]):
-                found.setdefault(i, []).append(j)
-                found.setdefault(j, []).append(i)
-    return found
+                overlapping.setdefault(i, []).append(j)
+                overlapping.setdefault(j, []).append(i)
+    return overlapping
 
 
 @dataclass
 class Execution:
-    """One program being executed. `run` raises MbcError (MBC122 to MBC130, MBC132 to MBC134) where it goes wrong."""
+    """The symbolic execution of one program."""
 
     plan: Plan
     program: Program
@@ -60,7 +63,7 @@ class Execution:
     demands: Demands
     kernels: KernelCheck
     _spaces: Mapping[Space, Occupancy] = field(default_factory=lambda: {space: Occupancy() for space in Space})
-    # What each launch leaves finished when it is over: for each stream, the latest launch known to be.
+    # By launch, then by stream: the latest launch that has ended when this launch has.
     _after: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     _latest: list[int] = field(default_factory=lambda: [-1] * len(_STREAM_INDEX))
     _written: dict[int, RowSet] = field(default_factory=dict[int, RowSet])
@@ -68,7 +71,11 @@ class Execution:
     _before: tuple[int, ...] = NOBODY
 
     def run(self) -> None:
-        """Execute all launches, then check that every operation ran and that the exit buffers hold their values."""
+        """Execute all launches, then check that every operation ran and that the exit buffers hold their values.
+
+        Raises:
+            MbcError: MBC122 to MBC130 or MBC132 to MBC134 if the program does not compute its graph.
+        """
         waits = self._sorted_waits()
         for buffer in self.program.entry:
             self._enter(buffer)
@@ -88,7 +95,7 @@ class Execution:
                 self._fail("MBC127", f"{self.title}: '{op.name}' runs for rows {done} of {rows.start}..{rows.stop}")
         self._leave()
 
-    # Entry, exit and waits
+    # Entry, exit and waits.
 
     def _sorted_waits(self) -> dict[int, list[int]]:
         launches = self.program.launches
@@ -117,10 +124,10 @@ class Execution:
         for index in self.program.exit:
             span = self._span(Access(index, self.plan.buffers[index].rows, Mode.READ))
             place = f"at the end of {self.title}"
-            for segment in self._found(index, span, place, "MBC129"):
+            for segment in self._segments(index, span, place, "MBC129"):
                 self._check_sum(segment, place)
 
-    # One launch
+    # One launch.
 
     def _execute(self, index: int, launch: Launch) -> None:
         place = f"launch {index} of {self.title}" + (f" ({title(launch.operations)})" if launch.operations else "")
@@ -151,7 +158,7 @@ class Execution:
         check_sums([access for operand, access in writes if operand.sums], place)
         operands = [access for _, access in (*reads, *writes)]
         overlapping = _overlaps([*spans, *(self._span(access) for _, access in writes)])
-        # What stays inside a fused kernel counts among the demand's outputs, but is not written.
+        # A value that stays inside a fused kernel is an output of the demand, but no access writes it.
         outputs = {operand.name: position for position, operand in enumerate(demand.outputs)}
         for at, (operand, access) in enumerate(writes, len(reads)):
             self._check_operand(operand, access, place)
@@ -170,7 +177,7 @@ class Execution:
         self._count(launch, demand, rows, place)
 
     def _execute_transfer(self, index: int, launch: Launch, place: str) -> None:
-        """A conversion or a copy: one buffer of a value becomes another buffer of the same value."""
+        """Execute a conversion or a copy: it turns one buffer of a value into another buffer of that value."""
         if [access.mode for access in launch.accesses] != [Mode.READ, Mode.WRITE]:
             self._fail("MBC123", f"{place}: a conversion or copy reads one buffer and writes one buffer")
         source, target = launch.accesses
@@ -178,9 +185,9 @@ class Execution:
         roots = (new.value, self.demands.root(new.value or ""))
         same_value = old.value is not None and old.value in roots
         if not same_value or source.rows != target.rows:
-            self._fail("MBC123", f"{place}: it must carry the same rows of one value from a buffer to another")
+            self._fail("MBC123", f"{place}: it must copy the same rows of one value from one buffer to another")
         if old.value != new.value and not is_canonical(old.layout, self.plan.graph.values[old.value or ""].type.shape):
-            self._fail("MBC123", f"{place}: it reads a view of '{old.value}', which lies in {old.layout}")
+            self._fail("MBC123", f"{place}: it reads a view of '{old.value}', which is in {old.layout}")
         if isinstance(launch.work, Copy):
             if (old.layout, old.dtype) != (new.layout, new.dtype):
                 self._fail("MBC123", f"{place}: a copy changes neither layout nor type")
@@ -192,12 +199,12 @@ class Execution:
             self._fail("MBC128", f"{place}: a conversion or copy cannot work in place")
         span = self._span(source)
         if span.overlaps(self._span(target)):
-            self._fail("MBC132", f"{place}: what it reads and what it writes share bytes")
+            self._fail("MBC132", f"{place}: its source and its target share bytes")
         self._read(index, launch.stream, source, span, place)
         self._write(index, launch.stream, target, None, place)
 
     def _updates_state_outside(self, launch: Launch, new: Buffer) -> bool:
-        """Whether a copy brings the next version of a state to where the state lay, outside the arena."""
+        """Return whether a copy writes the next version of a state outside the arena over the version before it."""
         if new.alias is None or not isinstance(launch.work, Copy) or new.space is Space.ARENA:
             return False
         state = self.plan.buffers[new.alias]
@@ -206,16 +213,16 @@ class Execution:
     def _assign(
         self, demand: Demand, launch: Launch, place: str
     ) -> tuple[list[tuple[Operand, Access]], list[tuple[Operand, Access]], Access | None]:
-        """Which access is which operand: inputs in order, outputs in order, then workspace."""
+        """Return the operands with their accesses: inputs in order, outputs in order, and the workspace."""
         accesses = list(launch.accesses)
         workspace = None
         if accesses and self.plan.buffers[accesses[-1].buffer].value is None:
             workspace = accesses.pop()
             if workspace.mode is not Mode.WRITE or workspace.rows != self.plan.buffers[workspace.buffer].rows:
-                self._fail("MBC123", f"{place}: workspace is written as a whole")
+                self._fail("MBC123", f"{place}: its workspace must be written as a whole")
         reads, writes = accesses[: len(demand.inputs)], accesses[len(demand.inputs) :]
         outputs = demand.outputs
-        if demand.fused:  # what stays inside the fused kernel has no access
+        if demand.fused:  # a value inside the fused kernel has no access
             present = {self.plan.buffers[access.buffer].value for access in writes}
             outputs = tuple(operand for operand in outputs if operand.root in present)
         if len(reads) != len(demand.inputs) or len(writes) != len(outputs):
@@ -230,11 +237,11 @@ class Execution:
         writes: list[tuple[Operand, Access]],
         place: str,
     ) -> Rows:
-        """The rows that the launch runs over, the same in every per-sample access."""
-        found = {access.rows for operand, access in (*reads, *writes) if operand.per_sample} or {demand.rows}
-        if len(found) > 1:
-            self._fail("MBC123", f"{place}: its operands are of different rows")
-        rows = found.pop()
+        """Return the rows that the launch runs over, which are equal in every per-sample access."""
+        row_ranges = {access.rows for operand, access in (*reads, *writes) if operand.per_sample} or {demand.rows}
+        if len(row_ranges) > 1:
+            self._fail("MBC123", f"{place}: its operands have different rows")
+        rows = row_ranges.pop()
         if rows != demand.rows and not (
             demand.divisible and all(operand.per_sample or operand.sums for operand, _ in writes)
         ):
@@ -260,16 +267,16 @@ class Execution:
                 "MBC123", f"{place}: it needs '{operand.name}' in {operand.dtype}, the buffer is in {buffer.dtype}"
             )
         if through_view and not is_canonical(buffer.layout, self.plan.graph.values[operand.root].type.shape):
-            self._fail("MBC123", f"{place}: it reads a view of '{operand.root}', which lies in {buffer.layout}")
+            self._fail("MBC123", f"{place}: it reads a view of '{operand.root}', which is in {buffer.layout}")
 
     def _check_alias(
         self, demand: Demand, position: int, access: Access, reads: list[tuple[Operand, Access]], place: str
     ) -> int | None:
-        """Position of the input that this output is written over, if there is one."""
+        """Return the position of the input that this output overwrites; None if it overwrites none."""
         buffer = self.plan.buffers[access.buffer]
         for source in demand.updates.get(position, ()):
             if buffer.alias != reads[source][1].buffer:
-                self._fail("MBC128", f"{place}: the next version of '{reads[source][0].name}' lies elsewhere")
+                self._fail("MBC128", f"{place}: the next version of '{reads[source][0].name}' must overwrite it")
         if buffer.alias is None:
             return None
         sources = [s for s in demand.in_place.get(position, ()) if reads[s][1].buffer == buffer.alias]
@@ -281,8 +288,16 @@ class Execution:
     def _check_disjoint(
         self, at: int, allowed: int | None, operands: list[Access], inputs: int, overlapping: Sequence[int], place: str
     ) -> None:
-        """The output `at` shares bytes with no operand before it (`overlapping`: those with which it does), but the
-        input that it is written over."""
+        """Check that output `at` shares bytes with no earlier operand except the input that it may overwrite.
+
+        Args:
+            at: Position of the output in `operands`.
+            allowed: Position of the input that the output may overwrite, if any.
+            operands: Accesses of inputs, then outputs.
+            inputs: Number of inputs.
+            overlapping: Positions of the operands that share bytes with the output.
+            place: The launch, as a message names it.
+        """
         for other in sorted(overlapping):
             if other < inputs and other != allowed:
                 self._fail(
@@ -301,10 +316,10 @@ class Execution:
             own = demand.rows if not demand.fused else self.demands.of((name,), place).rows
             self._executed[name] = done.united(rows if own == demand.rows else own)
 
-    # Bytes
+    # Bytes.
 
     def _read(self, index: int, stream: Stream, access: Access, span: _Span, place: str) -> None:
-        for segment in self._found(access.buffer, span, place, "MBC124"):
+        for segment in self._segments(access.buffer, span, place, "MBC124"):
             self._check_over(segment.writer, segment.writer_stream, place, "reads {} from", access.buffer)
             self._check_sum(segment, place)
             at = _STREAM_INDEX[stream]
@@ -323,7 +338,7 @@ class Execution:
 
     def _accumulate(self, index: int, stream: Stream, access: Access, rows: Rows, place: str) -> None:
         summed: RowSet | None = None
-        for segment in self._found(access.buffer, self._span(access), place, "MBC126"):
+        for segment in self._segments(access.buffer, self._span(access), place, "MBC126"):
             summed = segment.summed.joined(rows) if segment.summed is not None else None
             if summed is None:
                 self._fail(
@@ -344,8 +359,8 @@ class Execution:
         at = _STREAM_INDEX[stream]
         occupancy.replace(Segment(span.start, span.stop, access.buffer, index, at, summed))
 
-    def _found(self, buffer: int, span: _Span, place: str, code: str) -> list[Segment]:
-        """The segments of the bytes, all written last through `buffer`."""
+    def _segments(self, buffer: int, span: _Span, place: str, code: str) -> list[Segment]:
+        """Return the segments of the bytes of `span`, which must all have been written last through `buffer`."""
         segments = self._spaces[span.space].within(span.start, span.stop)
         position = span.start
         for segment in segments:
@@ -369,7 +384,7 @@ class Execution:
             )
 
     def _check_over(self, other: int, stream: int, place: str, what: str, buffer: int) -> None:
-        """Launch `other` of a stream is over; `what` has a place for the name of the buffer."""
+        """Check that launch `other` of a stream has ended; `what` has a placeholder for the name of the buffer."""
         if self._before[stream] < other:
             self._fail(
                 "MBC125", f"{place}: it {what.format(self._name(buffer))} launch {other}, which it does not wait for"
@@ -389,6 +404,6 @@ class Execution:
 
 
 def buffer_name(index: int, buffer: Buffer) -> str:
-    """What a message calls a buffer."""
+    """Return the name of a buffer for messages."""
     what = f"of '{buffer.value}'" if buffer.value is not None else "(workspace)"
     return f"buffer {index} {what}"

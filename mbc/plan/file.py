@@ -1,4 +1,4 @@
-"""Plan files: JSON text that is the same from run to run, and is read strictly."""
+"""Plan files: JSON text that does not differ from run to run, and that is read strictly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 29  # of a plan or a source that is read
 
 
 def rank_folder(plan: Plan) -> str:
-    """In a package: the folder of the plan of ranks that do not run that of rank 0."""
+    """Return the folder, in a package, for the plan of ranks that do not run the plan of rank 0."""
     assert plan.graph.ranks is not None
     return f"rank{plan.graph.ranks.members[0]}"
 
@@ -30,7 +30,7 @@ _AGAIN = "compile the network again with 'mbc compile'"
 
 @uncollected()
 def dump_plan(plan: Plan) -> str:
-    """The text of a plan file: ASCII, one row of a table a line. Equal plans give equal bytes."""
+    """Return the text of a plan file: ASCII, one row of a table on each line. Equal plans give equal bytes."""
     document = encode_plan(plan)
     document[CHECKSUM] = content_checksum(document)
     lines: list[str] = []
@@ -40,11 +40,16 @@ def dump_plan(plan: Plan) -> str:
 
 @uncollected()
 def load_plan(text: str, name: str) -> Plan:
-    """The plan in the text of a file; `name` is what messages call the file.
+    """Return the plan in the text of a plan file.
 
-    Raises MbcError: MBC110 (not JSON, cut short), MBC111 (JSON, but no plan), MBC112 (another schema version), MBC113
-    (edited), MBC114 (a missing or unknown field), MBC115 (a wrong type or value), MBC116 (a reference to what is not
-    there), MBC117 (a buffer outside its space).
+    Args:
+        text: Content of the file.
+        name: The file, as messages name it.
+
+    Raises:
+        MbcError: MBC110 (not JSON, or cut short), MBC111 (JSON, but not a plan), MBC112 (another schema version),
+            MBC113 (edited), MBC114 (a missing or unknown field), MBC115 (a wrong type or value), MBC116 (a reference to
+            something that does not exist), MBC117 (a buffer outside its space).
     """
     if not isinstance(cast(object, text), str):
         raise MbcError(
@@ -83,7 +88,7 @@ def _parse(text: str, name: str) -> dict[str, Any]:
         what = "is cut short" if cut else f"is not JSON: {error.msg}"
         raise MbcError("MBC110", f"{name} {what} (line {error.lineno}, column {error.colno})", _AGAIN) from None
     except (ValueError, RecursionError) as error:
-        raise MbcError("MBC110", f"{name} is not JSON that a plan can be in: {error}", _AGAIN) from None
+        raise MbcError("MBC110", f"{name} is not JSON of a plan: {error}", _AGAIN) from None
     if not isinstance(document, dict):
         raise MbcError("MBC111", f"{name} is not a plan file: it holds {short(document)}", _AGAIN)
     return cast(dict[str, Any], document)
@@ -94,18 +99,18 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         twice = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
         raise ValueError(f"the field '{twice}' is there twice")
-    return found
+    return fields
 
 
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
 
 def _write(value: Any, lines: list[str], prefix: str, suffix: str) -> None:
-    """Objects one field a line, tables one row a line, everything else on one line."""
+    """Append the lines of `value`: objects one field a line, tables one row a line, everything else on one line."""
     fields = cast(dict[str, Any], value) if isinstance(value, dict) else {}
     if not _is_long(fields):
         lines.append(prefix + _encode(value) + suffix)

@@ -1,4 +1,4 @@
-"""What a launch runs, as one operation."""
+"""The operations of a launch as one operation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ MOST_NAMED = 6  # members of a group that a message names
 
 
 def title(operations: Sequence[str]) -> str:
-    """What a group is called: its members, of many the first and the last, which distinguish it from others that
-    contain the same ones."""
+    """Return the title of a group: its members joined by "+"; of many members, the first, their number and the last.
+
+    The first and the last member distinguish the group from other groups that contain the same operations.
+    """
     if len(operations) <= MOST_NAMED:
         return SEPARATOR.join(operations)
     return f"{operations[0]}{SEPARATOR}{len(operations) - 2} more{SEPARATOR}{operations[-1]}"
 
 
 def rows_of(plan: Plan, launch: Launch) -> int:
-    """Rows of the mini-batch that a launch works on; all of them where it has no per-sample operand."""
+    """Return the number of rows that a launch works on; the batch size if the launch has no per-sample operand."""
     for access in launch.accesses:
         value = plan.buffers[access.buffer].value
         if value is not None and plan.graph.values[value].per_sample:
@@ -29,18 +31,24 @@ def rows_of(plan: Plan, launch: Launch) -> int:
 
 
 def workspace_bytes(plan: Plan, launch: Launch) -> int:
-    """What a launch takes in the arena beside its operands."""
+    """Return the bytes of the arena that a launch uses as workspace."""
     buffers = (plan.buffers[access.buffer] for access in launch.accesses)
     return sum(b.size_bytes for b in buffers if b.value is None and b.space is Space.ARENA)
 
 
 def launch_name(number: int, launch: Launch) -> str:
-    """By which a record says which launch of a program a row is of."""
+    """Return the name by which a record refers to a launch: its number in the program and its title."""
     return f"{number} {title(launch.operations)}".strip()
 
 
 def operation_of(launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]) -> Operation:
-    """The operation of a launch, or its group: what the launch writes is what leaves it. `operations` by name."""
+    """Return the operation of a launch; for a group, one fused operation whose outputs are the values that are written.
+
+    Args:
+        launch: The launch.
+        operations: The operations of its program by name.
+        buffers: The buffers of the plan.
+    """
     members = [operations[name] for name in launch.operations]
     if len(members) == 1:
         return members[0]

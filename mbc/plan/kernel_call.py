@@ -1,4 +1,4 @@
-"""A kernel launch of a plan as providers see it: types of the rows that it works on, layouts, settings, workspace."""
+"""A launch of a plan as kernel providers see it: types of the rows that it works on, layouts, settings, workspace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.plan.model import Access, Kernel, Launch, Mode, Plan
 
 
 def call_of(plan: Plan, launch: Launch, operations: Mapping[str, Operation]) -> Call:
-    """The call of a launch of a kernel. `operations` of the program by name."""
+    """Return the call of a launch whose work is a kernel; `operations` are those of its program by name."""
     kernel, operands, workspace_bytes = launch.work, launch.accesses, 0
     assert isinstance(kernel, Kernel)
     if operands and plan.buffers[operands[-1].buffer].value is None:
@@ -30,7 +30,7 @@ def call_of(plan: Plan, launch: Launch, operations: Mapping[str, Operation]) -> 
 
 
 def _operation_request(plan: Plan, operation: Operation, operands: Sequence[Access]) -> Request:
-    """The operation on the rows of its launch: an access that is per sample says how many."""
+    """Return the request of an operation for the rows of its launch, which the per-sample accesses say."""
     types: list[TensorType] = []
     for name, access in zip((*operation.inputs, *operation.outputs), operands, strict=True):
         value = plan.graph.values[name]
@@ -41,8 +41,10 @@ def _operation_request(plan: Plan, operation: Operation, operands: Sequence[Acce
 
 
 def _conversion_request(plan: Plan, kernel: Kernel, operands: Sequence[Access]) -> Request:
-    """A change of layout or type: the same value in two buffers. The shape is that of the result, since the source may
-    hold what the result is a view of."""
+    """Return the request of a change of layout or type: one value in two buffers.
+
+    The shape is that of the result, because the result may be a view of the source.
+    """
     source, result = (_type_of(plan, access) for access in operands)
     source = TensorType(result.shape, source.dtype)
     return Request(kernel.name, NoAttributes(), (source,), (result,), plan.graph.precision)

@@ -1,7 +1,7 @@
-"""Whether the kernels that a plan names exist, take the operands that they are given, and have enough workspace.
+"""Checks that the kernels of a plan exist, take the operands that they are given, and have enough workspace.
 
-What a kernel takes its provider declares (`Provider.accepts`), which the search reads, too; the plan itself is no
-source for it. For the verifier only.
+The provider of a kernel declares the operands that the kernel takes (`Provider.accepts`), and the search reads that
+declaration, too. The check does not rely on the plan itself. Used by the verifier only.
 """
 
 from __future__ import annotations
@@ -21,37 +21,52 @@ from mbc.kernels.nccl import is_bucket
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Kernel, Launch, Mode, Plan, aligned
 
-# Workspace in bytes with which a call of a provider was measured; None where that is not known.
+# Returns the workspace in bytes with which a call of a provider was measured; None if no measurement exists.
 MeasuredBytes = Callable[[str, Call], int | None]
 KNOWN_PROVIDERS: Sequence[Provider] = (*PROVIDERS, INTERPRETER)
-ALIGNMENT_BYTES = 16  # of operands that kernels load by vectors
+ALIGNMENT_BYTES = 16  # operands that kernels load as vectors
 _REMEDY = "this plan is not what mbc writes for its GPU: compile the source again"
 
 
 def not_measured(provider: str, call: Call) -> int | None:
-    """Where there is no profile."""
+    """Return None: there is no profile with measured workspace."""
     return None
 
 
 @dataclass
 class KernelCheck:
-    """Of the launches of one plan. `unproved`: how many launches, by provider, have a workspace of which only the
-    library on the GPU can say that it is enough."""
+    """The check of all launches of one plan.
+
+    Attributes:
+        plan: The plan.
+        measured_bytes: Workspace with which a call was measured.
+        providers: Providers of the kernels that exist.
+        unproved: By provider, the number of launches whose workspace only the library on the GPU can judge.
+    """
 
     plan: Plan
     measured_bytes: MeasuredBytes
     providers: Sequence[Provider]
     unproved: Counter[str] = field(default_factory=Counter[str])
-    _known: dict[tuple[str, Call], Acceptance] = field(default_factory=dict[tuple[str, Call], Acceptance])
+    _acceptances: dict[tuple[str, Call], Acceptance] = field(default_factory=dict[tuple[str, Call], Acceptance])
 
     def __post_init__(self) -> None:
+        """Look up the GPU of the plan and the providers by name."""
         target = self.plan.target
         self._device: DeviceSpec = replace(spec_like(target.gpu, target.architecture), architecture=target.architecture)
         self._providers: Mapping[str, Provider] = {p.name: p for p in self.providers}
 
     def check(self, launch: Launch, operations: Mapping[str, Operation], place: str) -> None:
-        """`operations` of the program by name. MBC133 for a kernel that does not run its launch, MBC134 for too little
-        workspace."""
+        """Check the kernel of one launch.
+
+        Args:
+            launch: The launch.
+            operations: The operations of its program by name.
+            place: The launch, as a message names it.
+
+        Raises:
+            MbcError: MBC133 for a kernel that cannot run its launch, MBC134 for too little workspace.
+        """
         kernel = launch.work
         assert isinstance(kernel, Kernel)
         called = f"{kernel.provider}/{kernel.name}"
@@ -75,13 +90,13 @@ class KernelCheck:
 
     def _accepted(self, provider: str, call: Call) -> Acceptance:
         key = provider, call
-        known = self._known.get(key)
-        if known is None:
-            known = self._providers[provider].accepts(call, self._device)
-            if not (known.refusal or known.proved):
-                known = self._against_measured(provider, call, known)
-            self._known[key] = known
-        return known
+        acceptance = self._acceptances.get(key)
+        if acceptance is None:
+            acceptance = self._providers[provider].accepts(call, self._device)
+            if not (acceptance.refusal or acceptance.proved):
+                acceptance = self._against_measured(provider, call, acceptance)
+            self._acceptances[key] = acceptance
+        return acceptance
 
     def _against_measured(self, provider: str, call: Call, accepted: Acceptance) -> Acceptance:
         needed_bytes = self.measured_bytes(provider, call)
@@ -92,16 +107,18 @@ class KernelCheck:
         return replace(accepted, proved=True)
 
     def _check_contiguous(self, accesses: Sequence[Access], place: str) -> None:
-        """The operands of one sum over ranks lie one after another, and each sum in the place of its operand."""
+        """Check that the operands of an all-reduce are contiguous, and that each result overwrites its operand."""
         read = [access.buffer for access in accesses if access.mode is Mode.READ]
         results = (access.buffer for access in accesses if access.mode is not Mode.READ)
         written = [buffer for buffer in results if self.plan.buffers[buffer].value is not None]
         end = self.plan.offsets[read[0]]
         for buffer, result in zip(read, written, strict=True):
             if self.plan.offsets[buffer] != end:
-                _fail("MBC133", f"{place}: its operands do not lie one after another, at {self.plan.offsets[buffer]}")
+                _fail("MBC133", f"{place}: its operands are not contiguous at {self.plan.offsets[buffer]}")
             if self.plan.offsets[result] != end:
-                _fail("MBC133", f"{place}: a sum lies at {self.plan.offsets[result]}, not over its operand at {end}")
+                _fail(
+                    "MBC133", f"{place}: a sum is at {self.plan.offsets[result]}, not in place of its operand at {end}"
+                )
             end += aligned(self.plan.buffers[buffer].size_bytes)
 
     def _check_aligned(self, accesses: Sequence[Access], called: str, place: str) -> None:
@@ -117,7 +134,15 @@ class KernelCheck:
 
 
 def check_sums(accesses: Sequence[Access], place: str) -> None:
-    """A kernel overwrites all of its reductions or accumulates into all of them: `accesses` are those to reductions."""
+    """Check that a kernel overwrites all of its reductions, or accumulates into all of them.
+
+    Args:
+        accesses: The accesses to the reductions.
+        place: The launch, as a message names it.
+
+    Raises:
+        MbcError: MBC123 otherwise.
+    """
     if len({access.mode for access in accesses}) > 1:
         _fail("MBC123", f"{place}: it adds to some of its sums and overwrites others")
 

@@ -1,8 +1,8 @@
-"""Live ranges of the arena's bytes, by kind.
+"""Live ranges of the bytes of the arena, by kind.
 
-A buffer and its aliases are one live range, from the first write to the last read of any of them; at every moment its
-bytes count as those of the alias written last. Sizes are rounded up to the alignment, as offsets are. Written
-independently of the search, so that the verifier can compare.
+A buffer and its aliases are one live range, from the first write to the last read of any of them. At every moment the
+bytes belong to the alias written last. Sizes are rounded up to the alignment of offsets. This file shares no code with
+the search, so that the verifier can compare the results of both.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Plan, Program, Space
 
 
 class Kind(StrEnum):
-    """What bytes are for. The order is that of tables and pictures."""
+    """Kinds of bytes. Their order is that of tables and pictures."""
 
     PARAMETERS = "parameters"
-    CASTS = "parameter copies"  # parameters in the working type, made anew every step
+    CASTS = "parameter copies"  # parameters in the working type, computed again in every step
     STATISTICS = "statistics"
     OPTIMIZER = "optimizer"
     CONTROL = "control"
@@ -40,11 +40,10 @@ _OF_ROLE = {
 
 
 def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
-    """The kind of every value of both graphs.
+    """Return the kind of every value of both programs.
 
-    A state's next version is of the kind of the state. Of the rest, what the results (loss, metrics, outputs) are
-    computed from is an activation, or a copy of a parameter when it follows from states alone; all others are
-    gradients.
+    The next version of a state has the kind of the state. The other values that the results (loss, metrics, outputs)
+    are computed from are activations, or copies of parameters if they depend on states alone. All others are gradients.
     """
     kinds = {name: _OF_ROLE[value.role] for name, value in graph.values.items() if value.role in _OF_ROLE}
     kinds |= {new: kinds[old] for old, new in graph.updates if old in kinds}
@@ -54,10 +53,10 @@ def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
     while pending:
         name = pending.pop()
         if name in makers and name not in forward:
-            # All results of an operation are of one kind: also the index that a pooling stores for its gradient.
+            # All results of an operation have one kind, also the index that a pooling stores for its gradient.
             forward.update(makers[name].outputs)
             pending += makers[name].inputs
-    # Whether a value follows from states alone.
+    # By value: whether it depends on states alone.
     sources = {name: value.role in (Role.PARAMETER, Role.STATISTIC) for name, value in graph.values.items()}
     for op in (*graph.train, *graph.infer):
         states_only = all(map(sources.__getitem__, op.inputs))
@@ -73,7 +72,7 @@ def kinds_of_values(graph: TrainingGraph) -> Mapping[str, Kind]:
 class LiveRange:
     """Bytes that the buffers `members` hold one after another, from launch `start` to before launch `stop`.
 
-    `since[i]` is the launch that first touches `members[i]`, for which the bytes are from then on.
+    `since[i]` is the first launch that touches `members[i]`; from then on, the bytes belong to this member.
     """
 
     members: tuple[int, ...]
@@ -84,7 +83,7 @@ class LiveRange:
 
     @property
     def stays(self) -> Sequence[tuple[int, int, int]]:
-        """(member, start, stop): the bytes are those of one member until the next one is written."""
+        """Triples (member, start, stop): the bytes belong to one member until the next one is written."""
         if len(self.members) == 1:
             return ((self.members[0], self.start, self.stop),)
         ends = (*self.since[1:], self.stop)
@@ -93,36 +92,41 @@ class LiveRange:
 
 
 def lifetimes(program: Program) -> Mapping[int, tuple[int, int]]:
-    """[first write, last read + 1) in launch order of every buffer that the program touches."""
+    """Return [first write, last read + 1), in launch order, of every buffer that the program touches."""
     end = max(1, len(program.launches))
-    found: dict[int, tuple[int, int]] = dict.fromkeys(program.entry, (0, 1))
+    lives: dict[int, tuple[int, int]] = dict.fromkeys(program.entry, (0, 1))
     for i, launch in enumerate(program.launches):
         for access in launch.accesses:
-            start, _ = found.get(access.buffer, (i, i))
-            found[access.buffer] = (start, i + 1)
+            start, _ = lives.get(access.buffer, (i, i))
+            lives[access.buffer] = (start, i + 1)
     for buffer in program.exit:
-        start, _ = found.get(buffer, (end - 1, end))
-        found[buffer] = (start, end)
-    return found
+        start, _ = lives.get(buffer, (end - 1, end))
+        lives[buffer] = (start, end)
+    return lives
 
 
 def rounded(size_bytes: int) -> int:
-    """Up to the alignment."""
+    """Return `size_bytes` rounded up to the alignment."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def live_ranges(
     plan: Plan, program: Program, lives: Mapping[int, tuple[int, int]] | None = None
 ) -> tuple[LiveRange, ...]:
-    """The live ranges in the arena during one program. Those of states last for all of it. `lives`: `lifetimes`, where
-    these are known."""
+    """Return the live ranges in the arena during one program; those of states last for the whole program.
+
+    Args:
+        plan: The plan.
+        program: One of its programs.
+        lives: The result of `lifetimes(program)`, if the caller has it.
+    """
     lives = lifetimes(program) if lives is None else lives
     owner = _owners(plan.buffers)
     groups: dict[int, list[int]] = {}
     for buffer in lives:
         if plan.buffers[buffer].space is Space.ARENA:
             groups.setdefault(owner[buffer], []).append(buffer)
-    made: list[LiveRange] = []
+    ranges: list[LiveRange] = []
     end = max(1, len(program.launches))
     entry = frozenset(program.entry)
     for group in groups.values():
@@ -134,14 +138,19 @@ def live_ranges(
         since = [lives[b][0] for b in members]
         size_bytes = rounded(max([plan.buffers[b].size_bytes for b in members]))
         start, stop = (0, end) if persistent else (since[0], max([lives[b][1] for b in members]))
-        made.append(LiveRange(tuple(members), tuple(since), size_bytes, start, stop))
-    return tuple(made)
+        ranges.append(LiveRange(tuple(members), tuple(since), size_bytes, start, stop))
+    return tuple(ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the arena holds during one program: its live ranges, from the lifetimes of all buffers, and the kinds of the
-    values of both programs."""
+    """Contents of the arena during one program.
+
+    Attributes:
+        lives: Lifetimes of all buffers.
+        ranges: Live ranges in the arena.
+        kinds: Kinds of the values of both programs.
+    """
 
     lives: Mapping[int, tuple[int, int]]
     ranges: tuple[LiveRange, ...]
@@ -149,13 +158,19 @@ class Held:
 
 
 def held_in(plan: Plan, program: Program, kinds: Mapping[str, Kind] | None = None) -> Held:
-    """Of one program. `kinds`: of the plan, where these are known."""
+    """Return the contents of the arena during one program.
+
+    Args:
+        plan: The plan.
+        program: One of its programs.
+        kinds: The result of `kinds_of_values(plan.graph)`, if the caller has it.
+    """
     lives = lifetimes(program)
     return Held(lives, live_ranges(plan, program, lives), kinds_of_values(plan.graph) if kinds is None else kinds)
 
 
 def _owners(buffers: Sequence[Buffer]) -> list[int]:
-    """For each buffer the first one of its chain of aliases."""
+    """Return the first buffer of the chain of aliases of each buffer."""
     owner: list[int] = []
     for i, buffer in enumerate(buffers):
         # An alias names an earlier buffer; the verifier refuses any other.

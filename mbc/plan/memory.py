@@ -1,4 +1,4 @@
-"""Bytes of the arena by kind, launch by launch, and those outside it."""
+"""Bytes of the arena by kind, launch by launch, and bytes outside the arena."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from mbc.plan.model import Plan, Program, Space
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """`bytes_by_kind[kind][i]` is live while launch i runs. All kinds are there, also those without a byte."""
+    """Live bytes of the arena by kind over the launches of a program.
+
+    `bytes_by_kind[kind][i]` is live while launch i runs. All kinds are present, also those without a byte.
+    """
 
     bytes_by_kind: Mapping[Kind, tuple[int, ...]]
 
     @cached_property
     def total_bytes(self) -> tuple[int, ...]:
+        """Live bytes of all kinds at each launch."""
         return tuple(map(sum, zip(*self.bytes_by_kind.values(), strict=True)))
 
     @property
     def peak_bytes(self) -> int:
+        """Peak live bytes."""
         return max(self.total_bytes)
 
     @cached_property
@@ -32,13 +37,19 @@ class MemoryCurve:
         return total.index(max(total))
 
     def at(self, launch: int) -> Mapping[Kind, int]:
-        """Bytes by kind at one launch, without those that have none."""
+        """Return the bytes by kind at one launch, without kinds that have none."""
         return {kind: taken[launch] for kind, taken in self.bytes_by_kind.items() if taken[launch]}
 
 
-def memory_curve(plan: Plan, program: Program, known: Held | None = None) -> MemoryCurve:
-    """Bytes of the arena by kind over the launches of one program, sizes rounded up to the alignment."""
-    held = held_in(plan, program) if known is None else known
+def memory_curve(plan: Plan, program: Program, held: Held | None = None) -> MemoryCurve:
+    """Return the bytes of the arena by kind over the launches of one program, sizes rounded up to the alignment.
+
+    Args:
+        plan: The plan.
+        program: One of its programs.
+        held: The result of `held_in(plan, program)`, if the caller has it.
+    """
+    held = held_in(plan, program) if held is None else held
     count = max(1, len(program.launches))
     changes = {kind: [0] * (count + 1) for kind in Kind}
     for live_range in held.ranges:
@@ -61,10 +72,17 @@ class LiveValue:
     stop: int
 
 
-def live_values_at(plan: Plan, program: Program, launch: int, known: Held | None = None) -> tuple[LiveValue, ...]:
-    """The values that are live in the arena while a launch runs, the largest first."""
-    held = held_in(plan, program) if known is None else known
-    found: list[LiveValue] = []
+def live_values_at(plan: Plan, program: Program, launch: int, held: Held | None = None) -> tuple[LiveValue, ...]:
+    """Return the values that are live in the arena while a launch runs, the largest first.
+
+    Args:
+        plan: The plan.
+        program: One of its programs.
+        launch: Index of the launch.
+        held: The result of `held_in(plan, program)`, if the caller has it.
+    """
+    held = held_in(plan, program) if held is None else held
+    live_values: list[LiveValue] = []
     for live_range in held.ranges:
         if live_range.start <= launch < live_range.stop:
             # The bytes belong to the last member that was touched by then.
@@ -75,13 +93,12 @@ def live_values_at(plan: Plan, program: Program, launch: int, known: Held | None
             ]
             value = plan.buffers[member[-1] if member else live_range.members[0]].value
             kind = Kind.WORKSPACE if value is None else held.kinds[value]
-            found.append(LiveValue(value, kind, live_range.size_bytes, live_range.start, live_range.stop))
-    return tuple(sorted(found, key=lambda taken: (-taken.size_bytes, taken.start, taken.value or "")))
+            live_values.append(LiveValue(value, kind, live_range.size_bytes, live_range.start, live_range.stop))
+    return tuple(sorted(live_values, key=lambda taken: (-taken.size_bytes, taken.start, taken.value or "")))
 
 
 def outside_curve(plan: Plan, program: Program, space: Space) -> tuple[int, ...]:
-    """Bytes of host memory, or a peer's, that hold something while each launch runs, sizes rounded up to the
-    alignment."""
+    """Return the live bytes of `space`, host or peer, while each launch runs, sizes rounded up to the alignment."""
     count = max(1, len(program.launches))
     changes = [0] * (count + 1)
     for buffer, (start, stop) in lifetimes(program).items():

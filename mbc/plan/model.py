@@ -1,7 +1,7 @@
 """A plan: the only artefact that is saved, diffed, verified and rendered.
 
-Buffers are named by their index in `Plan.buffers`, launches by their index in their program. Every size and offset
-is in bytes. A lifetime is half-open, [first write, last read + 1), in launch order.
+A buffer is named by its index in `Plan.buffers`, a launch by its index in its program. Every size and offset is in
+bytes. A lifetime is half-open, [first write, last read + 1), in launch order.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ALIGNMENT_BYTES = 256
 
 
 def aligned(size_bytes: int) -> int:
-    """`size_bytes` rounded up to the alignment of buffers."""
+    """Return `size_bytes` rounded up to the alignment of buffers."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 class Space(StrEnum):
-    """Where a buffer lies: in the arena, in pinned memory of the host, or in memory that another GPU lends."""
+    """Memory of a buffer: the arena, pinned memory of the host, or memory that another GPU lends."""
 
     ARENA = "arena"
     HOST = "host"
@@ -33,7 +33,7 @@ class Space(StrEnum):
 
 
 class Mode(StrEnum):
-    """What a launch does to the bytes of an access."""
+    """Effect of a launch on the bytes of an access."""
 
     READ = "read"
     WRITE = "write"
@@ -41,9 +41,12 @@ class Mode(StrEnum):
 
 
 class Stream(StrEnum):
-    """Launches of one stream run in order. TO_HOST and TO_DEVICE: copies to the host and back; TO_PEER and FROM_PEER:
-    those to a peer's memory. CONCURRENT: the concurrent stream, of kernels that run concurrently with those of COMPUTE.
-    COLLECTIVE: of collectives, which all ranks launch in one order."""
+    """Streams of launches. Launches of one stream run in order.
+
+    TO_HOST and TO_DEVICE run copies to the host and back, TO_PEER and FROM_PEER copies to a peer's memory and back.
+    CONCURRENT runs kernels at the same time as those of COMPUTE. COLLECTIVE runs collectives, which all ranks launch in
+    one order.
+    """
 
     COMPUTE = "compute"
     TO_HOST = "to_host"
@@ -54,7 +57,7 @@ class Stream(StrEnum):
     FROM_PEER = "from_peer"
 
 
-# By space outside the arena: the streams of the copies there, and of those back. Each link has two lanes.
+# Streams of the copies to each space outside the arena, and of those back. Each link has two directions.
 STREAM_TO: Mapping[Space, Stream] = MappingProxyType({Space.HOST: Stream.TO_HOST, Space.PEER: Stream.TO_PEER})
 STREAM_FROM: Mapping[Space, Stream] = MappingProxyType({Space.HOST: Stream.TO_DEVICE, Space.PEER: Stream.FROM_PEER})
 COPY_STREAMS = tuple(stream for space in STREAM_TO for stream in (STREAM_TO[space], STREAM_FROM[space]))
@@ -69,6 +72,7 @@ class Rows:
 
     @property
     def count(self) -> int:
+        """Number of rows."""
         return self.stop - self.start
 
 
@@ -76,8 +80,8 @@ class Rows:
 class Buffer:
     """One live range of some rows of one value, in one layout, in one space. `value` None: workspace.
 
-    `alias` names the buffer whose bytes this one reuses (in-place operations, updates of states).
-    Values that are views of one another (`flatten`) have one buffer, of the viewed value.
+    `alias` names the buffer whose bytes this buffer reuses (in-place operations, updates of states).
+    Values that are views of one another (`flatten`) have one buffer, which names the viewed value.
     """
 
     value: str | None
@@ -91,7 +95,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Rows of a buffer that a launch touches. For workspace `rows` is the buffer's."""
+    """Rows of a buffer that a launch touches. For workspace, `rows` are all rows of the buffer."""
 
     buffer: int
     rows: Rows
@@ -100,8 +104,15 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel call. `provider` and `name` choose the entry of the generated dispatch table; `settings` are the
-    provider's own (cuDNN engine and knobs). `measured`: the time is from a profile, else estimated."""
+    """One kernel call.
+
+    Attributes:
+        provider: Provider of the kernel; with `name`, chooses the entry of the generated dispatch table.
+        name: Name of the kernel.
+        settings: Settings of the provider (cuDNN engine and knobs).
+        time_us: Time of the call.
+        measured: Whether the time is from a profile; otherwise it is estimated.
+    """
 
     provider: str
     name: str
@@ -122,8 +133,8 @@ class Copy:
 class Launch:
     """One kernel call or copy on one stream.
 
-    `accesses` of a kernel: the operation's inputs in order, then its outputs in order, then workspace if it has any.
-    A layout or type conversion belongs to no operation: it reads one buffer of a value and writes another.
+    The accesses of a kernel are the operation's inputs in order, then its outputs in order, then workspace if it has
+    any. A layout or type conversion belongs to no operation: it reads one buffer of a value and writes another.
     """
 
     work: Kernel | Copy
@@ -136,7 +147,7 @@ class Launch:
 class Program:
     """Launches in order, and the waits between streams: (earlier launch, later launch) of different streams.
 
-    `entry`: buffers that hold their value before the first launch. `exit`: those that must hold theirs after the last.
+    `entry` are the buffers that hold their value before the first launch, `exit` those that hold it after the last.
     """
 
     launches: tuple[Launch, ...]
@@ -147,8 +158,16 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the plan is for. `cudnn` is its version number (91900), 0 when the plan names no cuDNN engine. `profile`
-    says on what the known times were measured (GPU, driver, cuDNN, date), empty where there was no profile."""
+    """The GPU that the plan is for.
+
+    Attributes:
+        gpu: Name of the GPU.
+        architecture: Architecture such as "sm_90".
+        multiprocessors: Number of multiprocessors.
+        memory_bytes: Memory of the GPU.
+        cudnn: Version number of cuDNN (91900); 0 if the plan names no cuDNN engine.
+        profile: GPU, driver, cuDNN and date of the measured times; empty without a profile.
+    """
 
     gpu: str
     architecture: str  # sm_90
@@ -160,10 +179,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PredictedTimes:
-    """Of a plan's programs. `measured_share` is the part of `train_us` that comes from measured times.
+    """Predicted times of a plan's programs.
 
-    `low` and `high`: where the time should lie, the errors of its estimates being what they were found to be. Both are
-    the time itself where all of it was measured.
+    `measured_share` is the share of `train_us` that comes from measured times. `low` and `high` are the ends of a
+    prediction interval, which follows from the known errors of estimates. Both equal the time if all of it was
+    measured.
     """
 
     train_us: float
@@ -177,11 +197,18 @@ class PredictedTimes:
 
 @dataclass(frozen=True, slots=True)
 class Predictions(PredictedTimes):
-    """What a run will take.
+    """Predicted time and memory of a run.
 
-    Of several ranks whose plan offloads to the host or recomputes: `host_gpus` of a machine copy to its memory at a
-    time, by whose rates the plan is made, and `oblivious_us` is the time of the step that a search finds that takes
-    each GPU for the only one, with those rates. 0: one GPU, or nothing of that.
+    The last two fields serve plans of several ranks that offload to the host or recompute; they are 0 otherwise.
+
+    Attributes:
+        arena_bytes: Size of the arena.
+        overhead_bytes: Device memory outside the arena.
+        overhead_measured: Whether the overhead was measured.
+        host_bytes: Pinned host memory.
+        peer_bytes: Memory of another GPU.
+        host_gpus: Number of GPUs of a machine that copy to its memory at the same time; the plan uses their rates.
+        oblivious_us: With these rates, time of the step found by a search that ignores the other GPUs.
     """
 
     arena_bytes: int
@@ -193,24 +220,29 @@ class Predictions(PredictedTimes):
     oblivious_us: float = optional(0.0)
 
     def bytes_of(self, space: Space) -> int:
-        """The size of a space."""
+        """Return the size of a space in bytes."""
         return {Space.ARENA: self.arena_bytes, Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}[space]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower bounds of all plans of this graph, and of this plan's own choices.
+    """Lower bounds of all plans of this graph, and of the choices of this plan.
 
-    `floor_bytes`: inputs + output + smallest workspace of the most demanding operation, plus the states, or the states
-    and inputs of a step where these are more: the lower bound of all plans. `live_bytes`: the peak live bytes of this
-    plan, the lower bound of its placement. `fastest_us`: the best serial schedule: the fastest choice of kernels,
-    divisions and layouts together, whatever workspace it takes, for the same candidates and fused groups; of several
-    ranks with one sum of all gradients at the end.
-    `nondeterministic_us`: the same with kernels that give other bits in each run; 0 where these are admitted anyway.
-    `within_budget_us`: with the operations in this order no plan within the budget is faster; 0 where this was not
-    computed. All three are of serial schedules: a plan with a concurrent stream may be faster. `critical_path_us`: the
-    critical-path lower bound of plans with a concurrent stream, or with collectives beside the kernels, the same
-    candidates and fused groups, undivided where this one is; 0 where all launches run serially.
+    Times are of serial schedules except `critical_path_us`: a plan with a concurrent stream may be faster.
+
+    Attributes:
+        floor_bytes: Lower bound of the arena of all plans: the states plus inputs, outputs and smallest workspace of
+            the most demanding operation, or the states and inputs of a step if these are more.
+        floor_operation: The most demanding operation.
+        live_bytes: Peak live bytes of this plan, the lower bound of its placement.
+        fastest_us: Best serial schedule: the fastest choice of kernels, divisions and layouts together, with unlimited
+            workspace, for the same candidates and fused groups; for several ranks, with one sum of all gradients at the
+            end.
+        nondeterministic_us: `fastest_us` with kernels whose bits differ from run to run; 0 if such kernels are allowed.
+        within_budget_us: No plan within the budget that runs the operations in this order is faster; 0 if not computed.
+        critical_path_us: Critical-path lower bound of plans with a concurrent stream, or with collectives beside the
+            kernels, for the same candidates and fused groups, undivided where this plan is; 0 if all launches run
+            serially.
     """
 
     floor_bytes: int
@@ -223,17 +255,28 @@ class Bounds:
 
     @property
     def least_us(self) -> float:
-        """The lower bound of plans whose kernels run as this one's do, concurrently or serially."""
+        """Lower bound of plans whose kernels run as in this plan, concurrently or serially."""
         return self.critical_path_us or max(self.fastest_us, self.within_budget_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`offsets[i]` is the address of `buffers[i]` from the start of its space.
+    """A plan: a graph, buffers with their addresses, and the launches of two programs.
 
-    `budget_bytes` bounds arena and overhead, `host_limit_bytes` the pinned host memory (None: nothing does),
-    `peer_limit_bytes` the memory of another GPU. `settings`: what was asked for in place of what the source says, by
-    `--set NAME=VALUE`; of several of one name the last.
+    Attributes:
+        version: Version of mbc.
+        graph: The graph of the training step and of inference.
+        target: The GPU.
+        budget_bytes: Bound of arena and overhead together.
+        buffers: All buffers.
+        offsets: `offsets[i]` is the address of `buffers[i]` from the start of its space.
+        train: The program of a training step.
+        infer: The program of inference.
+        predictions: Predicted time and memory.
+        bounds: Lower bounds.
+        host_limit_bytes: Bound of the pinned host memory; None: no bound.
+        peer_limit_bytes: Bound of the memory of another GPU.
+        settings: Values set by `--set NAME=VALUE` in place of those of the source; the last one of a name counts.
     """
 
     version: str  # of mbc
@@ -252,16 +295,16 @@ class Plan:
 
     @property
     def settings_text(self) -> str:
-        """`depth=50, batch=64`; empty where all is as the source says."""
+        """The settings as `depth=50, batch=64`; empty if none were set."""
         return ", ".join(f"{name}={value}" for name, value in self.settings)
 
     @property
     def arena_budget_bytes(self) -> int:
-        """What the budget leaves for the arena."""
+        """Bytes that the budget leaves for the arena."""
         return self.budget_bytes - self.predictions.overhead_bytes
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it."""
+        """Return the plan as HTML for a notebook."""
         from mbc.report.html.notebook import plan_fragment
 
         return plan_fragment(self)

@@ -1,7 +1,7 @@
-"""Who wrote the bytes of a space last, and who has read them since. Used by the verifier only.
+"""The last writer of every byte of a space, and its readers since then. Used by the verifier only.
 
 A space is a sorted list of segments. Accesses split segments at their ends, so that every segment has one history.
-Launches are named by their index; -1 stands for what was there before the first launch.
+A launch is named by its index; -1 stands for the content before the first launch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RowSet:
     parts: tuple[tuple[int, int], ...] = ()
 
     def joined(self, rows: Rows) -> RowSet | None:
-        """With `rows` added; None where one of them is a member already."""
+        """Return the set with `rows` added; None if one of them is already a member."""
         at = bisect_right(self.parts, (rows.start, rows.start))
         before = self.parts[at - 1] if at else None
         after = self.parts[at] if at < len(self.parts) else None
@@ -35,7 +35,7 @@ class RowSet:
         return RowSet((*self.parts[:low], (start, stop), *self.parts[high:]))
 
     def united(self, rows: Rows) -> RowSet:
-        """With `rows` added, members or not."""
+        """Return the set with `rows` added, members or not."""
         start, stop = rows.start, rows.stop
         apart = [p for p in self.parts if p[1] < start or p[0] > stop]
         for low, high in self.parts:
@@ -44,9 +44,11 @@ class RowSet:
         return RowSet(tuple(sorted([*apart, (start, stop)])))
 
     def is_exactly(self, start: int, stop: int) -> bool:
+        """Return whether the members are the rows from `start` to before `stop`."""
         return self.parts == ((start, stop),)
 
     def __str__(self) -> str:
+        """Return the intervals as text for messages."""
         return ", ".join(f"{start}..{stop}" for start, stop in self.parts) or "none"
 
 
@@ -54,9 +56,15 @@ class RowSet:
 class Segment:
     """Bytes [start, stop) with one history.
 
-    `summed` is the rows that a sum over rows holds so far; None where the bytes are no such sum.
-    `readers` holds, for each stream, its latest launch that has read these bytes since they were written: the earlier
-    ones of a stream are over when the latest is.
+    Attributes:
+        start: First byte.
+        stop: Byte after the last.
+        buffer: Buffer through which the bytes were written last.
+        writer: Launch that wrote them last.
+        writer_stream: Index of the stream of that launch.
+        summed: Rows that a sum over rows contains so far; None if the bytes are not such a sum.
+        readers: For each stream, its latest launch that has read these bytes since they were written; earlier launches
+            of that stream have ended when the latest has.
     """
 
     start: int
@@ -76,12 +84,12 @@ class Occupancy:
     _segments: list[Segment] = field(default_factory=list[Segment])
 
     def within(self, start: int, stop: int) -> list[Segment]:
-        """The segments that lie in [start, stop), after splitting those that reach over its ends."""
+        """Return the segments in [start, stop), after splitting those that extend beyond its ends."""
         low, high = self._isolate(start, stop)
         return self._segments[low:high]
 
     def replace(self, segment: Segment) -> None:
-        """`segment` takes the place of whatever lay there."""
+        """Replace all segments of the bytes of `segment` by `segment`."""
         low, high = self._isolate(segment.start, segment.stop)
         self._segments[low:high] = [segment]
         self._starts[low:high] = [segment.start]
@@ -96,16 +104,18 @@ class Occupancy:
         return low, high
 
     def _split(self, at: int) -> int:
-        """Index of the first segment that starts at or after `at`, none reaching over it."""
+        """Return the index of the first segment from `at` on, after splitting the segment that contains `at`."""
         i = bisect_right(self._starts, at) - 1
         if i < 0:
             return 0
-        found = self._segments[i]
-        if found.start == at:
+        segment = self._segments[i]
+        if segment.start == at:
             return i
-        if found.stop > at:
-            rest = Segment(at, found.stop, found.buffer, found.writer, found.writer_stream, found.summed, found.readers)
-            found.stop = at
+        if segment.stop > at:
+            rest = Segment(
+                at, segment.stop, segment.buffer, segment.writer, segment.writer_stream, segment.summed, segment.readers
+            )
+            segment.stop = at
             self._segments.insert(i + 1, rest)
             self._starts.insert(i + 1, at)
         return i + 1

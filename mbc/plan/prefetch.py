@@ -9,20 +9,24 @@ from mbc.plan.model import Plan
 
 
 def input_bytes(graph: TrainingGraph) -> int:
-    """Of every input of a step, as it lies in the arena."""
+    """Return the bytes of all inputs of a step, each rounded up as in the arena."""
     return sum(rounded(graph.values[name].type.size_bytes) for name in graph.inputs)
 
 
 def ahead_bytes(graph: TrainingGraph, available_bytes: int) -> int:
-    """A second copy of each input, where `available_bytes` hold all of them; else 0, and inputs wait for the step
-    before."""
+    """Return the bytes for a second copy of each input if `available_bytes` suffice, else 0.
+
+    Without a second copy, the inputs of a step are copied after the step before it.
+    """
     if graph.precision is Precision.FP64:
-        return 0  # runs on the CPU only
+        return 0  # fp64 runs on the CPU only
     wanted = input_bytes(graph)
     return wanted if wanted <= available_bytes else 0
 
 
 def prefetch_bytes(plan: Plan) -> int:
-    """What a module takes outside the arena for prefetching, where the budget is large enough for it besides arena and
-    overhead."""
+    """Return the bytes outside the arena that a module uses to prefetch inputs.
+
+    They are 0 if the budget does not suffice for them besides arena and overhead.
+    """
     return ahead_bytes(plan.graph, plan.arena_budget_bytes - plan.predictions.arena_bytes)

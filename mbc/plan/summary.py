@@ -1,4 +1,4 @@
-"""A plan operation by operation: what tables show and what two plans are compared by."""
+"""A plan operation by operation, for tables and for the comparison of two plans."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ from mbc.plan.model import Copy, Kernel, Launch, Mode, Plan, Program, Stream
 class OperationSummary:
     """All launches of one operation, one fused group, or one conversion or copy of a value.
 
-    `name`: of the operation, or the title of a fused group; for a conversion `value -> layout` (with the number
-    of the occurrence from the second on). `kernels`: each distinct one, with its settings. `emulated_fp32`: whether one
-    of them emulates fp32. `micro_batches`: rows of each launch, in order. `layouts`: of inputs and outputs, as in the
-    accesses. `workspace_bytes`: the most that one launch takes. `output_bytes`: what it writes, workspace excluded.
-    `lifetime`: [first write, last read + 1) of what it writes, in launches of its program. `stream`: of its first
-    launch.
+    Attributes:
+        name: Name of the operation, title of the fused group, or `value -> layout` for a conversion (with the number of
+            the occurrence from the second on).
+        kind: Kind of the operation; "copy" or "convert" for launches without one.
+        kernels: Each distinct kernel, with its settings.
+        emulated_fp32: Whether one of the kernels emulates fp32.
+        micro_batches: Rows of each launch, in order.
+        layouts: Layouts of inputs and outputs, in the order of the accesses.
+        time_us: Time of all launches.
+        estimated: Whether one of the times is estimated rather than measured.
+        workspace_bytes: Largest workspace of one launch.
+        output_bytes: Bytes that the launches write, workspace excluded.
+        first_launch: Index of the first launch.
+        lifetime: [first write, last read + 1) of the written buffers, in launches of the program.
+        stream: Stream of the first launch.
     """
 
     name: str
@@ -47,8 +56,14 @@ def summarise(
     groups: Mapping[str, Sequence[int]] | None = None,
     lives: Mapping[int, tuple[int, int]] | None = None,
 ) -> tuple[OperationSummary, ...]:
-    """One summary an operation, in the order of their first launches. `groups` and `lives`: by `grouped` and
-    `lifetimes`, where these are known."""
+    """Return one summary for each operation, in the order of their first launches.
+
+    Args:
+        plan: The plan.
+        program: One of its programs.
+        groups: The result of `grouped(plan, program)`, if the caller has it.
+        lives: The result of `lifetimes(program)`, if the caller has it.
+    """
     groups = grouped(plan, program) if groups is None else groups
     lives = lifetimes(program) if lives is None else lives
     kinds = {op.name: op.kind for op in (*plan.graph.train, *plan.graph.infer)}
@@ -56,7 +71,7 @@ def summarise(
 
 
 def grouped(plan: Plan, program: Program) -> Mapping[str, list[int]]:
-    """The launches of each summary, by its name."""
+    """Return the indices of the launches of each summary, by its name."""
     groups: dict[str, list[int]] = {}
     conversions: dict[str, int] = {}
     for i, launch in enumerate(program.launches):
@@ -126,10 +141,10 @@ def kernel_name(launch: Launch) -> str:
 
 
 def settings_words(settings: Sequence[tuple[str, int]]) -> list[str]:
-    """Return `key=value` of each setting, without numbers that stand for something else.
+    """Return `key=value` for each setting, without numbers that stand for something else.
 
     An engine that cuDNN's heuristics choose on the GPU is `engine=heuristics`. They choose deterministic engines unless
-    `deterministic=0` is there. The layout is that of the operands, which tables show by themselves.
+    `deterministic=0` is there. The layout is left out because tables have a column for the layouts of operands.
     """
     words = dict(settings)
     by_heuristics = words.get("engine") == HEURISTIC_ENGINE
@@ -146,8 +161,10 @@ def _emulates(plan: Plan, launch: Launch) -> bool:
 
 
 def emulated_share(plan: Plan, program: Program) -> tuple[int, int]:
-    """How many convolutions and linear layers of a program, gradients included, run in emulated fp32, and how many
-    there are."""
+    """Return the number of matrix products of a program that run in emulated fp32, and the number of all.
+
+    Matrix products are convolutions and linear layers, gradients included.
+    """
     products = {op.name for op in (*plan.graph.train, *plan.graph.infer) if KINDS[op.kind].flops is not None}
     run = {name for launch in program.launches for name in launch.operations}
     emulated = {name for launch in program.launches if _emulates(plan, launch) for name in launch.operations}

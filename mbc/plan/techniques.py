@@ -1,5 +1,7 @@
-"""The techniques by which a program saves memory, read from its launches alone: what it recomputes, offloads, divides
-and executes depth-first in micro-batches."""
+"""The techniques by which a program saves memory, read from its launches alone.
+
+They are recomputation, offloading, division, and depth-first execution in micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,21 @@ from mbc.plan.live import rounded
 from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
 
 Launches = tuple[int, int]  # half-open
-Anew = tuple[int, tuple[int, ...]]  # a launch, and buffers of values that it recomputes
+Recomputation = tuple[int, tuple[int, ...]]  # a launch, and the buffers into which it recomputes values
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One operation, or group, whose values are recomputed. `outputs` are these, `launches` those that make them,
-    `time_us` what these take: of a fused launch its share by the bytes that it touches. `saved_bytes` are out of the
-    arena during `absent`."""
+    """One operation, or group, whose values are recomputed.
+
+    Attributes:
+        operation: Name of the operation or title of the group.
+        outputs: The recomputed values.
+        launches: Launches that recompute them.
+        time_us: Time of these launches; for a launch that also computes others, its share by the bytes that it touches.
+        saved_bytes: Bytes that are not in the arena during `absent`.
+        absent: Launches during which the values are not in the arena.
+    """
 
     operation: str
     outputs: tuple[str, ...]
@@ -30,8 +39,17 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """One live range of a value outside the arena, in `space`. `time_us` is that of its copies, `launches`; it is out
-    of the arena during `absent`: all of the program but its use for what lies outside between steps."""
+    """One live range of a value outside the arena.
+
+    Attributes:
+        value: The value.
+        launches: The copies.
+        time_us: Time of the copies.
+        saved_bytes: Bytes that are not in the arena during `absent`.
+        absent: Launches from the copy out of the arena to the copy back. A value that is outside at the start is absent
+            from the first launch on; one that is not copied back is absent until the end.
+        space: Where the value is.
+    """
 
     value: str
     launches: tuple[int, ...]
@@ -43,7 +61,14 @@ class Offloaded:
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """One operation in several micro-batches, in the order of their launches. `workspace_bytes`: the most of one."""
+    """One operation that runs in several micro-batches.
+
+    Attributes:
+        operation: Name of the operation, or names of a group joined by "+".
+        micro_batches: Rows of each launch, in order.
+        time_us: Time of all launches.
+        workspace_bytes: Largest workspace of one launch.
+    """
 
     operation: str
     micro_batches: tuple[int, ...]
@@ -53,8 +78,13 @@ class Divided:
 
 @dataclass(frozen=True, slots=True)
 class DepthFirst:
-    """One value that no buffer holds as a whole: its operations execute depth-first, micro-batch by micro-batch.
-    `rows`: the most of one buffer; `saved_bytes`: what all rows would take, less that."""
+    """One value that no buffer holds as a whole, because its operations execute depth-first in micro-batches.
+
+    Attributes:
+        value: The value.
+        rows: Most rows of one buffer.
+        saved_bytes: Bytes of all rows, less those of the largest buffer.
+    """
 
     value: str
     rows: int
@@ -63,7 +93,7 @@ class DepthFirst:
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """All of one program, in the order of their first launches."""
+    """All memory-saving techniques of one program, each in the order of first launches."""
 
     recomputed: tuple[Recomputed, ...]
     offloaded: tuple[Offloaded, ...]
@@ -71,13 +101,16 @@ class Techniques:
     depth_first: tuple[DepthFirst, ...] = ()
 
     def recomputing(self, groups: Mapping[str, Sequence[int]]) -> Mapping[str, int]:
-        """How many launches of each of these groups, as of `summary.grouped`, recompute its own values; groups without
-        any are left out."""
-        found = {one.operation: set(one.launches) & set(groups.get(one.operation, ())) for one in self.recomputed}
-        return {name: len(launches) for name, launches in found.items() if launches}
+        """Return the number of recomputing launches of each group that has any.
+
+        Args:
+            groups: The launches of each group, as from `summary.grouped`.
+        """
+        recomputing = {one.operation: set(one.launches) & set(groups.get(one.operation, ())) for one in self.recomputed}
+        return {name: len(launches) for name, launches in recomputing.items() if launches}
 
     def absent_bytes(self, launch: int) -> tuple[int, int]:
-        """Bytes that are absent from the arena at a launch: of recomputed, and of offloaded values."""
+        """Return the bytes of recomputed and of offloaded values that are not in the arena at a launch."""
         return (
             sum(r.saved_bytes for r in self.recomputed if r.absent[0] <= launch < r.absent[1]),
             sum(o.saved_bytes for o in self.offloaded if o.absent[0] <= launch < o.absent[1]),
@@ -85,13 +118,13 @@ class Techniques:
 
 
 def saves_memory(plan: Plan) -> bool:
-    """Whether the training step gives away time for memory: recomputes, offloads, or executes depth-first."""
-    found = techniques(plan, plan.train)
-    return bool(found.recomputed or found.offloaded or found.depth_first)
+    """Return whether the training step spends time to save memory: recomputes, offloads, or executes depth-first."""
+    used = techniques(plan, plan.train)
+    return bool(used.recomputed or used.offloaded or used.depth_first)
 
 
 def techniques(plan: Plan, program: Program) -> Techniques:
-    """What `program` recomputes, offloads, divides and executes depth-first in micro-batches."""
+    """Return the memory-saving techniques of `program`."""
     touches = _touches(program)
     again = _recomputations(plan, program)
     by_value: dict[str, list[int]] = {}
@@ -106,20 +139,22 @@ def techniques(plan: Plan, program: Program) -> Techniques:
 
 
 def _touches(program: Program) -> Mapping[int, list[int]]:
-    """The launches that touch each buffer."""
-    found: dict[int, list[int]] = {}
+    """Return the launches that touch each buffer."""
+    touches: dict[int, list[int]] = {}
     for i, launch in enumerate(program.launches):
         for access in launch.accesses:
-            found.setdefault(access.buffer, []).append(i)
-    return found
+            touches.setdefault(access.buffer, []).append(i)
+    return touches
 
 
-def _recomputations(plan: Plan, program: Program) -> Mapping[tuple[str, ...], list[Anew]]:
-    """By the operations of the launch that makes them first: launches that write rows of values into another buffer
-    than before, and these buffers."""
+def _recomputations(plan: Plan, program: Program) -> Mapping[tuple[str, ...], list[Recomputation]]:
+    """Return the launches that write rows of a value again, into another buffer, with these buffers.
+
+    The keys are the operations of the launch that computed the value first.
+    """
     makers: dict[str, tuple[str, ...]] = {}
     written: dict[str, list[tuple[int, int, int]]] = {}
-    found: dict[tuple[str, ...], list[Anew]] = {}
+    recomputations: dict[tuple[str, ...], list[Recomputation]] = {}
     for i, launch in enumerate(program.launches):
         if not launch.operations:
             continue  # a conversion or a copy
@@ -135,36 +170,39 @@ def _recomputations(plan: Plan, program: Program) -> Mapping[tuple[str, ...], li
                 anew.setdefault(maker, []).append(access.buffer)
             before.append((access.buffer, start, stop))
         for maker, buffers in anew.items():
-            found.setdefault(maker, []).append((i, tuple(buffers)))
-    return found
+            recomputations.setdefault(maker, []).append((i, tuple(buffers)))
+    return recomputations
 
 
 def _recomputed(
     plan: Plan,
     program: Program,
     operations: tuple[str, ...],
-    anew: list[Anew],
+    recomputations: list[Recomputation],
     touches: Mapping[int, list[int]],
     by_value: Mapping[str, list[int]],
 ) -> Recomputed:
-    launches = tuple(i for i, _ in anew)
-    made = tuple(dict.fromkeys(b for _, buffers in anew for b in buffers))
-    values = tuple(dict.fromkeys(plan.buffers[b].value or "" for b in made))
-    # Gone since the last touch of any earlier buffer of these values, back when the first launch writes anew.
-    earlier = (b for value in values for b in by_value[value] if b not in made)
+    launches = tuple(i for i, _ in recomputations)
+    again = tuple(dict.fromkeys(b for _, buffers in recomputations for b in buffers))
+    values = tuple(dict.fromkeys(plan.buffers[b].value or "" for b in again))
+    # The values are absent from the last access to their earlier buffers until the first launch recomputes them.
+    earlier = (b for value in values for b in by_value[value] if b not in again)
     last = max((i for b in earlier for i in touches[b] if i < launches[0]), default=launches[0] - 1)
     return Recomputed(
         title(operations),
         values,
         launches,
-        sum(_share(plan, program.launches[i], buffers) * program.launches[i].work.time_us for i, buffers in anew),
-        sum(rounded(plan.buffers[b].size_bytes) for b in made),
+        sum(
+            _share(plan, program.launches[i], buffers) * program.launches[i].work.time_us
+            for i, buffers in recomputations
+        ),
+        sum(rounded(plan.buffers[b].size_bytes) for b in again),
         (last + 1, launches[0]),
     )
 
 
 def _share(plan: Plan, launch: Launch, buffers: tuple[int, ...]) -> float:
-    """Of a launch, what writing these buffers counts: all of it where it writes nothing else."""
+    """Return the share of a launch that writing these buffers accounts for: 1 if it writes nothing else."""
     values = [a for a in launch.accesses if plan.buffers[a.buffer].value is not None]
     if all(a.buffer in buffers for a in values if a.mode is not Mode.READ):
         return 1.0
@@ -173,19 +211,19 @@ def _share(plan: Plan, launch: Launch, buffers: tuple[int, ...]) -> float:
 
 
 def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -> tuple[Offloaded, ...]:
-    found: list[Offloaded] = []
+    offloaded: list[Offloaded] = []
     entry = frozenset(program.entry)
     for outside, at in sorted(touches.items(), key=lambda item: item[1][0]):
         buffer = plan.buffers[outside]
         if buffer.space is Space.ARENA:
             continue
-        # Outside before the first launch: absent from the start on. Still there after the last: absent until the end.
+        # A value that is outside at the start is absent from the start; a value that is not fetched, until the end.
         writes = [_writes(program.launches[i], outside) for i in at]
         sent = [i for i, sends in zip(at, writes, strict=True) if sends]
         fetched = [i for i, sends in zip(at, writes, strict=True) if not sends]
         start = 0 if outside in entry else sent[0]
         later = [i for i in fetched if i >= start]
-        found.append(
+        offloaded.append(
             Offloaded(
                 buffer.value or "",
                 tuple(at),
@@ -195,11 +233,11 @@ def _offloaded(plan: Plan, program: Program, touches: Mapping[int, list[int]]) -
                 buffer.space,
             )
         )
-    return tuple(found)
+    return tuple(offloaded)
 
 
 def _depth_first_values(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[DepthFirst, ...]:
-    found: list[DepthFirst] = []
+    values: list[DepthFirst] = []
     for name, buffers in by_value.items():
         if not name or not plan.graph.values[name].per_sample:
             continue
@@ -210,8 +248,8 @@ def _depth_first_values(plan: Plan, by_value: Mapping[str, list[int]]) -> tuple[
         rows = largest.rows.count
         if rows < plan.graph.batch:
             whole_bytes = largest.size_bytes * plan.graph.batch // rows
-            found.append(DepthFirst(name, rows, rounded(whole_bytes) - rounded(largest.size_bytes)))
-    return tuple(found)
+            values.append(DepthFirst(name, rows, rounded(whole_bytes) - rounded(largest.size_bytes)))
+    return tuple(values)
 
 
 def _writes(launch: Launch, buffer: int) -> bool:
@@ -223,13 +261,13 @@ def _divided(plan: Plan, program: Program, again: set[int]) -> tuple[Divided, ..
     for i, launch in enumerate(program.launches):
         if launch.operations and i not in again and not isinstance(launch.work, Copy):
             groups.setdefault(launch.operations, []).append(launch)
-    found: list[Divided] = []
+    divided: list[Divided] = []
     for operations, launches in groups.items():
         if len(launches) == 1:
             continue
         rows = tuple(rows_of(plan, launch) for launch in launches)
         if sum(rows) <= plan.graph.batch:
-            found.append(
+            divided.append(
                 Divided(
                     "+".join(operations),
                     rows,
@@ -237,4 +275,4 @@ def _divided(plan: Plan, program: Program, again: set[int]) -> tuple[Divided, ..
                     max(workspace_bytes(plan, launch) for launch in launches),
                 )
             )
-    return tuple(found)
+    return tuple(divided)

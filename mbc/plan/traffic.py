@@ -1,4 +1,4 @@
-"""What the links of a GPU carry during a program: copies out of the arena and back, by the space at their other end."""
+"""The bytes that the links of a GPU carry during a program: copies out of the arena and back, by space."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from mbc.plan.model import STREAM_FROM, STREAM_TO, Launch, Plan, Program, Space,
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One link. `out_us`, `back_us`: the time that each direction is busy, alone; `measured`: that is known of this
-    machine, not estimated."""
+    """The copies over one link.
+
+    Attributes:
+        space: The space at the other end.
+        copies: Number of copies.
+        out_bytes: Bytes copied out of the arena.
+        back_bytes: Bytes copied back.
+        out_us: Time that copies out of the arena keep the link busy.
+        back_us: Time that copies back keep the link busy.
+        measured: Whether all times are measured on this machine rather than estimated.
+    """
 
     space: Space
     copies: int
@@ -23,7 +32,7 @@ class Traffic:
 
 
 def traffic(plan: Plan, program: Program) -> Iterator[Traffic]:
-    """Every link that `program` uses."""
+    """Yield the traffic of every link that `program` uses."""
     for space in STREAM_TO:
         out, back = (_copies(program, stream) for stream in (STREAM_TO[space], STREAM_FROM[space]))
         if out or back:
@@ -37,7 +46,7 @@ def traffic(plan: Plan, program: Program) -> Iterator[Traffic]:
 
 
 def direction_bytes(plan: Plan, program: Program, stream: Stream) -> int:
-    """What the copies of one stream carry."""
+    """Return the bytes that the copies of one stream carry."""
     return sum(copied_bytes(plan, copy) for copy in _copies(program, stream))
 
 
@@ -46,7 +55,7 @@ def _copies(program: Program, stream: Stream) -> list[Launch]:
 
 
 def copied_bytes(plan: Plan, copy: Launch) -> int:
-    """What one copy carries."""
+    """Return the bytes that one copy carries."""
     access = copy.accesses[0]
     buffer = plan.buffers[access.buffer]
     return buffer.size_bytes * access.rows.count // buffer.rows.count

@@ -1,9 +1,9 @@
-"""The independent check of a plan. It shares no code with the search: a mistake there must not be able to hide here.
+"""The independent check of a plan. It shares no code with the search, so that a mistake of the search cannot hide here.
 
-Every compilation runs it; `mbc verify` runs it alone. What it proves of a plan, under the assumption that kernels do
-what `docs/operations.md` says: both programs compute their graphs, in every schedule that streams and waits allow, with
-exactly the memory that the plan names, by kernels that exist and take the layouts, types and workspace they are given.
-What only a GPU can say is listed apart (`Verified.unproved`).
+Every compilation runs the check; `mbc verify` runs it alone. It assumes that kernels do what `docs/operations.md` says.
+It proves that both programs compute their graphs, in every schedule that streams and waits allow, with exactly the
+memory that the plan names, by kernels that exist and take the layouts, types and workspace that they are given.
+Statements that only a GPU can check are listed apart (`Verified.unproved`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,24 @@ from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
 from mbc.plan.verify_optimizer import check_precision, verify_optimizer
 from mbc.plan.verify_ranks import verify_rank
 
-_REMEDY = "this plan is not what mbc writes: report it with the plan file, and compile again"
+_REMEDY = "mbc would not write this plan: report it with the plan file, and compile again"
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was checked and recomputed. `peak_bytes`: live bytes by kind at the peak of each program. `unproved`: by
-    library, launches for which only the library can say, on the GPU, whether it has the kernel and the workspace
-    suffices. It is asked when the module is loaded, and a module that lacks something is refused."""
+    """The checked and recomputed figures of a plan.
+
+    Attributes:
+        train_launches: Number of launches of a training step.
+        infer_launches: Number of launches of inference.
+        buffers: Number of buffers.
+        arena_bytes: Size of the arena.
+        live_bytes: Peak live bytes of both programs.
+        peak_bytes: For each program, live bytes by kind at its peak.
+        unproved: By library, the number of launches for which only the library on the GPU can say whether it has the
+            kernel and whether the workspace suffices. The library is asked when the module is loaded; a module that
+            lacks something is refused.
+    """
 
     train_launches: int
     infer_launches: int
@@ -50,15 +60,24 @@ class Verified:
 def verify_plan(
     plan: Plan, measured_bytes: MeasuredBytes = not_measured, providers: Sequence[Provider] = KNOWN_PROVIDERS
 ) -> Verified:
-    """Check the graph of `plan`, then `plan` against it. `measured_bytes`: what a profile tells of workspaces;
-    `providers`: whose kernels there are.
+    """Check the graph of `plan`, then check `plan` against the graph.
 
-    Raises MbcError: those of `verify_training`; MBC120 (what a buffer is), MBC121 (its address), MBC122 (entry), MBC123
-    (a launch that does not fit the graph), MBC124 (bytes that hold something else), MBC125 (a missing wait), MBC126
-    (sums over rows), MBC127 (operations run too often or not at all), MBC128 (aliases), MBC129 (exit), MBC130
-    (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share bytes), MBC133 (a kernel that does
-    not exist, or does not run its launch), MBC134 (too little workspace), MBC135 (sums over ranks), MBC136 (parts
-    of a sharded optimizer), MBC137 (another optimizer than the updates), MBC138 (another GPU or precision).
+    Args:
+        plan: The plan.
+        measured_bytes: Workspace with which a profile measured a call.
+        providers: Providers of the kernels that exist.
+
+    Returns:
+        The figures that were recomputed.
+
+    Raises:
+        MbcError: Errors of `verify_training`; MBC120 (content of a buffer), MBC121 (its address), MBC122 (entry),
+            MBC123 (a launch that does not fit the graph), MBC124 (bytes that hold another value), MBC125 (a missing
+            wait), MBC126 (sums over rows), MBC127 (operations that run too often or not at all), MBC128 (aliases),
+            MBC129 (exit), MBC130 (impossible waits), MBC131 (figures), MBC132 (operands of one launch that share
+            bytes), MBC133 (a kernel that does not exist, or cannot run its launch), MBC134 (too little workspace),
+            MBC135 (sums over ranks), MBC136 (parts of a sharded optimizer), MBC137 (another optimizer than the
+            updates), MBC138 (another GPU or precision).
     """
     graph = plan.graph
     verify_training(graph)
@@ -99,8 +118,10 @@ def verify_plan(
 def _check_accumulation(
     plan: Plan, states: tuple[str, ...], measured_bytes: MeasuredBytes, providers: Sequence[Provider]
 ) -> None:
-    """The part of the training program that a mini-batch runs which is not the last of its step: it computes all but
-    what needs the sums of all mini-batches, and leaves the states as they were which that changes."""
+    """Check the part of the training program that runs for a mini-batch before the last one of a step.
+
+    The part computes everything that does not need the sums of all mini-batches, and leaves the other states unchanged.
+    """
     program = accumulating(plan)
     if program is None:
         return
@@ -114,7 +135,11 @@ def _check_accumulation(
 
 
 def _check_target(plan: Plan) -> None:
-    """A GPU that mbc knows has the architecture and the multiprocessors that the plan says."""
+    """Check that the architecture and the number of multiprocessors are those of the plan's GPU, if mbc knows that GPU.
+
+    Raises:
+        MbcError: MBC138 otherwise.
+    """
     target, spec = plan.target, known_spec(plan.target.gpu)
     if spec is None:
         return
@@ -150,7 +175,7 @@ def _check_values(plan: Plan) -> None:
 
 
 def _check_buffers(plan: Plan, views: set[str]) -> None:
-    """Rows, layouts, types and sizes; alignment, and that everything lies in its space."""
+    """Check the rows, layouts, types, sizes and alignment of all buffers, and that they are inside their spaces."""
     ends = {space: plan.predictions.bytes_of(space) for space in Space}
     if len(plan.offsets) != len(plan.buffers):
         _fail("MBC121", f"{len(plan.offsets)} offsets for {len(plan.buffers)} buffers")
@@ -167,7 +192,7 @@ def _check_buffers(plan: Plan, views: set[str]) -> None:
             if not 0 <= buffer.rows.start < buffer.rows.stop <= whole.stop:
                 _fail("MBC120", f"{place}: it holds rows {buffer.rows.start}..{buffer.rows.stop} of {whole.stop}")
             if buffer.layout is not Layout.CHANNELS_FIRST and not layout_matters(value.type.shape):
-                _fail("MBC120", f"{place}: a value of shape {value.type.shape} always lies in nchw")
+                _fail("MBC120", f"{place}: a value of shape {value.type.shape} is always in nchw")
             if not can_hold(buffer.dtype, value.type.dtype):
                 _fail("MBC120", f"{place}: {buffer.dtype} cannot hold {value.type.dtype}")
             row_elements = value.type.elements // whole.stop
@@ -189,29 +214,32 @@ def _check_buffers(plan: Plan, views: set[str]) -> None:
 
 
 def _check_alias(plan: Plan, index: int, place: str) -> None:
-    """An alias has exactly the bytes of its buffer."""
+    """Check that an alias has exactly the bytes of its buffer."""
     buffer = plan.buffers[index]
     alias = buffer.alias
     if alias is None or not 0 <= alias < index:
         _fail("MBC128", f"{place}: its alias {alias} is not an earlier buffer")
     other = plan.buffers[alias]
     if buffer.value is None or other.value is None:
-        _fail("MBC128", f"{place}: workspace neither takes over bytes nor leaves any")
+        _fail("MBC128", f"{place}: workspace cannot be an alias or have one")
     same = plan.offsets[index] == plan.offsets[alias] and (
         (buffer.space, buffer.rows, buffer.layout, buffer.dtype, buffer.size_bytes)
         == (other.space, other.rows, other.layout, other.dtype, other.size_bytes)
     )
     if not same:
-        _fail("MBC128", f"{place}: it takes over {buffer_name(alias, other)}, but differs in place, rows or layout")
+        _fail(
+            "MBC128",
+            f"{place}: it is an alias of {buffer_name(alias, other)}, but differs in place, rows or layout",
+        )
 
 
 def _check_entry(plan: Plan, program: Program, title: str, names: tuple[str, ...]) -> None:
-    """Every state and every input has one whole buffer, and nothing else is there before the start."""
-    found: dict[str, int] = {}
+    """Check that exactly the states and inputs have buffers before the start, one whole buffer each."""
+    buffers: dict[str, int] = {}
     expected = frozenset(names)
     for index in program.entry:
         buffer = plan.buffers[index]
-        if buffer.value not in expected or buffer.value in found:
+        if buffer.value not in expected or buffer.value in buffers:
             _fail("MBC122", f"{title}: {buffer_name(index, buffer)} cannot hold anything before the start")
         value = plan.graph.values[buffer.value]
         if buffer.rows != whole_rows(plan.graph, value):
@@ -219,20 +247,25 @@ def _check_entry(plan: Plan, program: Program, title: str, names: tuple[str, ...
         if buffer.space is not Space.ARENA and value.role is not Role.OPTIMIZER:
             _fail("MBC122", f"{title}: {buffer_name(index, buffer)} must be in the arena before the start")
         if buffer.alias is not None:
-            _fail("MBC122", f"{title}: {buffer_name(index, buffer)} takes over bytes, so it cannot be there before")
+            _fail(
+                "MBC122",
+                f"{title}: {buffer_name(index, buffer)} is an alias, so it cannot hold a value before the start",
+            )
         if value.role.persistent:
             if buffer.dtype is not value.type.dtype:
                 _fail("MBC122", f"{title}: the state {buffer_name(index, buffer)} is kept in {buffer.dtype}")
         elif not is_canonical(buffer.layout, value.type.shape):
-            _fail("MBC122", f"{title}: the input {buffer_name(index, buffer)} does not lie as its shape reads")
-        found[buffer.value] = index
+            _fail(
+                "MBC122", f"{title}: the input {buffer_name(index, buffer)} is not in the row-major order of its shape"
+            )
+        buffers[buffer.value] = index
     for name in names:
-        if name not in found:
+        if name not in buffers:
             _fail("MBC122", f"{title}: no buffer holds '{name}' before the start")
 
 
 def _check_states_shared(plan: Plan, states: tuple[str, ...]) -> None:
-    """What one program leaves is what the other one finds."""
+    """Check that both programs have each state in the same buffer."""
     train = {plan.buffers[index].value: index for index in plan.train.entry}
     infer = {plan.buffers[index].value: index for index in plan.infer.entry}
     for state in states:
@@ -248,7 +281,19 @@ def _check_exit(
     results: tuple[str, ...],
     demands: Mapping[str, Demands],
 ) -> None:
-    """States lie where they lay, in their final version; outputs, loss and metrics are there as a whole."""
+    """Check the end of a program.
+
+    The final version of each state is where the state was at the start. Outputs, loss and metrics are present as a
+    whole.
+
+    Args:
+        plan: The plan.
+        program: The program.
+        title: The program, as messages name it.
+        finals: For each state, its final version.
+        results: Outputs, loss and metrics.
+        demands: The demands of each program by title.
+    """
     entry = {plan.buffers[index].value: index for index in program.entry}
     held: dict[str | None, list[int]] = {}
     for index in program.exit:
@@ -273,18 +318,19 @@ def _check_exit(
         shape = plan.graph.values[root].type.shape
         if root != name and not any(is_canonical(plan.buffers[i].layout, shape) for i in held[root]):
             _fail(
-                "MBC129", f"{title}: the result '{name}' is a view of '{root}', which does not lie as its shape reads"
+                "MBC129",
+                f"{title}: the result '{name}' is a view of '{root}', which is not in the row-major order of its shape",
             )
 
 
 def _first_owner(plan: Plan, index: int) -> int:
-    """The buffer whose bytes this one has, through any number of aliases."""
+    """Return the first buffer of a buffer's chain of aliases."""
     alias = plan.buffers[index].alias
     return index if alias is None else _first_owner(plan, alias)
 
 
 def _check_figures(plan: Plan, live: int) -> None:
-    """Sizes of the spaces, the budget and the lower bound `live` as they were recomputed."""
+    """Check the sizes of the spaces, the budget and the peak live bytes against the recomputed ones."""
     for space in Space:
         said = plan.predictions.bytes_of(space)
         ends = (o + rounded(b.size_bytes) for b, o in zip(plan.buffers, plan.offsets, strict=True) if b.space is space)

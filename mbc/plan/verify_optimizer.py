@@ -1,7 +1,7 @@
-"""The optimizer that a graph names against the operations that update its states. For the verifier only.
+"""The check of the optimizer of a graph against the operations that update its states. Used by the verifier only.
 
-What runs are the operations; what users read, and how many mini-batches a step takes, is `graph.optimizer`. Nothing
-here is shared with the pass that makes the operations from it.
+A step runs the operations. Users read `graph.optimizer`, which also says how many mini-batches a step has. This file
+shares no code with the pass that makes the operations from the optimizer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, settings_of
 from mbc.ir.types import DType, Precision
 from mbc.plan.accumulation import ACCUMULATE, Accumulation
 
-_REMEDY = "this plan is not what mbc writes: compile the source again"
-# Fields that an optimizer of each kind reads; the others keep their defaults.
+_REMEDY = "mbc would not write this plan: compile the source again"
+# Fields that each kind of optimizer reads; the other fields keep their defaults.
 _MOMENTUM, _ADAM = {"momentum", "nesterov"}, {"beta1", "beta2", "eps"}
 _READ = {
     "sgd": _MOMENTUM,
@@ -36,7 +36,7 @@ _READ_GRADIENTS = frozenset({"sgd_update", "adamw_update", "lars_update"}) | _RA
 
 
 def verify_optimizer(graph: TrainingGraph) -> None:
-    """Raise MBC137 unless every field of `graph.optimizer` is what the operations of the step do."""
+    """Raise MBC137 unless the operations of the step do what every field of `graph.optimizer` says."""
     optimizer = graph.optimizer
     if optimizer.kind not in _READ:
         _fail(f"there is no optimizer '{optimizer.kind}'")
@@ -52,7 +52,7 @@ def verify_optimizer(graph: TrainingGraph) -> None:
             _check_update(graph, op)
     for name, value in graph.values.items():
         if name in updates and not is_trained(optimizer, value):
-            _fail(f"'{name}' is updated, but is no parameter that is trained", updates[name])
+            _fail(f"'{name}' is updated, but is not a trained parameter", updates[name])
     _check_guard(graph)
     _check_accumulation(graph, updates.values())
     _check_averages(graph)
@@ -85,7 +85,7 @@ def _compare(op: Operation, wanted: dict[str, Any]) -> None:
 
 
 def _check_guard(graph: TrainingGraph) -> None:
-    """One guard, whose settings are the optimizer's, looks at the loss and, where it has to, at all gradients."""
+    """Check that one guard with the optimizer's settings reads the loss and, where it must, all gradients."""
     optimizer = graph.optimizer
     guards = [op for op in graph.train if op.kind == "guard"]
     if len(guards) != 1:
@@ -94,23 +94,23 @@ def _check_guard(graph: TrainingGraph) -> None:
     _compare(guard, {"clip_norm": optimizer.clip_norm, "accumulate": optimizer.accumulate})
     _, total, *seen = guard.inputs
     if total != graph.loss:
-        _fail(f"it looks at '{total}' for the loss, which is '{graph.loss}'", guard)
+        _fail(f"it reads '{total}' as the loss, but the loss is '{graph.loss}'", guard)
     if not (optimizer.clip_norm or graph.precision is Precision.FP16):
         return
     for op in graph.train:
-        # Of gradients in parts it sees the norms (`mbc.plan.verify_ranks`).
+        # For gradients in parts, the guard reads their norms (`mbc.plan.verify_ranks`).
         if op.kind in _READ_GRADIENTS and op.inputs[1] not in seen:
-            _fail(f"it does not look at '{op.inputs[1]}', by which '{op.inputs[0]}' is updated", guard)
+            _fail(f"it does not read '{op.inputs[1]}', the gradient that updates '{op.inputs[0]}'", guard)
 
 
 def _check_accumulation(graph: TrainingGraph, updates: Iterable[Operation]) -> None:
-    """Every update needs sums over mini-batches where a step has several, and none does where it has one."""
+    """Check that every update needs sums over mini-batches if a step has several, and that none does if it has one."""
     sums = [op for op in graph.train if op.kind == ACCUMULATE]
     if graph.optimizer.accumulate < 1:
         _fail(f"a step has {graph.optimizer.accumulate} mini-batches")
     if graph.optimizer.accumulate == 1:
         if sums:
-            _fail("a step of one mini-batch adds nothing up", sums[0])
+            _fail("a step of one mini-batch must not accumulate", sums[0])
         return
     late = Accumulation(graph).late
     for op in updates:
@@ -119,7 +119,7 @@ def _check_accumulation(graph: TrainingGraph, updates: Iterable[Operation]) -> N
 
 
 def _check_averages(graph: TrainingGraph) -> None:
-    """Every state of the network that a step changes has its moving average, where the optimizer keeps averages."""
+    """Check that each weight and statistic that a step changes has a moving average if the optimizer keeps averages."""
     decay, changed = graph.optimizer.ema, {old for old, _ in graph.updates}
     averages = {op.inputs[0]: op for op in graph.train if op.kind == "ema_update"}
     for op in averages.values():
@@ -132,18 +132,18 @@ def _check_averages(graph: TrainingGraph) -> None:
     }
     wanted = {average_name(weight) for weight in weights & changed} if decay else set[str]()
     for name in sorted(wanted ^ averages.keys()):
-        _fail(f"with an ema of {decay}, '{name}' {'is not updated' if name in wanted else 'is no average of weights'}")
+        _fail(f"with an ema of {decay}, '{name}' {'is not updated' if name in wanted else 'averages no weight'}")
     for name, op in averages.items():
         weight = next(weight for weight in weights if average_name(weight) == name)
         if op.inputs[1] != dict(graph.updates)[weight]:
-            _fail(f"it averages '{op.inputs[1]}', not '{weight}' as the step leaves it", op)
+            _fail(f"it averages '{op.inputs[1]}', not the next version of '{weight}'", op)
 
 
 def _check_noise_scale(graph: TrainingGraph) -> None:
     squares = {value_of(PART_SQUARE), value_of(MEAN_SQUARE)}
-    made = {output for op in graph.train for output in op.outputs}
-    if graph.optimizer.noise_scale != (squares <= made):
-        _fail(f"its noise_scale is {graph.optimizer.noise_scale}, but the step says otherwise")
+    results = {output for op in graph.train for output in op.outputs}
+    if graph.optimizer.noise_scale != (squares <= results):
+        _fail(f"its noise_scale is {graph.optimizer.noise_scale}, but the step does the opposite")
 
 
 def _check_loss_scale(graph: TrainingGraph) -> None:
@@ -154,7 +154,11 @@ def _check_loss_scale(graph: TrainingGraph) -> None:
 
 
 def check_precision(graph: TrainingGraph) -> None:
-    """Raise MBC138 unless the values have the types of the graph's precision."""
+    """Check that the values have the types of the graph's precision.
+
+    Raises:
+        MbcError: MBC138 otherwise.
+    """
     precision = graph.precision
     for value in graph.values.values():
         if value.type.dtype in (DType.INT32, DType.UINT8):

@@ -1,7 +1,7 @@
-"""The source in a plan against the plan's graph: parsed and lowered again, it has to give the same graph.
+"""The check of the source in a plan: parsed and lowered again, it must give the graph of the plan.
 
-Kept apart from `verify_plan`, which needs no parser: `mbc verify` calls both. Plans of tests and of other tools may
-have no source, and then their graph is all that is known of them.
+This check is not in `verify_plan`, which needs no parser; `mbc verify` calls both. Plans of tests and of other tools
+may have no source; nothing is checked then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def verify_source(plan: Plan) -> bool:
     if not sources:
         return False
     if len(sources) > 1:
-        _fail(plan, f"is of {len(sources)} sources: {', '.join(source.name for source in sources)}")
+        _fail(plan, f"has {len(sources)} sources: {', '.join(source.name for source in sources)}")
     try:
         graph = _graph_of(sources[0], plan)
     except MbcError as error:
-        _fail(plan, f"cannot be of its source: {error.message}")
+        _fail(plan, f"has a source that does not compile: {error.message}")
     _compare(plan, graph)
     return True
 
@@ -47,16 +47,16 @@ def _graph_of(source: Source, plan: Plan) -> TrainingGraph:
     """Return the graph that a compilation of the source makes, with the plan's settings, ranks and bit masks."""
     graph, settings = plan.graph, plan.settings
     if graph.ranks is not None:
-        settings = (*settings, ("batch", str(graph.batch)))  # of this rank
+        settings = (*settings, ("batch", str(graph.batch)))  # the batch of this rank
     lowered = lower(parse(source), settings, graph.name)
     sharded = is_sharded(graph)
-    made = differentiate(lowered.network, lowered.optimizer, lowered.precision, graph.ranks, sharded)
+    step = differentiate(lowered.network, lowered.optimizer, lowered.precision, graph.ranks, sharded)
     masked = {op.inputs[0] for op in graph.train if op.kind == "relu_mask"}
-    return mask_relus(made, [op.name for op in made.train if not masked.isdisjoint(op.outputs)])
+    return mask_relus(step, [op.name for op in step.train if not masked.isdisjoint(op.outputs)])
 
 
 def _compare(plan: Plan, wanted: TrainingGraph) -> None:
-    """Places in the source may differ, nothing else."""
+    """Check that the graphs differ in nothing but their places in the source."""
     graph = plan.graph
     _compare_each(plan, "value", tuple(graph.values.values()), tuple(wanted.values.values()))
     _compare_each(plan, "operation of a step,", graph.train, wanted.train)
@@ -66,7 +66,7 @@ def _compare(plan: Plan, wanted: TrainingGraph) -> None:
             continue
         has, wants = getattr(graph, field.name), getattr(wanted, field.name)
         if has != wants:
-            _fail(plan, f"is not of its source: its {field.name} is {has}, the source's is {wants}")
+            _fail(plan, f"does not follow from its source: its {field.name} is {has}, the source's is {wants}")
 
 
 def _compare_each(
@@ -76,15 +76,15 @@ def _compare_each(
     for name in (*there, *wants):
         if name not in there or name not in wants:
             where = "the plan" if name in there else "the source"
-            _fail(plan, f"is not of its source: {what} '{name}' is in {where} only")
+            _fail(plan, f"does not follow from its source: {what} '{name}' is in {where} only")
         if replace(there[name], span=None) != replace(wants[name], span=None):
-            _fail(plan, f"is not of its source, which has another {what} '{name}'")
+            _fail(plan, f"does not follow from its source, which has another {what} '{name}'")
     if [*there] != [*wants] and isinstance(has[0], Operation):
-        _fail(plan, f"is not of its source: it has each {what} in another order")
+        _fail(plan, f"does not follow from its source, which has each {what} in another order")
 
 
 def _fail(plan: Plan, why: str) -> NoReturn:
     remedy = "compile the source again"
     if plan.version != mbc.__version__:
-        remedy = f"verify it with mbc {plan.version}, which made it, or {remedy}"
+        remedy = f"verify it with mbc {plan.version}, which wrote it, or {remedy}"
     raise MbcError("MBC139", f"the plan of '{plan.graph.name}' {why}", remedy)

@@ -258,7 +258,7 @@ WRONG = [
     (("predictions", "infer_high_us", 0.0), "is not between"),
     (("predictions", "overhead_measured", 1), "at predictions.overhead_measured"),
     (("graph", "batch", 0), "at graph.batch"),
-    (("graph", "precision", "fp8"), "at graph.precision: 'fp8' is none of fp32"),
+    (("graph", "precision", "fp8"), "at graph.precision: 'fp8' is not one of fp32"),
     (("graph", "name", "a b"), "at graph.name: 'a b' is not a name"),
     (("graph", "optimizer", "nesterov", "no"), "at graph.optimizer.nesterov"),
     (("graph", "values", "rows", 0, 0, "x;system"), "at graph.values.rows[0].name"),

@@ -144,7 +144,7 @@ def test_the_source_gives_the_graph() -> None:
         ("|> relu |> global", "|> gelu |> global", "is in the plan only"),
         ("momentum=0.9", "momentum=0.8", "which has another operation of a step, "),
         ("accumulate = 2", "accumulate = 3", "which has another operation of a step, "),
-        ("@stem", "@stem |> nonsense", "cannot be of its source: "),
+        ("@stem", "@stem |> nonsense", "has a source that does not compile: "),
     ],
 )
 def test_another_source_is_refused(was: str, new: str, said: str) -> None:

@@ -108,7 +108,7 @@ def test_an_update_of_this_rank_alone() -> None:
         plan,
         lambda op: [replace(op, inputs=tuple(own if v == gradient else v for v in op.inputs)) if op == update else op],
     )
-    refused(verify_rank, changed, f"'{update.name}' reads '{own}', which is of one rank alone")
+    refused(verify_rank, changed, f"'{update.name}' reads '{own}', which is not summed over the ranks")
 
 
 def test_a_loss_of_this_rank_alone() -> None:
@@ -116,7 +116,7 @@ def test_a_loss_of_this_rank_alone() -> None:
     guard = of_kind(plan, "guard")
     own = guard.inputs[1].removeprefix("sum.")
     changed = with_operations(plan, lambda op: [replace(op, inputs=(op.inputs[0], own)) if op == guard else op])
-    refused(verify_rank, changed, f"'{guard.name}' reads '{own}', which is of one rank alone")
+    refused(verify_rank, changed, f"'{guard.name}' reads '{own}', which is not summed over the ranks")
 
 
 def test_a_report_of_this_rank_alone() -> None:
@@ -139,7 +139,7 @@ def test_a_sum_of_a_sum() -> None:
             return [op]
         return [op, replace(op, name="again", inputs=op.outputs, outputs=("twice",))]
 
-    refused(verify_rank, with_operations(plan, twice), "'again' sums over ranks what is summed over ranks already")
+    refused(verify_rank, with_operations(plan, twice), "'again' sums a value over ranks that is already summed")
 
 
 def test_a_sum_of_what_depends_on_a_sum() -> None:
@@ -147,14 +147,14 @@ def test_a_sum_of_what_depends_on_a_sum() -> None:
     update = of_kind(plan, "sgd_update")
     again = replace(of_kind(plan, "all_reduce"), name="again", inputs=update.outputs[:1], outputs=("twice",))
     changed = with_operations(plan, lambda op: [op, again] if op == update else [op])
-    refused(verify_rank, changed, "'again' sums over ranks what is summed over ranks already")
+    refused(verify_rank, changed, "'again' sums a value over ranks that is already summed")
 
 
 def test_a_sum_of_another_number_of_ranks() -> None:
     (plan,) = plans_of(2)
     first = of_kind(plan, "all_reduce")
     changed = with_operations(plan, lambda op: [replace(op, attributes=AllReduce(3)) if op == first else op])
-    refused(verify_rank, changed, f"'{first.name}' is of 3 ranks of 2")
+    refused(verify_rank, changed, f"'{first.name}' is for 3 ranks, but there are 2")
 
 
 def test_a_collective_on_the_stream_of_kernels() -> None:
@@ -180,14 +180,14 @@ def test_inference_has_no_collective() -> None:
 def test_one_rank_has_no_collective() -> None:
     (plan,) = plans_of(2)
     alone = replace(plan, graph=replace(plan.graph, ranks=None))
-    refused(verify_rank, alone, "plans of several GPUs: it sums over ranks, and there is one only")
+    refused(verify_rank, alone, "plans of several GPUs: it sums over ranks, but there is only one")
     verify_rank(random_plan(5))
     bucket = plan.train.launches[collectives(plan)[0]]
     other = random_plan(5)
     for title in ("train", "infer"):
         program = getattr(other, title)
         changed = replace(other, **{title: replace(program, launches=(*program.launches, bucket))})
-        refused(verify_rank, changed, "it sums over ranks, and there is one only")
+        refused(verify_rank, changed, "it sums over ranks, but there is only one")
 
 
 def test_operands_of_a_bucket_lie_one_after_another() -> None:
@@ -199,7 +199,7 @@ def test_operands_of_a_bucket_lie_one_after_another() -> None:
     for buffer, offset in enumerate(plan.offsets):
         if offset in (plan.offsets[first], plan.offsets[second]):
             offsets[buffer] = plan.offsets[second if offset == plan.offsets[first] else first]
-    refused(verify_plan, replace(plan, offsets=tuple(offsets)), "its operands do not lie one after another", "MBC133")
+    refused(verify_plan, replace(plan, offsets=tuple(offsets)), "its operands are not contiguous", "MBC133")
 
 
 def test_a_sum_lies_over_its_operand() -> None:
@@ -214,7 +214,7 @@ def test_a_sum_lies_over_its_operand() -> None:
     offsets[total] = end
     predictions = replace(plan.predictions, arena_bytes=end + 256)
     changed = replace(plan, buffers=tuple(buffers), offsets=tuple(offsets), predictions=predictions)
-    refused(verify_plan, changed, f"a sum lies at {end}, not over its operand at", "MBC133")
+    refused(verify_plan, changed, f"a sum is at {end}, not in place of its operand at", "MBC133")
 
 
 # Plans of all ranks
@@ -222,8 +222,8 @@ def test_a_sum_lies_over_its_operand() -> None:
 
 def test_a_plan_for_each_rank() -> None:
     three, two = plans_of(3)
-    refused(verify_ranks, (three,), "they are of the ranks [0, 1], not of 3, each once")
-    refused(verify_ranks, (three, two, two), "they are of the ranks [0, 1, 2, 2], not of 3, each once")
+    refused(verify_ranks, (three,), "they are for the ranks [0, 1], not for each of 3 ranks once")
+    refused(verify_ranks, (three, two, two), "they are for the ranks [0, 1, 2, 2], not for each of 3 ranks once")
     refused(verify_ranks, (three, *plans_of(2)), "they share a mini-batch in different ways")
     refused(verify_ranks, (random_plan(5),), "they share a mini-batch in different ways")
     refused(verify_ranks, (three, random_plan(5)), "they share a mini-batch in different ways")
@@ -233,35 +233,35 @@ def test_another_order_of_buckets() -> None:
     three, two = (cut(plan, 3) for plan in plans_of(3))
     at, behind = collectives(two)
     swapped = with_launches(two, lambda i, w: two.train.launches[behind if i == at else at if i == behind else i])
-    refused(verify_ranks, (three, swapped), "rank 2 sums other things than rank 0, or in another order")
+    refused(verify_ranks, (three, swapped), "rank 2 runs other collectives than rank 0, or in another order")
 
 
 @pytest.mark.parametrize("first", [1, 2, 5])
 def test_other_members_of_buckets(first: int) -> None:
     three, two = plans_of(3)
-    refused(verify_ranks, (cut(three, 3), cut(two, first)), "rank 2 sums other things than rank 0")
-    refused(verify_ranks, (three, cut(two, first)), "rank 2 sums other things than rank 0")
+    refused(verify_ranks, (cut(three, 3), cut(two, first)), "rank 2 runs other collectives than rank 0")
+    refused(verify_ranks, (three, cut(two, first)), "rank 2 runs other collectives than rank 0")
 
 
 def test_a_bucket_without_one_gradient() -> None:
     three, two = plans_of(3)
     (at,) = collectives(two)
     changed = with_launches(two, lambda i, w: part(w, 1, len(w.operations)) if i == at else w)
-    refused(verify_ranks, (three, changed), "rank 2 sums other things than rank 0")
+    refused(verify_ranks, (three, changed), "rank 2 runs other collectives than rank 0")
 
 
 def test_other_thread_blocks() -> None:
     three, two = plans_of(3)
     (at,) = collectives(two)
     changed = with_launches(two, lambda i, w: with_ctas(w, 77) if i == at else w)
-    refused(verify_ranks, (three, changed), "rank 2 sums other things than rank 0")
+    refused(verify_ranks, (three, changed), "rank 2 runs other collectives than rank 0")
 
 
 def test_another_distance_between_gradients() -> None:
     three, two = plans_of(3)
     last = two.train.launches[collectives(two)[0]].accesses[1].buffer
     offsets = [offset + 256 * (i == last) for i, offset in enumerate(two.offsets)]
-    refused(verify_ranks, (three, replace(two, offsets=tuple(offsets))), "rank 2 sums other things than rank 0")
+    refused(verify_ranks, (three, replace(two, offsets=tuple(offsets))), "rank 2 runs other collectives than rank 0")
 
 
 def test_rows_count_alike() -> None:
@@ -276,7 +276,7 @@ def test_rows_count_alike() -> None:
     refused(
         verify_ranks,
         (three, with_operations(two, weighted)),
-        f"rank 2 weights the rows of '{loss.name}' otherwise than rank 0",
+        f"rank 2 gives the rows of '{loss.name}' another weight than rank 0",
     )
 
 
@@ -316,13 +316,13 @@ def test_statistics_weighted_otherwise() -> None:
     assert of_kind(two, "combine_statistics").attributes == CombineStatistics((128, 128, 64))
     for counts in ((128, 128, 128), (128, 128)):
         changed = with_attributes(two, "combine_statistics", counts=counts)
-        refused(verify_rank, changed, "weights ranks otherwise than by their rows")
+        refused(verify_rank, changed, "does not weight the ranks by their rows")
 
 
 @pytest.mark.parametrize("kind", ["update_running", "batch_normalize_backward"])
 def test_elements_of_one_rank_alone(kind: str) -> None:
     two, _ = synchronised()
-    refused(verify_rank, with_attributes(two, kind, count=128), "counts 128 elements, and its statistics 320")
+    refused(verify_rank, with_attributes(two, kind, count=128), "counts 128 elements, but its statistics 320")
 
 
 def with_inputs(plan: Plan, kind: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
@@ -353,7 +353,7 @@ def test_statistics_of_one_rank_alone(kind: str, first: int) -> None:
     both = with_inputs(two, kind, lambda names: (*names[:first], *own, *names[first + 2 :]))
     half = with_inputs(two, kind, lambda names: (*names[: first + 1], own[1], *names[first + 2 :]))
     for broken in (both, half):
-        with pytest.raises(MbcError, match=r"belong together|of one rank alone|of different ranks"):
+        with pytest.raises(MbcError, match=r"belong together|of one rank only|of different ranks"):
             verify_rank(broken)
 
 
@@ -375,14 +375,14 @@ def test_what_is_combined_is_gathered() -> None:
 def test_what_is_gathered_is_of_all_ranks() -> None:
     two, _ = synchronised()
     changed = with_attributes(two, "all_gather", ranks=2)
-    refused(verify_rank, changed, "is of 2 ranks of 3")
+    refused(verify_rank, changed, "is for 2 ranks, but there are 3")
 
 
 def test_gathers_of_all_ranks_are_in_one_order() -> None:
     two, one = synchronised()
     first, second = collectives(one)[:2]
     swapped = with_launches(one, lambda i, w: one.train.launches[second if i == first else first if i == second else i])
-    refused(verify_ranks, (two, swapped), "sums other things than rank 0, or in another order")
+    refused(verify_ranks, (two, swapped), "runs other collectives than rank 0, or in another order")
 
 
 # Gradients of gathered rows
@@ -410,7 +410,7 @@ def test_rows_are_gathered_by_ranks_of_one_plan() -> None:
     plan = gathering()
     for rows, members in (((4, 4), (0,)), ((4, 3), (0,)), ((4, 4, 4), (0, 1))):
         other = replace(plan, graph=replace(plan.graph, ranks=Ranks(rows, members)))
-        with pytest.raises(MbcError, match=r"is for ranks that run one plan|is of 2 ranks of 3") as caught:
+        with pytest.raises(MbcError, match=r"is for ranks that all run one plan|is for 2 ranks, but there are 3") as caught:
             verify_rank(other)
         assert caught.value.code == "MBC135"
 
@@ -419,7 +419,7 @@ def test_rows_of_all_ranks_for_one_gradient_only() -> None:
     plan = gathering()
     gathers = [op for op in plan.graph.train if op.kind == "gather_rows"]
     assert len(gathers) == 2
-    words = "reads rows of all ranks, which is for the gradient of a weight alone"
+    words = "reads rows of all ranks, but only the gradient of a weight may read them"
     for names in (
         lambda names: names[::-1],
         lambda names: (names[0], gathers[0].inputs[1]),  # of all ranks, and of this one alone
@@ -446,7 +446,7 @@ def test_a_gradient_of_gathered_rows_is_summed_already() -> None:
     (gradient,) = (op for op in plan.graph.train if op.inputs == gather.outputs)
     summing = replace(of_kind(plan, "all_reduce"), name="again", inputs=gradient.outputs, outputs=("twice",))
     changed = with_operations(plan, lambda op: [op, summing] if op == gradient else [op])
-    refused(verify_rank, changed, "'again' sums over ranks what is summed over ranks already")
+    refused(verify_rank, changed, "'again' sums a value over ranks that is already summed")
 
 
 def test_only_rows_of_a_rank_are_gathered() -> None:
@@ -454,14 +454,14 @@ def test_only_rows_of_a_rank_are_gathered() -> None:
     gather = of_kind(plan, "gather_rows")
     weight = of_kind(plan, "linear").inputs[1]
     changed = with_operations(plan, lambda op: [replace(op, inputs=(weight, op.inputs[1]))] if op == gather else [op])
-    refused(verify_rank, changed, f"'{gather.name}' gathers what are no rows of a rank")
+    refused(verify_rank, changed, f"'{gather.name}' gathers values that have no rows")
 
 
 def test_an_update_of_this_ranks_rows_alone() -> None:
     plan = gathering()
     gather = of_kind(plan, "gather_rows")
     own = with_first(plan, "linear_backward_filter", gather.outputs, lambda names: gather.inputs)
-    refused(verify_rank, own, "which is of one rank alone")
+    refused(verify_rank, own, "which is not summed over the ranks")
 
 
 # Plan files
@@ -487,8 +487,8 @@ def test_a_file_of_one_gpu_says_nothing_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ({"rows": [4], "members": [0]}, "1 ranks share nothing"),
-        ({"rows": [], "members": [0]}, "0 ranks share nothing"),
+        ({"rows": [4], "members": [0]}, "at least 2 ranks share a mini-batch, not 1"),
+        ({"rows": [], "members": [0]}, "at least 2 ranks share a mini-batch, not 0"),
         ({"rows": [4, 4], "members": []}, "the ranks [] do not have 4 rows each"),
         ({"rows": [4, 3], "members": [0, 1]}, "the ranks [0, 1] do not have 4 rows each"),
         ({"rows": [3, 4], "members": [0]}, "the ranks [0] do not have 4 rows each"),
@@ -518,7 +518,7 @@ def test_malformed_ranks(ranks: object, words: str) -> None:
 def test_a_plan_of_ranks_with_other_rows_is_another_plan() -> None:
     (plan,) = plans_of(2)
     other = replace(plan, graph=replace(plan.graph, ranks=Ranks((4, 5), (0,))))
-    refused(verify_ranks, (other,), "they are of the ranks [0], not of 2, each once")
+    refused(verify_ranks, (other,), "they are for the ranks [0], not for each of 2 ranks once")
     assert shared_digest(other) != shared_digest(plan)
 
 
@@ -546,13 +546,13 @@ def test_class_weights_are_those_of_all_ranks() -> None:
     def alone(op: Operation) -> tuple[Operation, ...]:
         return (replace(op, inputs=(*op.inputs[:2], own)) if op is mean else op,)
 
-    refused(verify_rank, with_operations(plan, alone), f"'{mean.name}' is no mean over the weights of all ranks")
+    refused(verify_rank, with_operations(plan, alone), f"'{mean.name}' is not a mean over the weights of all ranks")
 
     def all_of_it(op: Operation) -> tuple[Operation, ...]:
         assert isinstance(mean.attributes, WeightedMean)
         return (replace(op, attributes=replace(mean.attributes, share=1.0)) if op is mean else op,)
 
-    refused(verify_rank, with_operations(plan, all_of_it), "counts 1.0 of the mini-batch, and this rank has 0.5")
+    refused(verify_rank, with_operations(plan, all_of_it), "counts 1.0 of the mini-batch, but this rank has 0.5")
 
 
 MEASURED = Source(
@@ -582,4 +582,4 @@ def test_metrics_over_counts_have_those_of_all_ranks(kind: str, operand: int, co
         inputs = (*op.inputs[:operand], own, *op.inputs[operand + 1 :])
         return (replace(op, inputs=inputs) if op is metric else op,)
 
-    refused(verify_rank, with_operations(plan, alone), f"'{metric.name}' is no mean over the weights of all ranks")
+    refused(verify_rank, with_operations(plan, alone), f"'{metric.name}' is not a mean over the weights of all ranks")

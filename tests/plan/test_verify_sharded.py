@@ -73,13 +73,13 @@ GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
     ("plan", "words"),
     [
         # A part that is not updated, is updated twice, or whose gradient's norm is not seen, or seen twice.
-        (in_place_of(UPDATE), f"'{SCATTER.name}' is this rank's part of a sum, which serves norm"),
+        (in_place_of(UPDATE), f"'{SCATTER.name}' is this rank's part of a sum, but is read by norm"),
         (
             in_place_of(UPDATE, UPDATE, replace(UPDATE, name="again", outputs=("again", "again.momentum"))),
-            "which serves norm and sgd_update_part and sgd_update_part",
+            "but is read by norm and sgd_update_part and sgd_update_part",
         ),
-        (in_place_of(NORM, replace(NORM, inputs=NORM.inputs[1:])), "which serves sgd_update_part"),
-        (in_place_of(NORM, replace(NORM, inputs=(*NORM.inputs, NORM.inputs[0]))), "which serves norm and norm and"),
+        (in_place_of(NORM, replace(NORM, inputs=NORM.inputs[1:])), "but is read by sgd_update_part"),
+        (in_place_of(NORM, replace(NORM, inputs=(*NORM.inputs, NORM.inputs[0]))), "but is read by norm and norm and"),
         # A new part that is not gathered, that is gathered twice, or over another parameter.
         (in_place_of(GATHER), f"updates a part of '{GATHER.inputs[1]}', which the ranks do not gather once"),
         (
@@ -92,23 +92,23 @@ GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
         ),
         (
             in_place_of(GATHER, GATHER, replace(GATHER, name="raw", inputs=(UPDATE.inputs[3], UPDATE.inputs[0]))),
-            f"'raw' gathers what is no update of '{UPDATE.inputs[0]}'",
+            f"'raw' gathers a value that is not an update of '{UPDATE.inputs[0]}'",
         ),
         # The norm of what is no part, or that other ranks do not get.
         (
             in_place_of(NORM, NORM, replace(NORM, name="whole", inputs=(GATHER.inputs[1],), outputs=("n",))),
-            "'whole' is no norm of parts of gradients that all ranks gather",
+            "'whole' is not a norm of parts of gradients that all ranks gather",
         ),
         (
             changed(lambda op: [] if op.kind == "all_gather" and op.inputs == NORM.outputs else [op]),
-            "is of one rank alone",
+            "is not summed over the ranks",
         ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_parts_is_refused(plan: Plan, words: str) -> None:
     with pytest.raises(MbcError, match=re.escape(words)) as caught:
         verify_rank(plan)
-    assert caught.value.code == ("MBC135" if words == "is of one rank alone" else "MBC136")
+    assert caught.value.code == ("MBC135" if words == "is not summed over the ranks" else "MBC136")
 
 
 def test_a_part_that_is_not_gathered_once() -> None:
@@ -117,26 +117,26 @@ def test_a_part_that_is_not_gathered_once() -> None:
 
 
 def test_a_part_of_other_ranks() -> None:
-    with pytest.raises(MbcError, match=r"MBC135: .*is of 3 ranks of 2"):
+    with pytest.raises(MbcError, match=r"MBC135: .*is for 3 ranks, but there are 2"):
         verify_rank(in_place_of(SCATTER, replace(SCATTER, attributes=ReduceScatter(3))))
 
 
 def test_a_part_of_a_gradient_that_no_rank_summed() -> None:
     own = replace(UPDATE, inputs=(UPDATE.inputs[0], SCATTER.inputs[0], *UPDATE.inputs[2:]))
-    with pytest.raises(MbcError, match=r"MBC135: .*reads 'd\..*which is of one rank alone"):
+    with pytest.raises(MbcError, match=r"MBC135: .*reads 'd\..*which is not summed over the ranks"):
         verify_rank(in_place_of(UPDATE, own))
 
 
 def test_ranks_of_which_some_run_another_plan() -> None:
     plan = plan_of()
     graph = replace(plan.graph, ranks=Ranks((4, 4), (0,)))
-    with pytest.raises(MbcError, match=r"MBC136: .*is for ranks that run one plan"):
+    with pytest.raises(MbcError, match=r"MBC136: .*is for ranks that all run one plan"):
         verify_rank(replace(plan, graph=graph))
 
 
 def test_a_sum_that_is_scattered_again() -> None:
     twice = replace(LAST_SCATTER, name="twice", inputs=SCATTER.outputs, outputs=("twice",))
-    with pytest.raises(MbcError, match=r"'twice' sums over ranks what is summed over ranks already"):
+    with pytest.raises(MbcError, match=r"'twice' sums a value over ranks that is already summed"):
         verify_rank(in_place_of(LAST_SCATTER, LAST_SCATTER, twice))
 
 
@@ -175,5 +175,5 @@ def test_sums_over_mini_batches_are_of_one_rank_alone() -> None:
         return replace(op, inputs=kept) if op.kind == "sgd_update" else op
 
     train = tuple(own(op) for op in plan.graph.train)
-    with pytest.raises(MbcError, match=r"reads 'before\.d\..*', which is of one rank alone"):
+    with pytest.raises(MbcError, match=r"reads 'before\.d\..*', which is not summed over the ranks"):
         verify_rank(replace(plan, graph=replace(plan.graph, train=train)))

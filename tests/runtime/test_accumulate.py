@@ -182,7 +182,7 @@ def test_the_part_of_a_plan_that_is_not_its_launches_is_refused():
     first = next(x for x in plan.train.launches if x.operations)
     mixed = replace(late[0], operations=(*first.operations, *late[0].operations))
     launches = tuple(mixed if x is late[0] else x for x in plan.train.launches)
-    with pytest.raises(MbcError, match="a part of it is for each mini-batch, another one for the last") as caught:
+    with pytest.raises(MbcError, match="some of its operations run for each mini-batch, others for the last") as caught:
         accumulating(replace(plan, train=replace(plan.train, launches=launches)))
     assert caught.value.code == "MBC123"
 
