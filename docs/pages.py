@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages of the site that lie outside docs/, and the links to them; the pages of the gallery, planned.
 
-They keep their places in the repository, where people look for them (the pages of the benchmarks, the language and an
-example, the change log), and their paths in the site, with what they show or link to of their own folder.
+They keep their places in the repository, where people look for them (the pages of the benchmarks, the language and the
+examples, the change log), and their paths in the site, with what they show or link to of their own folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gallery import linked, make
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = ("CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/pytorch/README.md")
+OUTSIDE = (
+    "CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/README.md", "examples/01_digits/README.md",
+    "examples/data/README.md", "examples/pytorch/README.md",
+)  # fmt: skip
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -30,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for target in sorted(set(re.findall(r"\]\((?!\.\./|https?:|#)([^)#]+)\)", page))):
             path = (ROOT / name).parent / target
             beside = path.relative_to(ROOT).as_posix()
-            if path.is_file() and not path.is_relative_to(ROOT / "docs"):
+            if path.is_file() and not path.is_relative_to(ROOT / "docs") and beside not in OUTSIDE:
                 files.append(File.generated(config, beside, abs_src_path=str(path)))
     for path in make(ROOT / "build" / "gallery"):
         files.append(File.generated(config, f"gallery/{path.name}", abs_src_path=str(path)))

@@ -16,7 +16,10 @@ import gallery
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-OUTSIDE = ("CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/pytorch/README.md")
+OUTSIDE = (
+    "CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/README.md", "examples/01_digits/README.md",
+    "examples/data/README.md", "examples/pytorch/README.md",
+)  # fmt: skip
 PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in OUTSIDE)]
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 STATUS = re.compile(r"accepted(, extended by \d{3}(, \d{3})*( and \d{3})?)?|superseded by \d{3}|tried and rejected")
