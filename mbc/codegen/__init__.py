@@ -1,10 +1,10 @@
-"""Plan -> package: flat rows of a plan, the sources made of them, and the compilers that build those.
+"""Code generation: from a plan to flat rows, to sources, to a compiled package.
 
-* `view`: a plan as flat rows, one a launch
+* `view`: a plan as flat rows, one for each launch
 * `render`: source files of a package, from templates
 * `build`: writes a package, whole or not at all
-* `place`: the temporary folder in which a package is made
-* `objects`: sources to objects to a shared library
+* `place`: the temporary folder in which a package is written
+* `objects`: compiles sources to objects and links a shared library
 * `cache`: compiled objects, kept from one build to the next
-* `toolchain`: where nvcc, the C++ compiler, headers and libraries are
+* `toolchain`: finds nvcc, the C++ compiler, headers and libraries
 """

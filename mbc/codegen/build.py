@@ -1,4 +1,4 @@
-"""Writes a package: the plan, its sources, the Python module, and the library built of them. Whole or not at all."""
+"""Writes a package, whole or not at all: the plan, its sources, the Python module and the compiled library."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ SOURCES = "source"
 KERNEL_LIBRARY_SOURCE = "kernel_library.cpp"
 PLAN_ONLY = Missing(
     "code for this GPU",
-    "plan only: the CUDA toolkit makes none for a GPU this old",
+    "plan only: the CUDA toolkit generates no code for a GPU this old",
     "read the plan with mbc show, compare it with mbc diff, or plan for a newer GPU (mbc gpus lists them)",
 )
-_NEEDED = frozenset({"mbc", "numpy", "pycuda", "torch", "jax"})  # installed here or not: packages are moved
-MARKER = ".mbc-package"  # a folder with this file is mbc's to replace
+# Names that a package must not have, installed here or not, because packages are moved to other machines.
+_NEEDED = frozenset({"mbc", "numpy", "pycuda", "torch", "jax"})
+MARKER = ".mbc-package"  # mbc may replace a folder that holds this file
 
 _HOST_FILES = {
     "nccl": ("nccl.cpp",),
@@ -53,8 +54,10 @@ _HOST_FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What was written. `library` is None where it could not be built, and `missing` says why: the module then runs on
-    the CPU."""
+    """A package that was written.
+
+    `library` is None if the library could not be built, and `missing` says why: the module then runs on the CPU.
+    """
 
     folder: Path
     library: Path | None
@@ -62,12 +65,23 @@ class Package:
 
 
 def write_package(plans: Sequence[Plan], folder: Path, toolchain: Toolchain, overwrite: bool = False) -> Package:
-    """Write a plan as the importable package `folder` and build its library where the toolchain allows; of ranks whose
-    plan is another one, that as a package inside (`rank_folder`).
+    """Write a plan as the importable package `folder` and build its library if the toolchain can.
 
-    All is done in a temporary folder beside it and renamed at the end. Raises MBC093 where `folder` exists and must
-    not be replaced, MBC094 where it cannot be written, MBC095 where a compiler rejects the sources and MBC099 for a
-    name that others need.
+    Ranks whose plan differs from the first one get a package inside (`rank_folder`). All files are written in a
+    temporary folder beside `folder`, which is renamed at the end.
+
+    Args:
+        plans: One plan, or the different plans of several ranks.
+        folder: Folder of the package.
+        toolchain: Compilers and libraries.
+        overwrite: Whether a package that mbc wrote may be replaced.
+
+    Returns:
+        The package, with what is missing if its library could not be built.
+
+    Raises:
+        MbcError: MBC093 if `folder` exists and must not be replaced; MBC094 if the package cannot be written; MBC095 if
+            a compiler rejects the sources; MBC099 if the package's name is one that other programs import.
     """
     check_output(folder, overwrite)
     try:
@@ -85,8 +99,13 @@ def write_package(plans: Sequence[Plan], folder: Path, toolchain: Toolchain, ove
 
 
 def check_output(folder: Path, overwrite: bool) -> None:
-    """MBC093, MBC094 or MBC099 where a package could not be written, or not be used: better known before planning than
-    after it."""
+    """Raise an error unless a package can be written to `folder` and imported from there.
+
+    A user should hear of such a problem before planning rather than after it.
+
+    Raises:
+        MbcError: MBC093, MBC094 or MBC099, as in `write_package`.
+    """
     _check_name(folder)
     try:
         clear(folder)
@@ -103,7 +122,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
         )
     try:
         if not beside.is_dir() or (folder.exists() and (folder.samefile(os.curdir) or os.path.ismount(folder))):
-            reason = errno.EBUSY if beside.is_dir() else errno.ENOTDIR  # somebody stands in it: it cannot be renamed
+            reason = errno.EBUSY if beside.is_dir() else errno.ENOTDIR  # the current folder cannot be renamed
             raise OSError(reason, os.strerror(reason))
         Path(tempfile.mkdtemp(prefix=".mbc-", dir=beside)).rmdir()
     except OSError as error:
@@ -111,7 +130,7 @@ def check_output(folder: Path, overwrite: bool) -> None:
 
 
 def _check_name(folder: Path) -> None:
-    """MBC099 where Python, started beside the package, would import it in place of what others need."""
+    """Raise MBC099 if Python, started beside the package, would import it in place of a module that others need."""
     name = folder.absolute().name
     if name in sys.stdlib_module_names:
         whose = "a module of Python"
@@ -121,13 +140,13 @@ def _check_name(folder: Path) -> None:
         return
     raise MbcError(
         "MBC099",
-        f"a package called '{name}' would stand in the place of {whose}: whatever imports `{name}` there gets it",
+        f"a package called '{name}' would hide {whose}: programs beside it that import `{name}` would get the package",
         "choose another output folder with -o",
     )
 
 
 def _installed(name: str) -> bool:
-    """Whether `import name` finds a module among the installed ones."""
+    """Return whether `import name` finds an installed module."""
     places = [place for key in ("purelib", "platlib") if (place := sysconfig.get_paths().get(key))]
     return PathFinder.find_spec(name, places) is not None if name.isidentifier() else False
 
@@ -156,7 +175,7 @@ def _write(plan: Plan, folder: Path, toolchain: Toolchain) -> tuple[Missing, ...
 
 
 def write_sources(rows: View, version: str, sources: Path) -> None:
-    """Everything that the library is built of, in one flat folder that needs nothing else of mbc."""
+    """Write every source of the library into one flat folder, which can be compiled without mbc."""
     sources.mkdir(parents=True)
     for name, text in render(rows, version).items():
         (sources / name).write_text(text, encoding="utf-8")
@@ -164,7 +183,7 @@ def write_sources(rows: View, version: str, sources: Path) -> None:
 
 
 def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -> None:
-    """These files of templates/, and every header: names are unique, whichever folder of kernels they are in."""
+    """Copy the named files of templates/ and every header; names are unique over all folders of kernels."""
     templates = resource_folder("templates")
     copied = [templates / "host" / name for name in hosts]
     copied += [path for kind in ("host", "include") for path in sorted((templates / kind).glob("*.h"))]
@@ -176,7 +195,7 @@ def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -
 
 
 def host_files(rows: View) -> list[str]:
-    """The host sources that do not change with the plan, beside headers."""
+    """Return the names of the host sources, apart from headers, that are equal for all plans."""
     return ["module.cpp", *_library_files(rows.libraries)]
 
 
@@ -185,7 +204,7 @@ def _library_files(libraries: Sequence[str]) -> tuple[str, ...]:
 
 
 def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) -> tuple[Missing, ...]:
-    """What such a build needs and the toolchain has not."""
+    """Return the parts that the build needs and the toolchain does not have."""
     if architecture not in toolchain.architectures and is_plan_only(architecture):
         return (PLAN_ONLY,)
     needs: list[tuple[object, Missing]] = [
@@ -199,11 +218,11 @@ def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) 
         needs.append((toolchain.cublaslt, CUBLASLT))
     missing = [what for part, what in needs if part is None]
     if toolchain.architectures and architecture not in toolchain.architectures:
-        known = f"{toolchain.architectures[0]} to {toolchain.architectures[-1]}"
+        supported = f"{toolchain.architectures[0]} to {toolchain.architectures[-1]}"
         missing.append(
             Missing(
                 f"nvcc for {architecture}",
-                f"this one compiles for {known}",
+                f"this one compiles for {supported}",
                 "install a CUDA toolkit that supports the GPU",
             )
         )
@@ -211,7 +230,11 @@ def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) 
 
 
 def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> None:
-    """Compile and link what `write_sources` wrote. Raises MBC095 with what the compiler says."""
+    """Compile and link the sources that `write_sources` wrote.
+
+    Raises:
+        MbcError: MBC095 with the compiler's message.
+    """
     recipe = Recipe(
         rows.architecture, rows.working, tuple(kernel_files(rows)), tuple(host_files(rows)), ("program.cpp",)
     )
@@ -221,17 +244,19 @@ def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> Non
 def build_kernel_library(
     architecture: str, precision: Precision, library: Path, toolchain: Toolchain, kernels: Sequence[str] | None = None
 ) -> None:
-    """Compile and link every library's host code and every kernel, or the sources of those `kernels` only, which
-    mbc/measure/kernel_library.py loads.
+    """Compile and link the library that mbc/measure/kernel_library.py loads.
 
-    Made of the very objects that packages are made of. Raises MBC096 where a tool is missing, MBC095 with what the
-    compiler says, MBC090 for fp64.
+    The library holds the host code of all providers, and every kernel or only the sources of those `kernels`. Its
+    objects are the same as those of packages.
+
+    Raises:
+        MbcError: MBC096 if a tool is missing; MBC095 with the compiler's message; MBC090 for fp64.
     """
     working = working_code(precision)
     missing = _lacking(KERNEL_LIBRARIES, architecture, toolchain)
     if missing:
-        told = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
-        raise MbcError("MBC096", f"the kernels cannot be built: no {told}", "; ".join(p.remedy for p in missing))
+        names = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
+        raise MbcError("MBC096", f"the kernels cannot be built: no {names}", "; ".join(p.remedy for p in missing))
     files = tuple(
         every_kernel_file() if kernels is None else files_defining(list(map(function_of, kernels)), KERNEL_LIBRARIES)
     )

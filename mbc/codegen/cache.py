@@ -1,8 +1,9 @@
-"""Compiled objects, kept from one build to the next: few different kernels exist, and nvcc takes seconds for each.
+"""Compiled objects, kept from one build to the next: there are few kernels, and nvcc takes seconds for each.
 
-An entry is named by all that its object is made of (mbc/codegen/objects.py says what), so that it never grows old; it
-begins with the digest of its content, so that half a file is no entry. Many processes may use one folder at a time.
-Nothing that happens here stops a build: what cannot be read is compiled, what cannot be kept is not kept.
+The name of an entry is a digest of everything that its object depends on (mbc/codegen/objects.py), so that an entry
+never becomes stale. An entry begins with the digest of its content, so that a half-written file is not an entry. Many
+processes may use one folder at the same time. No error here stops a build: an object that cannot be read is compiled,
+and an object that cannot be stored is not stored.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, slots=True)
 class ObjectCache:
-    """A folder of objects of at most `limit_bytes`, the least recently used out first. No folder: keeps nothing."""
+    """A folder of objects of at most `limit_bytes`, which evicts the least recently used; None as folder: no cache."""
 
     folder: Path | None
     limit_bytes: int = LIMIT_BYTES
 
     def fetch(self, key: str, target: Path) -> bool:
-        """Write the object called `key` to `target`; False where there is none."""
+        """Write the object called `key` to `target`; return False if there is none."""
         if self.folder is None:
             return False
         entry = self.folder / key
@@ -41,11 +42,11 @@ class ObjectCache:
         except OSError:
             return False
         with suppress(OSError):
-            os.utime(entry)  # used now; a folder that is only read keeps its order
+            os.utime(entry)  # marks the entry as used now; a read-only folder keeps its order
         return True
 
     def keep(self, key: str, source: Path) -> None:
-        """Keep the object at `source` as `key`."""
+        """Store the object at `source` as `key`."""
         if self.folder is None:
             return
         temporary: Path | None = None
@@ -65,11 +66,11 @@ class ObjectCache:
                     temporary.unlink()
 
     def _evict(self) -> None:
-        """Also what killed processes left: a file that nobody finishes is never used again."""
+        """Delete the least recently used files, including unfinished files of killed processes."""
         assert self.folder is not None
         entries: list[tuple[float, int, Path]] = []
         for path in self.folder.iterdir():
-            with suppress(OSError):  # another process took it out
+            with suppress(OSError):  # another process may have deleted it
                 status = path.stat()
                 entries.append((status.st_mtime, status.st_size, path))
         total_bytes = sum(size for _, size, _ in entries)
@@ -82,13 +83,13 @@ class ObjectCache:
 
 
 def find_cache(environment: Mapping[str, str] | None = None) -> ObjectCache:
-    """The folder that MBC_CACHE names (empty: none), else `mbc` where the user's caches lie."""
+    """Return the cache in the folder that MBC_CACHE names (empty: no cache), else in the user's cache folder."""
     env = os.environ if environment is None else environment
     named = env.get(VARIABLE)
     if named is not None:
         return ObjectCache(Path(named).absolute() / "objects" if named else None)
     base = Path(env.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():  # the specification says to ignore others
+    if base.is_absolute():  # the XDG specification says to ignore relative paths
         return ObjectCache(base / "mbc" / "objects")
     home = env.get("HOME", "")
     return ObjectCache(Path(home) / ".cache" / "mbc" / "objects" if home else None)

@@ -1,8 +1,8 @@
-"""Sources to objects to a shared library: compilers side by side, and nothing compiled that the cache has.
+"""Compiles sources to objects and links a shared library: compilers run in parallel, and cached objects are reused.
 
-Each kernel file is an object of its own. For ResNet's seven files on two cores that takes 13.6 s where one file that
-includes them all takes 10.7; but sixteen cores compile every file there is in 3 to 5 s, and the next network compiles
-only what it alone needs.
+Each kernel file is an object of its own. On two cores, ResNet's seven files take 13.6 s, and one file that includes
+them all takes 10.7 s. But sixteen cores compile every file there is in 3 to 5 s, and the next network compiles only
+those files that no earlier network needed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,31 @@ from mbc.codegen.toolchain import Part, Toolchain
 from mbc.errors import MbcError
 from mbc.hardware.spec import has_warpgroups
 
-_COMPILER_LINES = 20  # of a compiler's complaint, shown to the user
+_COMPILER_LINES = 20  # lines of a compiler's message that the user sees
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one library is made of: files of one folder of sources, which needs nothing else of mbc. Without `kernels`
-    it needs no nvcc, and `architecture` and `working` say nothing."""
+    """The sources of one library: files of one folder, which can be compiled without mbc.
+
+    Without `kernels` the library needs no nvcc, and `architecture` and `working` are not used.
+    """
 
     architecture: str  # sm_90
     working: int  # MBC_WORKING: code of the working type
     kernels: tuple[str, ...]  # for nvcc, each an object of its own, so that libraries share them
     hosts: tuple[str, ...]  # for g++
-    changing: tuple[str, ...]  # for g++ as well, but different in every plan: not worth keeping
+    changing: tuple[str, ...]  # for g++ as well, but different in every plan: not cached
 
 
 @dataclass(frozen=True, slots=True)
 class _Compilation:
-    """`command` runs in the folder of sources and lacks only the object's name. `includes`: folders, beside the
-    compiler's own, where headers are looked for."""
+    """One run of a compiler in the folder of sources.
+
+    `command` lacks only the object's name. `includes` are folders, beside the compiler's own, in which headers are
+    searched.
+    """
 
     source: str
     command: tuple[str, ...]
@@ -58,7 +63,11 @@ def make_library(
     parts: Sequence[Part],
     cache: ObjectCache | None = None,
 ) -> None:
-    """Compile and link against `parts`. Raises MBC095 with what the compiler says."""
+    """Compile the sources of a recipe and link them against `parts`.
+
+    Raises:
+        MbcError: MBC095 with the compiler's message.
+    """
     sources = sources.absolute()
     cache = find_cache() if cache is None else cache
     compilations = _compilations(recipe, toolchain, parts)
@@ -76,15 +85,15 @@ def make_library(
                 cache.keep(key, target)
 
         with ThreadPoolExecutor(max_workers=_processors()) as pool:
-            made = [pool.submit(make, *pair) for pair in zip(compilations, objects, strict=True)]
-        for future in made:  # the first failure is told, after all have ended
+            futures = [pool.submit(make, *pair) for pair in zip(compilations, objects, strict=True)]
+        for future in futures:  # raises the first failure, after all have ended
             future.result()
         compiler = str(toolchain.gxx)
         _run((compiler, "-shared", "-o", str(library), *map(str, objects), *_links(parts)), Path.cwd())
 
 
 def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -> list[_Compilation]:
-    """The longest first, so that none starts when the others are done: nvcc, then g++."""
+    """Return the compilations, the longest first, so that none starts when the others are done: nvcc, then g++."""
     assert toolchain.gxx is not None
     compiler = str(toolchain.gxx.absolute())  # commands run in the folder of sources
     nvcc = _nvcc(recipe, toolchain, compiler) if recipe.kernels else ()
@@ -101,7 +110,7 @@ def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -
 
 
 def _nvcc(recipe: Recipe, toolchain: Toolchain, compiler: str) -> tuple[str, ...]:
-    # wgmma is among the instructions of one architecture only, whose code has a name of its own.
+    # Only one architecture has wgmma, and code with it is compiled for a target of its own, sm_90a.
     code = "90a" if has_warpgroups(recipe.architecture) else recipe.architecture.removeprefix("sm_")
     assert toolchain.nvcc is not None
     return (
@@ -115,19 +124,19 @@ def _processors() -> int:
 
 
 def _versions(toolchain: Toolchain) -> str:
-    """What the compilers say of themselves: a path alone stays the same through an update. nvcc calls g++."""
-    told: list[str] = []
+    """Return the version texts of nvcc and of g++, which nvcc calls; an update may leave the compilers' paths equal."""
+    versions: list[str] = []
     for compiler in filter(None, (toolchain.nvcc, toolchain.gxx)):
         done = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, check=False)
-        told.append(done.stdout)
-    return "\n".join(told)
+        versions.append(done.stdout)
+    return "\n".join(versions)
 
 
 Reader = Callable[[Path], tuple[bytes, tuple[str, ...]] | None]
 
 
 def _read(path: Path) -> tuple[bytes, tuple[str, ...]] | None:
-    """Digest of a file and what it includes; None where there is no such file."""
+    """Return the digest of a file and the names that it includes, or None if there is no such file."""
     try:
         text = path.read_bytes()
     except OSError:
@@ -136,19 +145,22 @@ def _read(path: Path) -> tuple[bytes, tuple[str, ...]] | None:
 
 
 def _key(compilation: _Compilation, sources: Path, versions: str, read: Reader) -> str:
-    """Name of the object: the command, the compilers, and every file of the source's and the parts' folders that is
-    read, or might be under another macro. The compilers' own headers are as their versions."""
+    """Return the name of the object in the cache.
+
+    It is a digest of the command, the compilers' versions, and every file of the sources' and the parts' folders that
+    is included, or could be included under another macro. The versions stand for the compilers' own headers.
+    """
     digest = hashlib.sha256(repr((compilation.command, versions)).encode())
     pending = [sources / compilation.source]
     seen = set(pending)
     while pending:
         path = pending.pop()
-        found = read(path)
-        if found is None:
+        file = read(path)
+        if file is None:
             continue
-        content, includes = found
+        content, includes = file
         digest.update(path.name.encode() + b"\0" + content)
-        # The including file's folder comes first, as for the compiler.
+        # The compiler, too, searches the including file's folder first.
         folders = (path.parent, sources, *compilation.includes)
         for name in includes:
             place = next((folder / name for folder in folders if read(folder / name) is not None), None)
@@ -159,7 +171,10 @@ def _key(compilation: _Compilation, sources: Path, versions: str, read: Reader) 
 
 
 def _links(parts: Iterable[Part]) -> list[str]:
-    """NVIDIA's packages have no development links (libcudnn.so), so that the exact file names are given."""
+    """Return the linker's arguments.
+
+    They name exact files, because NVIDIA's packages have no development links (libcudnn.so).
+    """
     flags: list[str] = []
     for part in parts:
         flags.append(f"-L{part.library_folder}")
@@ -170,16 +185,16 @@ def _links(parts: Iterable[Part]) -> list[str]:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
-    """Run a compiler in `folder`. Raises MBC095 with the first lines that it says where it fails."""
+    """Run a compiler in `folder`; raise MBC095 with the first lines of its output if it fails."""
     done = subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
     if done.returncode == 0:
         return
     lines = done.stdout.strip().splitlines()
-    told = "\n".join(lines[:_COMPILER_LINES]) + ("\n..." if len(lines) > _COMPILER_LINES else "")
+    message = "\n".join(lines[:_COMPILER_LINES]) + ("\n..." if len(lines) > _COMPILER_LINES else "")
     raise MbcError(
         "MBC095",
-        f"{Path(command[0]).name} could not build the generated code:\n{told}",
+        f"{Path(command[0]).name} could not build the generated code:\n{message}",
         "check that the CUDA toolkit, g++ and cuDNN fit together with: mbc doctor",
     )

@@ -1,7 +1,7 @@
-"""Where a package is made before it stands: a temporary folder beside its place, which goes whatever happens.
+"""The temporary folder in which a package is written: it is beside the package's place and is always removed.
 
-Who uses such a folder holds a lock on it, which the operating system takes away with the process: the next one that
-writes a package here removes what a killed one left, and nothing of one that still runs.
+A process that uses such a folder holds a lock on it. The operating system releases the lock when the process ends: the
+next process that writes a package here removes the folders of killed processes, and none that is in use.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-NEW, OLD = "new", "old"  # in a temporary folder: the package, and what stood in its place
+NEW, OLD = "new", "old"  # in a temporary folder: the new package, and the one that it replaces
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_LONGEST_NAME = 64  # of the package's in the temporary folder's, which must not be too long for a file system
+_LONGEST_NAME = 64  # characters of the package's name in that of the temporary folder, which file systems limit
 
 
 @contextmanager
 def temporary_folder(folder: Path) -> Generator[Path]:
-    """A new folder beside `folder`, gone at the end. Raises OSError."""
+    """Yield a new folder beside `folder`, and remove it at the end.
+
+    Raises:
+        OSError: The folder cannot be created.
+    """
     temporary, lock = _make(folder)
     try:
         yield temporary
@@ -34,8 +38,11 @@ def temporary_folder(folder: Path) -> Generator[Path]:
 
 
 def swap(new: Path, folder: Path, old: Path) -> None:
-    """Put `new` in the place of `folder`: at once where the file system can exchange the two, so that there is a whole
-    package at every moment; else `folder` is kept as `old` until the new one stands."""
+    """Put `new` in the place of `folder`.
+
+    If the file system can exchange the two, that is one step, and a whole package exists at every moment. Otherwise
+    `folder` is kept as `old` until the new package is in place.
+    """
     if not folder.exists():
         new.rename(folder)
         return
@@ -50,7 +57,7 @@ def swap(new: Path, folder: Path, old: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names of one file system in one step; False where that is not to be had (renameat2 of Linux)."""
+    """Exchange two names of one file system in one step; return False if renameat2 of Linux is not available."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -60,12 +67,12 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Remove what killed processes left beside `folder`. What one had taken from its place is put back there."""
+    """Remove temporary folders of killed processes beside `folder`; put back the package if one had moved it away."""
     for left in sorted(folder.parent.glob(f"{glob.escape(_prefix(folder))}*")):
         try:
             lock = _lock(left)
         except OSError:
-            continue  # in use, somebody else's, or gone
+            continue  # in use, another user's, or gone
         try:
             if (left / OLD).is_dir() and not folder.exists():
                 (left / OLD).rename(folder)
@@ -79,22 +86,25 @@ def _prefix(folder: Path) -> str:
 
 
 def _make(folder: Path) -> tuple[Path, int | None]:
-    """A new folder and the lock on it; None on a file system without locks, where `clear` removes nothing."""
+    """Return a new folder and the lock on it; the lock is None on a file system without locks.
+
+    On such a file system `clear` removes nothing.
+    """
     while True:
-        made = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=_prefix(folder), dir=folder.parent))
         try:
-            lock = _lock(made)
+            lock = _lock(temporary)
         except (BlockingIOError, FileNotFoundError):
-            continue  # before it was locked, another process took it for a left-over
+            continue  # another process removed the folder as a left-over before it was locked
         except OSError:
-            return made, None
-        if made.exists():
-            return made, lock
+            return temporary, None
+        if temporary.exists():
+            return temporary, lock
         os.close(lock)
 
 
 def _lock(folder: Path) -> int:
-    """Take the lock on a folder. Raises OSError where it is held, the folder is gone, or there are no locks."""
+    """Take the lock on a folder; raise OSError if it is held, the folder is gone, or there are no locks."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

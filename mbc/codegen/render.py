@@ -1,4 +1,4 @@
-"""The source files of a package, from a view of its plan. Same plan, same bytes."""
+"""Renders the source files of a package from a view of its plan; equal plans give equal bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPE_CODES = {"kernel": "MBC_KERNEL", "copy": "MBC_COPY"}
 
 
 def render(view: View, version: str) -> dict[str, str]:
-    """Text of each generated file by its name. `version` is mbc's."""
+    """Return the text of each generated file by its name; `version` is the version of mbc."""
     environment = _environment()
     for text in (view.network, view.target, view.architecture, version):
         _checked(text)
@@ -34,12 +34,12 @@ def render(view: View, version: str) -> dict[str, str]:
 
 
 def render_kernel_library() -> str:
-    """The interface over every library that mbc/measure/kernel_library.py loads. The same for every GPU."""
+    """Return the source of the interface that mbc/measure/kernel_library.py loads; it is equal for all GPUs."""
     return _environment().get_template("kernel_library.cpp.j2").render({"libraries": KERNEL_LIBRARIES})
 
 
 def render_module(plan: Plan) -> str:
-    """The package's `__init__.py`."""
+    """Return the text of the package's `__init__.py`."""
     header = {"network": plan.graph.name, "target": plan.target.gpu, "version": plan.version}
     return _environment().get_template("__init__.py.j2").render({key: _checked(text) for key, text in header.items()})
 
@@ -51,7 +51,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # `_checked` keeps what could end a comment or a string out
+        autoescape=False,  # `_checked` refuses text that could end a comment or a string
     )
 
 
@@ -82,7 +82,7 @@ def _numbers(row: Row) -> str:
 
 
 def _real(value: float) -> str:
-    """Exact, and a C++ literal for every value that a double has."""
+    """Return an exact C++ literal for any value of a double."""
     if value != value:
         return '__builtin_nan("")'
     if value in (float("inf"), float("-inf")):
@@ -94,7 +94,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.,+=()/@ -]*")
 
 
 def _checked(text: str) -> str:
-    """Names stand inside comments and strings of C++ and Python: nothing that could end either passes. MBC091."""
+    """Return `text`; raise MBC091 if it could end a comment or a string of C++ or Python, in which names stand."""
     if not _SAFE.fullmatch(text):
         raise MbcError(
             "MBC091",
@@ -105,36 +105,44 @@ def _checked(text: str) -> str:
 
 
 def kernel_files(view: View) -> list[str]:
-    """Names of the kernel sources that define what `view` calls. Raises MBC092 where one is missing."""
+    """Return the names of the kernel sources that define the functions which `view` calls.
+
+    Raises:
+        MbcError: MBC092 if a function is not defined.
+    """
     return files_defining(view.symbols, view.libraries)
 
 
 def files_defining(symbols: Collection[str], libraries: Collection[str]) -> list[str]:
-    """Names of the kernel sources that define these launchers, and what the libraries' host code calls. MBC092."""
+    """Return the names of the kernel sources that define these launchers and what host code of these libraries calls.
+
+    Raises:
+        MbcError: MBC092 if a launcher is not defined.
+    """
     defined = _definitions(folder("templates"))
     needed = set(symbols)
     if not CUDNN_LIBRARIES.isdisjoint(libraries):
-        needed.add("mbc_widen")  # filter gradients of bf16 and fp16
+        needed.add("mbc_widen")  # widens filter gradients of bf16 and fp16 operands
     if "nccl" in libraries:
-        needed.add("mbc_sum_parts")  # of ranks, where copies move them
+        needed.add("mbc_sum_parts")  # sums the parts of all ranks if copies move them
     if "cudnn" in libraries:
-        needed.add("mbc_moments")  # statistics in a convolution's epilogue
+        needed.add("mbc_moments")  # computes statistics from the sums of a convolution's epilogue
     missing = sorted(needed - defined.keys())
     if missing:
         raise MbcError(
             "MBC092",
             f"this mbc has no kernel called {', '.join(name.removeprefix('mbc_') for name in missing)}",
-            "the plan was made by another version: compile the source again",
+            "the plan was written by another version of mbc: compile the source again",
         )
     return sorted({defined[symbol] for symbol in needed})
 
 
 def every_kernel_file() -> list[str]:
-    """Names of all kernel sources."""
+    """Return the names of all kernel sources."""
     return sorted(set(_definitions(folder("templates")).values()))
 
 
 def _definitions(templates: Path) -> dict[str, str]:
-    """File of each launcher, by the launcher's symbol."""
+    """Return the file of each launcher, by the launcher's symbol."""
     files = (*sorted((templates / "kernels").rglob("*.cu")), *sorted((templates / "host").glob("*.cu")))
     return {symbol: path.name for path in files for symbol in _DEFINITION.findall(path.read_text(encoding="utf-8"))}

@@ -1,7 +1,7 @@
-"""Where the compilers, headers and libraries are that turn a package's sources into a library.
+"""Finds the compilers, headers and libraries that turn a package's sources into a library.
 
-Looked for, in this order: what the environment names (CUDA_HOME, CUDA_PATH, CUDNN_HOME, CXX), PATH, NVIDIA's packages
-from PyPI in this Python, the places where toolkits are installed.
+The search order is: paths in the environment (CUDA_HOME, CUDA_PATH, CUDNN_HOME, CXX), PATH, NVIDIA's packages from PyPI
+in this Python, the usual folders of toolkits.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _SYSTEM_LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that is not there: what, what for, and how to get it."""
+    """A part that is missing: its name, its purpose, and how to get it."""
 
     name: str
     purpose: str
     remedy: str
 
     def __str__(self) -> str:
+        """Return the part, its purpose and the remedy as one line."""
         return f"{self.name} ({self.purpose}): {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A header's folder and the library to link, as the linker wants it: a file of `library_folder`."""
+    """A folder of headers and the library to link, in the form that the linker needs: a file of `library_folder`."""
 
     include: Path
     library_folder: Path
@@ -43,21 +44,24 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What was found; None where it was not. `missing` is empty when every plan can be built: that takes no `cupti`."""
+    """Compilers and libraries; None for each that does not exist.
+
+    `missing` is empty if every plan can be built, which does not need `cupti`.
+    """
 
     nvcc: Path | None
     gxx: Path | None
     cudart: Part | None
     cudnn: Part | None
     cublaslt: Part | None
-    architectures: tuple[str, ...]  # that nvcc makes code for: sm_75, ...
+    architectures: tuple[str, ...]  # targets of nvcc: sm_75, ...
     missing: tuple[Missing, ...]
     cupti: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Folders to look in, beside what the environment names. `system`: pairs of headers and libraries."""
+    """Folders to search, beside those that the environment names; `system` holds pairs of headers and libraries."""
 
     toolkits: tuple[Path, ...] = ()
     wheels: tuple[Path, ...] = ()
@@ -79,12 +83,12 @@ CUPTI = Missing("CUPTI", "times what a GPU runs", "install all of the CUDA toolk
 
 
 def find_toolchain(environment: Mapping[str, str] | None = None, places: Places | None = None) -> Toolchain:
-    """Look for everything; raises nothing: what is not found is listed in `missing`."""
+    """Return the toolchain of this machine; parts that do not exist are listed in `missing`, and nothing is raised."""
     env = dict(os.environ) if environment is None else environment
-    known = places or _usual_places()
+    searched = places or _usual_places()
     gxx = _find_program(env, env.get("CXX") or "g++")
-    toolkits = (*_named(env, "CUDA_HOME", "CUDA_PATH"), *known.toolkits)
-    wheels, system = known.wheels, known.system
+    toolkits = (*_named(env, "CUDA_HOME", "CUDA_PATH"), *searched.toolkits)
+    wheels, system = searched.wheels, searched.system
     nvcc = _find_nvcc(env, toolkits, wheels)
     if nvcc is not None:
         toolkits = (*_roots_of(nvcc), *toolkits)
@@ -97,7 +101,7 @@ def find_toolchain(environment: Mapping[str, str] | None = None, places: Places 
     # The installers of toolkits put CUPTI into a folder of its own.
     roots = (root for toolkit in toolkits for root in (toolkit, toolkit / "extras" / "CUPTI"))
     cupti = _part("cupti.h", ("libcupti.so.*",), _folders((*roots, *wheels)) + system)
-    found = ((nvcc, NVCC), (gxx, GXX), (cudart, CUDART), (cudnn, CUDNN), (cublaslt, CUBLASLT))
+    needed = ((nvcc, NVCC), (gxx, GXX), (cudart, CUDART), (cudnn, CUDNN), (cublaslt, CUBLASLT))
     return Toolchain(
         nvcc,
         gxx,
@@ -105,14 +109,14 @@ def find_toolchain(environment: Mapping[str, str] | None = None, places: Places 
         cudnn,
         cublaslt,
         _architectures(nvcc),
-        tuple(missing for part, missing in found if part is None),
+        tuple(missing for part, missing in needed if part is None),
         cupti,
     )
 
 
 def _find_program(env: Mapping[str, str], name: str) -> Path | None:
-    found = shutil.which(name, path=env.get("PATH", os.defpath))
-    return Path(found) if found else None
+    path = shutil.which(name, path=env.get("PATH", os.defpath))
+    return Path(path) if path else None
 
 
 def _named(env: Mapping[str, str], *names: str) -> tuple[Path, ...]:
@@ -125,7 +129,7 @@ def _usual_places() -> Places:
 
 
 def _wheels() -> tuple[Path, ...]:
-    """Folders of NVIDIA's packages in this Python: nvidia/cu13, nvidia/cudnn; nvidia/cublas and so on for CUDA 12."""
+    """Return the folders of NVIDIA's packages in this Python: nvidia/cu13, nvidia/cudnn; for CUDA 12 nvidia/cublas."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     return tuple(folder for root in roots if root.is_dir() for folder in sorted(root.iterdir()) if folder.is_dir())
@@ -145,13 +149,13 @@ def _find_nvcc(env: Mapping[str, str], toolkits: Iterable[Path], wheels: Iterabl
 
 
 def _roots_of(nvcc: Path) -> tuple[Path, ...]:
-    """The toolkit that nvcc belongs to; a wrapper on PATH belongs to none."""
+    """Return the toolkit that nvcc belongs to; a wrapper on PATH belongs to none."""
     root = nvcc.resolve().parent.parent
     return (root,) if (root / "include" / "cuda_runtime.h").is_file() else ()
 
 
 def _folders(roots: Iterable[Path]) -> tuple[tuple[Path, Path], ...]:
-    """Pairs of a folder of headers and one of libraries."""
+    """Return pairs of a folder of headers and a folder of libraries."""
     return tuple(
         (include, library)
         for root in roots
@@ -182,7 +186,7 @@ def _part(header: str, libraries: tuple[str, ...], folders: Iterable[tuple[Path,
 
 
 def _newest(folder: Path, pattern: str) -> str | None:
-    """The library of the highest major version: libcublasLt.so.13 rather than .12, and not libcublasLt.so.13.0.2."""
+    """Return the library with the highest major version: libcublasLt.so.13, not .12, and not libcublasLt.so.13.0.2."""
     names = [path.name for path in folder.glob(pattern) if re.search(r"(\.a|\.so\.\d+)$", path.name)]
     return max(names, key=lambda name: int(name.rpartition(".")[2]) if name[-1].isdigit() else 0, default=None)
 

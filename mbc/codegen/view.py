@@ -1,6 +1,6 @@
-"""A plan as the flat rows that generated code holds: one a launch, with nothing left to decide.
+"""A plan as the flat rows that generated code holds: one for each launch, with nothing left to decide.
 
-Everything a template writes is computed here, so that templates only loop and substitute.
+Everything that a template writes is computed here, so that templates only loop and substitute.
 """
 
 from __future__ import annotations
@@ -18,29 +18,42 @@ from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
 
-# As the streams of mbc_create (mbc_module.h).
-STREAMS = tuple(Stream)
-PEER_BASE = 1 << 62  # as in plan_tables.h
+STREAMS = tuple(Stream)  # in the order of the streams of mbc_create (mbc_module.h)
+PEER_BASE = 1 << 62  # equal to the constant in plan_tables.h
 COPY = "copy"  # the name of the launcher of copies
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What a row calls. `library`: one of `LIBRARIES`, which ready their calls once; `kernel`: mbc's own, whose
-    C function is `symbol`, which several may share; `copy`."""
+    """The function that a row calls.
+
+    `library` is one of `LIBRARIES`, which prepare their calls once; or `kernel` for mbc's own kernels, whose C function
+    is `symbol` and may be shared by several kernels; or `copy`.
+    """
 
     library: str
     name: str
 
     @property
     def symbol(self) -> str:
+        """C function that launches the kernel."""
         return function_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One launch. `launcher` and `stream` are indices; `offsets` in bytes, one an access: of the arena, -1 - offset
-    for one of host memory, and PEER_BASE less than that for one of a peer's; `waits`: launches of the same program."""
+    """One launch.
+
+    Attributes:
+        launcher: Index into the view's launchers.
+        stream: Index into `STREAMS`.
+        offsets: Bytes, one for each access: an offset into the arena; -1 - offset for host memory; PEER_BASE less than
+            that for the memory of a peer.
+        integers: Integers of the launch.
+        reals: Floating-point numbers of the launch.
+        waits: Launches of the same program that must end first.
+        comment: Text that names the launch.
+    """
 
     launcher: int
     stream: int
@@ -53,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that the templates need of a plan."""
+    """The parts of a plan that the templates need."""
 
     network: str
     target: str
@@ -63,25 +76,25 @@ class View:
     host_bytes: int
     peer_bytes: int
     launchers: tuple[Launcher, ...]
-    libraries: tuple[str, ...]  # of LIBRARIES, those that are used
+    libraries: tuple[str, ...]  # the used ones of LIBRARIES
     train: tuple[Row, ...]
     infer: tuple[Row, ...]
-    accumulate: tuple[Row, ...] = ()  # of mini-batches that are not the last of their step
+    accumulate: tuple[Row, ...] = ()  # for mini-batches that are not the last of their step
 
     @property
     def uses_cudnn(self) -> bool:
-        """Through either of its two APIs."""
+        """True if the plan uses cuDNN, through either of its two APIs."""
         return not CUDNN_LIBRARIES.isdisjoint(self.libraries)
 
     @property
     def programs(self) -> Mapping[str, tuple[Row, ...]]:
-        """In the order of their numbers (mbc_module.h)."""
-        found = {"train": self.train, "infer": self.infer}
-        return {**found, ACCUMULATE: self.accumulate} if self.accumulate else found
+        """The rows of each program, in the order of the programs' numbers (mbc_module.h)."""
+        rows = {"train": self.train, "infer": self.infer}
+        return {**rows, ACCUMULATE: self.accumulate} if self.accumulate else rows
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """C functions that the kernels must define, each once."""
+        """C functions that the kernel sources must define, each once."""
         return tuple(dict.fromkeys(launcher.symbol for launcher in self.launchers if launcher.library == "kernel"))
 
 
@@ -92,10 +105,18 @@ WORKING_CODES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 
 def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
-    """Flatten `plan`. `providers` by name; mbc's own by default. MBC090 where the plan cannot become GPU code."""
-    known = _default_providers() if providers is None else providers
+    """Return `plan` as flat rows.
+
+    Args:
+        plan: A plan for a GPU.
+        providers: Providers by name; mbc's own by default.
+
+    Raises:
+        MbcError: MBC090 if the plan cannot become GPU code.
+    """
+    by_name = _default_providers() if providers is None else providers
     working = working_code(plan.graph.precision)
-    flattener = _Flattener(plan, known)
+    flattener = _Flattener(plan, by_name)
     train = flattener.rows(plan.train, plan.graph.train)
     infer = flattener.rows(plan.infer, plan.graph.infer)
     part = accumulating(plan)
@@ -121,7 +142,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
 
 
 def working_code(precision: Precision) -> int:
-    """MBC_WORKING of kernels for `precision`. MBC090 where no GPU code is made."""
+    """Return the value of MBC_WORKING for kernels in `precision`; raise MBC090 if there is no GPU code for it."""
     if precision.working not in WORKING_CODES:
         raise MbcError(
             "MBC090",
@@ -147,7 +168,7 @@ def _placed(row: Row, place: Mapping[int, int]) -> Row:
 
 @dataclass
 class _Flattener:
-    """Keeps what many launches share: row sizes, launchers, and the arguments of equal requests."""
+    """Flattens programs; keeps what many launches share: row sizes, launchers, and the arguments of equal requests."""
 
     plan: Plan
     providers: Mapping[str, Provider]
@@ -157,6 +178,7 @@ class _Flattener:
     _row_bytes: dict[int, int] = field(default_factory=dict[int, int])
 
     def rows(self, program: Program, operations: tuple[Operation, ...]) -> list[Row]:
+        """Return the rows of a program."""
         by_name = {operation.name: operation for operation in operations}
         waits: dict[int, list[int]] = {}
         for earlier, later in program.waits:
@@ -195,9 +217,9 @@ class _Flattener:
             (a.rows.start for a in launch.accesses if self.plan.buffers[a.buffer].value is not None), default=0
         )
         key = (kernel.provider, call, first_row)
-        known = self._known_arguments.get(key)
-        if known is None:
-            known = self._known_arguments[key] = self.providers[kernel.provider].arguments(
+        arguments = self._known_arguments.get(key)
+        if arguments is None:
+            arguments = self._known_arguments[key] = self.providers[kernel.provider].arguments(
                 call.request,
                 call.name,
                 call.settings,
@@ -206,14 +228,14 @@ class _Flattener:
                 call.accumulate,
                 call.workspace_bytes,
             )
-        return known
+        return arguments
 
     def _bytes_per_row(self, number: int) -> int:
-        known = self._row_bytes.get(number)
-        if known is None:
+        row_bytes = self._row_bytes.get(number)
+        if row_bytes is None:
             buffer = self.plan.buffers[number]
-            known = self._row_bytes[number] = buffer.size_bytes // max(buffer.rows.count, 1)
-        return known
+            row_bytes = self._row_bytes[number] = buffer.size_bytes // max(buffer.rows.count, 1)
+        return row_bytes
 
     def _offset(self, access: Access) -> int:
         buffer = self.plan.buffers[access.buffer]
@@ -225,7 +247,7 @@ class _Flattener:
         return -1 - offset - (PEER_BASE if buffer.space is Space.PEER else 0)
 
     def _comment(self, launch: Launch) -> str:
-        """Operations, kernel and rows: what a message or a reader calls this launch."""
+        """Return operations, kernel and rows, which name the launch in messages and in the generated code."""
         if isinstance(launch.work, Copy):
             what = "copy"
         else:

@@ -1,14 +1,14 @@
-"""Every source of kernels for a GPU, in the order that settles ties of time.
+"""The providers of GPU kernels, in the order that decides between kernels of equal time.
 
 * `base`: the interface of providers: requests, candidates, acceptance
 * `calibration`: estimated times: a roofline fitted to a measured GPU
-* `convolution_shapes`: convolutions as libraries see them
-* `cudnn`: the provider `cudnn`: the graph API
-* `cudnn_convolution`: its convolutions
-* `cudnn_estimates`: what these should take where nobody measured them
-* `cudnn_statistics`: its convolutions with batch statistics in the epilogue
-* `statistics`: launches with batch statistics in the epilogue, of any provider
-* `cudnn_legacy`: the provider of cuDNN's legacy API: FFT and Winograd
+* `convolution_shapes`: convolutions in the form that libraries take
+* `cudnn`: the provider `cudnn`: cuDNN's graph API
+* `cudnn_convolution`: convolutions of the provider `cudnn`
+* `cudnn_estimates`: estimated workspace and time of these convolutions
+* `cudnn_statistics`: convolutions of the provider `cudnn` with batch statistics in the epilogue
+* `statistics`: requests with batch statistics in the epilogue, for any provider
+* `cudnn_legacy`: the provider `cudnn_legacy`: cuDNN's legacy API, with FFT and Winograd
 * `cublaslt`: the provider `cublaslt`: linear layers and pointwise convolutions as GEMMs
 * `nccl`: the provider `nccl`: collectives
 * `cuda`: the provider `mbc`: the project's own CUDA kernels
@@ -28,19 +28,24 @@ from mbc.kernels.nccl import NCCL
 
 PROVIDERS: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, OWN, NCCL)
 
-# Whose kernels cuDNN itself lists, where the GPU is: what these providers offer elsewhere stands for them.
+# On the GPU, cuDNN itself lists the kernels of these providers; elsewhere, their estimated candidates stand for them.
 LISTED_BY_CUDNN = frozenset({CUDNN.name, CUDNN_LEGACY.name})
 
 
 def widens(provider: str, kind: str, precision: Precision) -> bool:
-    """Whether kernels of a provider compute an fp32 result in the 16 bits of their operands and widen it then: cuDNN
-    has no engine that writes a filter gradient of bf16 or fp16 operands in fp32."""
+    """Return whether a provider's kernels compute an fp32 result in 16 bits and widen it afterwards.
+
+    cuDNN has no engine that writes a filter gradient of bf16 or fp16 operands in fp32.
+    """
     narrow = precision.working is not precision.master
     return narrow and provider in LISTED_BY_CUDNN and kind == "convolution_backward_filter"
 
 
 def runs(candidate: Candidate, request: Request, device: DeviceSpec) -> bool:
-    """Whether the provider of a candidate, as it is today, accepts it for a request: what the verifier asks, too."""
+    """Return whether the provider of a candidate accepts the candidate for a request.
+
+    The verifier asks the same question, by the same declarations.
+    """
     provider = next((provider for provider in PROVIDERS if provider.name == candidate.provider), None)
     if provider is None:
         return False

@@ -1,4 +1,4 @@
-"""The one interface behind which kernel providers compete."""
+"""The interface of kernel providers: requests, candidates, calls, and which calls a provider accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.ir.types import Layout, Precision, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One operation as providers see it: without names, so that equal operations are asked once.
+    """One operation as providers see it: without names, so that equal operations are asked for once.
 
     Types are those of the slice of rows that one kernel call works on.
     """
@@ -32,7 +32,17 @@ Variant = tuple[str, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]
 class Candidate:
     """One kernel configuration that can run a request.
 
-    `layouts`: of every input and then every output. `settings` end up in the plan and in the row.
+    Attributes:
+        provider: Name of the provider.
+        name: Name of the kernel, unique among the provider's kernels.
+        settings: Settings of the kernel, which are written to the plan and to the launch's arguments.
+        layouts: Layouts of the inputs, then of the outputs.
+        workspace_bytes: Workspace that the kernel needs.
+        time_us: Time of one call, measured or estimated.
+        measured: Whether `time_us` was measured.
+        deterministic: Whether equal inputs give equal bits.
+        accumulates: Whether the kernel can add to its output instead of overwriting it.
+        accumulate_us: Time of a call that adds to its output; 0: `time_us` holds for such calls, too.
     """
 
     provider: str
@@ -43,18 +53,18 @@ class Candidate:
     time_us: float
     measured: bool
     deterministic: bool = True
-    accumulates: bool = False  # can add to its output instead of overwriting it
-    accumulate_us: float = 0.0  # its time when it adds, where that is known apart; 0: as `time_us`
+    accumulates: bool = False
+    accumulate_us: float = 0.0
 
     @property
     def variant(self) -> Variant:
-        """What tells it from other candidates of a request, and is the same at any number of rows."""
+        """Provider, name, settings and layouts: the identity of a candidate, independent of the number of rows."""
         return self.provider, self.name, self.settings, self.layouts
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What the launcher of a kernel reads besides its pointers, in the order that its C++ struct declares."""
+    """Numbers that a kernel's launcher reads besides pointers, in the order of its C++ struct."""
 
     integers: tuple[int, ...] = ()
     reals: tuple[float, ...] = ()
@@ -62,8 +72,11 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kernel call as a plan names it. `layouts`: of the inputs and then the outputs, as their buffers lie: those
-    whose order does not matter are channels first."""
+    """One kernel call as a plan names it.
+
+    `layouts` holds the layouts of the inputs, then of the outputs. An operand whose elements have the same order in
+    both layouts counts as channels first.
+    """
 
     request: Request
     name: str
@@ -74,6 +87,7 @@ class Call:
 
     @property
     def operands(self) -> tuple[TensorType, ...]:
+        """Types of the inputs, then of the outputs."""
         return (*self.request.inputs, *self.request.outputs)
 
     def lies_in(self, *wanted: tuple[Layout, ...]) -> bool:
@@ -88,11 +102,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a provider says of a call: the declaration that the search and the verifier read alike.
+    """A provider's answer to a call, which both the search and the verifier read.
 
-    `refusal`: why its kernel cannot run the call, empty where it can. `workspace_refusal`: likewise of the workspace
-    alone. `proved`: that the workspace is enough follows from a formula; elsewhere the library on the GPU has to say
-    it, and is asked when the module is loaded. `aligned`: operands must begin at multiples of 16 bytes.
+    Attributes:
+        refusal: Why the kernel cannot run the call; empty if it can.
+        workspace_refusal: Why the workspace does not fit the kernel; empty if it does.
+        proved: Whether a formula proves that the workspace is enough. Otherwise the library checks it on the GPU when
+            the module is loaded.
+        aligned: Whether operands must begin at multiples of 16 bytes.
     """
 
     refusal: str = ""
@@ -105,11 +122,15 @@ class Provider(Protocol):
     """A source of kernels."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the provider in plans and profiles."""
+        ...
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Every kernel configuration that this provider has for `request` on `device`, times estimated unless known
-        better."""
+        """Return every kernel configuration that this provider has for `request` on `device`.
+
+        Times are estimates unless a measurement exists.
+        """
         ...
 
     def arguments(
@@ -122,11 +143,14 @@ class Provider(Protocol):
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """What the launcher `name` reads, for a slice that starts at `first_row` of the mini-batch."""
+        """Return the numbers that the launcher `name` reads, for a slice that starts at row `first_row`."""
         ...
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """Whether one of its kernels runs `call` on `device`: names, layouts, types, settings and workspace."""
+        """Return whether a kernel of this provider runs `call` on `device`, and why not if it does not.
+
+        The answer depends on names, layouts, types, settings and workspace.
+        """
         ...
 
 

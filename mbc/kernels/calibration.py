@@ -1,16 +1,17 @@
-"""Times that nobody measured: a roofline whose shares were fitted to a GPU that was.
+"""Estimated times of kernels that nobody measured: a roofline whose shares were fitted to a measured GPU.
 
     time = launch x (starts) + arithmetic / (share of the peak) + memory / (share of the bandwidth)
 
-`launch` is the gap between the nodes of a graph; how many of them a call takes, fitted too, has in it that kernels fill
-and drain. `arithmetic` is its operations over the peak of its precision, on as many multiprocessors as its tiles keep
-busy; `memory` is its bytes, each counted once, over the copy bandwidth. The two are added, since kernels overlap them
-only in part: a share above 1 says how well they do. Which operations have shares in common is their `group` (provider,
-kind, precision) and `variant` (how the operands lie, whether there is workspace).
+`launch` is the gap between two nodes of a CUDA graph. `starts` is the number of such gaps that one call takes; it is
+fitted, and so includes the time in which kernels fill and drain the GPU. `arithmetic` is the call's operations divided
+by the peak rate of its precision, on as many multiprocessors as its tiles keep busy. `memory` is the call's bytes, each
+counted once, divided by the copy bandwidth. The two are added, because kernels overlap them only in part; a share above
+1 is the gain of that overlap. Operations have common shares if their `group` (provider, kind, precision) and their
+`variant` (layouts, with or without workspace) are equal.
 
-`benchmarks/calibrate.py` fits the shares to half of the layers of a profile and compares with the other half how far
-off they are; estimates.json holds both. On another GPU than that of the profile the same shares are taken of its own
-peaks, and what is not known of it widens the range by `OTHER_GPU`.
+`benchmarks/calibrate.py` fits the shares to half of the layers of a profile and computes the errors on the other half;
+estimates.json holds both. On a GPU other than that of the profile the same shares are applied to that GPU's own peaks,
+and the factor `OTHER_GPU` widens the range.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from mbc.resources import data_text
 ESTIMATES_FILE = "estimates.json"
 OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
 _TILE = 64  # rows and columns of the GEMM tile that one multiprocessor computes
-_DEPTH = 1024  # K under which it is not split
-_LEAST_BUSY = 0.02  # small GEMMs still spread over the machine by smaller tiles
+_DEPTH = 1024  # a GEMM with a smaller K does not split K
+_LEAST_BUSY = 0.02  # smaller tiles spread small GEMMs over the GPU
 
-WITHOUT_WORKSPACE = "no_workspace"  # the variant of candidates that take none
-ALL = "all"  # the spread over every group of candidates that have the workspace they want
-INTERPOLATED = "interpolated"  # between two measured sizes of a profile
-SCALED = "scaled"  # from a larger one (`mbc.profile.scale`)
+WITHOUT_WORKSPACE = "no_workspace"  # the variant of candidates without workspace
+ALL = "all"  # the spread over every group of candidates with workspace
+INTERPOLATED = "interpolated"  # the spread of times interpolated between two measured sizes of a profile
+SCALED = "scaled"  # the spread of times scaled from a larger measured size (`mbc.profile.scale`)
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the arithmetic peak and of the copy bandwidth; and how many gaps between launches a launch takes."""
+    """Shares of the arithmetic peak and of the copy bandwidth, and the number of launch gaps that one call takes."""
 
     arithmetic: float
     memory: float
@@ -49,7 +50,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What one call takes at the ceilings of a GPU, in microseconds."""
+    """Times of one call at the ceilings of a GPU, in microseconds."""
 
     group: str
     variant: str
@@ -59,16 +60,21 @@ class Effort:
 
     @property
     def key(self) -> str:
+        """Name of the call's group and variant in `Calibration.shares`."""
         return f"{self.group} {self.variant}".rstrip()
 
     def time_us(self, shares: Shares) -> float:
+        """Return the estimated time of the call with these shares of the ceilings."""
         return self.launch_us * shares.starts + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Measured over estimated times: `median`, and `low` and `high` at 10 % and 90 % of the requests compared. Of the
-    distance from 1 the median (`error`) and the 90th percentile (`error_high`)."""
+    """Distribution of measured times divided by estimated times, over `count` requests.
+
+    `low` and `high` are the 10th and the 90th percentile. `error` and `error_high` are the median and the 90th
+    percentile of the distance from 1.
+    """
 
     count: int
     median: float
@@ -79,7 +85,7 @@ class Spread:
 
     @staticmethod
     def of(ratios: Sequence[float]) -> Spread:
-        """Of at least one ratio."""
+        """Return the spread of at least one ratio."""
         ordered, errors = sorted(ratios), sorted(abs(ratio - 1) for ratio in ratios)
         return Spread(
             len(ordered),
@@ -96,10 +102,17 @@ UNCOMPARED = Spread(0, 1.0, 0.5, 2.0, 0.5, 1.0)  # by judgement, for work that n
 
 @dataclass(frozen=True)
 class Calibration:
-    """`shares` by `Effort.key`, `spreads` by group (with ` no_workspace` for candidates without workspace) and by
-    `scaled_group`.
+    """Shares and spreads fitted to one profile.
 
-    `gpu`, `driver`, `cudnn` and `measured` are those of the profile, `fitted` is the date of fitting.
+    Attributes:
+        gpu: GPU of the profile.
+        driver: Driver version of the profile.
+        cudnn: cuDNN version of the profile.
+        measured: Date of the profile.
+        fitted: Date of the fit.
+        requests: Number of requests that the fit used.
+        shares: Fitted shares by `Effort.key`, by group, or by provider.
+        spreads: Spreads by group (with ` no_workspace` for candidates without workspace) and by `scaled_group`.
     """
 
     gpu: str
@@ -112,46 +125,51 @@ class Calibration:
     spreads: Mapping[str, Spread]
 
     def estimate_us(self, effort: Effort) -> float:
+        """Return the estimated time of a call by the fitted shares."""
         return effort.time_us(shares_of(self.shares, effort))
 
     def spread(self, group: str, bare: bool) -> Spread:
-        """How far estimates of a group are off on the GPU of the profile."""
+        """Return the spread of the estimates of a group on the GPU of the profile."""
         return self.spreads.get(f"{group} {WITHOUT_WORKSPACE}" if bare else group, UNCOMPARED)
 
     def scaled(self, provider: str, times: int) -> Spread:
-        """How far times are off that are from a size of up to so many times the rows."""
+        """Return the spread of times that were scaled from a measurement with up to `times` times as many rows."""
         return self.spreads.get(scaled_group(provider, times), UNCOMPARED)
 
     def factors(self, spread: Spread, device: DeviceSpec) -> tuple[float, float]:
-        """What estimated times are multiplied by for the lower and the upper end of their range. Never beyond the
-        estimate itself."""
+        """Return the factors from an estimated time to the lower and to the upper end of its range.
+
+        The range always contains the estimate itself.
+        """
         wider = 1.0 if device.name == self.gpu else OTHER_GPU
         return min(1.0, spread.low / wider), max(1.0, spread.high * wider)
 
 
 def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
-    """Those fitted to the work, else for mbc's own kernels those fitted to the kernel or to all of them, else by
-    judgement."""
+    """Return the shares fitted to the work's variant, its group or its provider, else unfitted ones.
+
+    Groups of mbc's own kernels are named after the kernel.
+    """
     provider = effort.group.split()[0]
-    found = (shares.get(key) for key in (effort.key, effort.group, provider))
-    return next((share for share in found if share is not None), None) or unfitted(effort)
+    fitted = (shares.get(key) for key in (effort.key, effort.group, provider))
+    return next((share for share in fitted if share is not None), None) or unfitted(effort)
 
 
 def unfitted(effort: Effort) -> Shares:
-    """By judgement, for work that no profile has."""
+    """Return shares chosen by judgement, for work that no profile contains."""
     if effort.group.startswith("mbc "):
         return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
-        # Channels that fill no load are copied into more of them, and the copies are mostly zeros.
+        # Where channels do not fill a load, engines copy them to a padded tensor, which is mostly zeros.
         grouped = effort.variant.startswith("grouped")
         if effort.variant == "unaligned" or (grouped and effort.group.endswith("tf32")):
             return Shares(0.1, 0.2, 6.0)
         if grouped and effort.group.endswith("fp32"):
             return Shares(0.4, 0.2, 6.0)  # data gradients of three layers on an H200: 0.32 to 0.47 of the peak
-        # A third of the speed without a stride: 33 and 13, 76 and 24, 112 and 40 TFLOP/s on an H100.
+        # A stride costs two thirds of the speed: 33 and 13, 76 and 24, 112 and 40 TFLOP/s on an H100.
         return Shares(0.15, 0.5, 6.0) if effort.variant == "grouped strided" else Shares(0.5, 0.5, 6.0)
-    # Without workspace there may be no engine but a direct one. Measured on an H200, ResNet-50's stem at batch 256 in
-    # bf16 took 342 ms for its filter gradient, where engines with workspace take 0.5.
+    # Without workspace a direct engine may be the only one. On an H200 the filter gradient of ResNet-50's stem at batch
+    # 256 in bf16 took 342 ms with such an engine, and 0.5 ms with workspace.
     if effort.group.startswith("cublaslt "):
         return Shares(0.4, 0.5, 6.0)
     if "backward_filter" in effort.group:
@@ -161,11 +179,12 @@ def unfitted(effort: Effort) -> Shares:
 
 @cache
 def calibration() -> Calibration:
-    """What comes with mbc."""
+    """Return the calibration that is part of mbc."""
     return read_calibration(data_text(ESTIMATES_FILE))
 
 
 def read_calibration(text: str) -> Calibration:
+    """Return the calibration that a JSON text (estimates.json) describes."""
     document: dict[str, Any] = json.loads(text)
     shares = {key: Shares(*row) for key, row in document.pop("shares").items()}
     spreads = {key: Spread(*row) for key, row in document.pop("spreads").items()}
@@ -173,11 +192,15 @@ def read_calibration(text: str) -> Calibration:
 
 
 def estimate_us(effort: Effort) -> float:
+    """Return the estimated time of a call by the calibration that is part of mbc."""
     return calibration().estimate_us(effort)
 
 
 def group(provider: str, kind: str, precision: Precision) -> str:
-    """bf16 and fp16 have one speed; what mbc's own kernels do is bound by memory in every precision."""
+    """Return the name of the group of calls that have common shares.
+
+    bf16 and fp16 run at one speed. mbc's own kernels are bound by memory in every precision.
+    """
     if provider == "mbc":
         return f"mbc {kind}"
     half = precision in (Precision.BF16, Precision.FP16)
@@ -185,12 +208,16 @@ def group(provider: str, kind: str, precision: Precision) -> str:
 
 
 def scaled_group(provider: str, times: int) -> str:
-    """Of times from a size of up to so many times the rows, a power of two."""
+    """Return the name of the spread of times scaled from up to `times` times the rows; `times` is a power of two."""
     return f"{SCALED} {provider} {times}"
 
 
 def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
-    """Of GEMMs. Raises KeyError for fp64, which no GPU runs here."""
+    """Return the peak rate of GEMMs in `precision`.
+
+    Raises:
+        KeyError: `precision` is fp64, which runs on no GPU here.
+    """
     return {
         Precision.FP32: device.fp32_tflops,
         Precision.TF32: device.tf32_tflops,
@@ -200,15 +227,17 @@ def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
 
 
 def busy(height: int, width: int, depth: int, device: DeviceSpec) -> float:
-    """Share of the multiprocessors that a GEMM of this size keeps busy, with split-K (`depth` is K; 0: not split): its
-    tiles run in waves, and the last wave is not full."""
+    """Return the share of the multiprocessors that a GEMM of this size keeps busy.
+
+    Tiles run in waves, and the last wave is not full. `depth` is K if the GEMM may split K, and 0 if it may not.
+    """
     tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE) * max(1, math.ceil(depth / _DEPTH))
     waves = math.ceil(tiles / device.multiprocessors)
     return max(_LEAST_BUSY, tiles / (waves * device.multiprocessors))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the neighbours."""
+    """Return a quantile of sorted values, linear between neighbours."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

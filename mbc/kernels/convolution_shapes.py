@@ -1,4 +1,4 @@
-"""The shapes of a convolution as libraries see it."""
+"""The shapes of a convolution in the form that libraries take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backwar
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """One convolution as cuDNN sees it, whatever the pass: image, filter, result."""
+    """Image, filter and result of one convolution, in whichever pass."""
 
     image: TensorType
     filter: TensorType
@@ -28,34 +28,39 @@ class Shapes:
 
     @property
     def depthwise(self) -> bool:
+        """True if there are several groups, and each filter reads one channel."""
         return self.attributes.groups > 1 and self.filter.shape[1] == 1
 
     @property
     def is_product(self) -> bool:
-        """Whether the convolution is one GEMM over the pixels as they lie."""
+        """True if the convolution is one GEMM over the pixels without rearranging them."""
         a = self.attributes
         return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
 
     def product(self, number: int) -> tuple[int, int, int]:
-        """M, N and K of the implicit GEMM of a pass."""
+        """Return M, N and K of the implicit GEMM of a pass."""
         filters, *terms = self.filter.shape
         if number == 0:
             return self.result.elements // filters, filters, math.prod(terms)
         if number == 2:
             return filters, math.prod(terms), self.result.elements // filters
         a = self.attributes
-        # With a stride each pixel of the image takes part in some positions of the filter only.
+        # With a stride, each pixel of the image meets only some positions of the filter.
         positions = max(1, math.prod(a.kernel) // math.prod(a.stride))
         return self.image.elements // self.image.shape[1], self.image.shape[1], filters // a.groups * positions
 
     def touched_bytes(self, number: int) -> int:
-        """Of the image: what is read of it, but a data gradient writes zeros where nothing comes from."""
+        """Return the bytes of the image that a pass reads or writes.
+
+        A forward pass and a filter gradient read only the pixels that some window covers. A data gradient writes all of
+        them, with zeros where no gradient arrives.
+        """
         size_bytes = self.image.size_bytes
         return size_bytes if number == 1 else round(size_bytes * read_share(self.attributes))
 
 
 def shapes_of(request: Request) -> Shapes | None:
-    """None where the request is not a convolution of images."""
+    """Return the shapes of a convolution of images, or None for any other request."""
     number = PASSES.get(request.kind)
     if number is None or not isinstance(request.attributes, Convolution):
         return None

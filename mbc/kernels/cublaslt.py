@@ -1,10 +1,11 @@
-"""Linear layers and 1 x 1 convolutions of images whose channels lie last, through cuBLASLt: both are GEMMs of matrices,
-the rows of an image being its pixels.
+"""The provider `cublaslt`: linear layers and 1 x 1 convolutions through cuBLASLt.
 
-Its heuristics list algorithms when the module is made, within the plan's workspace and the best first by their own
-estimate; `algorithm` is a place in that list, and `split_k` says for which workspace it was made. The first is always
-there. The others are for measuring: the same version of cuBLASLt on the same GPU gives the same list. A filter gradient
-of bf16 or fp16 operands is summed and written in fp32.
+Both are GEMMs of matrices. The images of a convolution are channels last, so that each pixel is a row of a matrix.
+
+cuBLASLt's heuristics list algorithms when the module is loaded: those that fit the plan's workspace, the fastest first
+by cuBLASLt's own estimate. The setting `algorithm` is a position in that list, and `split_k` says for which workspace
+the list was requested. The first position always exists. The others are there to be measured: one version of cuBLASLt
+gives the same list on the same GPU. A filter gradient of bf16 or fp16 operands is summed and written in fp32.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ PASSES = {
     "convolution_backward_filter": 2,
 }
 
-# The integers of a launch, in order. As `MatmulRow` of templates/host/cublaslt.cpp.
+# The integers of a launch, in the order of `MatmulRow` in templates/host/cublaslt.cpp.
 ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs", "workspace_bytes", "algorithm")
-ALGORITHMS = 4  # of the heuristics' list; as in templates/host/cublaslt.cpp
+ALGORITHMS = 4  # length of the heuristics' list; equal to the constant in templates/host/cublaslt.cpp
 
-_MOST_WORKSPACE_BYTES = 32 << 20  # what NVIDIA advises for Hopper; more brought nothing
+_MOST_WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper; larger workspaces were not faster
 _SPLIT_K = 16  # partial results of split-K that the workspace holds
-_IMAGE_SPLIT_K = 128  # of a pointwise filter gradient besides: few tiles, each a reduction over every pixel
+_IMAGE_SPLIT_K = 128  # the same for a pointwise filter gradient, which has few tiles and reduces over every pixel
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Of y [rows, outputs] = x [rows, inputs] w [outputs, inputs]^T and of its gradients."""
+    """Sizes of y [rows, outputs] = x [rows, inputs] w [outputs, inputs]^T and of its gradients."""
 
     rows: int
     inputs: int
     outputs: int
 
     def result(self, number: int) -> tuple[int, int]:
-        """M and N of the GEMM."""
+        """Return M and N of the GEMM of a pass."""
         return ((self.rows, self.outputs), (self.rows, self.inputs), (self.outputs, self.inputs))[number]
 
     @property
@@ -75,23 +76,23 @@ def _pointwise(a: Convolution) -> bool:
 
 
 def _layout(request: Request) -> Layout:
-    """Of every operand. The order of a matrix and of a filter of one pixel is the same in both layouts."""
+    """Return the layout of every operand; a matrix and a filter of one pixel have the same order in both layouts."""
     return Layout.CHANNELS_LAST if isinstance(request.attributes, Convolution) else Layout.CHANNELS_FIRST
 
 
 def _workspaces(request: Request, sizes: _Sizes) -> dict[int, int]:
-    """None, and the fp32 partial results of split-K: bytes, and the number of splits they were meant for."""
+    """Return the possible workspaces in bytes, each with the number of splits of K that it has room for."""
     of_image = request.kind == "convolution_backward_filter"
     result_bytes = math.prod(sizes.result(PASSES[request.kind])) * 4
-    found: dict[int, int] = {}
+    splits_by_bytes: dict[int, int] = {}
     for splits in (0, _SPLIT_K, _IMAGE_SPLIT_K if of_image else _SPLIT_K):
-        found.setdefault(min(-(-splits * result_bytes // 256) * 256, _MOST_WORKSPACE_BYTES), splits)
-    return found
+        splits_by_bytes.setdefault(min(-(-splits * result_bytes // 256) * 256, _MOST_WORKSPACE_BYTES), splits)
+    return splits_by_bytes
 
 
 def _effort(request: Request, sizes: _Sizes, number: int, device: DeviceSpec, workspace_bytes: int) -> Effort:
     split = workspace_bytes > 0
-    # What a larger workspace brings is not estimated: of equal times the least workspace wins.
+    # The gain of a larger workspace is not estimated: among equal times the smallest workspace wins.
     terms = (sizes.inputs, sizes.outputs, sizes.rows)[number]
     share = busy(*sizes.result(number), terms if split else 0, device)
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
@@ -111,12 +112,14 @@ class CublasLt:
     name: str = "cublaslt"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Without workspace and with enough for split-K, the best algorithm of each first: the estimates of all are
-        equal. Reductions are in fp32 and in a fixed order."""
+        """Return candidates without workspace and with enough workspace for split-K, the best algorithm of each first.
+
+        The estimated times of all algorithms are equal. Reductions run in fp32 and in a fixed order.
+        """
         return (candidate for candidate, _ in self.estimated(request, device))
 
     def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
-        """Each candidate with what its time was estimated from."""
+        """Yield each candidate with the effort that its time was estimated from."""
         sizes = _sizes(request)
         if sizes is None or request.precision is Precision.FP64:
             return
@@ -139,28 +142,30 @@ class CublasLt:
             yield candidate, effort
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """The workspace is what its list of algorithms is asked for with, or more. That the list is as long as the
-        plan thinks cuBLASLt says on the GPU."""
+        """Accept a call whose workspace is at least the one that its list of algorithms was requested for.
+
+        Only cuBLASLt on the GPU can tell whether the list is as long as the plan assumes.
+        """
         sizes, request, given = _sizes(call.request), call.request, dict(call.settings)
         if sizes is None or call.name != request.kind or request.precision is Precision.FP64:
-            return Acceptance(f"cuBLASLt runs no {request.kind} of these operands as '{call.name}'")
+            return Acceptance(f"cuBLASLt cannot run {request.kind} with these operands as '{call.name}'")
         if request.precision is Precision.BF16 and not device.has_bf16:
             return Acceptance(f"{device.architecture} does not compute in bf16")
         rooms = {splits: size_bytes for size_bytes, splits in _workspaces(request, sizes).items()}
-        known = given.keys() <= {"algorithm", "split_k"} and len(given) == len(call.settings)
-        if not known or given.get("algorithm") not in range(ALGORITHMS) or given.get("split_k", 0) not in rooms:
-            return Acceptance(f"its list of algorithms has no {given}")
+        valid = given.keys() <= {"algorithm", "split_k"} and len(given) == len(call.settings)
+        if not valid or given.get("algorithm") not in range(ALGORITHMS) or given.get("split_k", 0) not in rooms:
+            return Acceptance(f"cuBLASLt's list has no algorithm with the settings {given}")
         gradient = PASSES[request.kind] == 2
         working, master = request.precision.working, request.precision.master
         if tuple(t.dtype for t in call.operands) != (working, working, master if gradient else working):
             return Acceptance(f"it does not take operands of {', '.join(map(str, call.operands))}")
         if not call.lies_in((_layout(request),) * 3):
-            return Acceptance(f"it does not take operands that lie in {', '.join(call.layouts)}")
+            return Acceptance(f"it does not take operands in the layouts {', '.join(call.layouts)}")
         if call.accumulate and not gradient:
             return Acceptance("it cannot add to its output")
         needed_bytes = rooms[given.get("split_k", 0)]
         if call.workspace_bytes < needed_bytes:
-            return Acceptance(workspace_refusal=f"its algorithm is listed for {needed_bytes} bytes")
+            return Acceptance(workspace_refusal=f"its algorithm needs {needed_bytes} bytes")
         return Acceptance(proved=given["algorithm"] == 0, aligned=True)
 
     def arguments(
@@ -173,10 +178,10 @@ class CublasLt:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """A `MatmulRow`."""
+        """Return the integers of a `MatmulRow`."""
         sizes = _sizes(request)
         if sizes is None:
-            raise ValueError(f"cuBLASLt runs no {request.kind}")
+            raise ValueError(f"cuBLASLt cannot run {request.kind}")
         return Arguments(
             (
                 PASSES[request.kind],

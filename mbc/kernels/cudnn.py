@@ -15,14 +15,19 @@ from mbc.kernels.statistics import WITH_STATISTICS
 
 @dataclass(frozen=True)
 class Cudnn:
-    """Plans and rows know one provider: all of them are rows of one structure (templates/host/convolution.cpp)."""
+    """The provider `cudnn`: one name in plans for convolutions with and without statistics.
+
+    Launches of both kinds are rows of one structure (templates/host/convolution.cpp).
+    """
 
     name: str = "cudnn"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        """Return the candidates of a convolution, or of a convolution with batch statistics in the epilogue."""
         return _part(request).candidates(request, device)
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """Return whether cuDNN's graph API runs the call."""
         return _part(call.request).accepts(call, device)
 
     def arguments(
@@ -35,6 +40,7 @@ class Cudnn:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
+        """Return the integers of a `ConvolutionRow` and its knobs."""
         return _part(request).arguments(request, name, settings, layouts, first_row, accumulate, workspace_bytes)
 
 

@@ -1,18 +1,18 @@
-"""Convolutions through cuDNN's graph API, by themselves: what a plan reserves for them and how long they should take.
+"""Convolutions through cuDNN's graph API: the workspace that a plan reserves, and estimated times.
 
-A plan that no profile informs names no engine (`engine` = -1): the generated module takes the first configuration that
+A plan made without a profile names no engine (`engine` = -1): the generated module takes the first configuration that
 cuDNN's heuristics offer, whose numerical notes agree with the precision and whose workspace fits the planned bytes.
 Such a configuration always exists: in a survey of 108 layers (ResNet, AlexNet, VGG, Inception, DenseNet, MobileNet,
 U-Net and odd shapes) x 4 batch sizes x 3 passes x 2 layouts x 4 precisions with cuDNN 9.19 for an H200, at least one
-admitted engine needed no workspace. What the planned bytes decide is how fast a configuration may be, so there are two
-candidates a layout:
+admitted engine needed no workspace. The planned bytes decide only how fast a configuration may be, so there are two
+candidates for each layout:
 
-  bare   no workspace: often a direct kernel without tensor cores. Filter gradients of fp32 operands get what engines
-         that split the sum count their parts with (`cudnn_estimates`): in strict fp32 with channels first there is
-         without it a direct kernel alone in 136 of 140 cases, some 0.1 to 1 TFLOP/s where others do 20
-  lean   room for partial sums (`sums_bytes`), where engines work on the operands as they lie: channels first in strict
-         fp32 (filter gradients channels last), channels last on aligned channels for tensor cores
-  full   elsewhere: besides, copies of operands in the other layout or with channels padded to what loads want
+  bare   no workspace: often a direct kernel without tensor cores. A filter gradient of fp32 operands gets the few bytes
+         with which engines that split the sum count its parts (`cudnn_estimates`). Without them, strict fp32 with
+         channels first has only a direct kernel in 136 of 140 cases: 0.1 to 1 TFLOP/s where other engines reach 20
+  lean   room for partial sums (`sums_bytes`), where engines read the operands in their layout: channels first in strict
+         fp32 (filter gradients channels last), channels last with aligned channels for tensor cores
+  full   elsewhere: also room for copies of operands in the other layout or with channels padded for wide loads
 
 Over the survey, with lean or full the very first admitted configuration fits in 95 % of the cases and one of the first
 four in 99 %.
@@ -42,8 +42,8 @@ from mbc.kernels.cudnn_estimates import (
     widened_bytes,
 )
 
-# The integers of a launch, in order; pairs (type, value) of knobs follow. As `ConvolutionRow` of
-# templates/host/convolution.cpp.
+# The integers of a launch, in the order of `ConvolutionRow` in templates/host/convolution.cpp; pairs (type, value) of
+# knobs follow.
 ROW_FIELDS = (
     "pass",
     "type",
@@ -79,27 +79,27 @@ _LAYOUTS = {code: layout for layout, code in LAYOUT_CODES.items()}
 
 
 def _math(precision: Precision) -> int:
-    """As `Math` of convolution.cpp: 0 admits no tensor cores."""
+    """Return the code of `Math` in convolution.cpp; 0 admits no tensor cores."""
     return 0 if precision is Precision.FP32 else 1
 
 
 @dataclass(frozen=True)
 class CudnnConvolution:
-    """Of the provider `cudnn` (`mbc.kernels.cudnn`) what runs one operation."""
+    """The part of the provider `cudnn` (`mbc.kernels.cudnn`) that runs single convolutions."""
 
     name: str = "cudnn"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Two a layout: bare, and lean or full, whichever engines need for their full speed."""
+        """Return two candidates for each layout: bare, and lean or full, whichever gives engines full speed."""
         return (candidate for candidate, _ in self.estimated(request, device))
 
     def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
-        """Each candidate with what its time was estimated from."""
+        """Yield each candidate with the effort that its time was estimated from."""
         shapes = shapes_of(request)
         if shapes is None or request.precision is Precision.FP64:
             return
         if request.precision is Precision.BF16 and not device.has_bf16:
-            return  # bf16 came with compute capability 8.0
+            return  # only GPUs of compute capability 8.0 and higher compute in bf16
         number = PASSES[request.kind]
         bare_bytes = least_bytes(shapes.filter, shapes.image.dtype) if number == 2 else 0
         for layout in (Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST):
@@ -127,14 +127,17 @@ class CudnnConvolution:
         )
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """That there is an engine of this number, and that the workspace is enough for it, cuDNN says on the GPU."""
+        """Return whether the call's settings, types and layouts suit cuDNN's graph API.
+
+        Only cuDNN on the GPU can tell whether the engine exists and whether the workspace is enough.
+        """
         shapes = shapes_of(call.request)
         if shapes is None or call.name != call.request.kind:
-            return Acceptance(f"cuDNN runs no {call.request.kind} as '{call.name}'")
+            return Acceptance(f"cuDNN cannot run {call.request.kind} with these operands as '{call.name}'")
         if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
             return Acceptance(refusal)
         if not call.lies_in(*((layout,) * 3 for layout in engine_layouts(call))):
-            return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
+            return Acceptance(f"its engine does not take operands in the layouts {', '.join(call.layouts)}")
         front_bytes = 0
         if call.request.kind == "convolution_backward_filter":
             chosen_later = dict(call.settings).get("engine", HEURISTIC_ENGINE) == HEURISTIC_ENGINE
@@ -151,38 +154,38 @@ class CudnnConvolution:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """A `ConvolutionRow` and its knobs."""
+        """Return the integers of a `ConvolutionRow` and its knobs."""
         shapes = shapes_of(request)
         if shapes is None:
-            raise ValueError(f"cuDNN runs no {request.kind}")
+            raise ValueError(f"cuDNN cannot run {request.kind}")
         return row(shapes, PASSES[request.kind], request.precision, settings, layouts, accumulate, workspace_bytes)
 
 
 def engine_refusal(call: Call, device: DeviceSpec) -> str:
-    """Why cuDNN's graph API cannot run a call with its settings on a device; empty where nothing speaks against it."""
+    """Return why cuDNN's graph API cannot run a call with its settings on a device; empty if it can."""
     precision, given = call.request.precision, dict(call.settings)
     if precision is Precision.FP64 or (precision is Precision.BF16 and not device.has_bf16):
-        return f"{device.architecture} computes nothing in {precision}"
+        return f"{device.architecture} does not compute in {precision}"
     named = {key for key in given if key.startswith("knob") and key.removeprefix("knob").isdecimal()}
     if len(given) != len(call.settings) or not given.keys() - named <= {"deterministic", "engine", "layout"}:
-        return f"its settings are no engine, layout and knobs: {given}"
-    known = given.get("layout", 0) in _LAYOUTS and given.get("deterministic", 0) in (0, 1)
-    if not known or given.get("engine", HEURISTIC_ENGINE) < HEURISTIC_ENGINE:
-        return f"there are no such settings: {given}"
+        return f"its settings must be an engine, a layout and knobs, not {given}"
+    valid = given.get("layout", 0) in _LAYOUTS and given.get("deterministic", 0) in (0, 1)
+    if not valid or given.get("engine", HEURISTIC_ENGINE) < HEURISTIC_ENGINE:
+        return f"a value of its settings is out of range: {given}"
     return ""
 
 
 def engine_layouts(call: Call) -> tuple[Layout, ...]:
-    """In which an engine takes all operands: that of its settings, either where they name none."""
+    """Return the layouts that the call's engine takes: the one in its settings, or both if the settings name none."""
     named = dict(call.settings).get("layout")
     return tuple(_LAYOUTS.values()) if named is None else (_LAYOUTS[named],)
 
 
 def type_refusal(call: Call, shapes: Shapes) -> str:
-    """Why the types of operands, or adding to the result, are beyond cuDNN's convolutions; empty where they are not."""
+    """Return why cuDNN's convolutions cannot take these types or cannot add to this result; empty if they can."""
     gradient, working = call.request.kind == "convolution_backward_filter", call.request.precision.working
-    found = (shapes.image.dtype, shapes.result.dtype, shapes.filter.dtype)
-    if found != (working, working, call.request.precision.master if gradient else working):
+    types = (shapes.image.dtype, shapes.result.dtype, shapes.filter.dtype)
+    if types != (working, working, call.request.precision.master if gradient else working):
         return f"it does not take operands of {', '.join(map(str, call.operands))}"
     if call.accumulate and not gradient:
         return "it cannot add to its output"
@@ -190,11 +193,9 @@ def type_refusal(call: Call, shapes: Shapes) -> str:
 
 
 def library_workspace(call: Call, front_bytes: int) -> Acceptance:
-    """A call whose workspace begins with `front_bytes` for mbc and goes on with what cuDNN alone can judge."""
+    """Accept a call whose workspace has at least `front_bytes` for mbc; cuDNN alone can judge the rest."""
     if call.workspace_bytes < front_bytes:
-        return Acceptance(
-            workspace_refusal=f"it begins with {front_bytes} bytes for the filter gradient before it is widened"
-        )
+        return Acceptance(workspace_refusal=f"the filter gradient needs {front_bytes} bytes before it is widened")
     return Acceptance(proved=False, aligned=True)
 
 
@@ -208,9 +209,9 @@ def row(
     workspace_bytes: int,
     statistics: bool = False,
 ) -> Arguments:
-    """A `ConvolutionRow` and its knobs, for the pass of this number."""
+    """Return the integers of a `ConvolutionRow` and its knobs, for the pass of this number."""
     given = dict(settings)
-    # Where an operand has one pixel or one channel the plan calls it channels first, whatever its neighbours are.
+    # A plan calls an operand with one pixel or one channel channels first, whatever the layout of the other operands.
     seen = max(LAYOUT_CODES[layout] for layout in layouts)
     knobs = tuple((int(k.removeprefix("knob")), v) for k, v in settings if k.startswith("knob"))
     a = shapes.attributes

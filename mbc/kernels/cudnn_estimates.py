@@ -1,4 +1,4 @@
-"""What cuDNN's convolutions should take where nobody measured them: workspace, and effort of `calibration`."""
+"""Estimated workspace and effort (`calibration`) of cuDNN's convolutions that nobody measured."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from mbc.kernels.convolution_shapes import PASSES, Shapes
 
 ALIGNMENT_BYTES = 256
 _MOST_SUMS_BYTES = 32 << 20
-_LEAST_SUMS_BYTES = 3 << 19  # small filters of large images split further: 1.5 MiB, but not above their own size
+# Filter gradients with small filters and large images split further: 1.5 MiB, but at most an eighth of the operands.
+_LEAST_SUMS_BYTES = 3 << 19
 _SUMS_PER_PASS = {0: 2, 1: 2, 2: 16}  # partial results of a split reduction, in sizes of the filter
 _SLACK_BYTES = 4096  # pointers, counters and alignment of parts
-# On an H100 in bf16 what groups of 4 to 32 channels computed in a second was in proportion to their channels, and would
-# be at 128 what a convolution without groups computes.
+# On an H100 in bf16 the rate of groups of 4 to 32 channels was proportional to their channels. Extended to 128 channels
+# it is the rate of a convolution without groups.
 _GROUP_TILE_CHANNELS = 128
-_COUNTED_BYTES = 512  # of a filter gradient, by one of the bytes that engines count finished parts of its sum with
+_COUNTED_BYTES = 512  # bytes of a filter gradient for each byte with which engines count the finished parts of its sum
 
 
 def padded(count: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 
 def channel_multiple(precision: Precision) -> int:
-    """Channels of which 16-byte loads of the operands take whole numbers; strict engines load one by one."""
+    """Return the number of channels that a 16-byte load holds; 1 in strict fp32, whose engines load single elements."""
     return {Precision.FP32: 1, Precision.TF32: 4}.get(precision, 8)
 
 
 def widened_bytes(filter_: TensorType, working: DType) -> int:
-    """Workspace that a filter gradient takes in the type of its operands, 0 where that is fp32 already."""
+    """Return the workspace for a filter gradient in its operands' type; 0 if that type is fp32 already."""
     if working not in (DType.BF16, DType.FP16):
         return 0
     return padded(filter_.elements * working.size_bytes, ALIGNMENT_BYTES)
 
 
 def _counters_bytes(filter_: TensorType, working: DType) -> int:
-    """What it takes to count the parts of a filter gradient; engines for bf16 and fp16 do with none."""
+    """Return the workspace with which engines count the parts of a filter gradient; bf16 and fp16 need none."""
     return filter_.size_bytes // _COUNTED_BYTES + ALIGNMENT_BYTES if working is DType.FP32 else 0
 
 
 def least_bytes(filter_: TensorType, working: DType) -> int:
-    """Workspace of a filter gradient that gets none to be fast with."""
+    """Return the workspace of a filter gradient that gets no bytes for speed."""
     return padded(widened_bytes(filter_, working) + _counters_bytes(filter_, working), ALIGNMENT_BYTES)
 
 
 def sums_bytes(shapes: Shapes, number: int) -> int:
+    """Return the workspace for partial sums of a pass, with the bytes of a gradient that is widened."""
     working = shapes.image.dtype
     sums = _SUMS_PER_PASS[number] * (shapes.filter.elements * working.size_bytes + 512)
     if number == 2:
@@ -56,8 +59,11 @@ def sums_bytes(shapes: Shapes, number: int) -> int:
 
 
 def copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
-    """Copies of the operands as engines want them: all of them, or, where half-precision operands lie right but for
-    their alignment, those whose channels are not aligned."""
+    """Return the workspace for copies of the operands in the form that engines want.
+
+    The copies are of all operands. Where half-precision operands have the right layout but channels that are not
+    aligned, only the operands whose channels are not aligned are copied.
+    """
     multiple, groups, size = channel_multiple(precision), shapes.attributes.groups, shapes.image.dtype.size_bytes
     rows, channels, height, width = shapes.image.shape
     filters, per_group, kernel_height, kernel_width = shapes.filter.shape
@@ -75,7 +81,7 @@ def copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
 
 
 def is_natural(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> bool:
-    """Whether the engines of this precision work on the operands as they lie."""
+    """Return whether the engines of this precision read the operands in this layout without a copy."""
     if shapes.depthwise:
         return layout is Layout.CHANNELS_LAST or (precision is Precision.FP32 and number != 2)
     top, bottom, left, right = shapes.attributes.pad
@@ -89,25 +95,28 @@ def is_natural(shapes: Shapes, number: int, layout: Layout, precision: Precision
 
 
 def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> str:
-    """How engines come at the operands: what estimates have in common."""
+    """Return the variant of the estimate: how engines access the operands."""
     strided = number == 1 and shapes.attributes.stride != (1, 1)
     if shapes.depthwise or shapes.attributes.groups > 1:
         return "depthwise" if shapes.depthwise else "grouped strided" if strided else "grouped"
     multiple = channel_multiple(precision)
     if any(channels % multiple for channels in shapes.filter.shape[:2]):
         return "unaligned"
-    # A GEMM either way: rows of pixels can be loaded where rows of channels are not.
+    # In both layouts the convolution is one GEMM, whose rows are pixels or channels: either can be loaded if aligned.
     product = shapes.is_product and precision is not Precision.FP32
     if product and math.prod(shapes.image.shape[2:]) % multiple == 0:
         return "straight"
     if not is_natural(shapes, number, layout, precision):
         return "converted"
-    # The data gradient of a strided convolution is as many small ones as a window of strides has pixels.
+    # The data gradient of a strided convolution splits into small ones, one for each pixel of a window of strides.
     return "strided" if strided else "straight"
 
 
 def _filling(shapes: Shapes) -> float:
-    """What tensor cores compute over what counts: narrow groups are blocks on the diagonal of a GEMM of whole tiles."""
+    """Return the operations that tensor cores execute, divided by those that the convolution needs.
+
+    Narrow groups are blocks on the diagonal of a GEMM of whole tiles.
+    """
     grouped = shapes.attributes.groups > 1 and not shapes.depthwise
     return max(1.0, _GROUP_TILE_CHANNELS / shapes.filter.shape[1]) if grouped else 1.0
 
@@ -115,9 +124,10 @@ def _filling(shapes: Shapes) -> float:
 def effort_of(
     shapes: Shapes, kind: str, layout: Layout, precision: Precision, device: DeviceSpec, bare: bool
 ) -> Effort:
+    """Return the effort of a convolution, with its full workspace or `bare`."""
     number = PASSES[kind]
     variant = _variant(shapes, number, layout, precision)
-    # Direct kernels, which are left where operands cannot be copied, use no tensor cores.
+    # Without workspace for copies only direct kernels remain, and these use no tensor cores.
     direct = bare and variant not in ("straight", "strided")
     peak = device.fp32_tflops if direct else peak_tflops(device, precision)
     half = precision in (Precision.BF16, Precision.FP16)

@@ -1,11 +1,12 @@
-"""Convolutions through cuDNN's legacy API, the only one that has FFT and Winograd on every GPU since Hopper.
+"""The provider `cudnn_legacy`: convolutions through cuDNN's legacy API.
 
-An algorithm is named by its number in the enumeration of its pass, a layout and a math type: what it needs and how long
-it takes only cuDNN on the GPU itself can say (`mbc.measure.cudnn_legacy` asks). See NVIDIA, "cuDNN API", the
-functions cudnnConvolutionForward, cudnnConvolutionBackwardData and cudnnConvolutionBackwardFilter.
+Since Hopper, only the legacy API has FFT and Winograd on every GPU. A candidate is an algorithm's number in the
+enumeration of its pass, a layout and a math type. Only cuDNN on the GPU itself can tell how much workspace and time it
+needs (`mbc.measure.cudnn_legacy` asks). See NVIDIA, "cuDNN API", the functions cudnnConvolutionForward,
+cudnnConvolutionBackwardData and cudnnConvolutionBackwardFilter.
 
 A filter gradient of bf16 or fp16 operands is computed in their type at the start of the workspace and then widened to
-fp32, as by `mbc.kernels.cudnn_convolution`.
+fp32, as in `mbc.kernels.cudnn_convolution`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
 from mbc.kernels.cudnn_convolution import library_workspace, type_refusal
 from mbc.kernels.cudnn_estimates import widened_bytes
 
-# Names of the algorithms of each pass at the place of their number, as the header has them.
+# Names of the algorithms of each pass, in the order of their numbers in cuDNN's header.
 ALGORITHMS = {
     "convolution": (
         "IMPLICIT_GEMM",
@@ -44,7 +45,7 @@ ALGORITHMS = {
         "FFT_TILING",
     ),
 }
-# They add with atomics, as the header says. On an H200 these gave other bits from run to run, and no others did.
+# These algorithms add with atomics, as the header says. On an H200 they alone gave different bits from run to run.
 _NONDETERMINISTIC = {
     ("convolution_backward_data", "ALGO_0"),
     ("convolution_backward_filter", "ALGO_0"),
@@ -53,13 +54,13 @@ _NONDETERMINISTIC = {
 MATHS = {"DEFAULT": 0, "TENSOR_OP": 1, "FMA": 3}  # cudnnMathType_t
 _ADMITTED_MATHS = {
     Precision.FP32: ("FMA",),
-    Precision.TF32: ("DEFAULT", "FMA"),  # of fp32 operands the default rounds to TF32
+    Precision.TF32: ("DEFAULT", "FMA"),  # the default rounds fp32 operands to TF32
     Precision.BF16: ("TENSOR_OP", "DEFAULT"),
     Precision.FP16: ("TENSOR_OP", "DEFAULT"),
 }
 _ALIGNMENT_BYTES = 256
 
-# The integers of a launch, in order. As `LegacyRow` of templates/host/legacy_convolution.cpp.
+# The integers of a launch, in the order of `LegacyRow` in templates/host/legacy_convolution.cpp.
 ROW_FIELDS = (
     "pass",
     "type",
@@ -89,7 +90,7 @@ ROW_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class LegacyChoice:
-    """One algorithm of the request's pass, in one layout with one math type; both as words."""
+    """One algorithm of the request's pass, in one layout with one math type; algorithm and math type are names."""
 
     algorithm: str
     layout: Layout
@@ -97,12 +98,15 @@ class LegacyChoice:
 
 
 def admitted_maths(precision: Precision) -> tuple[str, ...]:
-    """Math types whose rounding `precision` allows, the one to prefer first; none for fp64."""
+    """Return the math types whose rounding `precision` allows, the preferred one first; none for fp64."""
     return _ADMITTED_MATHS.get(precision, ())
 
 
 def legacy_shapes(request: Request) -> Shapes | None:
-    """None where the legacy API has no such call: not a convolution of images, or its padding is not symmetric."""
+    """Return the shapes of a convolution that the legacy API can run, else None.
+
+    The legacy API takes convolutions of images with symmetric padding only.
+    """
     shapes = shapes_of(request)
     if shapes is None:
         return None
@@ -111,7 +115,14 @@ def legacy_shapes(request: Request) -> Shapes | None:
 
 
 def legacy_candidate(request: Request, choice: LegacyChoice, workspace_bytes: int) -> Candidate:
-    """`choice` as a candidate whose time is not known. `workspace_bytes` is what cuDNN asks for the algorithm alone."""
+    """Return `choice` as a candidate without a time.
+
+    Args:
+        request: A convolution that `legacy_shapes` takes.
+        choice: Algorithm, layout and math type.
+        workspace_bytes: Workspace that cuDNN asks for the algorithm alone, without the bytes of a gradient to be
+            widened.
+    """
     shapes = legacy_shapes(request)
     assert shapes is not None
     adds = request.kind == "convolution_backward_filter"
@@ -135,7 +146,7 @@ def legacy_candidate(request: Request, choice: LegacyChoice, workspace_bytes: in
 
 
 def legacy_notes(request: Request, choice: LegacyChoice) -> tuple[str, ...]:
-    """What a profile says of `choice` in words, sorted: the algorithm's name, the math, what its rounding is."""
+    """Return a profile's notes on `choice`, sorted: the algorithm's name, the math type, its rounding."""
     notes = {choice.algorithm, f"{choice.math}_MATH"}
     if (request.kind, choice.algorithm) in _NONDETERMINISTIC:
         notes.add("NONDETERMINISTIC")
@@ -151,27 +162,33 @@ class CudnnLegacy:
     name: str = "cudnn_legacy"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """None: which algorithms take a shape, and with how much workspace, depends on the GPU and the version of
-        cuDNN, undocumented, and the legacy API answers only where the GPU is. A workspace that
-        is guessed too small would make a plan that cannot run. Candidates come from profiles."""
+        """Return no candidates: those of this provider come from profiles only.
+
+        Which algorithms take a shape, and with how much workspace, depends on the GPU and on the version of cuDNN. It
+        is not documented, and the legacy API answers only on the GPU. A plan with too small a guess of the workspace
+        could not run.
+        """
         return ()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """That the algorithm takes the shape, and that the workspace is enough for it, cuDNN says on the GPU."""
+        """Return whether the call's settings, types and layouts suit the legacy API.
+
+        Only cuDNN on the GPU can tell whether the algorithm takes the shape and whether the workspace is enough.
+        """
         shapes, given = legacy_shapes(call.request), dict(call.settings)
         if shapes is None or call.name != call.request.kind:
-            return Acceptance(f"cuDNN's legacy API runs no {call.request.kind} as '{call.name}'")
+            return Acceptance(f"cuDNN's legacy API cannot run {call.request.kind} with these operands as '{call.name}'")
         named = len(given) == len(call.settings) and given.keys() == {"algorithm", "layout", "math"}
         maths = [MATHS[name] for name in admitted_maths(call.request.precision)]
         layouts = [layout for layout, code in LAYOUT_CODES.items() if code == given.get("layout")]
         if not named or not layouts or given["algorithm"] not in range(len(ALGORITHMS[call.name])):
-            return Acceptance(f"there is no such algorithm: {given}")
+            return Acceptance(f"cuDNN's legacy API has no algorithm with the settings {given}")
         if given["math"] not in maths:
-            return Acceptance(f"in {call.request.precision} none of its math types is {given['math']}")
+            return Acceptance(f"{call.request.precision} does not allow the math type {given['math']}")
         if refusal := type_refusal(call, shapes):
             return Acceptance(refusal)
         if not call.lies_in((layouts[0],) * 3):
-            return Acceptance(f"it does not take operands that lie in {', '.join(call.layouts)}")
+            return Acceptance(f"it does not take operands in the layouts {', '.join(call.layouts)}")
         gradient = call.request.kind == "convolution_backward_filter"
         return library_workspace(call, widened_bytes(shapes.filter, shapes.image.dtype) if gradient else 0)
 
@@ -185,13 +202,17 @@ class CudnnLegacy:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """A `LegacyRow`. MBC083 where the plan names no call of the legacy API."""
+        """Return the integers of a `LegacyRow`.
+
+        Raises:
+            MbcError: MBC083 if the legacy API has no such call.
+        """
         shapes, given = legacy_shapes(request), dict(settings)
         if shapes is None or given.keys() != {"algorithm", "layout", "math"}:
             raise MbcError(
                 "MBC083",
                 f"cuDNN's legacy API cannot run {request.kind} with the settings {given}",
-                "the plan was changed or made by another version: compile the source again",
+                "the plan was edited or written by another version of mbc: compile the source again",
             )
         a = shapes.attributes
         integers = (

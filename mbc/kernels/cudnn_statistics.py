@@ -1,14 +1,15 @@
 """Convolutions through cuDNN's graph API with batch statistics in the epilogue.
 
-An engine reduces its result, and the squares, before it is written (cuDNN's operation GEN_STATS), so that the result
-need not be read for that. The two sums of every channel lie in fp32 at the start of the workspace, and a small kernel
-(templates/host/moments.cu) makes mean and variance of them.
+An engine sums its result, and the squares of it, before it writes the result (cuDNN's operation GEN_STATS), so that
+nobody has to read the result for the statistics. The two sums of every channel are in fp32 at the start of the
+workspace, and a small kernel (templates/host/moments.cu) computes mean and variance from them.
 
-cuDNN 9.19 has such engines ready for fp16, channels last, whole vectors of channels; for bf16 it compiles them at run
-time, which no package does. In a survey for an H200 every layer that `_offered` takes had one within `_parts_bytes`.
+cuDNN 9.19 has precompiled engines of this kind for fp16, channels last, whole vectors of channels. For bf16 it compiles
+them at run time, which no package does. In a survey for an H200 every layer that `_offered` takes had an engine within
+`_parts_bytes`.
 
-Without a measurement no group is taken: the time of the engine that a plan gets is unknown, and is estimated at that of
-its operations one after the other. That is enough for `mbc profile` to measure it, where fp16 is asked for.
+Without a measurement the search never chooses such a group: the time of the engine is unknown, and the estimate is the
+time of the two operations one after the other. The candidate exists so that `mbc profile` measures it in fp16.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from mbc.ops.fused import Fused
 
 LAYOUTS = (*(Layout.CHANNELS_LAST,) * 3, *(Layout.CHANNELS_FIRST,) * 2)  # of image, filter, result; mean, variance
 
-_VECTOR = 8  # channels of fp16 that are loaded together
-_MOST_TAPS = 32  # of a filter
-_TILE = 128  # pixels per pair of partial sums, at most, to be reduced at the end
+_VECTOR = 8  # channels of fp16 in one load
+_MOST_TAPS = 32  # pixels of a filter
+_TILE = 128  # most pixels that one pair of partial sums covers
 _SLACK_BYTES = 4096
 
 
 def sums_bytes(result: TensorType) -> int:
-    """Workspace that the sums over each channel take, and over the squares. As `Moments` of convolution.cpp."""
+    """Return the workspace for the sums of each channel and of its squares, as in `Moments` of convolution.cpp."""
     return padded(2 * result.shape[1] * DType.FP32.size_bytes, ALIGNMENT_BYTES)
 
 
@@ -63,12 +64,12 @@ def _offered(shapes: Shapes) -> bool:
 
 @dataclass(frozen=True)
 class CudnnStatistics:
-    """Of the provider `cudnn` (`mbc.kernels.cudnn`) what runs such a group, on the whole mini-batch only."""
+    """The part of the provider `cudnn` (`mbc.kernels.cudnn`) that runs such groups, on the whole mini-batch only."""
 
     name: str = "cudnn"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """One, in fp16."""
+        """Yield one candidate in fp16, none in other precisions."""
         shapes = _shapes(request)
         if shapes is None or request.precision is not Precision.FP16 or not _offered(shapes):
             return
@@ -85,14 +86,14 @@ class CudnnStatistics:
         yield Candidate(self.name, WITH_STATISTICS, settings, LAYOUTS, workspace_bytes, sum(alone), measured=False)
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """As of a convolution by itself, channels last."""
+        """Return whether cuDNN's graph API runs the call; the rules are those of a channels-last convolution."""
         shapes = _shapes(call.request)
         if shapes is None or call.name != WITH_STATISTICS or not _offered(shapes):
-            return Acceptance(f"cuDNN runs no such {call.request.kind} as '{call.name}'")
+            return Acceptance(f"cuDNN cannot run {call.request.kind} with these operands as '{call.name}'")
         if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
             return Acceptance(refusal)
         if Layout.CHANNELS_LAST not in engine_layouts(call) or not call.lies_in(LAYOUTS):
-            return Acceptance(f"its engine takes no operands that lie in {', '.join(call.layouts)}")
+            return Acceptance(f"its engine does not take operands in the layouts {', '.join(call.layouts)}")
         return library_workspace(call, sums_bytes(shapes.result))
 
     def arguments(
@@ -105,17 +106,19 @@ class CudnnStatistics:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """A `ConvolutionRow` and its knobs."""
+        """Return the integers of a `ConvolutionRow` and its knobs."""
         shapes = _shapes(request)
         if shapes is None:
-            raise ValueError(f"cuDNN runs no {request.kind}")
+            raise ValueError(f"cuDNN cannot run {request.kind}")
         number = PASSES["convolution"]
         return row(shapes, number, request.precision, settings, layouts, accumulate, workspace_bytes, statistics=True)
 
 
 def _shapes(request: Request) -> Shapes | None:
-    """None where the request is not of images, gives not all three (result, mean, variance), or has the statistics of
-    something else."""
+    """Return the shapes of the convolution, or None if the request is no such group of images.
+
+    None also if an output of the three (result, mean, variance) is missing, or the statistics are of another tensor.
+    """
     a = request.attributes
     if request.kind != WITH_STATISTICS or not isinstance(a, Fused) or len(request.outputs) != 3:
         return None

@@ -1,4 +1,4 @@
-"""The provider of plans that only the interpreter runs (`precision = fp64`): any operation, no workspace."""
+"""The provider `interpreter`, of plans that only the interpreter runs (fp64): any operation, no workspace."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Interpreter:
     name: str = "interpreter"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
+        """Yield one candidate, whose time is that of moving its operands once."""
         operands = (*request.inputs, *request.outputs)
-        # Counted in bytes moved: good enough to compare two plans, and marked as an estimate.
+        # Bytes moved are enough to compare two plans, and the time is marked as an estimate.
         time_us = sum(t.size_bytes for t in operands) / (device.copy_gb_s * 1e3) + device.launch_us
         yield Candidate(
             self.name,
@@ -33,10 +34,11 @@ class Interpreter:
         )
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """Accept any operation without settings whose operands are all channels first."""
         if call.name != _name(call.request) or call.settings:
-            return Acceptance(f"the interpreter runs {call.request.kind} as '{_name(call.request)}' only")
+            return Acceptance(f"the interpreter runs {call.request.kind} only as '{_name(call.request)}'")
         if Layout.CHANNELS_LAST in call.layouts:
-            return Acceptance("it does not take operands that lie in nhwc")
+            return Acceptance("it does not take operands in the layout nhwc")
         return Acceptance()
 
     def arguments(
@@ -49,6 +51,7 @@ class Interpreter:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
+        """Return no arguments: the interpreter reads the operation itself."""
         return Arguments()
 
 

@@ -1,11 +1,14 @@
 """The provider `nccl`: collectives between the GPUs of several ranks.
 
-A launch sums a bucket: gradients that lie one after another in the arena, each beginning at a multiple of the alignment
-of buffers. Or it gathers some tensors from all ranks: statistics of batch normalisation, operands of a weight's
-gradient. Of a sharded optimizer (`mbc.ops.shard`) it sums gradients of which each rank keeps its part, or gathers the
-parts of new parameters, wherever these lie: one group of calls, which is one kernel. `ctas` is the number of thread
-blocks, each of which takes a multiprocessor from the kernels beside it; it is a property of the communicator, so that
-all launches of a plan have the same.
+There are three kinds of launches:
+
+* a sum of a bucket: gradients that are adjacent in the arena, each beginning at a multiple of the buffers' alignment
+* a gather of tensors from all ranks: statistics of batch normalization, operands of a weight's gradient
+* for a sharded optimizer (`mbc.ops.shard`): a sum of gradients of which each rank keeps its part, or a gather of the
+  parts of new parameters. The tensors may be anywhere in the arena; one group of NCCL calls is one kernel
+
+`ctas` is the number of thread blocks. Each of them takes one multiprocessor from the kernels that run at the same time.
+It is a property of the communicator, so that all launches of a plan have the same number.
 """
 
 from __future__ import annotations
@@ -25,79 +28,84 @@ from mbc.ops.shard import ReduceScatter, part_of
 from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
 
 NAME = "nccl"
-ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"  # kernels, and kinds of operations
-GATHER_ROWS = "gather_rows"  # a kind that the same kernel does: rows of all ranks lie as what is stacked does
+ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"  # names of kernels and kinds of operations
+GATHER_ROWS = "gather_rows"  # a kind that ALL_GATHER runs, too: stacking adds an axis but does not change the order
 GATHERS = (ALL_GATHER, GATHER_ROWS)
 REDUCE_SCATTER, GATHER_PARTS = "reduce_scatter", "gather_parts"
 SHARDED = (REDUCE_SCATTER, GATHER_PARTS)
 COLLECTIVES = (ALL_REDUCE, *GATHERS, *SHARDED)
 CTAS = "ctas"
-BY_COPIES = 0  # thread blocks: the copy engines move the data, and the parts are summed by a short kernel
-# What a launch does, as in templates/host/nccl.cpp.
+BY_COPIES = 0  # number of thread blocks: copy engines move the data, and a short kernel sums the parts
+# Kinds of launches, with the numbers of templates/host/nccl.cpp.
 _SUMS, _GATHERS, _SCATTERS, _GATHERS_PARTS = range(4)
 Kind = TypeVar("Kind", bound=Attributes)
 
 
 def _kinds(name: str) -> tuple[str, str]:
-    """Of one operation, and of a bucket."""
+    """Return the kind of one operation and the kind of a bucket of such operations."""
     return name, joined_kind((name, name))
 
 
-LEAST_BYTES = 4  # of a collective, whose time is latency alone
+LEAST_BYTES = 4  # size of a collective whose time is latency alone
 
 
 def collective_of(launch: Launch) -> Kernel | None:
-    """The collective that a launch is."""
+    """Return the collective that a launch runs, or None for other launches."""
     return launch.work if isinstance(launch.work, Kernel) and launch.work.provider == NAME else None
 
 
 def is_collective(launch: Launch) -> bool:
-    """Whether all ranks run it together."""
+    """Return whether all ranks run the launch together."""
     return collective_of(launch) is not None
 
 
 def is_bucket(launch: Launch) -> bool:
-    """Whether it sums gradients over all ranks."""
+    """Return whether the launch sums gradients over all ranks."""
     work = collective_of(launch)
     return work is not None and work.name == ALL_REDUCE
 
 
 def is_scatter(launch: Launch) -> bool:
-    """Whether it sums gradients over all ranks, of which each keeps its parts."""
+    """Return whether the launch sums gradients over all ranks and leaves each rank its parts only."""
     work = collective_of(launch)
     return work is not None and work.name == REDUCE_SCATTER
 
 
 def gathers_parts(launch: Launch) -> bool:
-    """Whether it gathers the parts of new parameters."""
+    """Return whether the launch gathers the parts of new parameters."""
     work = collective_of(launch)
     return work is not None and work.name == GATHER_PARTS
 
 
 def ctas_of(program: Program) -> int | None:
-    """Thread blocks of each collective of a program; None where it has none."""
+    """Return the number of thread blocks of each collective of a program; None if the program has no collective."""
     works = (collective_of(launch) for launch in program.launches)
     return max((dict(work.settings)[CTAS] for work in works if work is not None), default=None)
 
 
 def divides_among(ranks: int) -> bool:
-    """Whether every bucket, whose bytes are a multiple of the alignment, can be summed by copies: each rank sums an
-    equal part of whole elements."""
+    """Return whether copies can sum every bucket among `ranks` ranks.
+
+    Each rank sums an equal part, of whole elements, of a bucket whose bytes are a multiple of the alignment.
+    """
     return ALIGNMENT_BYTES // DType.FP32.size_bytes % ranks == 0
 
 
 def parts_bytes(members: Sequence[TensorType]) -> int:
-    """Workspace of a sum by copies: the parts that a rank sums, which together are as long as the bucket."""
+    """Return the workspace of a sum by copies: the parts that a rank sums, together as long as the bucket."""
     return sum(aligned(member.size_bytes) for member in members)
 
 
 def bucket_bytes(members: Sequence[TensorType]) -> int:
-    """From the first byte of the first gradient of a bucket to the last of the last."""
+    """Return the bytes of a bucket from the first byte of its first gradient to the last byte of its last gradient."""
     return sum(aligned(member.size_bytes) for member in members[:-1]) + members[-1].size_bytes
 
 
 def all_reduce_cost(device: DeviceSpec, size_bytes: int, ranks: int, ctas: int) -> CollectiveCost:
-    """Of one bucket. By copies the sum of the parts comes on top: each is read, one as long is written."""
+    """Return the cost of the sum of one bucket.
+
+    If copies move the data, the cost includes the kernel that sums the parts: it reads every part and writes one.
+    """
     cost = device.collectives.cost(CollectiveKind.ALL_REDUCE, size_bytes, ranks, ctas)
     if ctas != BY_COPIES:
         return cost
@@ -106,37 +114,39 @@ def all_reduce_cost(device: DeviceSpec, size_bytes: int, ranks: int, ctas: int) 
 
 
 def all_gather_cost(device: DeviceSpec, members: Sequence[TensorType], ranks: int, ctas: int) -> CollectiveCost:
-    """Of some tensors, of each of which every rank gives as much, in one launch."""
+    """Return the cost of one launch that gathers some tensors; every rank contributes equal sizes."""
     size_bytes = ranks * sum(member.size_bytes for member in members)
     return device.collectives.cost(CollectiveKind.ALL_GATHER, size_bytes, ranks, ctas)
 
 
 def shard_cost(device: DeviceSpec, name: str, size_bytes: int, ranks: int, ctas: int) -> CollectiveCost:
-    """Of one of SHARDED, of whole tensors of so many bytes together."""
+    """Return the cost of a launch of one of SHARDED for whole tensors of `size_bytes` together."""
     kind = CollectiveKind.REDUCE_SCATTER if name == REDUCE_SCATTER else CollectiveKind.ALL_GATHER
     return device.collectives.cost(kind, size_bytes, ranks, ctas)
 
 
 def latency_us(device: DeviceSpec, ranks: int) -> float:
-    """What a launch takes beyond the times that candidates have, each of which is what a gradient adds to a bucket."""
+    """Return the time of a launch beyond its candidates' times, each of which is what one gradient adds to a bucket."""
     return all_reduce_cost(device, LEAST_BYTES, ranks, max(device.collectives.choices(ranks))).time_us
 
 
 def attributes_of(attributes: Attributes, kind: type[Kind]) -> Kind | None:
-    """The attributes of a collective of this type, or of each member of a bucket of nothing else; None for other
-    work."""
+    """Return the attributes of a collective of the type `kind`, or None.
+
+    For a bucket, return the attributes that all its members have in common; None if any member differs.
+    """
     members = [m.attributes for m in attributes.members] if isinstance(attributes, Fused) else [attributes]
     first = members[0]
     return first if isinstance(first, kind) and all(other == first for other in members) else None
 
 
 def _wholes(request: Request) -> Sequence[TensorType]:
-    """Of one of SHARDED: the gradients, or the new parameters."""
+    """Return the whole tensors of one of SHARDED: the gradients, or the new parameters."""
     return request.inputs if request.kind in _kinds(REDUCE_SCATTER) else request.outputs
 
 
 def _ranks_of_shards(request: Request) -> int | None:
-    """Of one of SHARDED; None where it is something else."""
+    """Return the number of ranks of one of SHARDED, or None for other requests."""
     if request.kind in _kinds(REDUCE_SCATTER):
         scatter = attributes_of(request.attributes, ReduceScatter)
         return None if scatter is None else scatter.ranks
@@ -148,13 +158,16 @@ def _ranks_of_shards(request: Request) -> int | None:
 
 @dataclass(frozen=True)
 class Nccl:
-    """The provider."""
+    """The provider `nccl`."""
 
     name: str = NAME
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """One in each layout: a sum does not look at the order of elements. The time is what it adds to a bucket; that
-        of a gather is its own."""
+        """Yield a candidate for each layout of a sum, and one for a gather.
+
+        A sum does not depend on the order of elements. The time of a sum is what it adds to a bucket; that of a gather
+        is the time of the whole launch.
+        """
         if request.kind in GATHERS and isinstance(request.attributes, AllGather) and in_words(request.inputs):
             yield self._gather(request, request.attributes.ranks, device)
         ranks = _ranks_of_shards(request)
@@ -203,9 +216,13 @@ class Nccl:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """What it does; of how many operands; the number of fp32 elements from the first to the last of a bucket, those
-        between two gradients included (by copies those behind the last, too); that of thread blocks. Behind them words
-        of each operand that is gathered; elements of each tensor that is cut into parts, and of a part."""
+        """Return the integers of a launch, as templates/host/nccl.cpp reads them.
+
+        They are: the kind of the launch; the number of operands; the fp32 elements from the first to the last of a
+        bucket, gaps between gradients included (by copies also the gap behind the last); the number of thread blocks. A
+        gather adds the words of each operand. A launch of SHARDED adds, for each tensor, its elements and the elements
+        of one part.
+        """
         ctas = dict(settings)[CTAS]
         ranks = _ranks_of_shards(request)
         if ranks is not None:
@@ -220,43 +237,48 @@ class Nccl:
         return Arguments((_SUMS, len(request.inputs), size_bytes // DType.FP32.size_bytes, ctas))
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
+        """Return whether NCCL, or copies between GPUs, can run the call."""
         request = call.request
         gathers = request.kind in GATHERS and isinstance(request.attributes, AllGather) and call.name == ALL_GATHER
         all_reduce = attributes_of(request.attributes, AllReduce)
         sums = request.kind in _kinds(ALL_REDUCE) and all_reduce is not None and call.name == ALL_REDUCE
         shards = _ranks_of_shards(request) is not None and request.kind in _kinds(call.name)
         if not (gathers or sums or shards):
-            return Acceptance(f"NCCL runs no {request.kind} as '{call.name}'")
+            return Acceptance(f"NCCL cannot run {request.kind} with these operands as '{call.name}'")
         if call.accumulate:
             return Acceptance("it cannot add to its output")
         if (sums or shards) and any(t.dtype is not DType.FP32 for t in call.operands):
-            return Acceptance("what ranks sum or have parts of is in fp32")
+            return Acceptance("a sum over ranks and the parts of a shard must be in fp32")
         if gathers and not in_words(request.inputs):
-            return Acceptance(f"what ranks gather is a multiple of {WORD_BYTES} bytes")
+            return Acceptance(f"the size of a gathered tensor must be a multiple of {WORD_BYTES} bytes")
         if [key for key, _ in call.settings] != [CTAS] or call.settings[0][1] < BY_COPIES:
-            return Acceptance(f"it takes a number of thread blocks, not {dict(call.settings)}")
+            return Acceptance(f"its only setting is the number of thread blocks, {CTAS}, not {dict(call.settings)}")
         if gathers:
-            refused = call.settings[0][1] == BY_COPIES or any(lie is not Layout.CHANNELS_FIRST for lie in call.layouts)
-            return Acceptance("it is gathered by thread blocks, channels first" if refused else "")
+            refused = call.settings[0][1] == BY_COPIES or Layout.CHANNELS_LAST in call.layouts
+            return Acceptance("a gather needs thread blocks and operands that are channels first" if refused else "")
         if shards:
             if call.settings[0][1] == BY_COPIES:
-                return Acceptance("copy engines cut nothing into parts")
-            return Acceptance("" if _members_lie_alike(call) else "a part lies as the whole does")
+                return Acceptance("copy engines cannot cut tensors into parts: it needs thread blocks")
+            alike = _members_have_one_layout(call)
+            return Acceptance("" if alike else "a shard must have the layout of the whole tensor")
         inputs = len(request.inputs)
         if request.inputs != request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
-            lie = ", ".join(call.layouts)
-            return Acceptance(f"it does not take operands that lie in {lie}: a sum lies as what it sums")
+            layouts = ", ".join(call.layouts)
+            return Acceptance(f"an all-reduce needs its output in the layout of its input, not in {layouts}")
         if call.settings[0][1] == BY_COPIES:
             if all_reduce is None or not divides_among(all_reduce.ranks):
-                return Acceptance("a bucket cannot be divided among so many ranks")
+                return Acceptance("copies cannot divide a bucket evenly among this number of ranks")
             needed_bytes = parts_bytes(request.inputs)
             if call.workspace_bytes < needed_bytes:
                 return Acceptance(workspace_refusal=f"the parts of all ranks take {needed_bytes} bytes")
         return Acceptance()
 
 
-def _members_lie_alike(call: Call) -> bool:
-    """Whether the operands of each member of a bucket have one layout. Inputs come member by member, as outputs do."""
+def _members_have_one_layout(call: Call) -> bool:
+    """Return whether the operands of each member of a bucket have one layout.
+
+    Inputs come member by member, and so do outputs.
+    """
     inputs, outputs = len(call.request.inputs), len(call.request.outputs)
     each = inputs // outputs
     for member in range(outputs):

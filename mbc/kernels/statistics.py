@@ -1,4 +1,4 @@
-"""Convolutions with batch statistics in the epilogue, of any provider."""
+"""Requests of convolutions with batch statistics in the epilogue, for any provider."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ WITH_STATISTICS = "convolution+batch_statistics"
 
 
 def convolution_of(request: Request) -> Request:
-    """The convolution of such a launch. Any other request is itself."""
+    """Return the convolution of such a group; any other request is returned unchanged."""
     if request.kind != WITH_STATISTICS:
         return request
     return _member(request, 0, request.inputs, request.outputs[:1])
 
 
 def statistics_of(request: Request) -> Request:
-    """The statistics of such a launch."""
+    """Return the statistics of such a group."""
     return _member(request, 1, request.outputs[:1], request.outputs[1:])
 
 

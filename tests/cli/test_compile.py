@@ -131,7 +131,7 @@ def test_a_package_in_the_place_of_a_module_is_refused_before_planning(mbc, monk
     for name, whose in (("os", "a module of Python"), ("numpy", "an installed package"), ("torch", "an installed")):
         done = mbc("compile", "tiny.mbc", *FP64, "-o", name)
         assert done.code == 1
-        assert f"error MBC099: a package called '{name}' would stand in the place of {whose}" in done.err
+        assert f"error MBC099: a package called '{name}' would hide {whose}" in done.err
         assert not Path(name).exists()
 
 
@@ -242,7 +242,7 @@ def test_estimates_have_a_range(mbc):
 def test_old_gpus_are_for_plans(mbc):
     done = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "k80")
     assert done.code == 0
-    assert "missing    code for this GPU (plan only: the CUDA toolkit makes none" in done.out
+    assert "missing    code for this GPU (plan only: the CUDA toolkit generates no" in done.out
     assert "nvcc" not in done.out
     assert mbc("show", "net").code == 0
     assert mbc("diff", "net", "tiny.mbc", "--gpu", "t4").code == 0

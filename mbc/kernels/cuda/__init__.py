@@ -1,14 +1,14 @@
-"""The provider `mbc`: the project's own CUDA kernels, whose sources are templates/kernels.
+"""The provider `mbc`: the project's own CUDA kernels, whose sources are in templates/kernels.
 
-* `base`: what a kernel of this provider declares
+* `base`: the declaration of a kernel of this provider
 * `strided`: extents and strides of operands of any rank
 * `pointwise`: elementwise operations, losses, conversions
-* `norm`: batch normalisation and channelwise reductions
+* `norm`: batch normalization and reductions over channels
 * `pool`: pooling
 * `conv`: convolutions and their fusions
 * `attention`: scaled dot-product attention
 * `fp32_emulated`: fp32 by three fp16 tensor-core products
-* `fused`: fused operations of batch normalisation, relu and concatenation
+* `fused`: fused operations of batch normalization, ReLU and concatenation
 * `update`: the optimizer and multi-tensor launches
 """
 
@@ -30,14 +30,16 @@ from mbc.kernels.cuda.pointwise.move import ConvertArguments, conversion
 
 
 def _kernels() -> Iterator[OwnKernel]:
-    """Those of every file below. Of kernels that take equally long the first is taken, so the order is that of names,
-    not that of a file system."""
+    """Yield the kernels of every file below, in the order of the files' names.
+
+    The first of equally fast kernels is chosen, so the order must not be that of a file system.
+    """
     files = sorted(info.name for info in pkgutil.walk_packages(__path__, f"{__name__}.") if not info.ispkg)
     for name in files:
         yield from getattr(importlib.import_module(name), "KERNELS", ())
 
 
-# By the names that candidates give them. A kind may have several.
+# Kernels by their names in candidates. A kind may have several kernels.
 KERNELS: Mapping[str, OwnKernel] = MappingProxyType({kernel.name: kernel for kernel in _kernels()})
 
 _BY_KIND: Mapping[str, tuple[OwnKernel, ...]] = MappingProxyType(
@@ -47,16 +49,19 @@ _BY_KIND: Mapping[str, tuple[OwnKernel, ...]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Own:
-    """One candidate for every kernel of a kind and combination of layouts that it takes. All are deterministic."""
+    """The provider `mbc`: a candidate for every kernel of a kind and every combination of its layouts."""
 
     name: str = PROVIDER
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Nothing for what has no kernel, and for fp64, which runs in the interpreter only."""
+        """Return the candidates of a request; none if no kernel takes it or if it is in fp64.
+
+        Only the interpreter runs fp64.
+        """
         return (candidate for candidate, _ in self.estimated(request, device))
 
     def estimated(self, request: Request, device: DeviceSpec) -> Iterable[tuple[Candidate, Effort]]:
-        """Each candidate with what its time was estimated from."""
+        """Yield each candidate with the effort that its time was estimated from."""
         operands = (*request.inputs, *request.outputs)
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
@@ -81,10 +86,13 @@ class Own:
                 yield candidate, effort
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """By the declarations of the kernel's file. The workspace is that of its formula or more."""
+        """Return whether the declaration of the named kernel allows the call.
+
+        The workspace must have at least the bytes of the kernel's formula.
+        """
         kernel = KERNELS.get(call.name)
         if kernel is None:
-            return Acceptance("mbc has no kernel of this name")
+            return Acceptance(f"mbc has no kernel called '{call.name}'")
         if not _able(device, kernel):
             return Acceptance(f"{device.architecture} cannot run it")
         if refusal := kernel.refusal(call):
@@ -106,8 +114,12 @@ class Own:
         accumulate: bool,
         workspace_bytes: int,
     ) -> Arguments:
-        """The launcher's structure. MBC080 for an unknown kernel, MBC081 for too little workspace, MBC082 where a
-        kernel that only overwrites is to add: all three say that a plan was not made by this version."""
+        """Return the numbers of the launcher's structure.
+
+        Raises:
+            MbcError: MBC080 for an unknown kernel; MBC081 if the workspace is too small; MBC082 if a kernel that only
+                overwrites is asked to add. All three mean that another version of mbc wrote the plan.
+        """
         kernel = KERNELS.get(name)
         if kernel is None:
             raise MbcError("MBC080", f"this mbc has no kernel called '{name}'", "compile the source again")
@@ -127,27 +139,30 @@ class Own:
 
 
 def bitwise_equal_to(name: str, other: str) -> bool:
-    """Whether what the kernel `name` recomputes is, to the bit, the result of kernel `other`."""
-    known = KERNELS.get(name)
-    return known is None or not known.bitwise_equal_to or other in known.bitwise_equal_to
+    """Return whether the kernel `name` recomputes the result of the kernel `other` to the bit."""
+    kernel = KERNELS.get(name)
+    return kernel is None or not kernel.bitwise_equal_to or other in kernel.bitwise_equal_to
 
 
 def without_statistics(name: str) -> str:
-    """The kernel that computes the result of `name` to the bit, but no statistics of it; empty: none."""
-    known = KERNELS.get(name)
-    return known.without_statistics if known else ""
+    """Return the kernel that computes the result of `name` to the bit, but no statistics; empty if there is none."""
+    kernel = KERNELS.get(name)
+    return kernel.without_statistics if kernel else ""
 
 
 def function_of(name: str) -> str:
-    """The C function that launches the kernel `name`, also of one that this mbc does not have."""
-    known = KERNELS.get(name)
-    return known.function if known else f"mbc_{name}"
+    """Return the C function that launches the kernel `name`, even if this mbc does not have the kernel."""
+    kernel = KERNELS.get(name)
+    return kernel.function if kernel else f"mbc_{name}"
 
 
 def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP32) -> bool:
-    """Whether the kernel makes a product of fp32 of several of a shorter type. In tf32 the same kernel makes one."""
-    known = KERNELS.get(name) if provider == PROVIDER and precision is Precision.FP32 else None
-    return known is not None and known.emulates_fp32
+    """Return whether the kernel computes each fp32 product by several products of a shorter type.
+
+    In tf32 the same kernel computes one product, and the answer is False.
+    """
+    kernel = KERNELS.get(name) if provider == PROVIDER and precision is Precision.FP32 else None
+    return kernel is not None and kernel.emulates_fp32
 
 
 def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:

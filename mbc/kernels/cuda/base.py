@@ -1,4 +1,4 @@
-"""What one of mbc's own kernels is: its file, the structure its launcher reads, and what it costs."""
+"""Declaration of one of mbc's own kernels: its file, the structure that its launcher reads, and its cost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ PROVIDER = "mbc"
 VECTOR_BYTES = 16
 # Blocks that share a reduction: an H200's multiprocessors. A constant, so that sums have one order on every GPU.
 REDUCTION_BLOCKS = 132
-THREADS = 256  # of a block; as in templates/kernels/shared/launch.cuh
+THREADS = 256  # threads of a block; equal to the constant in templates/kernels/shared/launch.cuh
 
 Layouts = tuple[Layout, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """The integers of a launch, named and ordered as the structure of the same name in templates/kernels."""
+    """Integers of a launch, named and ordered as in the structure of the same name in templates/kernels."""
 
     def integers(self) -> tuple[int, ...]:
+        """Return the fields in the order of their declaration."""
         return tuple(int(value) for value in astuple(self))
 
 
@@ -41,7 +42,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """A tensor [rows, channels, ...] with everything after the channels as one extent; a vector has rows only."""
+    """A tensor [rows, channels, ...] with all axes after the channels as one extent; a vector has rows only."""
 
     rows: int
     channels: int
@@ -49,27 +50,30 @@ class Channels:
 
     @staticmethod
     def of(type_: TensorType) -> Channels:
+        """Return the extents of a type."""
         rows, channels, *rest = (*type_.shape, 1) if len(type_.shape) == 1 else type_.shape
         return Channels(rows, channels, math.prod(rest))
 
 
 def image_of(at: Slice, x: TensorType | None = None) -> tuple[int, int, int, int, int]:
-    """Type, layout, rows, channels and inner extent of an operand, the first one unless it is given."""
+    """Return type, layout, rows, channels and inner extent of `x`, or of the first operand if `x` is None."""
     x = x or at.request.inputs[0]
     c = Channels.of(x)
     return type_code(x), layout_code(at.layout), c.rows, c.channels, c.inner
 
 
 def no_workspace(_: Request, layout: Layout) -> int:
+    """Return 0: the `workspace` callback of kernels without workspace."""
     return 0
 
 
 def no_shared(_: Request) -> int:
+    """Return 0: the `shared` callback of kernels whose shared memory every GPU has."""
     return 0
 
 
 def shared_of(size_bytes: int) -> Callable[[Request], int]:
-    """The same for every request."""
+    """Return a `shared` callback that returns this size for every request."""
 
     def shared(_: Request) -> int:
         return size_bytes
@@ -78,26 +82,28 @@ def shared_of(size_bytes: int) -> Callable[[Request], int]:
 
 
 def no_reals(_: Slice) -> tuple[float, ...]:
+    """Return no numbers: the `reals` callback of kernels without floating-point arguments."""
     return ()
 
 
 def no_trailing(_: Slice) -> tuple[int, ...]:
+    """Return no numbers: the `trailing` callback of kernels that read only their structure."""
     return ()
 
 
 def moved_us(request: Request, device: DeviceSpec) -> float:
-    """Time to read every input and write every output once."""
+    """Return the time to read every input and write every output once, in microseconds."""
     moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
     return moved_bytes / (device.copy_gb_s * 1e3)
 
 
 def gemm_us(request: Request, device: DeviceSpec, operations: int, peak_tflops: float, share: float) -> float:
-    """Time of a GEMM at this share of the peak, or of the bytes that it moves, whichever is longer."""
+    """Return the time of a GEMM at this share of the peak, or of the bytes that it moves, whichever is longer."""
     return max(operations / (peak_tflops * 1e6 * share), moved_us(request, device))
 
 
 def touched_us(request: Request, device: DeviceSpec) -> float:
-    """The same where only a part of some inputs is read."""
+    """Return the time to read the share of each input that is used, and to write every output once, in microseconds."""
     reads = launch_kind(request.kind, request.attributes).reads
     shares = reads(request.attributes, request.inputs) if reads else (1.0,) * len(request.inputs)
     read_bytes = sum(share * t.size_bytes for share, t in zip(shares, request.inputs, strict=True))
@@ -105,11 +111,12 @@ def touched_us(request: Request, device: DeviceSpec) -> float:
 
 
 def always(_: Request) -> bool:
+    """Return True: the `takes` and `offered` callback of kernels without conditions."""
     return True
 
 
 def same_layout(request: Request) -> Iterable[Layouts]:
-    """Every operand channels first; every operand channels last, where that is another order in memory."""
+    """Yield all operands channels first, and all operands channels last where that is another order in memory."""
     operands = (*request.inputs, *request.outputs)
     yield (Layout.CHANNELS_FIRST,) * len(operands)
     (last,) = pixel_by_pixel(request)
@@ -118,33 +125,38 @@ def same_layout(request: Request) -> Iterable[Layouts]:
 
 
 def channels_last(request: Request) -> Iterable[Layouts]:
-    """Of `same_layout` what comes second."""
+    """Return the combination of layouts that is channels last, if there is one."""
     return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
 
 
 def pixel_by_pixel(request: Request) -> Iterable[Layouts]:
-    """Every operand channels last; those that lie the same in both layouts are channels first, all of them included."""
+    """Yield all operands channels last, except those with one order in both layouts, which count as channels first.
+
+    If all operands have one order in both layouts, the combination is all channels first.
+    """
     operands = (*request.inputs, *request.outputs)
     yield tuple(Layout.CHANNELS_LAST if t.ordered else Layout.CHANNELS_FIRST for t in operands)
 
 
 def channels_first(request: Request) -> Iterable[Layouts]:
-    """Channels first only: where operands are matrices, vectors or scalars."""
+    """Yield all operands channels first, for operands that are matrices, vectors or scalars."""
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
 
 
 def layout_of(request: Request, layouts: Layouts) -> Layout:
-    """The one layout of a launch: that of the operands for which it makes a difference."""
+    """Return the one layout of a launch: the layout of those operands whose order depends on it."""
     operands = (*request.inputs, *request.outputs)
     last = any(o is Layout.CHANNELS_LAST and t.ordered for t, o in zip(operands, layouts, strict=True))
     return Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST
 
 
 def type_code(type_: TensorType) -> int:
+    """Return the code of the operand's type in templates/include/mbc_types.h."""
     return DTYPE_CODES[type_.dtype.value]
 
 
 def layout_code(layout: Layout) -> int:
+    """Return the code of a layout, as structures of arguments hold it."""
     return LAYOUT_CODES[layout]
 
 
@@ -152,28 +164,37 @@ def layout_code(layout: Layout) -> int:
 class OwnKernel:
     """One way to run the operation `kind`, by a launcher in `file` of templates/kernels.
 
-    launcher            its C function in the source, less `mbc_`; empty: `kind`
-    named               what candidates and plans call it; empty: as its launcher. Where one launcher serves several
-                        kernels, whose launches differ in arguments only, all but one of them have names of their own
-    takes               which requests of the kind it can run
-    offered             which of those get an estimated candidate; measured ones count all the same
-    struct              the integers that the launcher reads, made by `integers`
-    trailing            integers that follow the structure, as many as the structure says
-    layouts             combinations of layouts that the search may choose from; the kernel takes no others, unless
-    accepts_layouts     is given, which then decides whether it takes the layouts of a call's operands
-    workspace           exact bytes for a request in a layout; its accesses end with a workspace where this is not 0
-    time_us             estimated time of the kernels, launch not included
-    launches            how many kernels run one after another
-    shared              bytes of shared memory of a block, where not all GPUs may have so much
-    tensor_cores        whether it needs tensor cores that compute in bf16 and tf32
-    clusters            whether its blocks read each other's shared memory
-    warpgroups          whether it needs tensor cores that warpgroups start (wgmma)
-    emulates_fp32       whether in fp32 it computes one product by several of fp16 or tf32 (`allow_emulated_fp32`)
-    aligned             whether operands have to begin at multiples of 16 bytes, as whole buffers of a plan do
-    bitwise_equal_to    for fused rematerialization: the kernels whose result it recomputes to the bit; empty: any
-    without_statistics  for statistics in the epilogue: the kernel that computes the same bits without them
-    version             one more when the kernel was rewritten, or a new one has to be measured against it: measurements
-                        of another version count as estimates
+    Attributes:
+        kind: Kind of the operations that the kernel runs.
+        file: Source file below templates/kernels.
+        struct: Integers that the launcher reads.
+        integers: Returns the structure for a launch.
+        reals: Returns the floating-point numbers that the launcher reads.
+        trailing: Returns integers that follow the structure; the structure holds their number.
+        layouts: Returns the combinations of layouts that the search may choose from. The kernel takes no others, unless
+            `accepts_layouts` is given.
+        accepts_layouts: Decides whether the kernel takes the layouts of a call's operands.
+        workspace: Returns the exact bytes for a request in a layout. If it is not 0, the last access is a workspace.
+        time_us: Returns the estimated time of the kernels, without launch overhead.
+        launches: Number of kernels that run one after another.
+        accumulates: Whether the kernel can add to its output.
+        launcher: C function in the source, without the prefix `mbc_`; empty: `kind`.
+        named: Name in candidates and plans; empty: the launcher's. If launches of several kernels differ only in
+            arguments, the kernels share one launcher, and all but one of them have names of their own.
+        takes: Returns whether the kernel can run a request of its kind.
+        offered: Returns whether a request that the kernel takes gets an estimated candidate. Measured candidates count
+            in any case.
+        shared: Returns the shared memory of a block in bytes, where not all GPUs have enough of it.
+        tensor_cores: Whether the kernel needs tensor cores that compute in bf16 and tf32.
+        clusters: Whether blocks read each other's shared memory.
+        warpgroups: Whether the kernel needs tensor cores that warpgroups start (wgmma).
+        emulates_fp32: Whether the kernel computes one fp32 product by several fp16 or tf32 products
+            (`allow_emulated_fp32`).
+        aligned: Whether operands must begin at multiples of 16 bytes, as whole buffers of a plan do.
+        bitwise_equal_to: Kernels whose result a fused rematerialization recomputes to the bit; empty: any kernel.
+        without_statistics: For statistics in the epilogue: the kernel that computes the same bits without them.
+        version: Raised when the kernel was rewritten, or when a new kernel must be measured against it. Measurements of
+            another version count as estimates.
     """
 
     kind: str
@@ -204,47 +225,52 @@ class OwnKernel:
 
     @property
     def name(self) -> str:
-        """What candidates and plans call it."""
+        """Name of the kernel in candidates and plans."""
         return self.named or self.launcher or self.kind
 
     @property
     def function(self) -> str:
-        """The C function that launches it."""
+        """C function that launches the kernel."""
         return f"mbc_{self.launcher or self.kind}"
 
     def refusal(self, call: Call) -> str:
-        """Why it cannot run a call, whatever its workspace; empty where it can. What `layouts`, `takes` and
-        `accumulates` declare, with the types that its sources are compiled for."""
+        """Return why the kernel cannot run a call, whatever its workspace; empty if it can.
+
+        The answer follows from `layouts`, `takes`, `accumulates` and the types that the sources are compiled for.
+        """
         request = call.request
         if request.kind != self.kind:
             return f"it runs {self.kind}, not {request.kind}"
         if call.settings != self.settings:
             return f"its settings are {dict(self.settings)}, not {dict(call.settings)}"
         if not {t.dtype for t in call.operands} <= _stored_types(request.precision):
-            return f"its operands may not be of types {', '.join(dict.fromkeys(t.dtype for t in call.operands))}"
+            return f"it does not take operands of the types {', '.join(dict.fromkeys(t.dtype for t in call.operands))}"
         if not self.takes(request):
             return f"it does not take operands of {', '.join(map(str, call.operands))} with these settings"
         if not (self.accepts_layouts(call) if self.accepts_layouts else call.lies_in(*self.layouts(request))):
-            return f"it does not take operands that lie in {', '.join(call.layouts)}"
+            return f"it does not take operands in the layouts {', '.join(call.layouts)}"
         if call.accumulate and not self.accumulates:
             return "it cannot add to its output"
         return ""
 
     @property
     def settings(self) -> tuple[tuple[str, int], ...]:
-        """What tells its candidates from those of its earlier versions."""
+        """The version, from 2 on: it separates candidates from those of earlier versions."""
         return (("version", self.version),) if self.version > 1 else ()
 
 
 def _stored_types(precision: Precision) -> frozenset[DType]:
-    """Of operands on a GPU: values, masters, class numbers and indices, bits and control blocks."""
+    """Return the types that operands on a GPU may have.
+
+    These are: values, master weights, class numbers and indices, bits and control blocks.
+    """
     return frozenset((precision.working, precision.master, DType.INT32, DType.UINT8)) - {DType.FP64}
 
 
 def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: DeviceSpec) -> Effort:
-    """What its time is estimated from."""
+    """Return the effort that the kernel's time is estimated from."""
     alone = kernel.launches == 1 or not kernel.workspace(request, layout_of(request, layouts))
     launches_us = (1 if alone else kernel.launches) * device.launch_us
-    lying = "-".join(dict.fromkeys(layouts))
+    variant = "-".join(dict.fromkeys(layouts))
     named = group(PROVIDER, kernel.name, request.precision)
-    return Effort(named, lying, launches_us, 0.0, kernel.time_us(request, device))
+    return Effort(named, variant, launches_us, 0.0, kernel.time_us(request, device))

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, forward and backward: by FMA whatever the request, in 16 bits on tensor cores."""
+"""Scaled dot-product attention, forward and backward: by FMA for any request, on tensor cores in 16 bits."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from mbc.kernels.cuda.base import (
 )
 from mbc.ops.attention import Attention, Sizes, biased, products_of, sizes
 
-# As in the sources.
+# DEPTHS and MMA_DEPTH are equal to the constants in the sources.
 DEPTHS = (32, 64, 96, 128, 256)  # channels of a head that kernels are compiled for
 MMA_DEPTH = 128
-FMA_SHARE = 0.08  # of the peak, not measured yet
-# Of what calibration leaves of the peak, where there is no profile (85 %). Measured on an H100, 64 images of ViT-B/16
-# and DeiT-S: 92 to 100 TFLOP/s of whole tiles.
+FMA_SHARE = 0.08  # share of the peak, not measured yet
+# Share of the 85 % of the peak that calibration leaves without a profile. Measured on an H100 with 64 images of
+# ViT-B/16 and DeiT-S: 92 to 100 TFLOP/s of whole tiles.
 MMA_SHARE = 0.14
-# Products of the size of the scores: scores and dy's with values are computed for queries and again for keys.
+# Products of the size of the scores. The backward pass computes the scores, and dy by the values, for queries and again
+# for keys.
 PRODUCTS = {"attention": 2, "attention_backward": 7, "attention_backward_bias": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionArguments(Struct):
+    """Integers of a launch of attention, forward or backward."""
+
     type: int
     layout: int
     rows: int
@@ -53,11 +56,14 @@ class AttentionArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBiasArguments(AttentionArguments):
+    """Integers of a launch that computes the gradient of the bias."""
+
     parts: int
     accumulate: int
 
 
 def attention_of(request: Request) -> tuple[Attention, Sizes]:
+    """Return the attributes and the sizes of a request of attention."""
     a = request.attributes
     assert isinstance(a, Attention)
     return a, sizes(a, request.inputs)
@@ -88,11 +94,12 @@ def _fields(at: Slice) -> dict[str, int]:
 
 
 def arguments_of(at: Slice) -> AttentionArguments:
+    """Return the integers of a launch."""
     return AttentionArguments(**_fields(at))
 
 
 def _tile(request: Request, tensor_cores: bool) -> tuple[int, int, int]:
-    """Rows that a block holds, positions that it walks over at a time, bytes of a row, as in the sources."""
+    """Return the rows that a block holds, the positions of one step, and the bytes of a row, as in the sources."""
     depth = next(d for d in DEPTHS if attention_of(request)[1].depth <= d)
     if tensor_cores:
         return 64, 64 if depth <= 64 else 32, (depth + 8) * 2
@@ -100,7 +107,7 @@ def _tile(request: Request, tensor_cores: bool) -> tuple[int, int, int]:
 
 
 def _parts(request: Request, tensor_cores: bool) -> int:
-    """Among how many blocks what shares a tile of the bias is divided."""
+    """Return the number of blocks among which the summands of one tile of the bias are divided."""
     s, bias = attention_of(request)[1], request.outputs[0]
     held, walked, _ = _tile(request, tensor_cores)
     heads, _, groups = bias.shape[:3]
@@ -128,7 +135,7 @@ def _bias_arguments(tensor_cores: bool) -> Callable[[Slice], AttentionBiasArgume
 
 
 def _dots_bytes(request: Request, layout: Layout) -> int:
-    """Of each row of scores a number."""
+    """Return the workspace for one number for each row of the scores."""
     return request.inputs[-1].size_bytes
 
 
@@ -140,12 +147,15 @@ def _bias_workspace(tensor_cores: bool) -> Callable[[Request, Layout], int]:
 
 
 def scale_of(at: Slice) -> tuple[float, ...]:
+    """Return the factor of the scores."""
     return (attention_of(at.request)[0].scale,)
 
 
 def tiled_operations(request: Request, products: int, queries: int, keys: int) -> int:
-    """Multiplications and additions of so many products of the size of the scores, padded to tiles of so many queries
-    and keys; about half of them when causal."""
+    """Return the multiplications and additions of `products` products of the size of the scores.
+
+    The scores are padded to tiles of `queries` by `keys`. Causal attention does about half of the work.
+    """
     a, s = attention_of(request)
     scores = math.ceil(s.queries / queries) * queries * math.ceil(s.keys / keys) * keys
     whole = 2 * products * request.inputs[0].shape[0] * s.heads * s.groups * scores * s.depth
@@ -165,7 +175,7 @@ def _time_us(tensor_cores: bool) -> Callable[[Request, DeviceSpec], float]:
 
 
 def _ordered(request: Request) -> list[bool]:
-    """Which operands lie as images do: not the bias and the logarithms."""
+    """Return for each operand whether it has the layout of images; the bias and the logarithms do not."""
     a, count = attention_of(request)[0], len(request.inputs)
     if request.kind == "attention":
         return [i < a.operands for i in range(count)] + [True, False]
@@ -179,6 +189,7 @@ def _layouts(request: Request) -> Iterable[Layouts]:
 
 
 def channels_last(request: Request) -> Iterable[Layouts]:
+    """Yield the combination of layouts in which the images are channels last, if their order depends on the layout."""
     operands = (*request.inputs, *request.outputs)
     last = [image and t.ordered for image, t in zip(_ordered(request), operands, strict=True)]
     if any(last):
@@ -186,9 +197,10 @@ def channels_last(request: Request) -> Iterable[Layouts]:
 
 
 def takes_tensor_cores(request: Request) -> bool:
+    """Return whether the kernels on tensor cores can read the operands: 16 bits, channels last, vectors of 16 bytes."""
     a, s = attention_of(request)
     working = all(t.dtype in (DType.BF16, DType.FP16) for t in request.inputs[: a.operands])
-    # Vectors of 16 bytes: a packed operand of one position lies as if it were channels first.
+    # Loads are vectors of 16 bytes. A packed operand of one position counts as channels first.
     return working and s.depth % 8 == 0 and s.depth <= MMA_DEPTH and any(True for _ in channels_last(request))
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention of short sequences, forward and backward: a head in the shared memory of a block."""
+"""Scaled dot-product attention of short sequences, forward and backward: one head in the shared memory of a block."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mbc.kernels.cuda.attention.attention import (
 )
 from mbc.kernels.cuda.base import OwnKernel, gemm_us
 
-# As in the source.
 FILE = "attention/attention_resident.cu"
+# The next five constants are equal to those in the source.
 TILE = 16  # positions
 DEPTHS = (32, 64)  # channels of a head that kernels are compiled for
-BACKWARD_WARPS = {32: 20, 64: 16}  # of a block, each for a tile of keys
-PAD = 8  # elements that a row in shared memory is longer
+BACKWARD_WARPS = {32: 20, 64: 16}  # warps of a block by depth, each for a tile of keys
+PAD = 8  # padding elements of a row in shared memory
 ELEMENT_BYTES = 2
 
-MOST_SHARED_BYTES = 227 << 10  # of a block on any GPU
+MOST_SHARED_BYTES = 227 << 10  # the largest shared memory of a block on any GPU
 PRODUCTS = {"attention": 2, "attention_backward": 5}
-# Of what calibration leaves of the peak, measured on an H100 in bf16: 57 us forward and 144 backward for 64 images of
-# ViT-B/16, 34 and 74 for DeiT-small.
+# Share of what calibration leaves of the peak. Measured on an H100 in bf16: 57 us forward and 144 us backward for 64
+# images of ViT-B/16, 34 us and 74 us for DeiT-small.
 SHARE = 0.22
 
 
@@ -36,13 +36,16 @@ def _depth(request: Request) -> int:
 
 
 def _padded(request: Request) -> tuple[int, int]:
-    """Queries and keys."""
+    """Return the numbers of queries and keys, padded to whole tiles."""
     s = attention_of(request)[1]
     return -(-s.queries // TILE) * TILE, -(-s.keys // TILE) * TILE
 
 
 def _shared(request: Request) -> int:
-    """Forward keys and values; backward keys, queries beside dy, gradients of scores, two numbers of each query."""
+    """Return the shared memory of a block in bytes.
+
+    Forward: keys and values. Backward: keys, queries beside dy, gradients of scores, and two numbers for each query.
+    """
     (queries, keys), depth = _padded(request), _depth(request)
     if request.kind == "attention":
         return 2 * keys * (depth + PAD) * ELEMENT_BYTES

@@ -1,4 +1,4 @@
-"""The bias of attention within windows, and the gradient of its table."""
+"""The bias of attention within windows, and the gradient of the bias table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ FILE = "attention/window_bias.cu"
 
 @dataclass(frozen=True, slots=True)
 class WindowBiasArguments(Struct):
+    """Integers of a launch of the window bias, forward or backward."""
+
     type: int
     heads: int
     height: int

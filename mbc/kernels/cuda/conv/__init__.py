@@ -1,9 +1,9 @@
 """Convolutions: direct, pointwise (1x1), depthwise and stem convolutions, with prologues and epilogues.
 
-* `conv_operands`: operands and sizes of a pass of a convolution, as launchers read them
+* `conv_operands`: operands and sizes of a pass of a convolution, in the form that launchers read
 * `conv1x1`: pointwise convolutions in 16 bits, with batch statistics in the epilogue
-* `conv1x1_backward_data`: their data gradients, with batch normalisation's reductions in the epilogue
-* `conv1x1_bn_backward`: batch normalisation's backward pass over a recomputed pointwise convolution
+* `conv1x1_backward_data`: data gradients of these, with batch normalization's reductions in the epilogue
+* `conv1x1_bn_backward`: batch normalization's backward pass over a recomputed pointwise convolution
 * `dual_conv1x1`: two pointwise GEMMs in one launch
 * `conv1x1_narrow`: pointwise convolutions to at most eight filters
 * `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size
@@ -12,8 +12,8 @@
 * `direct`: any convolution or linear layer that libraries refuse
 * `matmul`: batched products of matrices
 * `statistics_epilogue`: convolutions with batch statistics in the epilogue
-* `stem_conv`: stem convolutions, of images with at most seven channels
-* `stem_im2col`: the same on Hopper's tensor cores, with windows laid out in shared memory
+* `stem_conv`: stem convolutions, which read images with at most seven channels
+* `stem_im2col`: stem convolutions on Hopper's tensor cores, with windows copied to shared memory (im2col)
 * `tf32_filter_gradient`: filter gradients of 3x3 convolutions in tf32
 * `weight_stationary_conv`: 16-bit convolutions of 64 or 128 channels with the filter in shared memory
 """

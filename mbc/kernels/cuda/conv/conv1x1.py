@@ -1,11 +1,13 @@
-"""1x1 convolutions at a stride of one, in bf16 and fp16: alone, with batch statistics in the epilogue, and recomputed
-inside the reductions of batch normalisation's backward pass, which read it (`CONVOLUTION_FUSED_REMAT` of
-`mbc.optimize.fusion.catalogue_conv1x1`), with ReLU's output recomputed, too (`RELU_AND_CONVOLUTION_FUSED_REMAT`), or
-without writing it (`REMAT_INSIDE_REDUCTIONS`).
+"""1x1 convolutions at a stride of one, in bf16 and fp16, alone and fused.
 
-The same source computes them all, in the same order of additions: what is recomputed is the same to the bit. How long
-reductions take with a GEMM in the same launch is not known where nobody has measured it: it is estimated at what both
-take one after the other, so that no estimate takes it.
+A fused kernel either computes batch statistics in the epilogue, or recomputes the convolution inside the reductions of
+batch normalization's backward pass, which read its result (`CONVOLUTION_FUSED_REMAT` of
+`mbc.optimize.fusion.catalogue_conv1x1`). Variants of the latter also recompute ReLU's output
+(`RELU_AND_CONVOLUTION_FUSED_REMAT`), or do not write the result (`REMAT_INSIDE_REDUCTIONS`).
+
+One source computes all of them, with additions in the same order: a recomputed result is equal to the bit. The time of
+a reduction with a GEMM in the same launch is unknown until somebody measures it. The estimate is the time of the two
+one after the other, so that the search never chooses such a kernel by an estimate.
 """
 
 from __future__ import annotations
@@ -36,23 +38,25 @@ from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, gemms_of
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
 from mbc.ops.fused import gives_product
 
-# As in the source.
-PIXELS, FILTERS = 64, 128  # of a tile
+# The constants up to LEAST_STAGED are equal to those in the source.
+PIXELS, FILTERS = 64, 128  # pixels and filters of a tile
 CHANNELS = 64  # K of a stage
-EIGHT = 8  # filters are written so many at once; rows of tensor maps are multiples of 16 bytes
+EIGHT = 8  # filters that are written together; rows of tensor maps are multiples of 16 bytes
 MOST_CHANNELS = 512
 RESULTS = 2  # tiles of results
-MOST_STAGES, MOST_STAGED = 12, 6  # of pixels, and of staged operands of the epilogue
-ENOUGH_STAGES = 6  # of pixels where operands are staged: shared memory beyond that holds more staged tiles
-LEAST_STAGES, LEAST_STAGED = 4, 2  # one staged tile is enough where shared memory holds the weights of two GEMMs
-SHARED_BYTES = 227 * 1024  # of a block, from compute capability 9.0 on
-ALIGNED_BYTES = 1008  # spent to begin at a multiple of 1,024
-BARRIERS_BYTES = 384  # at most
-TENSOR_SHARE = 0.6  # of the peak, by judgement
+MOST_STAGES, MOST_STAGED = 12, 6  # largest numbers of stages of pixels, and of staged tiles of the epilogue
+ENOUGH_STAGES = 6  # stages of pixels if operands are staged: further shared memory holds staged tiles
+LEAST_STAGES, LEAST_STAGED = 4, 2  # next to the weights of two GEMMs, one staged tile is enough
+SHARED_BYTES = 227 * 1024  # shared memory of a block, from compute capability 9.0 on
+ALIGNED_BYTES = 1008  # padding with which shared memory begins at a multiple of 1,024
+BARRIERS_BYTES = 384  # upper bound
+TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1Arguments(Struct):
+    """Integers of a launch of a 1x1 convolution."""
+
     type: int
     pixels: int
     channels: int
@@ -64,6 +68,8 @@ class Conv1x1Arguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1RematArguments(Conv1x1Arguments):
+    """Integers of a launch that recomputes a normalization, too."""
+
     affine: int
 
 
@@ -78,7 +84,7 @@ def _takes(request: Request) -> bool:
 
 
 def _result(request: Request) -> TensorType:
-    """The result of the (first) GEMM, whether it is written or not."""
+    """Return the type of the (first) GEMM's result, whether the kernel writes it or not."""
     return gemms_of(request)[0].outputs[0]
 
 
@@ -88,12 +94,13 @@ def _pixels(request: Request) -> int:
 
 
 def _blocks(request: Request) -> int:
-    """Blocks that share the pixels of one tile of filters."""
+    """Return the number of blocks that share the pixels of one tile of filters."""
     across = math.ceil(_result(request).shape[1] / FILTERS)
     return max(1, min(REDUCTION_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
 
 
 def arguments(at: Slice) -> Conv1x1Arguments:
+    """Return the integers of a launch."""
     image, result = at.request.inputs[0], _result(at.request)
     stages, staged_tiles = _pipeline_stages(at.request)
     return Conv1x1Arguments(
@@ -113,25 +120,25 @@ def _remat_arguments(at: Slice) -> Conv1x1RematArguments:
 
 
 def _fixed_bytes(request: Request) -> int:
-    """Shared memory of the weights, results and barriers of a block."""
+    """Return the shared memory of the weights, results and barriers of a block."""
     chunks = sum(math.ceil(alone.inputs[0].shape[1] / CHANNELS) for alone in gemms_of(request))
     elements = FILTERS * chunks * CHANNELS + RESULTS * PIXELS * FILTERS
     return elements * request.inputs[0].dtype.size_bytes + ALIGNED_BYTES + BARRIERS_BYTES
 
 
 def _staged(request: Request) -> list[TensorType]:
-    """The operands of the epilogue that are as large as the result."""
+    """Return the operands of the epilogue that are as large as the result."""
     return [i for i in request.inputs[2 * len(gemms_of(request)) :] if len(i.shape) == 4]
 
 
 def _staged_tile_bytes(request: Request) -> int:
-    """Of the operands that are staged for a tile."""
+    """Return the bytes of the operands that are staged for a tile."""
     bits = sum(1 if i.dtype is DType.UINT8 else 8 * i.dtype.size_bytes for i in _staged(request))
     return PIXELS * FILTERS * bits // 8
 
 
 def _pipeline_stages(request: Request) -> tuple[int, int]:
-    """Stages of pixels, an even number, and of staged operands that fit into shared memory."""
+    """Return the numbers of stages of pixels (even) and of staged tiles that fit into shared memory."""
     stage_bytes, tile_bytes = PIXELS * CHANNELS * request.inputs[0].dtype.size_bytes, _staged_tile_bytes(request)
     available_bytes = SHARED_BYTES - _fixed_bytes(request)
     if not tile_bytes:
@@ -157,7 +164,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 
 def _unfused_us(request: Request, device: DeviceSpec) -> float:
-    """The reductions and the GEMMs one after the other, a launch each."""
+    """Return the time of the reductions and the GEMMs one after the other, each in its own launch."""
     gemms = gemms_of(request)
     read = (*request.inputs[2 * len(gemms) :], *(result for alone in gemms for result in alone.outputs))
     written = request.outputs[gives_product(request.attributes) :]
@@ -186,7 +193,14 @@ _WITH_STATISTICS = replace(with_statistics(PLAIN, _blocks), without_statistics=P
 
 
 def with_epilogue(product: OwnKernel, launcher: str, epilogue: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    """One GEMM or two with an epilogue; `epilogue`: the kinds of its operations."""
+    """Return a kernel of one or two GEMMs with an epilogue.
+
+    Args:
+        product: Kernel of one GEMM, or of two.
+        launcher: C function of the new kernel, without the prefix `mbc_`.
+        epilogue: Kinds of the operations of the epilogue, joined by `+`.
+        wirings: Wirings of the fusion groups that the kernel takes.
+    """
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:
@@ -204,39 +218,53 @@ def with_epilogue(product: OwnKernel, launcher: str, epilogue: str, wirings: Ite
 
 
 def with_reduction(product: OwnKernel, launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    """The same with batch normalisation's reductions at the end; `between`: the operations before these."""
+    """Return a kernel of GEMMs with an epilogue that ends in batch normalization's reductions.
+
+    `between` holds the kinds of the operations before the reductions; the other arguments are those of `with_epilogue`.
+    """
     epilogue = "+".join(filter(None, (between, "batch_normalize_backward_reduce")))
     return replace(with_epilogue(product, launcher, epilogue, wirings), workspace=_partial_bytes, launches=2)
 
 
 def relu_backward_kinds(added: bool, by_mask: bool) -> str:
-    """ReLU's backward pass by its output or its bit mask (`by_mask`), of one gradient or the sum of two (`added`)."""
+    """Return the kinds of ReLU's backward pass by its output or by its bit mask (`by_mask`).
+
+    The pass takes one gradient, or the sum of two (`added`).
+    """
     return f"{'add+' if added else ''}relu_backward{'_masked' if by_mask else ''}"
 
 
 def add_relu_remat_kinds(added: bool, by_mask: bool) -> str:
-    """Those operations after the ones that recompute ReLU's output, a residual sum, and its bit mask (`by_mask`)."""
+    """Return the kinds that recompute ReLU of a residual sum, then those of its backward pass.
+
+    `by_mask`: its bit mask is recomputed, too.
+    """
     return f"batch_normalize+add+relu{'+relu_mask' if by_mask else ''}+{relu_backward_kinds(added, by_mask)}"
 
 
 def with_affine(kernel: OwnKernel) -> OwnKernel:
-    """For fusion groups that normalise: their launchers are told whether that has scale and shift."""
+    """Return the kernel for groups that normalize: its launcher reads whether there are scale and shift."""
     return replace(kernel, struct=Conv1x1RematArguments, integers=_remat_arguments)
 
 
 def without_mask_read(kernel: OwnKernel) -> OwnKernel:
-    """For groups that recompute what they have the bit mask of: it is computed anyway, so that the launcher is that of
-    the group without a mask."""
+    """Return the kernel for groups that have the bit mask of a value which they recompute.
+
+    The mask is recomputed with the value, so that the launcher is that of the group without a mask.
+    """
     return replace(kernel, named=f"{kernel.launcher}_masked")
 
 
 def _bitwise(kernel: OwnKernel) -> OwnKernel:
-    """Recomputes the result of one of these kernels to the bit."""
+    """Return the kernel with a declaration that it recomputes the result of these convolutions to the bit."""
     return replace(kernel, bitwise_equal_to=(PLAIN.name, _WITH_STATISTICS.name))
 
 
 def not_stored(kernel: OwnKernel) -> OwnKernel:
-    """Does not write the result. Offered where the image is smaller than that: else it saves no bytes."""
+    """Return the kernel that does not write the result.
+
+    It is offered only where the image is smaller than the result: otherwise it would save no bytes.
+    """
 
     def offered(request: Request) -> bool:
         return request.inputs[0].elements < _result(request).elements
@@ -249,21 +277,25 @@ def _fused_remat(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnK
 
 
 def _gradient_reduction(between: str, wiring: Wiring) -> OwnKernel:
-    """`between`: the operations whose result is the gradient that is reduced."""
+    """Return the kernel that reduces a gradient, which is the result of the operations `between`."""
     return _fused_remat("_".join(filter(None, ("conv1x1", *between.split("+"), "bn_reduce"))), between, (wiring,))
 
 
 def _not_stored_reduction(between: str, wiring: Wiring) -> OwnKernel:
-    """The same where the result of the GEMM is not written."""
+    """Return the kernel of such a reduction that does not write the result of the GEMM."""
     inputs, given = wiring
     launcher = f"conv1x1_unstored_{between.replace('+', '_')}_bn_reduce"
     return not_stored(with_reduction(PLAIN, launcher, between, ((inputs, given[1:]),)))
 
 
 def _add_relu_wiring(operands: int, swapped: bool, added: bool, by_mask: bool) -> Wiring:
-    """Inputs: image and weights, what normalises their convolution (`operands` in all, with x), r, the gradient, or two
-    that are added (`added`). Outputs: x, y, the gradient through ReLU and its reductions. `by_mask`: the group has
-    ReLU's backward pass by the bit mask of y, which is not written."""
+    """Return the wiring of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
+
+    Inputs: image and weights, the operands of the normalization (`operands` in all, with x), r, the gradient or two
+        that
+    are added (`added`). Outputs: x, y, the gradient through ReLU and its reductions. `by_mask`: the group has ReLU's
+    backward pass by the bit mask of y, which is not written.
+    """
     r, dy = operands + 1, operands + 2
     x = dy + (2 if added else 1)
     z, s, y = run(x + 1, 3)
@@ -279,9 +311,13 @@ def _add_relu_wiring(operands: int, swapped: bool, added: bool, by_mask: bool) -
 
 
 def _add_relu_remat(added: bool, by_mask: bool) -> OwnKernel:
-    """Accesses: image, weights, mean, variance, scale and shift if the normalisation has them (`affine`), r, the
-    gradient (of two: and the second one), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalisation, and of
-    the sums. y may be written over r, d over a gradient."""
+    """Return the kernel of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
+
+    Accesses: image, weights, mean, variance, scale and shift if the normalization has them (`affine`), r, the gradient
+        (if
+    there are two: both), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalization, and of the sums. y may be
+    written over r, d over a gradient.
+    """
     launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}"
     wirings = (_add_relu_wiring(operands, swapped, added, by_mask) for operands in AFFINE for swapped in (False, True))
     kernel = with_affine(_fused_remat(launcher, add_relu_remat_kinds(added, by_mask), wirings))

@@ -1,9 +1,10 @@
-"""Data gradients of 1x1 convolutions at a stride of one, in bf16 and fp16: the GEMM of
-`mbc.kernels.cuda.conv.conv1x1` with transposed weights. Alone, and with the reductions of batch normalisation's
-backward pass that are over it (`DATA_GRADIENT_REDUCTIONS` and `DATA_GRADIENT_FUSED_REMAT` of
+"""Data gradients of 1x1 convolutions at a stride of one, in bf16 and fp16.
+
+They are the GEMM of `mbc.kernels.cuda.conv.conv1x1` with transposed weights: alone, or with the reductions of batch
+normalization's backward pass that read it (`DATA_GRADIENT_REDUCTIONS` and `DATA_GRADIENT_FUSED_REMAT` of
 `mbc.optimize.fusion.catalogue_conv1x1`).
 
-`channels` there are here those of the gradient that is read, `filters` those of the gradient that is written.
+In this file `channels` are those of the gradient that is read, and `filters` those of the gradient that is written.
 A result is rounded as if it had been stored before anything else reads it.
 """
 
@@ -32,14 +33,18 @@ _PLAIN = replace(
 
 
 def _add_wirings(a: int, b: int) -> tuple[tuple[Numbers], ...]:
-    """The member that adds two values, in either order."""
+    """Return the inputs of the member that adds two values, in either order."""
     return ((a, b),), ((b, a),)
 
 
 def _relu_backward_wiring(added: bool, by_mask: bool, x_from_gemm: bool = False) -> Iterable[Wiring]:
-    """Inputs: a gradient and weights, another gradient that is added to the data gradient (`added`), ReLU's output or
-    bit mask (`by_mask`), x, mean and variance. Outputs: the gradient through ReLU and the reductions. `x_from_gemm`: x
-    is recomputed from an image and weights, which come first."""
+    """Yield the wirings of a data gradient, ReLU's backward pass and the reductions.
+
+    Inputs: a gradient and weights, another gradient that is added to the data gradient (`added`), ReLU's output or its
+        bit
+    mask (`by_mask`), x, mean and variance. Outputs: the gradient through ReLU and the reductions. `x_from_gemm`: x is
+    recomputed from an image and weights, which come first.
+    """
     gemms = ((0, 1), (2, 3)) if x_from_gemm else ((0, 1),)
     b = 2 * len(gemms)
     relu_operand = b + 1 if added else b
@@ -51,7 +56,10 @@ def _relu_backward_wiring(added: bool, by_mask: bool, x_from_gemm: bool = False)
 
 
 def _relu_remat_wiring(operands: int, relu_stored: bool) -> Wiring:
-    """Inputs: a gradient, weights, and the `operands` of the normalisation. `relu_stored`: ReLU's output is written."""
+    """Return the wiring of a data gradient with a recomputed normalization and ReLU.
+
+    Inputs: a gradient, weights, and the `operands` of the normalization. `relu_stored`: ReLU's output is written.
+    """
     dy = 2 + operands
     z, y, d = run(dy + 1, 3)
     given = (dy, *((y,) if relu_stored else ()), d + 1, d + 2)
@@ -59,9 +67,13 @@ def _relu_remat_wiring(operands: int, relu_stored: bool) -> Wiring:
 
 
 def _add_relu_wiring(operands: int, by_mask: bool, x_from_gemm: bool = False) -> Iterable[Wiring]:
-    """Inputs: a gradient, weights, the `operands` of the normalisation, r, and another gradient. Outputs: ReLU's
-    output, the gradient through it, and the reductions. `by_mask`: the group has the bit mask, which is not written.
-    `x_from_gemm`: what is normalised is recomputed from an image and weights, which come first."""
+    """Yield the wirings of a data gradient with a recomputed normalization, residual sum and ReLU.
+
+    Inputs: a gradient, weights, the `operands` of the normalization, r, and another gradient. Outputs: ReLU's output,
+        the
+    gradient through it, and the reductions. `by_mask`: the group has the bit mask, which is not written. `x_from_gemm`:
+    the input of the normalization is recomputed from an image and weights, which come first.
+    """
     gemms = ((0, 1), (2, 3)) if x_from_gemm else ((0, 1),)
     mean = 2 * len(gemms) + (0 if x_from_gemm else 1)
     r = mean + operands - 1
@@ -81,11 +93,14 @@ def _add_relu_wiring(operands: int, by_mask: bool, x_from_gemm: bool = False) ->
 def relu_backward_reduction(
     kernel: OwnKernel, name: str, added: bool, by_mask: bool, x_from_gemm: bool = False
 ) -> OwnKernel:
-    """`name[_add]_relu_bn_reduce[_masked]`. Accesses: gradient, weights, [b], y or its bit mask, x, mean, variance; d,
-    dgamma, dbeta, workspace. With `x_from_gemm` its image and weights come first instead of x. Reals: eps of the
-    reductions. d may be written over b.
+    """Return the kernel `name[_add]_relu_bn_reduce[_masked]`.
 
-    d is the data gradient (rounded) + b, through ReLU. The reductions are over d before it is rounded, and x."""
+    Accesses: gradient, weights, [b], y or its bit mask, x, mean, variance; d, dgamma, dbeta, workspace. With
+        `x_from_gemm`
+    image and weights come first instead of x. Reals: eps of the reductions. d may be written over b.
+
+    d is the data gradient (rounded) + b, through ReLU. The reductions are over d before it is rounded, and x.
+    """
     launcher = f"{name}{'_add' if added else ''}_relu_bn_reduce{'_masked' if by_mask else ''}"
     return with_reduction(
         kernel, launcher, relu_backward_kinds(added, by_mask), _relu_backward_wiring(added, by_mask, x_from_gemm)
@@ -93,28 +108,34 @@ def relu_backward_reduction(
 
 
 def _relu_remat(relu_stored: bool) -> OwnKernel:
-    """`conv1x1_backward_data_bn_relu[_remat]_bn_reduce`. Accesses: gradient, weights, x, mean, variance, scale and
-    shift if the normalisation has them (`affine`); dy, [y], dgamma, dbeta, workspace. Reals: eps of the
-    normalisation, and of the reductions. y may be written over x.
+    """Return the kernel `conv1x1_backward_data_bn_relu[_remat]_bn_reduce`.
 
-    dy is the data gradient (rounded), y = relu(normalize(x)), as it is stored. The reductions are over dy where y is
-    positive, and x."""
+    Accesses: gradient, weights, x, mean, variance, scale and shift if the normalization has them (`affine`); dy, [y],
+    dgamma, dbeta, workspace. Reals: eps of the normalization, and of the reductions. y may be written over x.
+
+    dy is the data gradient (rounded), y = relu(normalize(x)) in its stored type. The reductions are over dy where y is
+    positive, and x.
+    """
     launcher = f"conv1x1_backward_data_bn_relu{'_remat' if relu_stored else ''}_bn_reduce"
     wirings = (_relu_remat_wiring(operands, relu_stored) for operands in AFFINE)
     return with_affine(with_reduction(_PLAIN, launcher, "batch_normalize+relu+relu_backward", wirings))
 
 
 def add_relu_remat(kernel: OwnKernel, name: str, by_mask: bool, x_from_gemm: bool = False) -> OwnKernel:
-    """`name_add_relu_remat_bn_reduce_two_grads[_masked]`. Accesses: gradient, weights, x, mean, variance, scale
-    and shift if the normalisation has them (`affine`), r, b; y, d, dgamma, dbeta, workspace. `x_from_gemm`: as above.
-    Reals: eps of the normalisation, and of the reductions. y may be written over x or r, d over b.
+    """Return the kernel `name_add_relu_remat_bn_reduce_two_grads[_masked]`.
 
-    y = relu(normalize(x) + r), d is the data gradient (rounded) + b where y, as it is stored, is positive. The
-    reductions are over d before it is rounded, and x."""
+    Accesses: gradient, weights, x, mean, variance, scale and shift if the normalization has them (`affine`), r, b; y,
+        d,
+    dgamma, dbeta, workspace. `x_from_gemm`: image and weights come first instead of x. Reals: eps of the normalization,
+    and of the reductions. y may be written over x or r, d over b.
+
+    y = relu(normalize(x) + r); d is the data gradient (rounded) + b where y, in its stored type, is positive. The
+    reductions are over d before it is rounded, and x.
+    """
     launcher = f"{name}_add_relu_remat_bn_reduce_two_grads"
     wirings = (wiring for operands in AFFINE for wiring in _add_relu_wiring(operands, by_mask, x_from_gemm))
-    made = with_reduction(kernel, launcher, add_relu_remat_kinds(True, by_mask), wirings)
-    return without_mask_read(made) if by_mask else made
+    reduction = with_reduction(kernel, launcher, add_relu_remat_kinds(True, by_mask), wirings)
+    return without_mask_read(reduction) if by_mask else reduction
 
 
 KERNELS = (

@@ -1,6 +1,7 @@
-"""The backward pass of batch normalisation over the result of a 1x1 convolution, in bf16 and fp16. The result is
-recomputed by the GEMM of `mbc.kernels.cuda.conv.conv1x1` and not written (`REMAT_INSIDE` of
-`mbc.optimize.fusion.catalogue_conv1x1`): its image has fewer channels, so that fewer bytes are read.
+"""The backward pass of batch normalization over the result of a 1x1 convolution, in bf16 and fp16.
+
+The result is recomputed by the GEMM of `mbc.kernels.cuda.conv.conv1x1` and not written (`REMAT_INSIDE` of
+`mbc.optimize.fusion.catalogue_conv1x1`). The image has fewer channels than the result, so that fewer bytes are read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _RELU_BACKWARD = "batch_normalize+relu+relu_backward"
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1BnBackwardArguments(Conv1x1RematArguments):
+    """Integers of a launch that computes the gradient of a normalization's input."""
+
     count: int
 
 
@@ -46,14 +49,20 @@ def _reduction_kernel(launcher: str, between: str, *wirings: Wiring) -> OwnKerne
 
 
 def _gradient_wiring(affine: bool) -> Wiring:
-    """Inputs: image, weights, the gradient, mean, variance, dgamma, dbeta, and gamma if there is one (`affine`)."""
+    """Return the wiring of a convolution and batch_normalize_backward.
+
+    Inputs: image, weights, the gradient, mean, variance, dgamma, dbeta, and gamma if there is one (`affine`).
+    """
     x = 8 if affine else 7
     return ((0, 1), (x, *run(2, x - 2))), (x + 1,)
 
 
 def _relu_backward_wiring(operands: int, backward: bool) -> Wiring:
-    """Inputs: image, weights, what normalises their convolution (`operands` in all, with x), and the gradient of ReLU's
-    output; with `backward` also dgamma and dbeta, and dx is the output."""
+    """Return the wiring of a convolution, its normalization, ReLU and their backward pass.
+
+    Inputs: image, weights, the operands of the normalization (`operands` in all, with x), and the gradient of ReLU's
+    output; with `backward` also dgamma and dbeta, and the output is dx.
+    """
     dy = operands + 1
     x = dy + (3 if backward else 1)
     z, y, d = run(x + 1, 3)
@@ -64,12 +73,12 @@ def _relu_backward_wiring(operands: int, backward: bool) -> Wiring:
     return (*start, (x, d, 2, 3, dy + 1, dy + 2, *gamma)), (d + 1,)
 
 
-# Accesses, `affine` being whether the normalisation has scale and shift:
-# image, weights, d, mean, variance, dgamma, dbeta, gamma (`affine`); dx, which may be written over d. Reals: eps.
-# image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy.
-# image, weights, mean, variance, scale and shift (`affine`), dy; dgamma, dbeta, workspace.
-# Reals of these two: eps of the normalisation, and of its backward pass or the reductions.
-# image, weights, d, mean, variance; dgamma, dbeta, workspace. Reals: eps.
+# Accesses of the four kernels, in order; those marked (`affine`) exist if the normalization has scale and shift:
+# 1. image, weights, d, mean, variance, dgamma, dbeta, gamma (`affine`); dx, which may be written over d. Reals: eps.
+# 2. image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy.
+# 3. image, weights, mean, variance, scale and shift (`affine`), dy; dgamma, dbeta, workspace.
+#    Reals of kernels 2 and 3: eps of the normalization, and of its backward pass or the reductions.
+# 4. image, weights, d, mean, variance; dgamma, dbeta, workspace. Reals: eps.
 KERNELS = (
     _gradient_kernel(
         "conv1x1_unstored_bn_backward", "batch_normalize_backward", _gradient_wiring(True), _gradient_wiring(False)

@@ -11,19 +11,21 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, moved_us, pixel_by_pixel, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 
-MOST_FILTERS = 8  # as in the source; with more of them tensor cores have something to do
-MOST_CHANNELS = 1024  # whose weights the forward pass has in shared memory
-MOST_PARTS = (
-    396  # of the filter pass: blocks of a large GPU at a time; a constant, so that reductions are the same on all
-)
-LEAST_PIXELS = 16  # of a thread of the filter pass, or its part is not worth a block
+MOST_FILTERS = 8  # equal to the constant in the source; with more filters, tensor cores are faster
+MOST_CHANNELS = 1024  # channels whose weights the forward pass keeps in shared memory
+# Largest number of parts of the filter pass: the blocks that a large GPU runs at a time. A constant, so that reductions
+# have one order on all GPUs.
+MOST_PARTS = 396
+LEAST_PIXELS = 16  # pixels of a thread of the filter pass that justify a block for its part
 WARP = 32
-COPY_SHARE = 0.85  # of the copy bandwidth, by judgement
-ARITHMETIC_SHARE = 0.4  # of the peak in fp32, by judgement: elements of 16 bits are taken out of their words first
+COPY_SHARE = 0.85  # share of the copy bandwidth, by judgement
+ARITHMETIC_SHARE = 0.4  # share of the fp32 peak, by judgement: 16-bit elements are first unpacked from their words
 
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1NarrowArguments(Struct):
+    """Integers of a launch of a 1x1 convolution to few filters."""
+
     type: int
     pixels: int
     channels: int
@@ -45,7 +47,7 @@ def _takes(request: Request) -> bool:
 
 
 def _vector(request: Request) -> int:
-    """Channels in 16 bytes."""
+    """Return the number of channels in 16 bytes."""
     return VECTOR_BYTES // ConvOperands.of(request).image.dtype.size_bytes
 
 
@@ -55,7 +57,7 @@ def _pixels(request: Request) -> int:
 
 
 def _parts(request: Request) -> int:
-    """Split-K of the filter pass, for each block of channels."""
+    """Return the number of parts of the filter pass (split-K), for each block of channels."""
     vectors = ConvOperands.of(request).image.shape[1] // _vector(request)
     columns = math.ceil(vectors / WARP)
     threads_y = THREADS // math.ceil(vectors / columns)

@@ -1,4 +1,4 @@
-"""The operands of a pass of a convolution, whichever pass it is, and its sizes as launchers read them."""
+"""The operands of a convolution in any pass, and its sizes in the form that launchers read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class ConvOperands:
 
     @staticmethod
     def of(request: Request) -> ConvOperands:
+        """Return the operands of a request in any of the three passes."""
         (a, b), c = request.inputs, request.outputs[0]
         if request.kind == "convolution":
             return ConvOperands(a, c, b)
@@ -27,6 +28,7 @@ class ConvOperands:
 
 
 def attributes(request: Request) -> Convolution:
+    """Return the attributes of a convolution."""
     a = request.attributes
     assert isinstance(a, Convolution)
     return a
@@ -34,7 +36,7 @@ def attributes(request: Request) -> Convolution:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSizes(Struct):
-    """What structures of arguments begin with, as in templates/kernels/shared/conv_operands.cuh."""
+    """The first fields of a convolution's arguments, as in templates/kernels/shared/conv_operands.cuh."""
 
     rows: int
     channels: int
@@ -52,7 +54,7 @@ class ConvolutionSizes(Struct):
 
 
 def sizes(request: Request) -> dict[str, int]:
-    """The fields of `ConvolutionSizes`, of the image side and the feature side."""
+    """Return the fields of `ConvolutionSizes` of the image side and the feature side."""
     a, conv = attributes(request), ConvOperands.of(request)
     rows, channels, height, width = conv.image.shape
     _, filters, out_height, out_width = conv.features.shape

@@ -1,5 +1,7 @@
-"""Non-overlapping transposed convolutions, whose stride is their filter size, which are data gradients as well: alone,
-and as a part of a concatenation."""
+"""Non-overlapping transposed convolutions, whose stride is their filter size: alone, and as a part of a concatenation.
+
+They are data gradients of convolutions, too.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us, shar
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 from mbc.kernels.cuda.fused.wiring import Wiring, gemms_of, taking
 
-# As in the source.
-CHANNELS = 64  # by which both sides have them
-COLUMNS = 256  # of the GEMM, in a tile
-VECTOR = 8  # channels of the other part of a concatenation, that are copied together
+# The constants up to SHARED_BYTES are equal to those in the source.
+CHANNELS = 64  # the channels of both sides are a multiple of this number
+COLUMNS = 256  # columns of the GEMM in a tile
+VECTOR = 8  # channels of the other part of a concatenation that are copied together
 SHARED_BYTES = 219 << 10  # with the other part of a concatenation; without it 24 KiB less
-TENSOR_SHARE = 0.6  # of the peak, by judgement
+TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 # The GEMM with its bias is the first part of the concatenation, or the last.
 _FIRST: Wiring = ((0, 1), (4, 2), (5, 3)), (6,)
@@ -29,13 +31,15 @@ _first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeArguments(ConvolutionSizes):
+    """Integers of a launch of a non-overlapping transposed convolution."""
+
     type: int
-    all: int  # channels of what is written to
+    all: int  # channels of the tensor that is written to
     start: int
 
 
 def _takes(request: Request) -> bool:
-    """A filter of one tap is a convolution like any other."""
+    """Return whether the kernel takes the request; filters of one pixel are left to other kernels."""
     a, conv = attributes(request), ConvOperands.of(request)
     image, features = conv.image, conv.features
     if len(image.shape) != 4 or {image.dtype, features.dtype} not in ({DType.BF16}, {DType.FP16}):

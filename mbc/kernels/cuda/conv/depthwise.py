@@ -1,4 +1,7 @@
-"""Depthwise convolutions of 3 x 3: a group a channel, memory-bound, each pass reading and writing every byte once."""
+"""Depthwise convolutions of 3 x 3, with one group for each channel.
+
+They are bound by memory: each pass reads and writes every byte once.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,33 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, OwnKernel, Slice, Struct, layout_code, moved_us, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
 
-COPY_SHARE = 0.70  # of the copy bandwidth
+COPY_SHARE = 0.70  # share of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
 WARP = 32
 MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # indices within a sample have 32 bits
-LEAST_PIXELS = 32  # of a thread of the filter pass, or its part is not worth a block
+LEAST_PIXELS = 32  # pixels of a thread of the filter pass that justify a block for its part
 
 
 @dataclass(frozen=True, slots=True)
 class FilterBlocks:
-    """Of the filter pass: channels a thread, channels last; threads a block; blocks at most, by what multiprocessors
-    have registers for."""
+    """Blocks of the filter pass.
+
+    `vector` is the number of channels of a thread (channels last), `threads` that of threads of a block, and `most` the
+    largest number of blocks, which the registers of the multiprocessors limit.
+    """
 
     vector: int
     threads: int
     most: int
 
 
-BLOCKS = FilterBlocks(4, THREADS, 512)  # DEPTHWISE_FILTER_VECTOR in the source
+BLOCKS = FilterBlocks(4, THREADS, 512)  # 4 is DEPTHWISE_FILTER_VECTOR in the source
 
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseArguments(Struct):
+    """Integers of a launch of a depthwise convolution."""
+
     type: int
     layout: int
     rows: int
@@ -50,7 +58,11 @@ class DepthwiseArguments(Struct):
 
 
 def is_depthwise(request: Request) -> bool:
-    """A group a channel, at a stride that kernels are compiled for, without dilation, in samples that 32 bits index."""
+    """Return whether the request is a depthwise convolution that the kernels can run.
+
+    It needs a group for each channel, a stride that kernels are compiled for, no dilation, and samples whose elements
+    have 32-bit indices.
+    """
     a = attributes(request)
     conv = ConvOperands.of(request)
     channels = conv.image.shape[1]
@@ -64,8 +76,10 @@ def _takes(request: Request) -> bool:
 
 
 def split_k(request: Request, layout: Layout, blocks: FilterBlocks) -> int:
-    """Parts of the filter pass, whose K is output pixels: as many as fill a GPU with blocks that are each worth
-    starting."""
+    """Return the number of parts of the filter pass, whose K is output pixels.
+
+    The parts fill a GPU with blocks, each of which has enough pixels to justify its start.
+    """
     if request.kind != "convolution_backward_filter":
         return 1
     rows, filters, height, width = request.inputs[1].shape
@@ -75,11 +89,12 @@ def split_k(request: Request, layout: Layout, blocks: FilterBlocks) -> int:
         threads_x = math.ceil(vectors / columns)
     else:
         threads_x, columns = 1, filters
-    pixels = blocks.threads // threads_x * LEAST_PIXELS  # of one part
+    pixels = blocks.threads // threads_x * LEAST_PIXELS  # pixels of one part
     return max(1, min(rows * height * width // pixels, blocks.most // columns))
 
 
 def sizes_of(at: Slice, blocks: FilterBlocks) -> DepthwiseArguments:
+    """Return the integers of a launch."""
     request, a, conv = at.request, attributes(at.request), ConvOperands.of(at.request)
     rows, channels, height, width = conv.image.shape
     return DepthwiseArguments(
@@ -105,7 +120,7 @@ def _depthwise(at: Slice) -> DepthwiseArguments:
 
 
 def partial_bytes(request: Request, layout: Layout, blocks: FilterBlocks = BLOCKS) -> int:
-    """Of the workspace of the filter pass, which holds its parts."""
+    """Return the bytes of the filter pass's workspace, which holds its partial results."""
     parts = split_k(request, layout, blocks)
     return parts * request.outputs[0].elements * 4 if parts > 1 else 0
 

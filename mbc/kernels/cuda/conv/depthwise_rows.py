@@ -1,7 +1,7 @@
-"""Depthwise convolutions of 5 x 5, 7 x 7, 1 x K and K x 1 (K up to 11), channels last, one filter a channel.
+"""Depthwise convolutions of 5 x 5, 7 x 7, 1 x K and K x 1 (K up to 11), channels last, one filter for each channel.
 
-Up to about 5 x 5 they are memory-bound; of 7 x 7 their fp32 arithmetic takes longer. What lies channels first, has
-several filters a channel or an odd number of channels is left to `direct` and to libraries.
+Up to about 5 x 5 they are bound by memory; at 7 x 7 their fp32 arithmetic takes longer. Operands that are channels
+first, have several filters for a channel or an odd number of channels are left to `direct` and to libraries.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from mbc.kernels.cuda.conv.depthwise import (
     sizes_of,
 )
 
-# Of the fp32 peak, by stride: loads, conversions and index arithmetic are four of ten instructions, or two of three
-# where windows share fewer pixels; and not every cycle issues one.
+# Share of the fp32 peak by stride: loads, conversions and index arithmetic are four of ten instructions, or two of
+# three where windows share fewer pixels; and not every cycle issues an instruction.
 FMA_SHARE = {1: 0.42, 2: 0.25}
-PAIR = 2  # channels a thread; DEPTHWISE_PAIR in the source
-FILTER_THREADS = 128  # of a block of the filter pass; DEPTHWISE_FILTER_THREADS in the source
-MOST_BLOCKS = 384  # of the filter pass: three, which registers have room for, on 128 multiprocessors
-MOST_TAPS = 11  # of a filter of one row or column; DEPTHWISE_LINES in the source
+PAIR = 2  # channels of a thread; DEPTHWISE_PAIR in the source
+FILTER_THREADS = 128  # threads of a block of the filter pass; DEPTHWISE_FILTER_THREADS in the source
+MOST_BLOCKS = 384  # blocks of the filter pass: three, for which registers suffice, on each of 128 multiprocessors
+MOST_TAPS = 11  # pixels of a filter of one row or column; DEPTHWISE_LINES in the source
 
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseRowsArguments(DepthwiseArguments):
+    """Integers of a launch of a depthwise convolution of this file."""
+
     kernel_height: int
     kernel_width: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Filters that one file of kernels is compiled for."""
+    """Filter sizes that one file of kernels is compiled for."""
 
     name: str
     holds: Callable[[tuple[int, int]], bool]
-    vector: int  # channels a thread of the filter pass, which keeps all their sums in registers
+    vector: int  # channels of a thread of the filter pass, which keeps all their sums in registers
 
     @property
     def blocks(self) -> FilterBlocks:
@@ -84,7 +86,10 @@ def _workspace(shape: _Shape, request: Request, layout: Layout) -> int:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """Of memory at its share, or of arithmetic: each pass multiplies every output pixel with every tap."""
+    """Return the time of memory or of arithmetic, whichever is longer.
+
+    Each pass multiplies every output pixel by every pixel of the filter.
+    """
     a = attributes(request)
     operations = 2 * ConvOperands.of(request).features.elements * math.prod(a.kernel)
     arithmetic_us = operations / (device.fp32_tflops * 1e6 * FMA_SHARE[a.stride[0]])

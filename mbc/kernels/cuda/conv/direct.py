@@ -1,5 +1,8 @@
-"""Convolutions and linear layers for what cuDNN and cuBLASLt refuse. They are correct for everything and fast for
-nothing: their estimates keep them from being chosen where a library has a kernel."""
+"""Convolutions and linear layers that cuDNN and cuBLASLt refuse.
+
+These kernels are correct for every request but never fast: their estimates keep the search from choosing them where a
+library has a kernel.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,18 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, gemm
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 from mbc.ops.matrix import Linear
 
-TILED_SHARE = 0.10  # of the fp32 peak, by the tiled GEMM: two loads from shared memory for every two operations
-DIRECT_SHARE = 0.03  # one element a thread, operands from the cache
-LEAST_TILE = 8  # rows or columns of a GEMM under which a tile of 64 is mostly empty
-PIXELS_PER_PART = 2048  # of the filter pass (split-K)
+TILED_SHARE = 0.10  # share of the fp32 peak of the tiled GEMM: two loads from shared memory for every two operations
+DIRECT_SHARE = 0.03  # share of the fp32 peak with one element for each thread and operands from the cache
+LEAST_TILE = 8  # a GEMM with fewer rows or columns leaves a tile of 64 mostly empty
+PIXELS_PER_PART = 2048  # pixels of a part of the filter pass (split-K)
 MOST_PARTIAL_BYTES = 32 << 20
-MOST_GRID_DEPTH = 65535  # of CUDA: groups times parts
+MOST_GRID_DEPTH = 65535  # CUDA's limit, for groups times parts
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionArguments(ConvolutionSizes):
+    """Integers of a launch of a convolution."""
+
     type: int
     layout: int
     tiled: int
@@ -35,6 +40,8 @@ class ConvolutionArguments(ConvolutionSizes):
 
 @dataclass(frozen=True, slots=True)
 class LinearArguments(Struct):
+    """Integers of a launch of a linear layer's forward or data pass."""
+
     type: int
     rows: int
     inputs: int
@@ -43,6 +50,8 @@ class LinearArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LinearFilterArguments(Struct):
+    """Integers of a launch of a linear layer's filter pass."""
+
     type: int
     rows: int
     inputs: int
@@ -51,7 +60,7 @@ class LinearFilterArguments(Struct):
 
 
 def _tiled(request: Request) -> bool:
-    """Whether the pass is a GEMM that fills tiles; that of depthwise convolutions does not."""
+    """Return whether the pass is a GEMM that fills tiles, which that of a depthwise convolution does not."""
     conv, a = ConvOperands.of(request), attributes(request)
     filters, channels = conv.features.shape[1] // a.groups, conv.weight.shape[1]
     if request.kind == "convolution":
@@ -62,7 +71,7 @@ def _tiled(request: Request) -> bool:
 
 
 def _parts(request: Request) -> int:
-    """Split-K of the filter pass, whose K is output pixels."""
+    """Return the number of parts of the filter pass (split-K), whose K is output pixels."""
     if request.kind != "convolution_backward_filter":
         return 1
     dy, dw = request.inputs[1], request.outputs[0]
@@ -100,7 +109,7 @@ def _convolution_us(request: Request, device: DeviceSpec) -> float:
 
 
 def linear_sizes(request: Request) -> tuple[int, int, int]:
-    """Rows, inputs and outputs of the layer."""
+    """Return the rows, inputs and outputs of the layer."""
     a = request.attributes
     assert isinstance(a, Linear)
     features = {"linear": request.outputs[0], "linear_backward_data": request.inputs[0]}.get(request.kind)

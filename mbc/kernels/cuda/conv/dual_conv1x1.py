@@ -1,7 +1,9 @@
-"""Two 1x1 GEMMs in one launch, in bf16 and fp16, for the reductions of batch normalisation's backward pass: x,
-recomputed from its image, and the gradient of x (`PAIR_REDUCTIONS` and `PAIR_FUSED_REMAT` of
-`mbc.optimize.fusion.catalogue_conv1x1`). Both are as in `mbc.kernels.cuda.conv.conv1x1`, rounded as if they had been
-stored, and neither is written. For accesses see `relu_backward_reduction` and `add_relu_remat`.
+"""Two 1x1 GEMMs in one launch, in bf16 and fp16, for the reductions of batch normalization's backward pass.
+
+One GEMM recomputes x from its image, the other computes the gradient of ReLU's output (`PAIR_REDUCTIONS` and
+`PAIR_FUSED_REMAT` of `mbc.optimize.fusion.catalogue_conv1x1`). Both are those of `mbc.kernels.cuda.conv.conv1x1`,
+rounded as if they had been stored, and neither result is written. For the accesses see `relu_backward_reduction` and
+`add_relu_remat`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from mbc.kernels.cuda.fused.wiring import affines
 
 @dataclass(frozen=True, slots=True)
 class DualConv1x1Arguments(Conv1x1RematArguments):
+    """Integers of a launch of two GEMMs."""
+
     gradient_channels: int
 
 

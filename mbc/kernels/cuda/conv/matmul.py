@@ -14,6 +14,8 @@ from mbc.ops.matmul import Matmul, sizes
 
 @dataclass(frozen=True, slots=True)
 class MatmulArguments(Struct):
+    """Integers of a launch of batched products of matrices."""
+
     type: int
     groups: int
     rows: int

@@ -1,7 +1,7 @@
 """Convolutions with the batch statistics of their result in the epilogue.
 
-How much time that adds is not known where nobody has measured it: it is estimated at what both take one after the
-other, so that no estimate takes it (as in `mbc.kernels.cudnn_statistics`).
+The additional time is unknown until somebody measures it. The estimate is the time of the two operations one after the
+other, so that the search never chooses such a kernel by an estimate (as in `mbc.kernels.cudnn_statistics`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _wired = taking((((0, 1), (2,)), (2, 3, 4)))
 
 
 def with_statistics(alone: OwnKernel, parts: Callable[[Request], int]) -> OwnKernel:
-    """A convolution kernel with statistics in its epilogue. `parts`: partial states that it writes for each filter."""
+    """Return a convolution kernel with statistics in its epilogue; it writes `parts` partial states for each filter."""
 
     def takes(request: Request) -> bool:
         return _wired(request) and alone.takes(convolution_of(request))

@@ -1,4 +1,4 @@
-"""Convolutions of images with few channels, the first layers of networks, on tensor cores."""
+"""Stem convolutions, the first layers of networks, which read images with few channels, on tensor cores."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, gemm_us, layout_code, pixel_by_pixel, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
-MOST_CHANNELS = 7  # from eight on libraries have nothing to pad
-ELEMENTS = 12288  # of the image in shared memory, next to weights or gradients
-FILTER_ELEMENTS_FP32 = 20480  # the same of a filter pass in fp32
-# The same where tf32 is enough, so that three blocks fit into Hopper's 228 KiB, each with a pipeline of 54 KiB.
+MOST_CHANNELS = 7  # libraries need not pad images of eight or more channels
+ELEMENTS = 12288  # most elements of the image in shared memory, next to weights or gradients
+FILTER_ELEMENTS_FP32 = 20480  # most elements of the image for a filter pass in fp32
+# Most elements where tf32 is enough: three blocks fit into Hopper's 228 KiB, each with a pipeline of 54 KiB.
 FILTER_ELEMENTS_TF32 = 5376
-# As in the source.
-COLUMNS = 64  # of the output, in a tile
-STEPS = 24  # of K = 16: what a block has threads and shared memory for
-WIDE_STEPS = 12  # up to which a block of the forward pass in tf32 has 64 filters
-FILTERS, FILTERS_FP32 = 16, 32  # of a warp, at least
+# The constants below, up to MOST_PARTS, are equal to those in the source.
+COLUMNS = 64  # columns of the output in a tile
+STEPS = 24  # most steps of K = 16 that a block has threads and shared memory for
+WIDE_STEPS = 12  # with at most this number of steps, a block of the forward pass in tf32 has 64 filters
+FILTERS, FILTERS_FP32 = 16, 32  # fewest filters of a warp
 BANDS = (8, 4, 2)  # output rows of a block
-STAGES = 3  # rows of gradients in shared memory, of the filter pass
-PADDING = 8  # words behind the gradients of a pixel there
-MOST_PARTS = 396  # of the filter pass
-TENSOR_SHARE = 0.3  # of the peak, by judgement: mma.sync instead of wgmma, fragments gathered word by word
+STAGES = 3  # rows of gradients in shared memory in the filter pass
+PADDING = 8  # words behind the gradients of a pixel in shared memory
+MOST_PARTS = 396  # most parts of the filter pass
+TENSOR_SHARE = 0.3  # share of the peak, by judgement: mma.sync instead of wgmma, fragments gathered word by word
 
 
 @dataclass(frozen=True, slots=True)
 class StemConvArguments(ConvolutionSizes):
+    """Integers of a launch of a stem convolution."""
+
     type: int
     band: int
     parts: int
@@ -41,30 +43,30 @@ class StemConvArguments(ConvolutionSizes):
 
 
 def _is_fp32(request: Request) -> bool:
-    """Whether an element is a 32-bit word; two elements of 16 bits share one."""
+    """Return whether an element is a 32-bit word; otherwise two elements of 16 bits share one."""
     return ConvOperands.of(request).image.dtype is DType.FP32
 
 
 def _run(request: Request) -> int:
-    """Elements of one row of a window, padded to whole words."""
+    """Return the number of elements of one row of a window, padded to whole words."""
     run = attributes(request).kernel[1] * ConvOperands.of(request).image.shape[1]
     return run if _is_fp32(request) else run + run % 2
 
 
 def _steps(request: Request) -> int:
-    """Of K = 16."""
+    """Return the number of steps of K = 16."""
     return -(-attributes(request).kernel[0] * _run(request) // 16)
 
 
 def band(request: Request) -> int:
-    """Output rows of a tile: as many as the image rows under them fit shared memory; 0 where none do."""
+    """Return the output rows of a tile, as many as shared memory has image rows for; 0 if it has none."""
     a, line = attributes(request), _line(request)
     fitting = (n for most in _elements(request) for n in BANDS if ((n - 1) * a.stride[0] + a.kernel[0]) * line <= most)
     return next(fitting, 0)
 
 
 def _line(request: Request) -> int:
-    """Elements of one image row under a block in shared memory, at most."""
+    """Return the largest number of elements of one image row of a block in shared memory."""
     a, channels = attributes(request), ConvOperands.of(request).image.shape[1]
     span = (COLUMNS - 1) * a.stride[1] + a.kernel[1]
     if _is_fp32(request):
@@ -73,20 +75,20 @@ def _line(request: Request) -> int:
 
 
 def _elements(request: Request) -> tuple[int, ...]:
-    """Of the image in shared memory, at most; the preferred limit first."""
+    """Return the possible limits of the image's elements in shared memory, the preferred one first."""
     if not _is_fp32(request) or request.kind != "convolution_backward_filter":
         return (ELEMENTS,)
     return (FILTER_ELEMENTS_FP32,) if _products(request) == 3 else (FILTER_ELEMENTS_TF32, FILTER_ELEMENTS_FP32)
 
 
 def _image_elements(request: Request) -> int:
-    """Of a band of the image in shared memory, at most."""
+    """Return the largest number of elements of a band of the image in shared memory."""
     a = attributes(request)
     return ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request)
 
 
 def _tiles(request: Request) -> int:
-    """Of eight filters, of a block."""
+    """Return the number of tiles of eight filters that a block computes."""
     filters = ConvOperands.of(request).features.shape[1]
     if not _is_fp32(request):
         return 8 if filters % 64 == 0 else 4 if filters % 32 == 0 else 2
@@ -95,15 +97,18 @@ def _tiles(request: Request) -> int:
 
 
 def _forward_shared_bytes(request: Request) -> int:
-    """Of a block: all weights of its filters, and the image."""
+    """Return the shared memory of a block of the forward pass: all weights of its filters, and the image."""
     words_bytes = 512 if _is_fp32(request) else 256
     image_bytes = _image_elements(request) * (4 if _is_fp32(request) else 2)
     return _steps(request) * (_tiles(request) * words_bytes + 64) + image_bytes
 
 
 def _filter_shared_bytes(request: Request) -> int:
-    """Of a block of the filter pass: a pipeline of gradients and the image, in 16 bits two bands of it; or, afterwards,
-    sums that warps exchange."""
+    """Return the shared memory of a block of the filter pass.
+
+    It holds a pipeline of gradients and the image (in 16 bits two bands of it), and afterwards the sums that warps
+    exchange.
+    """
     tiles = _tiles(request)
     pixel_bytes = (tiles * 8 + PADDING) * 4 if _is_fp32(request) else tiles * 16
     exchanged_bytes = (_steps(request) + 1) // 2 * 64 * tiles * 16
@@ -115,7 +120,7 @@ def _takes(*types: DType) -> Callable[[Request], bool]:
 
 
 def _type(request: Request) -> DType | None:
-    """Of both images, where they have the same."""
+    """Return the common type of both images, or None if they differ."""
     conv = ConvOperands.of(request)
     return conv.image.dtype if conv.image.dtype is conv.features.dtype else None
 
@@ -134,8 +139,11 @@ def _fits(request: Request) -> bool:
 
 
 def _parts(request: Request) -> int:
-    """Split-K of the filter pass: as many blocks as there are tiles, up to two or three for each multiprocessor of a
-    large GPU; a constant, so that reductions are the same on all."""
+    """Return the number of parts of the filter pass (split-K).
+
+    There are as many blocks as tiles, up to two or three for each multiprocessor of a large GPU. The limit is a
+    constant, so that reductions have one order on all GPUs.
+    """
     _, _, height, width = ConvOperands.of(request).features.shape
     return min(MOST_PARTS, ConvOperands.of(request).image.shape[0] * -(-height // band(request)) * -(-width // COLUMNS))
 
@@ -145,13 +153,14 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
 
 
 def _image_first(request: Request) -> Iterable[Layouts]:
-    """The image, which is the first operand of both passes, in the other layout, where there is one."""
+    """Yield the layouts with the image, the first operand of both passes, channels first, if that is another order."""
     for last in pixel_by_pixel(request):
         if last[0] is Layout.CHANNELS_LAST:
             yield Layout.CHANNELS_FIRST, *last[1:]
 
 
 def arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
+    """Return the integers of a launch with the image in layout `image`."""
     request = at.request
     return StemConvArguments(
         **sizes(request),
@@ -165,7 +174,7 @@ def arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArgume
 
 
 def _products(request: Request) -> int:
-    """tf32 MMAs for one product: three in strict fp32 (3xTF32)."""
+    """Return the number of tf32 MMAs for one product: three in strict fp32 (3xTF32), else one."""
     return 3 if request.precision is Precision.FP32 else 1
 
 
@@ -207,7 +216,7 @@ BACKWARD_FILTER = OwnKernel(
 
 
 def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
-    """For images in either layout: inputs of a network in fp32 are used as they arrive."""
+    """Return the fp32 kernels for images in either layout, so that a network's fp32 inputs need no conversion."""
     launcher = f"{kernel.launcher}_fp32"
     file = kernel.file.replace(".cu", "_fp32.cu")
     last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)

@@ -1,6 +1,7 @@
-"""Stem convolutions, of images with few channels, on Hopper's tensor cores: the windows of a tile are laid out in
-shared memory (im2col). In bf16 and fp16, of filters by the 64; the forward pass can compute the batch statistics of its
-result.
+"""Stem convolutions, which read images with few channels, on Hopper's tensor cores.
+
+The windows of a tile are copied to shared memory (im2col). The kernels run in bf16 and fp16, for multiples of 64
+filters. The forward pass can compute the batch statistics of its result.
 """
 
 from __future__ import annotations
@@ -28,44 +29,47 @@ from mbc.kernels.cuda.conv.stem_conv import (
 )
 from mbc.kernels.statistics import convolution_of
 
-# As in the source.
-FILTERS = 64  # of a block
-VECTOR_BYTES = COLUMNS * 16  # of a vector of 8 elements of a row, of the windows of 64 pixels
-ROW_BYTES = COLUMNS * FILTERS * 2  # of an output row of a tile
+# The constants up to MOST_VECTORS are equal to those in the source.
+FILTERS = 64  # filters of a block
+VECTOR_BYTES = COLUMNS * 16  # bytes of one vector of 8 elements of a row, for the windows of 64 pixels
+ROW_BYTES = COLUMNS * FILTERS * 2  # bytes of an output row of a tile
 IMAGES = 2
-TILES = (8, 16, 24)  # of N = 8 elements of a window, of the filter pass
+TILES = (8, 16, 24)  # possible numbers of tiles of N = 8 elements of a window in the filter pass
 MOST_VECTORS = TILES[-1]
 MOST_BOX = 256  # elements of a box that the tensor memory accelerator copies, in each dimension
-BARRIERS_BYTES = 128  # at most
-# Blocks that a multiprocessor has shared memory for, of 228 KiB, of which a block takes 1 KiB itself.
+BARRIERS_BYTES = 128  # upper bound
+# Blocks that share a multiprocessor's 228 KiB of shared memory, of which each block takes 1 KiB for itself.
 BLOCKS, FILTER_BLOCKS = 3, 2
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 228 * 1024, 1024
-TENSOR_SHARE = 0.6  # of the peak, by judgement: one block multiplies while another lays out windows
-# Of one, from its band's copy to the last result: by judgement, after what ResNet's stem takes on an H100.
+TENSOR_SHARE = 0.6  # share of the peak, by judgement: one block multiplies while another copies windows
+# Time of a tile, from the copy of its band to the last result: by judgement, after ResNet's stem on an H100.
 TILE_US = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class StemConvStatisticsArguments(StemConvArguments):
+    """Integers of a launch of the forward pass with statistics."""
+
     blocks: int
 
 
 def _run(request: Request) -> int:
-    """Elements of a row of a window."""
+    """Return the number of elements of a row of a window."""
     return attributes(request).kernel[1] * ConvOperands.of(request).image.shape[1]
 
 
 def _row_vectors(request: Request) -> int:
-    """Of a row of a window, the last one padded."""
+    """Return the number of vectors of a row of a window, the last one padded."""
     return math.ceil(_run(request) / 8)
 
 
 def window_vectors(request: Request) -> int:
+    """Return the number of vectors of a window."""
     return attributes(request).kernel[0] * _row_vectors(request)
 
 
 def _pitch(request: Request) -> int:
-    """Elements of a row of the image under a tile in shared memory."""
+    """Return the elements of a row of a tile's image in shared memory."""
     a, channels = attributes(request), ConvOperands.of(request).image.shape[1]
     span, lead = ((COLUMNS - 1) * a.stride[1] + a.kernel[1]) * channels, -a.pad[2] * channels % 8
     return math.ceil((lead + span + 8 * _row_vectors(request) - _run(request) + 2) / 8) * 8
@@ -84,17 +88,18 @@ def _shared_bytes(request: Request, band: int) -> int:
 
 
 def _resident_blocks(request: Request) -> int:
-    """Of a multiprocessor."""
+    """Return the number of blocks that a multiprocessor has room for."""
     return FILTER_BLOCKS if request.kind == BACKWARD_FILTER.kind else BLOCKS
 
 
 def band(request: Request) -> int:
-    """Output rows of a tile, as many as shared memory holds of several blocks; 0 where it does not hold two rows."""
+    """Return the output rows of a tile, as many as fit several blocks into a multiprocessor; 0 if two rows do not."""
     most_bytes = MULTIPROCESSOR_BYTES // _resident_blocks(request) - BLOCK_BYTES
     return next((n for n in BANDS if _shared_bytes(request, n) <= most_bytes), 0)
 
 
 def shared_bytes(request: Request) -> int:
+    """Return the shared memory of a block in bytes."""
     return _shared_bytes(request, band(request))
 
 
@@ -111,13 +116,16 @@ def _takes(kernel: OwnKernel, request: Request) -> bool:
 
 
 def tiles(request: Request) -> int:
-    """Of 64 columns of a band of output rows."""
+    """Return the number of tiles, each 64 columns of a band of output rows."""
     rows, _, height, width = ConvOperands.of(request).features.shape
     return rows * math.ceil(height / band(request)) * math.ceil(width / COLUMNS)
 
 
 def _parts(request: Request) -> int:
-    """Split-K of the filter pass; not by the GPU's size, so that reductions are the same on all."""
+    """Return the number of parts of the filter pass (split-K).
+
+    The number does not depend on the GPU, so that reductions have one order on all GPUs.
+    """
     return min(FILTER_BLOCKS * REDUCTION_BLOCKS, tiles(request))
 
 
@@ -139,7 +147,7 @@ def _time_us(request: Request, device: DeviceSpec) -> float:
 
 
 def _by_im2col(kernel: OwnKernel, launcher: str, file: str) -> OwnKernel:
-    """A pass of `stem_conv` on these operands."""
+    """Return the kernel that runs a pass of `stem_conv` by im2col."""
     return replace(
         kernel,
         file=file,
@@ -161,7 +169,7 @@ _BACKWARD_FILTER = replace(
 
 
 def _blocks(request: Request) -> int:
-    """Blocks that share the pixels of the same filters."""
+    """Return the number of blocks that share the pixels of the same filters."""
     convolution = convolution_of(request)
     across = convolution.outputs[0].shape[1] // FILTERS
     return max(1, min(BLOCKS * REDUCTION_BLOCKS // across, tiles(convolution)))

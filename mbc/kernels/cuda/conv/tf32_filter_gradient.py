@@ -1,4 +1,4 @@
-"""The gradient of 3 x 3 filters in tf32, where libraries have no kernel that is fast."""
+"""The gradient of 3 x 3 filters in tf32, for which libraries have no fast kernel."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, shared_of
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
-# As in the source.
-CHANNELS = 64  # of the image and of the gradient, in a tile
-COLUMNS = 32  # of the output, that a block goes down
-ROWS = 14  # of the output in a strip, at most
-PITCH = CHANNELS + 8  # of a pixel in shared memory
+# The constants up to SHARED_BYTES are equal to those in the source.
+CHANNELS = 64  # channels of the image and of the gradient in a tile
+COLUMNS = 32  # columns of the output in a strip, which a block walks down
+ROWS = 14  # most rows of the output in a strip
+PITCH = CHANNELS + 8  # words of a pixel in shared memory
 SHARED_BYTES = (5 * (COLUMNS + 2) + 3 * COLUMNS) * PITCH * 4  # five rows of the image, three of the gradient
-TENSOR_SHARE = 0.3  # of the peak, as measured on an H200: mma.sync instead of wgmma, and half of the time around it
+# Share of the peak, measured on an H200: mma.sync instead of wgmma, and half of the time passes around the products.
+TENSOR_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Tf32FilterArguments(ConvolutionSizes):
+    """Integers of a launch of the tf32 filter gradient."""
+
     band: int
     parts: int
     accumulate: int
@@ -45,7 +48,7 @@ def _rows(request: Request) -> int:
 
 
 def _parts(request: Request) -> int:
-    """Split-K: blocks among which strips are divided, for each tile of channels and filters."""
+    """Return the number of blocks among which the strips of each tile of channels and filters are divided (split-K)."""
     conv = ConvOperands.of(request)
     images, filters, height, width = conv.features.shape
     strips = images * math.ceil(height / _rows(request)) * math.ceil(width / COLUMNS)

@@ -1,4 +1,4 @@
-"""Convolutions in bf16 and fp16 of 64 or 128 channels, with filters of several taps and a stride of one.
+"""Convolutions of 64 or 128 channels in bf16 and fp16, with filters of several pixels and a stride of one.
 
 A block keeps the weights of 64 filters in shared memory, and halos of the image next to them. It can compute the batch
 statistics of its result in the epilogue.
@@ -28,20 +28,22 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_halo import (
 )
 from mbc.kernels.statistics import convolution_of
 
-# As in the source.
+# The constants up to REDUCING_WARPS are equal to those in the source.
 FILTERS = 64  # filters of a block
 HALOS = 3
-KEPT_PITCH_BYTES = FILTERS * 16 + 16  # of K = 8 of all filters of a block
-BARRIERS_BYTES = 128  # at most
-REDUCING_WARPS = 8  # of a block; each writes a partial state of the statistics
-TENSOR_SHARE = 0.7  # of the peak, by judgement: one warpgroup multiplies while the other writes
+KEPT_PITCH_BYTES = FILTERS * 16 + 16  # bytes of K = 8 of all filters of a block
+BARRIERS_BYTES = 128  # upper bound
+REDUCING_WARPS = 8  # warps of a block that each write a partial state of the statistics
+TENSOR_SHARE = 0.7  # share of the peak, by judgement: one warpgroup multiplies while the other writes
 
-# Channels of a halo, by all channels: next to twice as many weights fewer fit into shared memory.
+# Channels of a halo by the number of all channels: next to twice the weights, a smaller halo fits into shared memory.
 HALO_CHANNELS = MappingProxyType({64: 64, 128: 32})
 
 
 @dataclass(frozen=True, slots=True)
 class HaloStatisticsArguments(HaloArguments):
+    """Integers of a launch with statistics."""
+
     blocks: int
 
 
@@ -57,7 +59,7 @@ def _takes(request: Request) -> bool:
 
 
 def _reduced_channels(request: Request) -> int:
-    """Channels of the operand that is read: of a gradient, as many as the convolution has filters."""
+    """Return the channels of the operand that is read; a gradient has as many as the convolution has filters."""
     return request.inputs[0].shape[1]
 
 
@@ -95,7 +97,7 @@ _BACKWARD_DATA = replace(
 
 
 def _blocks(request: Request) -> int:
-    """Blocks that share the pixels of the same filters."""
+    """Return the number of blocks that share the pixels of the same filters."""
     convolution = convolution_of(request)
     across = convolution.outputs[0].shape[1] // FILTERS
     return max(1, min(REDUCTION_BLOCKS // across, pixels_computed(convolution) // PIXELS))

@@ -1,6 +1,7 @@
-"""Convolutions in emulated fp32: three fp16 tensor-core products for one of fp32 (3xFP16).
+"""Convolutions in emulated fp32: three fp16 tensor-core products for each fp32 product (3xFP16).
 
-Operands begin at multiples of 16 bytes: buffers do, and so do slices, whose rows are channels by the 64.
+Operands begin at multiples of 16 bytes. Buffers do so, and slices do, too, because their rows have a multiple of 64
+channels.
 """
 
 from __future__ import annotations
@@ -15,22 +16,24 @@ from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, shared_of
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
-# As in the sources.
-CHANNELS = 64  # by which both sides have them
-TILE = 128  # filters of a tile, where they are a multiple of that; else 64
+# The constants up to SHARED_BYTES are equal to those in the sources.
+CHANNELS = 64  # the channels of both sides are a multiple of this number
+TILE = 128  # filters of a tile if their number is a multiple of 128; else 64
 STAGE_K = 64  # K of a stage
-SCALE_BYTES = 16  # of a stage of weights, whose elements are two fp16 words each
-LARGEST_BYTES = 2048  # of the largest magnitude that each block finds in an image
+SCALE_BYTES = 16  # bytes of the scale of a stage of weights, whose elements are two fp16 words each
+LARGEST_BYTES = 2048  # bytes of the largest magnitudes, one for each block that searches an image
 SHARED_BYTES = 201 << 10
-LEAST_STAGES = 16  # of a part (split-K)
+LEAST_STAGES = 16  # fewest stages of a part (split-K)
 MERGE_PIXELS = 185  # K whose MMAs take as long as to write and read a part: 8 bytes at 4 TB/s, 2 flops at 185 T/s
-MOST_PIXELS = 1 << 15  # across or down, with padding: row and column share a word
+MOST_PIXELS = 1 << 15  # most pixels across or down, with padding: row and column share a word
 PRODUCTS = 3
-TENSOR_SHARE = 0.6  # of the peak, by judgement
+TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedArguments(ConvolutionSizes):
+    """Integers of a launch of a convolution in emulated fp32."""
+
     backward: int
     parts: int
     accumulate: int
@@ -43,12 +46,15 @@ def _takes(request: Request) -> bool:
 
 
 def channels_by_64(request: Request) -> bool:
-    """Whether both sides have a multiple of 64 channels, and fewer elements than a 32-bit index counts."""
+    """Return whether both sides have a multiple of 64 channels, and sizes within the kernels' index arithmetic."""
     return channels_by(CHANNELS, request)
 
 
 def channels_by(many: int, request: Request) -> bool:
-    """The same of a multiple of `many` channels."""
+    """Return whether both sides have a multiple of `many` channels, and sizes within the kernels' index arithmetic.
+
+    The kernels have 32-bit indices, rows and columns of half a word, and neither dilation nor groups.
+    """
     a, conv = attributes(request), ConvOperands.of(request)
     image, features = conv.image, conv.features
     return (
@@ -66,7 +72,10 @@ def _takes_data(request: Request) -> bool:
 
 
 def data_pass_is_convolution(request: Request) -> bool:
-    """Whether the data gradient is a convolution, too: at a stride of one, with less padding than the filter's size."""
+    """Return whether the data gradient is a convolution, too.
+
+    This needs a stride of one and less padding than the filter's size.
+    """
     a = attributes(request)
     return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
 
@@ -83,22 +92,22 @@ def _arguments(at: Slice) -> Fp32EmulatedArguments:
 
 
 def data_pass_sizes(request: Request) -> dict[str, int]:
-    """Sizes of the convolution that computes the data gradient."""
-    known = sizes(request)
-    return known | {
-        "channels": known["filters"],
-        "height": known["out_height"],
-        "width": known["out_width"],
-        "filters": known["channels"],
-        "out_height": known["height"],
-        "out_width": known["width"],
-        "pad_top": known["kernel_height"] - 1 - known["pad_top"],
-        "pad_left": known["kernel_width"] - 1 - known["pad_left"],
+    """Return the sizes of the convolution that computes the data gradient."""
+    forward = sizes(request)
+    return forward | {
+        "channels": forward["filters"],
+        "height": forward["out_height"],
+        "width": forward["out_width"],
+        "filters": forward["channels"],
+        "out_height": forward["height"],
+        "out_width": forward["width"],
+        "pad_top": forward["kernel_height"] - 1 - forward["pad_top"],
+        "pad_left": forward["kernel_width"] - 1 - forward["pad_left"],
     }
 
 
 def _weights_bytes(request: Request, layout: Layout) -> int:
-    """Split weights, and a scale for every stage of a tile."""
+    """Return the workspace for the split weights and for a scale for every stage of a tile."""
     conv = ConvOperands.of(request)
     backward = request.kind == "convolution_backward_data"
     filters = (conv.image if backward else conv.features).shape[1]
@@ -108,12 +117,12 @@ def _weights_bytes(request: Request, layout: Layout) -> int:
 
 
 def _parts(request: Request) -> int:
-    """Split-K of the filter pass, whose K is pixels."""
+    """Return the number of parts of the filter pass (split-K), whose K is pixels."""
     if request.kind != "convolution_backward_filter":
         return 1
     conv = ConvOperands.of(request)
     filters = conv.features.shape[1]
-    columns = conv.weight.elements // filters // CHANNELS  # by the 64
+    columns = conv.weight.elements // filters // CHANNELS  # columns of 64
     tiles = (
         filters // TILE * math.ceil(columns / 2)
         if filters % TILE == 0
@@ -123,8 +132,11 @@ def _parts(request: Request) -> int:
 
 
 def split_k(tiles: int, pixels: int) -> int:
-    """Parts of K = `pixels` for so many tiles: so that blocks end at about the same time and few parts are merged."""
-    merge_cost = MERGE_PIXELS / pixels  # of a part, over the time of the MMAs
+    """Return the number of parts of K = `pixels` for `tiles` tiles.
+
+    Blocks then end at about the same time, and few parts are merged.
+    """
+    merge_cost = MERGE_PIXELS / pixels  # time to merge a part, divided by the time of the MMAs
 
     def takes(parts: int) -> float:
         return math.ceil(tiles * parts / REDUCTION_BLOCKS) / parts * REDUCTION_BLOCKS / tiles + merge_cost * parts
@@ -133,7 +145,7 @@ def split_k(tiles: int, pixels: int) -> int:
 
 
 def _filter_bytes(request: Request, layout: Layout) -> int:
-    """The split image, and a partial filter gradient for each part."""
+    """Return the workspace for the split image and for a partial filter gradient for each part."""
     conv = ConvOperands.of(request)
     return LARGEST_BYTES + conv.image.size_bytes + _parts(request) * conv.weight.size_bytes
 

@@ -1,6 +1,6 @@
-"""Convolutions in emulated fp32 (3xFP16), with filters of several taps and a stride of one.
+"""Convolutions in emulated fp32 (3xFP16), with filters of several pixels and a stride of one.
 
-The halo of a block's tile lies in shared memory, split into fp16 words once for all filter taps.
+The halo of a block's tile is in shared memory, where it is split into fp16 words once for all filter pixels.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, 
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import KERNELS as CONV_KERNELS
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import STAGE_K, data_pass_sizes
 
-# As in the source.
-GROUPS = 32  # of eight pixels, in a tile
+# The constants up to SHARED_BYTES are equal to those in the source.
+GROUPS = 32  # groups of eight pixels in a tile
 PIXELS = GROUPS * 8
 MOST_HALO_PIXELS = 379
 SHARED_BYTES = 226 << 10
-TIME_SHARE = 0.9  # of the time of `fp32_emulated_conv`, which splits words for each filter tap, by judgement
+# Share of the time of `fp32_emulated_conv`, which splits words for each filter pixel, by judgement.
+TIME_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class HaloArguments(ConvolutionSizes):
+    """Integers of a launch with halos."""
+
     backward: int
     lines: int
     pitch: int
@@ -35,39 +38,41 @@ class HaloArguments(ConvolutionSizes):
 
 @dataclass(frozen=True, slots=True)
 class HaloTile:
-    """How the pixels of images are numbered, and which of them a tile takes: see `HaloArguments` in halo.cuh."""
+    """The numbering of the images' pixels, and the pixels of a tile: see `HaloArguments` in halo.cuh."""
 
     lines: int
     pitch: int
     group: int
     strips: int
 
-    def halo_pixels(self, known: dict[str, int]) -> int:
-        return (GROUPS - 1) * self.group + 8 + (known["kernel_height"] - 1) * self.pitch + known["kernel_width"] - 1
+    def halo_pixels(self, shape: dict[str, int]) -> int:
+        """Return the number of pixels of the halo of a tile."""
+        return (GROUPS - 1) * self.group + 8 + (shape["kernel_height"] - 1) * self.pitch + shape["kernel_width"] - 1
 
-    def fits(self, known: dict[str, int]) -> bool:
-        """Whether a halo fits into shared memory, and all pixels, and those of one image more, into 32 bits."""
-        most = known["rows"] * self.lines * self.pitch + self.lines * self.pitch + self.group * GROUPS
-        return self.halo_pixels(known) <= MOST_HALO_PIXELS and most < 1 << 31
+    def fits(self, shape: dict[str, int]) -> bool:
+        """Return whether a halo fits into shared memory, and all pixels and one more image into 32-bit numbers."""
+        most = shape["rows"] * self.lines * self.pitch + self.lines * self.pitch + self.group * GROUPS
+        return self.halo_pixels(shape) <= MOST_HALO_PIXELS and most < 1 << 31
 
-    def pixels(self, known: dict[str, int]) -> int:
-        blocks = math.ceil(known["rows"] * self.lines * self.pitch / (self.group * GROUPS)) * self.strips
+    def pixels(self, shape: dict[str, int]) -> int:
+        """Return the number of pixels that all tiles compute."""
+        blocks = math.ceil(shape["rows"] * self.lines * self.pitch / (self.group * GROUPS)) * self.strips
         return blocks * PIXELS
 
 
-def _halo_tile(known: dict[str, int]) -> HaloTile | None:
-    """Of those that fit, the one by which the fewest pixels are computed."""
+def _halo_tile(shape: dict[str, int]) -> HaloTile | None:
+    """Return the tile that fits and computes the fewest pixels, or None if none fits."""
 
     def extent(size: str, pad: str, kernel: str) -> int:
-        """Two neighbouring images share their padding."""
-        after = known["out_" + size] + known[kernel] - 1 - known[size] - known[pad]
-        return max(known["out_" + size], known[size] + max(known[pad], after))
+        """Return the extent of an image with its padding, which neighbouring images share."""
+        after = shape["out_" + size] + shape[kernel] - 1 - shape[size] - shape[pad]
+        return max(shape["out_" + size], shape[size] + max(shape[pad], after))
 
     lines = extent("height", "pad_top", "kernel_height")
     pitch = extent("width", "pad_left", "kernel_width")
-    box = 8 + known["kernel_width"] - 1
-    tiles = HaloTile(lines, pitch, 8, 1), HaloTile(lines, box, box, math.ceil(known["out_width"] / 8))
-    return min((tile for tile in tiles if tile.fits(known)), key=lambda tile: tile.pixels(known), default=None)
+    box = 8 + shape["kernel_width"] - 1
+    tiles = HaloTile(lines, pitch, 8, 1), HaloTile(lines, box, box, math.ceil(shape["out_width"] / 8))
+    return min((tile for tile in tiles if tile.fits(shape)), key=lambda tile: tile.pixels(shape), default=None)
 
 
 def _sizes(request: Request) -> dict[str, int]:
@@ -75,11 +80,12 @@ def _sizes(request: Request) -> dict[str, int]:
 
 
 def halo_arguments(at: Slice) -> HaloArguments:
-    known = _sizes(at.request)
-    tile = _halo_tile(known)
+    """Return the integers of a launch."""
+    shape = _sizes(at.request)
+    tile = _halo_tile(shape)
     assert tile is not None
     return HaloArguments(
-        **known,
+        **shape,
         backward=int(at.request.kind == "convolution_backward_data"),
         lines=tile.lines,
         pitch=tile.pitch,
@@ -89,19 +95,20 @@ def halo_arguments(at: Slice) -> HaloArguments:
 
 
 def halo_fits(request: Request) -> bool:
+    """Return whether the convolution has a stride of one, a filter of several pixels, and a tile whose halo fits."""
     a = attributes(request)
     return a.stride == (1, 1) and a.kernel != (1, 1) and _halo_tile(_sizes(request)) is not None
 
 
 def pixels_computed(request: Request) -> int:
-    """By all tiles, those outside the output too."""
+    """Return the number of pixels that all tiles compute, including those outside the output."""
     tile = _halo_tile(_sizes(request))
     assert tile is not None
     return tile.pixels(_sizes(request))
 
 
 def _weights_bytes(request: Request, layout: Layout) -> int:
-    """Split weights, and a scale for every filter and stage."""
+    """Return the workspace for the split weights and for a scale for every filter and stage."""
     weight = ConvOperands.of(request).weight
     return weight.size_bytes + weight.elements // STAGE_K * 4
 

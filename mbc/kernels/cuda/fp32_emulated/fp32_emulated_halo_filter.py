@@ -1,6 +1,6 @@
-"""The gradient of filters three taps wide, in emulated fp32 (3xFP16).
+"""The gradient of filters that are three pixels wide, in emulated fp32 (3xFP16).
 
-A block splits the words of a stage once for all taps of a row of the filter.
+A block splits the words of a stage once for all pixels of a row of the filter.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes, sizes
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import CHANNELS, TILE, Fp32EmulatedArguments, split_k
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import KERNELS as CONV_KERNELS
 
-# As in the source.
-WIDTH = 3  # of the filter, of which a tile has a row
-FOUND_BLOCKS = 256  # that look for the largest magnitude of each 64 channels
-FOUND_BYTES = FOUND_BLOCKS * 8 * 4  # of eight channels each, which share a scale
+# The constants up to SHARED_BYTES are equal to those in the source.
+WIDTH = 3  # width of the filter; a tile has one row of it
+FOUND_BLOCKS = 256  # blocks that search the largest magnitude of each 64 channels
+FOUND_BYTES = FOUND_BLOCKS * 8 * 4  # bytes of the largest magnitudes: eight channels share a scale
 SHARED_BYTES = 202 << 10
-TIME_SHARE = 0.9  # of the time of `fp32_emulated_conv`, which splits words for each filter tap, by judgement
+# Share of the time of `fp32_emulated_conv`, which splits words for each filter pixel, by judgement.
+TIME_SHARE = 0.9
 
 (_CONV_FILTER,) = (kernel for kernel in CONV_KERNELS if kernel.kind == "convolution_backward_filter")
 
@@ -31,7 +32,10 @@ def _takes(request: Request) -> bool:
 
 
 def _filters(request: Request) -> int:
-    """Of a tile: its two consumers have 64 each, or the same 64 and other pixels."""
+    """Return the filters of a tile.
+
+    Its two consumers have 64 filters each, or both have the same 64 filters and different pixels.
+    """
     return TILE if ConvOperands.of(request).features.shape[1] % TILE == 0 else CHANNELS
 
 
@@ -49,14 +53,17 @@ def _arguments(at: Slice) -> Fp32EmulatedArguments:
 
 
 def _workspace_bytes(request: Request, layout: Layout) -> int:
-    """The largest magnitudes of channels, and a partial gradient for each part, or (of 64 filters) each consumer."""
+    """Return the workspace for the largest magnitudes of the channels and for the partial gradients.
+
+    There is a partial gradient for each part, or, with 64 filters, for each consumer of each part.
+    """
     conv = ConvOperands.of(request)
     found_bytes = (conv.image.shape[1] + conv.features.shape[1]) // CHANNELS * FOUND_BYTES
     return found_bytes + _parts(request) * TILE // _filters(request) * conv.weight.size_bytes
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """One pixel of padding for each row is multiplied, too."""
+    """Return the estimated time; one pixel of padding for each row is multiplied, too."""
     width = ConvOperands.of(request).features.shape[3]
     return TIME_SHARE * (width + 1) / width * _CONV_FILTER.time_us(request, device)
 

@@ -29,14 +29,16 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import (
     TILE,
 )
 
-# As in the source.
-ROWS = 128  # of a tile
-FEW_COLUMNS = 64  # of a tile, where there are no more
-MOVED_BYTES = 5 << 20  # in the time of a stage, by 4 TB/s
+# ROWS and FEW_COLUMNS are equal to the constants in the source.
+ROWS = 128  # rows of a tile
+FEW_COLUMNS = 64  # columns of a tile if the matrix has no more
+MOVED_BYTES = 5 << 20  # bytes that move at 4 TB/s in the time of a stage
 
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedLinearArguments(Struct):
+    """Integers of a launch of a linear layer in emulated fp32."""
+
     rows: int
     columns: int
     depth: int
@@ -46,7 +48,7 @@ class Fp32EmulatedLinearArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """M (`rows`), N (`columns`, which are split before) and K (`depth`), as in fp32_emulated_linear.cu."""
+    """M (`rows`), N (`columns`, which are split before the GEMM) and K (`depth`), as in fp32_emulated_linear.cu."""
 
     rows: int
     columns: int
@@ -54,6 +56,7 @@ class Gemm:
 
     @staticmethod
     def of(request: Request) -> Gemm:
+        """Return the GEMM of a pass of a linear layer."""
         samples, inputs, outputs = linear_sizes(request)
         if request.kind == "linear":
             return Gemm(outputs, samples, inputs)
@@ -63,6 +66,7 @@ class Gemm:
 
     @property
     def elements(self) -> int:
+        """Elements of the result."""
         return self.rows * self.columns
 
     @property
@@ -72,25 +76,28 @@ class Gemm:
 
     @property
     def across(self) -> int:
+        """Tiles side by side, over all columns."""
         return math.ceil(self.columns / self.width)
 
     @property
     def tiles(self) -> int:
+        """Tiles of the result."""
         return math.ceil(self.rows / ROWS) * self.across
 
     @property
     def stages(self) -> int:
+        """Stages of K."""
         return math.ceil(self.depth / STAGE_K)
 
     @property
     def columns_bytes(self) -> int:
-        """Split columns of all tiles, and a scale for every stage of each."""
+        """Bytes of the split columns of all tiles, and of a scale for every stage of each."""
         return self.across * self.stages * (self.width * STAGE_K * 4 + SCALE_BYTES)
 
     @property
     def parts(self) -> int:
-        """Split-K: so that blocks end at about the same time, and few partials are merged."""
-        merge_cost = 2 * self.elements * 4 / MOVED_BYTES  # of a part, over the time of a stage
+        """Parts of K (split-K), so that blocks end at about the same time and few partial results are merged."""
+        merge_cost = 2 * self.elements * 4 / MOVED_BYTES  # time to merge a part, divided by the time of a stage
 
         def takes(parts: int) -> float:
             return (
@@ -102,7 +109,7 @@ class Gemm:
 
 
 def _takes(request: Request) -> bool:
-    """Rows in memory are copied 16 bytes at a time."""
+    """Return whether the layer is in fp32, with rows of a multiple of 16 bytes, which are copied together."""
     _, inputs, outputs = linear_sizes(request)
     words = VECTOR_BYTES // 4
     fp32 = request.precision is Precision.FP32 and {t.dtype for t in request.inputs} == {DType.FP32}
@@ -115,7 +122,7 @@ def _arguments(at: Slice) -> Fp32EmulatedLinearArguments:
 
 
 def _workspace_bytes(request: Request, layout: Layout) -> int:
-    """Split columns; and a partial result for each part, where there are several."""
+    """Return the workspace for split columns and, with several parts, for a partial result of each part."""
     p = Gemm.of(request)
     return p.columns_bytes + (p.parts * p.elements * 4 if p.parts > 1 else 0)
 
@@ -134,7 +141,7 @@ _FORWARD = OwnKernel(
     layouts=channels_first,
     workspace=_workspace_bytes,
     time_us=_time_us,
-    launches=3,  # with split-K, which is usual here and rare in the filter pass
+    launches=3,  # counts split-K, which is usual here and rare in the filter pass
     launcher="fp32_emulated_linear",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),

@@ -1,6 +1,6 @@
-"""Fusion groups: batch normalisation with the activation behind it, forward and backward.
+"""Fusion groups: batch normalization with the activation after it, forward and backward.
 
-The backward pass recomputes the activation's input from x: neither that nor its gradient is ever stored.
+The backward pass recomputes the activation's input from x: neither that input nor its gradient is ever stored.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ def _forward(operands: int) -> Wiring:
 
 
 def _backward(operands: int, by_output: bool, reduces: bool) -> Wiring:
-    """Batch normalisation and, `by_output`, the activation, recomputed; the activation's gradient; and the reductions
-    of batch normalisation's backward pass, or the gradient of x."""
+    """Return the wiring of a backward pass.
+
+    Its members are batch normalization and, if `by_output`, the activation, both recomputed; the activation's gradient;
+    and the reductions of batch normalization's backward pass (`reduces`), or the gradient of x.
+    """
     dy = operands
     sums = () if reduces else (dy + 1, dy + 2, *((3,) if operands == 5 else ()))
     z = dy + (1 if reduces else 3)

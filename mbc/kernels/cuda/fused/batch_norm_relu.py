@@ -1,7 +1,6 @@
-"""Fusion groups: batch normalisation, biases and ReLU with their neighbours, in one pass over memory.
+"""Fusion groups: batch normalization, biases and ReLU with their neighbours, in one pass over memory.
 
-A kernel knows its group by how the members feed one another; `mbc.optimize.fusion.catalogue` says where such groups
-come from.
+A kernel recognizes its group by its wiring; `mbc.optimize.fusion.catalogue` says where such groups come from.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ FILE = "fused/batch_norm_relu.cu"
 
 @dataclass(frozen=True, slots=True)
 class FusedMapArguments(Struct):
+    """Integers of a launch that computes an image."""
+
     type: int
     layout: int
     rows: int
@@ -53,6 +54,8 @@ class FusedMapArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FusedSumArguments(Struct):
+    """Integers of a launch that reduces an image."""
+
     type: int
     layout: int
     rows: int
@@ -83,14 +86,17 @@ _TWICE = tuple(_normalize_twice(n, n2, swapped) for n in AFFINE for n2 in AFFINE
 
 
 def _with_mask(wiring: Wiring) -> Wiring:
-    """The bit mask of the last result is written as well."""
+    """Return the wiring of the group that also writes the bit mask of its last result."""
     inputs, (y,) = wiring
     return (*inputs, (y,)), (y, y + 1)
 
 
 def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
-    """The forward pass, recomputed, the gradient of its output (`sliced`: a slice of a wider one), relu_backward, and
-    one of batch_normalize_backward_reduce and batch_normalize_backward."""
+    """Return the wiring of a backward pass through ReLU and batch normalization.
+
+    Its members are the recomputed forward pass, a slice if the gradient is a slice of a wider one (`sliced`),
+    relu_backward, and batch_normalize_backward (`backward`) or batch_normalize_backward_reduce.
+    """
     outside = operands + (3 if backward else 1)
     y = outside + 1
     dy, d = (y + 1, y + 2) if sliced else (operands, y + 1)
@@ -100,12 +106,15 @@ def _through_relu(operands: int, backward: bool, sliced: bool) -> Wiring:
 
 
 def _of_backward(operands: int) -> Numbers:
-    """dgamma, dbeta and gamma, the first two right after the gradient."""
+    """Return dgamma, dbeta and gamma; the first two come right after the gradient."""
     return (operands + 1, operands + 2, *((3,) if operands == 5 else ()))
 
 
 def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> Wiring:
-    """A slice of another gradient is added to the gradient of x; `part`: a slice of the sum is written as well."""
+    """Return the wiring that adds a slice of another gradient to the gradient of x.
+
+    `part`: a slice of the sum is written as well.
+    """
     dy, wide, z = operands, operands + 3, operands + 4
     y, d, b, a, dx = run(z + 1, 5)
     last = (0, d, 1, 2, *_of_backward(operands))
@@ -114,6 +123,7 @@ def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> W
 
 
 def map_arguments(at: Slice) -> FusedMapArguments:
+    """Return the integers of a launch that computes an image."""
     affine, affine2 = (*affines(at.request), 0, 0)[:2]
     backward = (
         m.attributes.count for m in members(at.request).members if isinstance(m.attributes, BatchNormalizeBackward)
@@ -122,6 +132,7 @@ def map_arguments(at: Slice) -> FusedMapArguments:
 
 
 def sum_arguments(at: Slice) -> FusedSumArguments:
+    """Return the integers of a launch that reduces an image."""
     affine = (*affines(at.request), 0)[0]
     return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
@@ -139,12 +150,12 @@ def _slice_and_part(at: Slice) -> tuple[int, ...]:
 
 
 def _with_relu_masks(kernel: OwnKernel) -> OwnKernel:
-    """A kernel of its own, which writes or reads ReLU's bit mask, a byte for eight channels."""
+    """Return the kernel that writes or reads ReLU's bit mask, a byte for eight channels; its versions start at 1."""
     return replace(kernel, layouts=channels_last, version=1)
 
 
 def _of_slice(kernel: OwnKernel) -> OwnKernel:
-    """A kernel of its own, which reads a slice of a tensor in place."""
+    """Return the kernel that reads a slice of a tensor in place; its versions start at 1."""
     return replace(kernel, trailing=slice_of, time_us=touched_us, version=1)
 
 
@@ -155,7 +166,7 @@ def _summed(
     workspace: Callable[[Request, Layout], int] = sums_workspace,
     reals: Callable[[Slice], tuple[float, ...]] = eps,
 ) -> OwnKernel:
-    """Reductions, of batch normalisation's backward pass unless `workspace` and `reals` say otherwise."""
+    """Return a kernel of reductions: those of batch normalization, unless `workspace` and `reals` say otherwise."""
     return OwnKernel(
         kind,
         FILE,

@@ -1,7 +1,7 @@
-"""Fusion groups of a transformer's blocks: a bias with gelu, a scale for each channel or a residual sum behind it, and
-the gradients through these with the sums over them.
+"""Fusion groups of a transformer's blocks: a bias and the operation after it, and their gradients.
 
-What has the bias added is recomputed by the backward pass, from the operand that the bias was added to.
+After the bias there is GELU, a scale for each channel or a residual sum. The gradients come with the sums over them.
+The backward pass recomputes the sum with the bias from the operand of that sum.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ FILE = "fused/bias_activation.cu"
 
 
 def _scaled(*wirings: Wiring) -> Callable[[Request], bool]:
-    """Groups of one of these wirings that multiply each channel by a number of its own, and whose sums, if any, are of
-    whole channels."""
+    """Return a `takes` callback for groups of these wirings that multiply each channel by its own number.
+
+    Any sums of such a group are over whole channels.
+    """
     wired = taking(*wirings)
 
     def takes(request: Request) -> bool:

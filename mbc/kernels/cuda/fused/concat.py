@@ -1,4 +1,7 @@
-"""Fusion groups around a concatenation: statistics, bias or batch normalisation of its parts; a slice with its sum."""
+"""Fusion groups around a concatenation.
+
+They are statistics, bias or batch normalization of its parts, and a slice with its sum.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,15 @@ from mbc.kernels.cuda.fused.wiring import (
 )
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 
-# Of a reduction, channels last, on 132 multiprocessors: half of the bytes are written, and loads wait for stores, so
-# that more blocks are needed than for a reduction that only reads.
+# Blocks of a channels-last reduction on 132 multiprocessors. Half of the bytes are written, and loads wait for stores,
+# so that more blocks are needed than for a reduction that only reads.
 SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticsAndCopyArguments(Struct):
+    """Integers of a launch that computes statistics and copies those of other channels."""
+
     type: int
     layout: int
     rows: int
@@ -43,7 +48,7 @@ class StatisticsAndCopyArguments(Struct):
     before: int
 
 
-# Statistics of x, and those of other channels, which are copied, in either order.
+# Statistics of x, and copied statistics of other channels, in either order.
 _AFTER_COPIED = (((0,), (1, 2, 3, 4)), (5, 6))
 _BEFORE_COPIED = (((0,), (3, 4, 1, 2)), (5, 6))
 
@@ -56,6 +61,8 @@ def _statistics_and_copy(at: Slice) -> StatisticsAndCopyArguments:
 
 @dataclass(frozen=True, slots=True)
 class SliceSumArguments(Struct):
+    """Integers of a launch that copies a slice and sums its channels."""
+
     type: int
     layout: int
     rows: int
@@ -79,6 +86,8 @@ def _slice_sum_workspace(request: Request, layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BiasConcatArguments(Struct):
+    """Integers of a launch that adds a bias to one part and concatenates the parts."""
+
     type: int
     layout: int
     rows: int
@@ -107,6 +116,8 @@ def _channels_of_parts(at: Slice) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormalizeArguments(Struct):
+    """Integers of a launch that normalizes and concatenates."""
+
     type: int
     layout: int
     rows: int
@@ -116,23 +127,23 @@ class ConcatNormalizeArguments(Struct):
 
 
 def _normalized(operands: int) -> Wiring:
-    """Two parts, their concatenation, and batch_normalize and relu of that."""
+    """Return the wiring of the concatenation of two parts, its batch_normalize and its relu."""
     joined = operands + 1
     return ((0, 1), (joined, *run(2, operands - 1)), (joined + 1,)), (joined, joined + 2)
 
 
-MOST_PARTS = 4  # as in the source
+MOST_PARTS = 4  # equal to the constant in the source
 
 
 def _parts_normalized(operands: int, count: int) -> Wiring:
-    """batch_normalize of each part, then relu of each, then their concatenation."""
+    """Return the wiring of batch_normalize of each part, relu of each part, and their concatenation."""
     z, y = operands * count, operands * count + count
     normalized = (run(part * operands, operands) for part in range(count))
     return (*normalized, *((value,) for value in run(z, count)), run(y, count)), (y + count,)
 
 
 def _joined(at: Slice) -> tuple[TensorType, ...]:
-    """The parts."""
+    """Return the types of the parts."""
     return tuple(x for x in at.request.inputs if len(x.shape) > 1)
 
 

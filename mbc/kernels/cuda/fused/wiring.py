@@ -1,4 +1,4 @@
-"""How a kernel recognises its fusion group: by the wiring, how members feed one another.
+"""How a kernel recognizes its fusion group: by the wiring, which says whose results each member reads.
 
 `mbc.optimize.fusion.catalogue` says where groups come from.
 """
@@ -14,31 +14,32 @@ from mbc.ops.fused import Fused, leading_products
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
-AFFINE = (5, 3)  # operands of batch_normalize, with scale and shift and without
+AFFINE = (5, 3)  # numbers of operands of batch_normalize, with scale and shift and without
 
 Numbers = tuple[int, ...]
 Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outputs of the group
 
 
 def members(request: Request) -> Fused:
+    """Return the attributes of a fusion group."""
     assert isinstance(request.attributes, Fused)
     return request.attributes
 
 
 def gemms_of(request: Request) -> tuple[Request, ...]:
-    """The GEMMs that a group begins with, each of the next two operands; a single operation is its own."""
+    """Return the GEMMs with which a group begins, each of the next two operands; a single operation is itself."""
     if not isinstance(request.attributes, Fused):
         return (request,)
-    found: list[Request] = []
+    gemms: list[Request] = []
     for member in request.attributes.members[: leading_products(request.attributes)]:
-        inputs = request.inputs[2 * len(found) : 2 * len(found) + 2]
+        inputs = request.inputs[2 * len(gemms) : 2 * len(gemms) + 2]
         outputs = KINDS[member.kind].shape(member.attributes, inputs)
-        found.append(Request(member.kind, member.attributes, inputs, outputs, request.precision))
-    return tuple(found)
+        gemms.append(Request(member.kind, member.attributes, inputs, outputs, request.precision))
+    return tuple(gemms)
 
 
 def taking(*wirings: Wiring) -> Callable[[Request], bool]:
-    """Takes groups that have one of these wirings."""
+    """Return a `takes` callback for groups that have one of these wirings."""
 
     def takes(request: Request) -> bool:
         a = members(request)
@@ -48,12 +49,16 @@ def taking(*wirings: Wiring) -> Callable[[Request], bool]:
 
 
 def run(first: int, count: int) -> Numbers:
+    """Return `count` consecutive numbers from `first` on."""
     return tuple(range(first, first + count))
 
 
 def adds(outside: int, first: tuple[Numbers, ...]) -> tuple[Wiring, ...]:
-    """Groups that start with `first`, which takes its operands in order, and add one more operand at a time, as the
-    first or the second summand, until all `outside` are in."""
+    """Return the wirings of groups that start with `first` and then add one more operand at a time.
+
+    `first` takes its operands in order. Each further operand is the first or the second summand, until all `outside`
+    operands are used.
+    """
     taken = 1 + max(max(numbers) for numbers in first)
     wirings = [first]
     for more in range(taken, outside):
@@ -63,18 +68,18 @@ def adds(outside: int, first: tuple[Numbers, ...]) -> tuple[Wiring, ...]:
 
 
 def affines(request: Request) -> tuple[int, ...]:
-    """Of each batch normalisation of the group: whether it has scale and shift."""
+    """Return for each batch normalization of the group whether it has scale and shift."""
     return tuple(int(len(m.inputs) == 5) for m in members(request).members if m.kind == "batch_normalize")
 
 
 def eps(at: Slice) -> tuple[float, ...]:
-    """Of every member that has one, in order."""
+    """Return eps of every member that has one, in order."""
     attributes = (member.attributes for member in members(at.request).members)
     return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
 
 
 def slice_of(at: Slice) -> tuple[int, ...]:
-    """Of the slice that is read in place: its first channel, and the channels of the whole tensor."""
+    """Return the first channel of the slice that is read in place, and the channels of the whole tensor."""
     for member in members(at.request).members:
         if isinstance(member.attributes, ChannelSlice):
             return member.attributes.start, at.request.inputs[member.inputs[0]].shape[1]
