@@ -16,6 +16,8 @@ FILE = "norm/along.cu"
 
 @dataclass(frozen=True, slots=True)
 class AlongArguments(Struct):
+    """Integers of a launch along axes."""
+
     type: int
     results: int
     terms: int

@@ -1,4 +1,4 @@
-"""Biases, and batch normalisation: statistics, normalisation, the backward reductions, the gradient of x."""
+"""Biases, and batch normalization: statistics, normalization, the backward reductions, the gradient of x."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from mbc.kernels.cuda.base import (
 )
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
-# Of a reduction, on 132 multiprocessors: channels last one wave; channels first, where a thread has one load in flight,
-# several. Constant, so that reductions are the same on all GPUs.
+# Blocks of a reduction on 132 multiprocessors: one wave if channels are last; several waves if channels are first,
+# because a thread then has only one load in flight. Constants, so that reductions have one order on all GPUs.
 BLOCKS_LAST = 3 * 132
 BLOCKS_FIRST = 12 * 132
-LEAST_ROWS = 8  # of a thread, or its part is not worth a block
+LEAST_ROWS = 8  # rows of a thread that justify a block for its part
 WARP = 32
 
-# Of the states in channel_sum.cuh, batch_norm.cuh and batch_statistics.cuh.
+# Bytes of the states in channel_sum.cuh, batch_norm.cuh and batch_statistics.cuh.
 SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 
 @dataclass(frozen=True, slots=True)
 class BiasAddArguments(Struct):
+    """Integers of a launch that adds a bias."""
+
     type: int
     layout: int
     rows: int
@@ -40,6 +42,8 @@ class BiasAddArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChannelSumArguments(Struct):
+    """Integers of a launch that sums each channel."""
+
     type: int
     layout: int
     rows: int
@@ -51,6 +55,8 @@ class ChannelSumArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchStatisticsArguments(Struct):
+    """Integers of a launch that computes batch statistics."""
+
     type: int
     layout: int
     rows: int
@@ -61,11 +67,15 @@ class BatchStatisticsArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConcatStatisticsArguments(Struct):
+    """Integers of a launch that concatenates pairs of mean and variance."""
+
     pairs: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeArguments(Struct):
+    """Integers of a launch that normalizes."""
+
     type: int
     layout: int
     rows: int
@@ -76,6 +86,8 @@ class BatchNormalizeArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeBackwardReduceArguments(Struct):
+    """Integers of a launch of the backward reductions."""
+
     type: int
     layout: int
     rows: int
@@ -87,6 +99,8 @@ class BatchNormalizeBackwardReduceArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeBackwardArguments(Struct):
+    """Integers of a launch that computes the gradient of x."""
+
     type: int
     layout: int
     rows: int
@@ -98,13 +112,18 @@ class BatchNormalizeBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class UpdateRunningArguments(Struct):
+    """Integers of a launch that updates running statistics."""
+
     channels: int
     count: int
 
 
 def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
-    """Into how many parts the reduction of a channel is split: enough to fill a large GPU, each worth a block of its
-    own. `blocks_last`: of a large GPU at a time, channels last."""
+    """Return the number of parts into which the reduction of a channel is split.
+
+    The parts fill a large GPU, and each has enough rows to justify a block. `blocks_last` is the number of blocks that
+    a large GPU runs at a time, channels last.
+    """
     c = Channels.of(x)
     vector = VECTOR_BYTES // x.dtype.size_bytes
     if layout is Layout.CHANNELS_FIRST:
@@ -117,16 +136,18 @@ def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
 
 
 def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: int = BLOCKS_LAST) -> int:
-    """Workspace of the partial states of a reduction by channel; none where there is one part."""
+    """Return the workspace for the partial states of a reduction over channels; 0 if there is one part."""
     count = parts(x, layout, blocks_last)
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 
 def bias_arguments(at: Slice) -> BiasAddArguments:
+    """Return the integers of a launch that adds a bias."""
     return BiasAddArguments(*image_of(at))
 
 
 def channel_sum_arguments(at: Slice) -> ChannelSumArguments:
+    """Return the integers of a launch that sums each channel."""
     return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
@@ -177,14 +198,17 @@ def _momentum(at: Slice) -> tuple[float, ...]:
 
 
 def sum_workspace(request: Request, layout: Layout) -> int:
+    """Return the workspace of a reduction with one sum for each channel."""
     return partial_bytes(request.inputs[0], layout, SUM_BYTES)
 
 
 def sums_workspace(request: Request, layout: Layout) -> int:
+    """Return the workspace of a reduction with two sums for each channel."""
     return partial_bytes(request.inputs[0], layout, SUMS_BYTES)
 
 
 def statistics_workspace(request: Request, layout: Layout) -> int:
+    """Return the workspace of batch statistics."""
     return partial_bytes(request.inputs[0], layout, STATISTICS_BYTES)
 
 

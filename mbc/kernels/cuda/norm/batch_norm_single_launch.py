@@ -1,5 +1,8 @@
-"""Batch normalisation of small tensors in one launch each way: statistics and normalisation, and the reductions of the
-backward pass and the gradient that follows from them."""
+"""Batch normalization of small tensors in one launch forward and one backward.
+
+The forward launch computes statistics and normalizes. The backward launch computes the reductions and the gradient of x
+that follows from them.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,20 @@ from mbc.ops.normalization import BatchNormalizeBackward
 
 FILE = "norm/batch_norm_single_launch.cu"
 
-# Above that, the few multiprocessors that share a tile of channels take longer than two launches on all of them.
+# For larger tensors, the few multiprocessors that share a tile of channels take longer than two launches on all of
+# them.
 MOST_BYTES = 4 << 20
-MOST_PARTS = (
-    8  # blocks of a cluster, on any GPU that has them; as in templates/kernels/norm/batch_norm_single_launch.cuh
-)
+# Blocks of a cluster, on any GPU with clusters; equal to the constant in
+# templates/kernels/norm/batch_norm_single_launch.cuh.
+MOST_PARTS = 8
 SECTOR, LINE = 2, 4  # vectors that memory reads together
-MOST_TILE_VECTORS = 16  # vectors of a tile, whose channels have a thread each
+MOST_TILE_VECTORS = 16  # vectors of a tile, in which each channel has a thread
 
 
 @dataclass(frozen=True, slots=True)
 class SingleLaunchArguments(Struct):
+    """Integers of a launch."""
+
     type: int
     rows: int
     channels: int
@@ -45,10 +51,10 @@ class SingleLaunchArguments(Struct):
 
 
 def tiling(x: TensorType, operands: int) -> tuple[int, int]:
-    """Vectors of a row that a block takes, a power of two, and blocks that share the rows: as few as can hold them."""
+    """Return the vectors of a row in a tile, a power of two, and the fewest blocks that can hold the tile's rows."""
     c = Channels.of(x)
     vectors, rows = max(1, c.channels * x.dtype.size_bytes // VECTOR_BYTES), c.rows * c.inner
-    held = 2 if operands > 2 else 4  # rows, by a thread
+    held = 2 if operands > 2 else 4  # rows that a thread holds
 
     def least_parts(tile_vectors: int) -> int:
         parts = 1
@@ -78,17 +84,17 @@ def _arguments(at: Slice) -> SingleLaunchArguments:
 
 
 def _image(request: Request) -> TensorType:
-    """What is normalised; the other images have the same shape."""
+    """Return the type of the normalized image; the other images have the same shape."""
     return request.inputs[0]
 
 
 def _operands(request: Request) -> int:
-    """Images that are read."""
+    """Return the number of images that are read."""
     return sum(t.shape == _image(request).shape for t in request.inputs)
 
 
 def _affine(request: Request) -> bool:
-    """Whether it has a scale, and a shift with it."""
+    """Return whether the normalization has a scale, and with it a shift."""
     normal = next(m for m in members(request).members if m.kind in ("batch_normalize", "batch_normalize_backward"))
     return len(normal.inputs) in (5, 7)
 
@@ -133,7 +139,7 @@ def _backward(gamma: bool) -> Wiring:
 
 
 def _relu_remat_backward(operands: int) -> Wiring:
-    """ReLU's output is recomputed from x."""
+    """Return the wiring of a backward pass that recomputes ReLU's output from x."""
     dy, z = operands, operands + 1
     y, d, sums = z + 1, z + 2, z + 3
     start = (run(0, operands), (z,), (y, dy), (0, d, 1, 2))
@@ -141,7 +147,7 @@ def _relu_remat_backward(operands: int) -> Wiring:
 
 
 def _relu_backward(gamma: bool, added: bool) -> Wiring:
-    """ReLU's backward pass by its stored output. `added`: of the sum of two gradients."""
+    """Return the wiring of a backward pass that reads ReLU's stored output; `added`: of the sum of two gradients."""
     y = 2 if added else 0
     x, dy = (3, 6 + gamma) if added else (2, 1)
     d = dy + 1 if added else 5 + gamma

@@ -1,5 +1,7 @@
-"""Reductions of batch normalisation's backward pass that recompute ReLU's output in the same launch (`RELU_FUSED_REMAT`
-of `mbc.optimize.fusion.catalogue`)."""
+"""Reductions of batch normalization's backward pass that recompute ReLU's output in the same launch.
+
+These groups are `RELU_FUSED_REMAT` of `mbc.optimize.fusion.catalogue`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ FILE = "norm/bn_backward_remat.cu"
 
 @dataclass(frozen=True, slots=True)
 class BnBackwardRematArguments(Struct):
+    """Integers of a launch."""
+
     type: int
     layout: int
     rows: int
@@ -40,15 +44,18 @@ def _arguments(at: Slice) -> BnBackwardRematArguments:
 
 
 def _relu_wiring(operands: int) -> Wiring:
-    """batch_normalize, relu, relu_backward, sums."""
+    """Return the wiring of batch_normalize, relu, relu_backward and the reductions."""
     dy, z = operands, operands + 1
     y, d, dgamma, dbeta = run(z + 1, 4)
     return ((run(0, operands), (z,), (y, dy), (0, d, 1, 2)), (y, dgamma, dbeta))
 
 
 def _add_relu_wiring(operands: int, operands2: int, added: bool, swapped: bool, by_mask: bool) -> Wiring:
-    """What is added to the first batch_normalize is an operand (`operands2` is 0) or another batch_normalize. `added`:
-    the gradient of ReLU's output is a sum of two. `by_mask`: ReLU's backward pass is by its bit mask."""
+    """Return the wiring with a sum before ReLU.
+
+    The second summand is an operand (`operands2` is 0) or another batch_normalize. `added`: the gradient of ReLU's
+    output is a sum of two. `by_mask`: ReLU's backward pass reads its bit mask.
+    """
     second = (run(operands, operands2),) if operands2 else ()
     dy = operands + (operands2 or 1)
     z = dy + (2 if added else 1)
@@ -66,7 +73,10 @@ def _add_relu_wiring(operands: int, operands2: int, added: bool, swapped: bool, 
 def _fused_remat(
     forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, by_mask: bool = False
 ) -> OwnKernel:
-    """`by_mask`: the group has the bit mask of what is recomputed, which is computed anyway, and the mask not read."""
+    """Return the kernel of a group; `by_mask`: the group has the bit mask of the recomputed value.
+
+    The kernel does not read the mask, because it computes the value anyway.
+    """
     forward = f"{forward}{'+relu_mask' if by_mask else ''}{'+add' if added else ''}"
     launcher += "_two_grads" if added else ""
     backward = "relu_backward_masked" if by_mask else "relu_backward"

@@ -1,4 +1,4 @@
-"""Group and layer normalisation: both ways, and the gradients of scale and shift."""
+"""Group and layer normalization: forward, backward, and the gradients of scale and shift."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ FILE = "norm/group_norm.cu"
 
 @dataclass(frozen=True, slots=True)
 class GroupNormArguments(Struct):
+    """Integers of a launch of the forward pass or of the gradient of x."""
+
     type: int
     layout: int
     rows: int
@@ -24,6 +26,8 @@ class GroupNormArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class GroupNormReduceArguments(Struct):
+    """Integers of a launch that computes the gradients of scale and shift."""
+
     type: int
     layout: int
     rows: int
@@ -54,8 +58,8 @@ def _reduce(at: Slice) -> GroupNormReduceArguments:
     return GroupNormReduceArguments(*image_of(at), groups=_groups(at), parts=count, accumulate=int(at.accumulate))
 
 
-# Layer normalisation is that of one group at each pixel, by the same launchers. Channels first, the channels of a pixel
-# are far apart: it asks for channels last.
+# Layer normalization has one group at each pixel and uses the same launchers. It needs channels last, because with
+# channels first the channels of a pixel are far apart.
 _SINGLE = tuple(
     kernel
     for kind, layouts, version in (("group_norm", same_layout, 1), ("layer_norm", pixel_by_pixel, 2))
@@ -96,7 +100,7 @@ _SINGLE = tuple(
         ),
     )
 )
-# A residual branch: the gradient of what is normalised and added is the sum of both ways'.
+# A residual branch: the input's gradient is the sum of the gradients through the normalization and around it.
 _ADDED = OwnKernel(
     "layer_norm_backward+add",
     FILE,

@@ -1,4 +1,4 @@
-"""Sums over any axes, of a tensor or of the product of two, in any layout."""
+"""Sums of a tensor, or of the product of two tensors, over any axes, in any layout."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, traili
 from mbc.ops.reduce import Reduce
 
 FILE = "norm/reduce.cu"
-LEAST_TERMS = 8  # of a thread, where a sum is split into parts
-LEAST_SHARED_TERMS = 4  # of a thread, where threads of a block share a sum
-SUM_BLOCKS = 4 * REDUCTION_BLOCKS  # that run at a time
-LEAST_PARTS = 4  # fewer are not worth a second launch
+LEAST_TERMS = 8  # fewest terms of a thread if a sum is split into parts
+LEAST_SHARED_TERMS = 4  # fewest terms of a thread if threads of a block share a sum
+SUM_BLOCKS = 4 * REDUCTION_BLOCKS  # blocks that run at a time
+LEAST_PARTS = 4  # fewer parts do not pay for a second launch
 WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceArguments(Struct):
+    """Integers of a launch that sums over axes."""
+
     type: int
     result_type: int
     results: int
     terms: int
-    vector: int  # results, or terms, that a thread reads at once where operands are aligned
+    vector: int  # results, or terms, that a thread reads together if operands are aligned
     lanes: int  # threads of a block that share a sum
-    tile: int  # vectors of results of a block; 0: what is summed is adjacent in memory, and vectors are of terms
+    tile: int  # vectors of results of a block; 0: the summed terms are adjacent in memory, and vectors hold terms
     parts: int
     accumulate: int
 
 
 def axes_of(x: TensorType, y: TensorType, reduced: Collection[int], layout: Layout) -> tuple[list[Axis], list[Axis]]:
-    """Of what is left, with the strides in x and in y; and of what is reduced, with those in x."""
+    """Return the remaining axes with the strides in x and in y, and the reduced axes with the strides in x."""
     steps = strides(x, layout)
     own = iter(step for step, size in zip(strides(y, layout), y.shape, strict=True) if size != 1)
     left = {axis: next(own) for axis, size in enumerate(x.shape) if axis not in reduced and size != 1}
@@ -54,7 +56,14 @@ def _axes(request: Request, layout: Layout) -> tuple[list[Axis], list[Axis]]:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How threads share reductions."""
+    """How the threads of a block share reductions.
+
+    Attributes:
+        results: Number of results.
+        terms: Elements that are reduced to one result.
+        lanes: Threads that share a result.
+        adjacent: Whether the reduced elements are adjacent in memory.
+    """
 
     results: int
     terms: int
@@ -63,12 +72,13 @@ class Lanes:
 
     @staticmethod
     def of(left: Sequence[Axis], reduced: Sequence[Axis]) -> Lanes:
+        """Return how threads share the reduction of these axes."""
         results, terms = (math.prod(axis[0] for axis in axes) for axes in (left, reduced))
         adjacent = bool(reduced) and reduced[-1][1] == 1
         if adjacent:
             lanes = min(THREADS, max(WARP, _power_of_two(terms // LEAST_TERMS)))
         else:
-            # Adjacent results are of adjacent threads, a warp's at least where there are as many.
+            # Adjacent threads have adjacent results, at least a warp of them if there are enough.
             lanes = THREADS // min(THREADS, max(WARP, _power_of_two(results // REDUCTION_BLOCKS)))
             lanes = min(lanes, _power_of_two(max(1, terms)))
         return Lanes(results, terms, lanes, adjacent)
@@ -76,7 +86,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """How sums are taken: see `ReduceArguments`."""
+    """How threads and blocks share sums: see `ReduceArguments`."""
 
     results: int
     terms: int
@@ -87,6 +97,7 @@ class Sums:
 
     @staticmethod
     def of(request: Request, layout: Layout) -> Sums:
+        """Return how threads and blocks share the sums of a request."""
         left, summed = _axes(request, layout)
         results, terms = (math.prod(axis[0] for axis in axes) for axes in (left, summed))
         adjacent = bool(summed) and summed[-1][1] == 1
@@ -99,7 +110,7 @@ class Sums:
         else:
             vectors, columns = terms, results // vector
             lanes = max(1, terms // LEAST_SHARED_TERMS)
-            # Divided evenly, a warp's at least where there are as many: few threads are idle.
+            # An even division, with at least a warp of columns if there are enough, leaves few threads idle.
             tile = -(-columns // -(-columns // max(WARP, THREADS // lanes)))
             lanes = min(THREADS // tile, lanes)
             blocks = -(-columns // tile)
@@ -108,15 +119,14 @@ class Sums:
 
 
 def _vector(inner: Sequence[Axis], outer: Sequence[Axis], most: int) -> int:
-    """`most` where the innermost axis of `inner` is so many adjacent elements, again and again, and begins at
-    multiples of them, else 1."""
+    """Return `most` if the operands can be read by aligned vectors of that number of elements along `inner`, else 1."""
     if not inner or inner[-1][1] != 1 or inner[-1][0] % most != 0:
         return 1
     return most if all(axis[1] % most == 0 for axis in (*inner[:-1], *outer)) else 1
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is no more, 1 at least."""
+    """Return the largest power of two that is at most `number`, and at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 

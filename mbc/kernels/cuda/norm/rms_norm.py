@@ -1,4 +1,4 @@
-"""Root mean square normalisation: both ways, and the gradient of the scale."""
+"""Root mean square normalization: forward, backward, and the gradient of the scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standardised filters, and the gradients of filters and gains."""
+"""Standardized filters, and the gradients of filters and gains."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ FILE = "norm/standardize.cu"
 
 @dataclass(frozen=True, slots=True)
 class StandardizeArguments(Struct):
+    """Integers of a launch."""
+
     filters: int
     elements: int  # of a filter
     lanes: int

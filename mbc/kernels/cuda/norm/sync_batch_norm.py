@@ -1,4 +1,4 @@
-"""Synchronised batch normalisation: statistics and backward reductions of all ranks, once they are gathered."""
+"""Synchronized batch normalization: combines the gathered statistics and backward reductions of all ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from mbc.ops.normalization import CombineStatistics
 
 @dataclass(frozen=True, slots=True)
 class CombineStatisticsArguments(Struct):
+    """Integers of a launch that combines statistics."""
+
     ranks: int
     channels: int
 
 
 @dataclass(frozen=True, slots=True)
 class SumGatheredArguments(Struct):
+    """Integers of a launch that sums gathered operands."""
+
     ranks: int
     elements: int
     operands: int

@@ -12,6 +12,8 @@ FILE = "pool/adaptive_pool.cu"
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePoolArguments(Struct):
+    """Integers of a launch of adaptive pooling."""
+
     type: int
     layout: int
     rows: int

@@ -1,4 +1,4 @@
-"""Fusion groups with a maximum pool at one end: ReLU and what comes before it, and their gradients."""
+"""Fusion groups with a max pool at one end: ReLU and the operations before it, and their gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
-# Of a reduction, channels last: registers suffice for two blocks on each of 132 multiprocessors.
+# Blocks of a channels-last reduction: registers suffice for two blocks on each of 132 multiprocessors.
 REDUCING_BLOCKS = 2 * 132
 FORWARD, BACKWARD, BATCH_NORM = "pool/max_pool.cu", "pool/max_pool_backward.cu", "pool/max_pool_batch_norm.cu"
 
@@ -39,19 +39,18 @@ def _pool(at: Slice) -> PoolArguments:
 
 
 def _pool_stored(at: Slice) -> PoolArguments:
-    """What is pooled is written as well, as the first output."""
-    made = _pool(at)
-    return replace(made, option=int(len(at.request.outputs) == 3))
+    """Return the integers of a launch that also writes the pooled image, as its first output."""
+    return replace(_pool(at), option=int(len(at.request.outputs) == 3))
 
 
 def _image(request: Request) -> TensorType:
-    """The image that is pooled, or its gradient."""
+    """Return the type of the image that is pooled, or of its gradient."""
     pooled = next(t for t in request.inputs if len(t.shape) == 4)
     return TensorType((*pooled.shape[:2], *_attributes(request).size), pooled.dtype)
 
 
 def _affine(request: Request) -> int:
-    """Whether the batch normalisation of the group has scale and shift; a backward pass has the scale alone."""
+    """Return whether the group's batch normalization has scale and shift; a backward pass has the scale alone."""
     last = members(request).members[-1]
     if last.kind == "batch_normalize_backward":
         return int(len(last.inputs) == 7)
@@ -77,7 +76,7 @@ def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
 
 
 def _before_pool(operands: int, members_before: int, given: int) -> Wiring:
-    """A chain from `operands` inputs through single values to a pool."""
+    """Return the wiring of a chain from `operands` inputs through single values to a pool."""
     inside = run(operands, members_before)
     return ((run(0, operands), *((value,) for value in inside)), run(operands + members_before, given))
 
@@ -92,7 +91,7 @@ _wired_stored = taking(
 
 
 def _takes_stored(request: Request) -> bool:
-    """What is pooled is written as well, and every pixel is in one window."""
+    """Return whether the pooled image is written as well, and every pixel is in exactly one window."""
     a = _attributes(request)
     disjoint = (
         a.kernel == a.stride and not any(a.pad) and all(n % k == 0 for n, k in zip(a.size, a.kernel, strict=True))
@@ -101,13 +100,19 @@ def _takes_stored(request: Request) -> bool:
 
 
 def _pool_backward_wiring(inputs: int, last: Numbers, given: Numbers) -> Wiring:
-    """relu_backward of the pooled image, max_pool_backward, and a last member; their values come after `inputs`."""
+    """Return the wiring of relu_backward of the pooled image, max_pool_backward, and a last member.
+
+    Their values are numbered after `inputs`.
+    """
     return ((0, 1), (2, inputs), last), given
 
 
 def _add_wiring(operands: int, backward: bool, sliced: bool) -> tuple[Wiring, Wiring]:
-    """batch_normalize and relu, recomputed, max_pool_backward, add (`sliced`: of a slice), relu_backward, and one of
-    batch_normalize_backward_reduce and batch_normalize_backward; for either order of the summands."""
+    """Return the wirings of a backward pass with a sum, one for each order of the summands.
+
+    The members are: batch_normalize and relu, recomputed; max_pool_backward; add (`sliced`: of a slice); relu_backward;
+    and batch_normalize_backward (`backward`) or batch_normalize_backward_reduce.
+    """
     index, more = operands, operands + 2
     z = operands + (5 if backward else 3)
     y, gathered = z + 1, z + 2
@@ -173,7 +178,7 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
 
 
 def _with_slice(kernel: OwnKernel) -> OwnKernel:
-    """What is added is a slice, read in place."""
+    """Return the kernel whose other summand is a slice, which is read in place."""
 
     def trailing(at: Slice) -> tuple[int, ...]:
         return *kernel.trailing(at), *slice_of(at)

@@ -1,4 +1,4 @@
-"""Pooling, local response normalisation and upsampling."""
+"""Pooling, local response normalization and upsampling."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from mbc.ops.shape import Upsample
 
 @dataclass(frozen=True, slots=True)
 class PoolArguments(Struct):
+    """Integers of a launch of pooling, forward or backward."""
+
     type: int
     layout: int
     rows: int
@@ -35,6 +37,8 @@ class PoolArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LrnArguments(Struct):
+    """Integers of a launch of local response normalization."""
+
     type: int
     layout: int
     rows: int
@@ -45,6 +49,8 @@ class LrnArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class UpsampleArguments(Struct):
+    """Integers of a launch of nearest-neighbour upsampling by whole factors."""
+
     type: int
     layout: int
     rows: int
@@ -57,6 +63,8 @@ class UpsampleArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ResizeArguments(Struct):
+    """Integers of a launch that resizes images."""
+
     type: int
     layout: int
     rows: int
@@ -74,10 +82,12 @@ def _pool(at: Slice) -> PoolArguments:
 
 
 def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArguments:
-    """Of a request that pools, alone or in a group. `of`: an image of the same rows, channels and type, where the first
-    output is none."""
+    """Return the integers of a request that pools, alone or in a group.
+
+    `of` is an image of the pool's rows, channels and type, for groups whose first output is not such an image.
+    """
     request = at.request
-    y = of or request.outputs[0]  # of the backward pass the data gradient
+    y = of or request.outputs[0]  # in the backward pass, the data gradient
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
     (height, width), (out_height, out_width) = a.size, a.output_size
     return PoolArguments(

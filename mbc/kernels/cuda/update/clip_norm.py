@@ -10,12 +10,14 @@ from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, S
 from mbc.ops.update import Guard
 
 FILE = "update/clip_norm.cu"
-PART_ELEMENTS = 16 * THREADS  # at least, of a gradient that is cut into parts
+PART_ELEMENTS = 16 * THREADS  # fewest elements of a part of a gradient
 SUM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ClipNormArguments(Struct):
+    """Integers of a launch of the guard."""
+
     scaled: int
     accumulate: int
     gradients: int
@@ -24,12 +26,14 @@ class ClipNormArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NormArguments(Struct):
+    """Integers of a launch that computes a norm."""
+
     gradients: int
     parts: int
 
 
 def clips(request: Request) -> bool:
-    """Whether a guard clips the gradients to a norm."""
+    """Return whether a guard clips the gradients to a norm."""
     assert isinstance(request.attributes, Guard)
     return request.attributes.clip_norm > 0
 

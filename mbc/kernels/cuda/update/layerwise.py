@@ -1,4 +1,4 @@
-"""LARS and LAMB: the ratio of each parameter's step, and the step. Of one parameter or of many in few launches."""
+"""LARS and LAMB: the ratio of each parameter's step, and the step, for one parameter or for many in few launches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from mbc.ops.fused import Fused
 from mbc.ops.update import Sgd
 
 FILE = "update/layerwise.cu"
-PART_ELEMENTS = 16 * THREADS  # at least, of a tensor that is cut into parts
+PART_ELEMENTS = 16 * THREADS  # fewest elements of a part of a tensor
 MOST_PARTS = 4 * REDUCTION_BLOCKS
-SUMS_BYTES = 16  # of a part: two sums
+SUMS_BYTES = 16  # bytes of the two sums of a part
 
 
 @dataclass(frozen=True, slots=True)
 class LayerwiseArguments(Struct):
+    """Integers of a launch, for a ratio or a step."""
+
     tensors: int
     parts: int
     control: int
@@ -30,8 +32,9 @@ class LayerwiseArguments(Struct):
     nesterov: int
 
 
-# What an operation reads and writes, by kind: parameter, gradient, first and second state, the same written, ratio.
-# Below zero: -1 - number of an output.
+# Operands of each kind of operation, in the order: parameter, gradient, first state, second state; the parameter and
+# the two states as they are written; ratio. A number is that of an input; a negative number is -1 - number of an
+# output.
 _OPERANDS: Mapping[str, tuple[int | None, ...]] = MappingProxyType(
     {
         "lars_ratio": (0, 1, None, None, None, None, None, -1),
@@ -48,7 +51,7 @@ def _parts(tensor: TensorType) -> int:
 
 
 def _operations(request: Request) -> Iterator[tuple[Attributes, tuple[int, ...], tuple[int, ...]]]:
-    """Attributes, inputs and outputs of each operation, by their numbers among the operands of the launch."""
+    """Yield attributes, inputs and outputs of each operation; operands are numbers of operands of the launch."""
     count = len(request.inputs)
     if not isinstance(request.attributes, Fused):
         yield request.attributes, tuple(range(count)), tuple(range(count, count + len(request.outputs)))
@@ -58,12 +61,12 @@ def _operations(request: Request) -> Iterator[tuple[Attributes, tuple[int, ...],
 
 
 def _arguments(at: Slice) -> LayerwiseArguments:
-    found = [*_operations(at.request)]
-    a, inputs, _ = found[0]
+    operations = [*_operations(at.request)]
+    a, inputs, _ = operations[0]
     control = inputs[_CONTROL[at.request.kind.removesuffix("*")]]
-    parts = sum(_parts(at.request.inputs[own[0]]) for _, own, _ in found)
-    nesterov = isinstance(a, Sgd) and a.nesterov
-    return LayerwiseArguments(len(found), parts, control, int(isinstance(a, Sgd) and a.momentum > 0), int(nesterov))
+    parts = sum(_parts(at.request.inputs[own[0]]) for _, own, _ in operations)
+    momentum, nesterov = isinstance(a, Sgd) and a.momentum > 0, isinstance(a, Sgd) and a.nesterov
+    return LayerwiseArguments(len(operations), parts, control, int(momentum), int(nesterov))
 
 
 def _fields(at: Slice) -> tuple[int, ...]:

@@ -1,5 +1,4 @@
-"""One operation on each of many tensors: the updates of all parameters, their casts and moving averages, the running
-statistics."""
+"""One operation on each of many tensors: parameter updates, casts, moving averages, running statistics."""
 
 from __future__ import annotations
 
@@ -16,11 +15,13 @@ from mbc.ops.normalization import UpdateRunning
 from mbc.ops.update import Sgd
 
 FILE = "update/multi_tensor.cu"
-MOST_TENSORS = 64  # tensors of a launch; as in the source
+MOST_TENSORS = 64  # tensors of a launch; equal to the constant in the source
 
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorUpdateArguments(Struct):
+    """Integers of a launch of updates."""
+
     tensors: int
     control: int
     momentum: int
@@ -29,6 +30,8 @@ class MultiTensorUpdateArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorCastArguments(Struct):
+    """Integers of a launch of casts."""
+
     tensors: int
     from_type: int
     to_type: int
@@ -36,28 +39,33 @@ class MultiTensorCastArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorUpdateRunningArguments(Struct):
+    """Integers of a launch that updates running statistics."""
+
     tensors: int
     control: int
 
 
 def members_of(request: Request) -> tuple[Member, ...]:
-    """The operations of a group."""
+    """Return the operations of a group."""
     assert isinstance(request.attributes, Fused)
     return request.attributes.members
 
 
 def any_layouts(request: Request) -> Iterable[Layouts]:
-    """Layouts do not matter to elementwise updates: channels first stands for all. The search keeps what
-    `same_layouts` asks for, since a state and its gradient have one layout."""
+    """Yield all operands channels first, which stands for any layouts.
+
+    Elementwise updates do not depend on the layout. The search satisfies `same_layouts`, since a state and its gradient
+    have one layout.
+    """
     yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
 
 
 def same_layouts(call: Call) -> bool:
-    """Whether the operands of each member have one layout."""
-    made = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
+    """Return whether the operands of each member have one layout."""
+    results = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
     for member in members_of(call.request):
-        places = (made.get(number, number) for number in (*member.inputs, *member.outputs))
-        if len({call.layouts[at] for at in places if call.operands[at].ordered}) > 1:
+        operands = (results.get(number, number) for number in (*member.inputs, *member.outputs))
+        if len({call.layouts[at] for at in operands if call.operands[at].ordered}) > 1:
             return False
     return True
 
@@ -68,15 +76,15 @@ def _given(request: Request) -> tuple[int, ...]:
 
 
 def _independent(request: Request) -> bool:
-    """Whether no member reads the result of another one, and the group outputs all of them."""
+    """Return whether no member reads the result of another one, and the group outputs all of them."""
     a = request.attributes
     assert isinstance(a, Fused)
-    made = tuple(number for member in a.members for number in member.outputs)
-    return a.given == made and all(n < len(request.inputs) for member in a.members for n in member.inputs)
+    results = tuple(number for member in a.members for number in member.outputs)
+    return a.given == results and all(n < len(request.inputs) for member in a.members for n in member.inputs)
 
 
 def _alike(request: Request) -> bool:
-    """Whether members are independent and have the same settings, types and number of operands."""
+    """Return whether members are independent and have the same settings, types and number of operands."""
     members = members_of(request)
     types = {(request.inputs[m.inputs[0]].dtype, request.outputs[0].dtype) for m in members}
     alike = len({(m.attributes, len(m.inputs)) for m in members}) == 1
@@ -88,12 +96,12 @@ def _one_control(request: Request, operand: int) -> bool:
 
 
 def takes_together(request: Request, control: int) -> bool:
-    """Whether members differ in nothing but their tensors, and read one control block, as operand `control`."""
+    """Return whether members differ only in their tensors, and read one control block as operand `control`."""
     return _alike(request) and _one_control(request, control)
 
 
 def takes_updates(request: Request) -> bool:
-    """Whether it is of updates that differ in their tensors alone."""
+    """Return whether the members are updates that differ only in their tensors."""
     return takes_together(request, 2)
 
 
@@ -111,11 +119,11 @@ def _updates(at: Slice) -> MultiTensorUpdateArguments:
 
 
 def _fields_of_updates(at: Slice) -> tuple[int, ...]:
-    found: list[int] = []
+    fields: list[int] = []
     for member in members_of(at.request):
         parameter, gradient, _, *states = member.inputs
-        found += [at.request.inputs[parameter].elements, parameter, gradient, *states]
-    return tuple(found)
+        fields += [at.request.inputs[parameter].elements, parameter, gradient, *states]
+    return tuple(fields)
 
 
 def _settings(at: Slice) -> tuple[float, ...]:
@@ -130,7 +138,7 @@ def _casts(at: Slice) -> MultiTensorCastArguments:
 
 
 def _fields_of_casts(at: Slice) -> tuple[int, ...]:
-    """Outputs are numbered after all inputs."""
+    """Return elements, input and output of each cast; outputs are numbered after all inputs."""
     return tuple(
         field
         for member in members_of(at.request)
@@ -144,12 +152,12 @@ def _runnings(at: Slice) -> MultiTensorUpdateRunningArguments:
 
 
 def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
-    found: list[int] = []
+    fields: list[int] = []
     for member in members_of(at.request):
         a = member.attributes
         assert isinstance(a, UpdateRunning)
-        found += [at.request.inputs[member.inputs[0]].elements, *member.inputs[:4], a.count]
-    return tuple(found)
+        fields += [at.request.inputs[member.inputs[0]].elements, *member.inputs[:4], a.count]
+    return tuple(fields)
 
 
 def _momenta(at: Slice) -> tuple[float, ...]:
@@ -158,7 +166,7 @@ def _momenta(at: Slice) -> tuple[float, ...]:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """The first of the launches is counted with every kernel."""
+    """Return the estimated time with all launches but the first, which is counted for every kernel."""
     launches = -(-len(members_of(request)) // MOST_TENSORS)
     return moved_us(request, device) + (launches - 1) * device.launch_us
 

@@ -1,4 +1,4 @@
-"""The end of a step: the guard (loss scale, finite gradients), and SGD, AdamW and the moving average of one tensor."""
+"""The end of a step: the guard (loss scale, finite gradients), and SGD, AdamW, moving average of one tensor."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ FLAG_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class GuardArguments(Struct):
+    """Integers of a launch of the guard."""
+
     scaled: int
     accumulate: int
     gradients: int
@@ -25,6 +27,8 @@ class GuardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SgdUpdateArguments(Struct):
+    """Integers of a launch of SGD."""
+
     elements: int
     momentum: int
     nesterov: int
@@ -32,21 +36,29 @@ class SgdUpdateArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class AdamwUpdateArguments(Struct):
+    """Integers of a launch of AdamW."""
+
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class EmaUpdateArguments(Struct):
+    """Integers of a launch of the moving average."""
+
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulateArguments(Struct):
+    """Integers of a launch that accumulates a gradient."""
+
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckLossArguments(Struct):
+    """Integers of a launch that checks the loss."""
+
     elements: int
 
 
@@ -75,7 +87,7 @@ def _sgd(at: Slice) -> SgdUpdateArguments:
 
 
 def update_reals(attributes: Attributes) -> tuple[float, ...]:
-    """What `sgd_settings`, `adamw_settings` and the like of the sources read."""
+    """Return the floating-point settings of an update; `sgd_settings` and its like in the sources read them."""
     if isinstance(attributes, AdamW):
         a = attributes
         return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value

@@ -1,4 +1,4 @@
-"""Updates of this rank's parts of parameters, of one or of many: a sharded optimizer."""
+"""Updates of this rank's parts of one or many parameters, for a sharded optimizer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ FILE = "update/sharded.cu"
 
 @dataclass(frozen=True, slots=True)
 class ShardedUpdateArguments(Struct):
+    """Integers of a launch of updates."""
+
     tensors: int
     control: int
     nesterov: int
 
 
 def _members(request: Request) -> tuple[Member, ...]:
-    """Those of a group, or the operation itself; operands are numbered as the pointers of a call."""
+    """Return the members of a group, or the operation itself; operands are numbered as the pointers of a call."""
     attributes, inputs = request.attributes, len(request.inputs)
     if isinstance(attributes, Fused):
         return attributes.members
-    made = tuple(range(inputs, inputs + len(request.outputs)))
-    return (Member(request.kind, attributes, tuple(range(inputs)), made),)
+    results = tuple(range(inputs, inputs + len(request.outputs)))
+    return (Member(request.kind, attributes, tuple(range(inputs)), results),)
 
 
 def _arguments(at: Slice) -> ShardedUpdateArguments:
@@ -38,13 +40,13 @@ def _arguments(at: Slice) -> ShardedUpdateArguments:
 
 
 def _fields(at: Slice) -> tuple[int, ...]:
-    operands, found = at.request.inputs, list[int]()
+    operands, fields = at.request.inputs, list[int]()
     for member in _members(at.request):
         parameter, gradient, _, *states = member.inputs
         part, whole = operands[states[0]].elements, operands[parameter].elements
         whole_gradient = int(operands[gradient].elements == whole)
-        found += [part, whole, whole_gradient, parameter, gradient, *states, member.outputs[0]]
-    return tuple(found)
+        fields += [part, whole, whole_gradient, parameter, gradient, *states, member.outputs[0]]
+    return tuple(fields)
 
 
 def _reals(at: Slice) -> tuple[float, ...]:
@@ -52,7 +54,7 @@ def _reals(at: Slice) -> tuple[float, ...]:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """The first of the launches is counted with every kernel."""
+    """Return the estimated time with all launches but the first, which is counted for every kernel."""
     launches = -(-len(_members(request)) // MOST_TENSORS)
     return touched_us(request, device) + (launches - 1) * device.launch_us
 
