@@ -1,7 +1,7 @@
 """Elementwise operations, losses and data movement.
 
-* `arithmetic`: operators between tensors of any rank that are broadcast
-* `augment`: images of bytes, cropped, mirrored, recoloured and normalised
+* `arithmetic`: operators between tensors of any rank, with broadcasting
+* `augment`: crops, mirrors, recolours and normalizes images of bytes
 * `broadcast`: images and a number for each of their channels
 * `cross_entropy_targets`: cross entropies of probabilities and of weighted classes
 * `elementwise`: activations, their gradients, sums and products
@@ -9,7 +9,7 @@
 * `gather`: permutations, slices, padding and splitting, of any rank
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout
-* `relu_mask`: ReLU bit masks, and relu's gradient by them
+* `relu_mask`: ReLU bit masks, and ReLU's gradient by them
 * `segmentation`: the Dice loss, its gradient, and counts of intersection over union
 * `top_k`: top-k accuracy
 """

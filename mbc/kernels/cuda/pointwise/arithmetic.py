@@ -1,4 +1,4 @@
-"""Operators between tensors that are broadcast, and the gradients of sums, which are repeated: in any layout."""
+"""Operators between tensors with broadcasting, and the gradients of sums, which repeat elements: in any layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.ops.reduce import Expand
 
 FILE = "pointwise/arithmetic.cu"
 COMPARISON_FILE = "pointwise/comparison.cu"
-# As in these files.
+# Operators in the order of their numbers in these files.
 OPERATORS = {
     "broadcast": ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"),
     "select": ("maximum", "minimum", "fill", "keep", "rfill", "rkeep"),
@@ -24,6 +24,8 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticArguments(Struct):
+    """Integers of a launch of an operator between tensors."""
+
     type: int
     operation: int
     elements: int
@@ -31,13 +33,17 @@ class ArithmeticArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ExpandArguments(Struct):
+    """Integers of a launch that repeats elements."""
+
     type: int
     elements: int
 
 
 def _repeated(x: TensorType, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """Strides of an operand along the axes of the result, 0 where it is repeated. `shape`: the operand's, with as many
-    axes as the result has: its elements lie as the same axes of `x` do."""
+    """Return the strides of an operand along the axes of the result; 0 along axes where it is repeated.
+
+    `shape` is the shape of the operand with as many axes as the result has.
+    """
     own = iter(step for step, size in zip(strides(x, layout), x.shape, strict=True) if size != 1)
     return tuple(0 if size == 1 else next(own) for size in shape)
 

@@ -1,4 +1,4 @@
-"""Images of bytes: random crops, mirrored, recoloured and normalised, and the centre."""
+"""Image augmentation from bytes: random crops that are mirrored, recoloured and normalized, and the centre crop."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ PIXELS_PER_THREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class AugmentArguments(Struct):
+    """Integers of a launch."""
+
     type: int
     layout: int
     rows: int
@@ -59,7 +61,7 @@ def _reals(at: Slice) -> tuple[float, ...]:
 
 
 def _layouts(request: Request) -> Iterable[Layouts]:
-    """The image as its shape reads, whichever order that is; the result in either layout."""
+    """Yield the layouts: the bytes in the order of their shape, the result in either layout."""
     first = (Layout.CHANNELS_FIRST,) * len(request.inputs)
     yield (*first, Layout.CHANNELS_FIRST)
     if request.outputs[0].ordered:

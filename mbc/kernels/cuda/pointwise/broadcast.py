@@ -14,6 +14,8 @@ FILE = "pointwise/broadcast.cu"
 
 @dataclass(frozen=True, slots=True)
 class BroadcastArguments(Struct):
+    """Integers of a launch."""
+
     type: int
     layout: int
     rows: int
@@ -26,7 +28,10 @@ def _arguments(at: Slice) -> BroadcastArguments:
 
 
 def _of_means(request: Request) -> bool:
-    """The gradient of an image that is multiplied by a gate, and whose mean over all pixels is taken."""
+    """Return whether the group is the gradient of an image with a gate and a mean.
+
+    The image is multiplied by the gate, and its mean over all pixels is taken.
+    """
     pools = [m.attributes for m in members(request).members if isinstance(m.attributes, AveragePool)]
     return _wired(request) and all(a.kernel == a.size and not any(a.pad) for a in pools)
 

@@ -1,4 +1,4 @@
-"""Softmax cross entropies whose targets are probabilities or weighted class numbers, the divergence, and gradients."""
+"""Softmax cross entropies of probabilities or weighted class numbers, the KL divergence, and their gradients."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ FILE = "pointwise/cross_entropy_targets.cu"
 
 @dataclass(frozen=True, slots=True)
 class SoftTargetArguments(Struct):
+    """Integers of a launch of a loss whose targets are probabilities."""
+
     type: int
     layout: int
     rows: int
@@ -28,6 +30,8 @@ class SoftTargetArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SoftTargetBackwardArguments(Struct):
+    """Integers of a launch of the gradient of such a loss."""
+
     type: int
     layout: int
     rows: int
@@ -38,6 +42,8 @@ class SoftTargetBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ClassWeightArguments(Struct):
+    """Integers of a launch that sums the weights of the targets' classes."""
+
     positions: int
     classes: int
     weighted: int
@@ -48,6 +54,8 @@ class ClassWeightArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class WeightedCrossEntropyArguments(Struct):
+    """Integers of a launch of a weighted cross entropy, forward or backward."""
+
     type: int
     layout: int
     rows: int
@@ -92,7 +100,7 @@ def _divergence_backward_reals(at: Slice) -> tuple[float, ...]:
 
 
 def _which(a: Weighted) -> tuple[int, int, int]:
-    """Whether classes have weights, whether one is ignored, and which."""
+    """Return whether classes have weights, whether a class is ignored, and the ignored class."""
     return bool(a.class_weights), bool(a.ignored), sum(a.ignored)
 
 

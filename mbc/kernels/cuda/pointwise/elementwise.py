@@ -14,12 +14,14 @@ from mbc.ops.piecewise import Clamp, Indicator
 FILE = "pointwise/elementwise.cu"
 VARIANTS_FILE = "pointwise/activation_variants.cu"
 PIECEWISE_FILE = "pointwise/piecewise.cu"
-RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")  # as in piecewise.cu
+RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")  # in the order of their numbers in piecewise.cu
 ELEMENTARY_FILE = "pointwise/elementary.cu"
 
 
 @dataclass(frozen=True, slots=True)
 class MapArguments(Struct):
+    """Integers of an elementwise launch."""
+
     type: int
     elements: int
 
@@ -110,7 +112,7 @@ _PIECEWISE: dict[str, Callable[[Slice], tuple[float, ...]]] = {
     "indicator": _compared,
 }
 
-# Files of their own for these: what networks without them compile stays as small as it was.
+# Rare operations have files of their own, so that networks without them compile less.
 KERNELS = tuple(
     OwnKernel(kind, file, MapArguments, _arguments, reals)
     for file, kinds in (

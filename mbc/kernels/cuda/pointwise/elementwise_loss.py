@@ -22,6 +22,8 @@ LOSSES = ("l1", "smooth_l1", "binary_cross_entropy", "probability_cross_entropy"
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseLossArguments(Struct):
+    """Integers of a launch of a loss."""
+
     type: int
     elements: int
     parts: int
@@ -29,6 +31,8 @@ class ElementwiseLossArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseLossBackwardArguments(Struct):
+    """Integers of a launch of a loss's gradient."""
+
     type: int
     elements: int
     side: int

@@ -1,4 +1,4 @@
-"""Elements of tensors of any rank in other places, in any layout: permutations, slices, padding, splitting."""
+"""Moves elements of tensors of any rank, in any layout: permutations, slices, padding, splitting."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, traili
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 
 FILE = "pointwise/gather.cu"
-MODES = ("zero", "replicate", "reflect", "wrap")  # as in gather.cu
+MODES = ("zero", "replicate", "reflect", "wrap")  # in the order of their numbers in gather.cu
 
 
 @dataclass(frozen=True, slots=True)
 class RearrangeArguments(Struct):
+    """Integers of a launch of a permutation."""
+
     type: int
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class GatherArguments(Struct):
-    """`plain`: the innermost axis is read as it is, and may be read by vectors."""
+    """Integers of a launch of a slice or of padding.
+
+    `plain`: the innermost axis is neither cut nor padded, and may be read by vectors.
+    """
 
     type: int
     elements: int
@@ -34,12 +39,14 @@ class GatherArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SplitArguments(Struct):
+    """Integers of a launch that splits a tensor."""
+
     type: int
     parts: int
 
 
 def _rearranged(request: Request, layout: Layout) -> list[Axis]:
-    """Of the result, with the strides of the input: every factor of an axis has its own."""
+    """Return the axes of the result with the strides of the input; every factor of an axis has its own stride."""
     (x,), (y,), a = request.inputs, request.outputs, request.attributes
     assert isinstance(a, Rearrange)
     own: list[int] = []
@@ -47,8 +54,8 @@ def _rearranged(request: Request, layout: Layout) -> list[Axis]:
         own += [step * math.prod(factors[i + 1 :]) for i in range(len(factors))]
     moved = iter((a.flat[i], own[i]) for i in a.order)
     axes = [tuple(itertools.islice(moved, count)) for count in a.merged]
-    places = {0: ((x.shape[0], strides(x, layout)[0]),), **dict(enumerate(axes, 1))}
-    return merged(axis for number in memory_order(y, layout) for axis in places[number])
+    by_axis = {0: ((x.shape[0], strides(x, layout)[0]),), **dict(enumerate(axes, 1))}
+    return merged(axis for number in memory_order(y, layout) for axis in by_axis[number])
 
 
 def _rearrange(at: Slice) -> RearrangeArguments:
@@ -60,29 +67,29 @@ def _rearrange_trailing(at: Slice) -> tuple[int, ...]:
     return trailing(_rearranged(at.request, at.layout), 1)
 
 
-# Of an axis of the result: its extent, the stride in the input and the input's extent, and where each element is read:
-# at (start + step * o) / spread. A row has (extent, stride, extent, 0, 1, 1).
+# The fields of an axis of the result are: extent, stride in the input, extent of the input, start, step and spread.
+# Element o is read at (start + step * o) / spread. An axis that is read whole has (extent, stride, extent, *_PLAIN).
 _PLAIN = (0, 1, 1)
 
 
 def _gathered(request: Request, layout: Layout) -> list[Axis]:
-    """What is not cut or padded is merged with its neighbours."""
+    """Return the axes of the result; neighbouring axes that are neither cut nor padded are merged."""
     (x,), (y,), a = request.inputs, request.outputs, request.attributes
     steps = strides(x, layout)
     maps = {0: _PLAIN, **dict(enumerate(_maps(a), 1))}
-    found: list[Axis] = []
+    axes: list[Axis] = []
     for axis in memory_order(y, layout):
         size, (start, step, spread) = x.shape[axis], maps[axis]
         plain = (start, step, spread) == _PLAIN and size == y.shape[axis]
         if plain and size == 1:
             continue
-        if plain and found and found[-1][3:] == _PLAIN and found[-1][0] == found[-1][2]:
-            extent, outer, _, *_ = found[-1]
+        if plain and axes and axes[-1][3:] == _PLAIN and axes[-1][0] == axes[-1][2]:
+            extent, outer, _, *_ = axes[-1]
             if outer == size * steps[axis]:
-                found[-1] = (extent * size, steps[axis], extent * size, *_PLAIN)
+                axes[-1] = (extent * size, steps[axis], extent * size, *_PLAIN)
                 continue
-        found.append((y.shape[axis], steps[axis], size, start, step, spread))
-    return found
+        axes.append((y.shape[axis], steps[axis], size, start, step, spread))
+    return axes
 
 
 def _maps(a: object) -> list[tuple[int, int, int]]:
@@ -105,21 +112,24 @@ def _gather_trailing(at: Slice) -> tuple[int, ...]:
 
 
 def _spread(request: Request, layout: Layout) -> list[Axis]:
-    """Of the input's gradient: extent, stride in dy, elements before and after; those that are not padded merged."""
+    """Return the axes of the input's gradient: extent, stride in dy, elements of padding before and after.
+
+    Neighbouring axes without padding are merged.
+    """
     (dy,), (dx,), a = request.inputs, request.outputs, request.attributes
     assert isinstance(a, Pad)
     steps = strides(dy, layout)
     before, after = (0, *a.before), (0, *a.after)
-    found: list[Axis] = []
+    axes: list[Axis] = []
     for axis in memory_order(dx, layout):
         size, pads = dx.shape[axis], (before[axis], after[axis])
         if pads == (0, 0) and size == 1:
             continue
-        if pads == (0, 0) and found and found[-1][2:] == (0, 0) and found[-1][1] == size * steps[axis]:
-            found[-1] = (found[-1][0] * size, steps[axis], 0, 0)
+        if pads == (0, 0) and axes and axes[-1][2:] == (0, 0) and axes[-1][1] == size * steps[axis]:
+            axes[-1] = (axes[-1][0] * size, steps[axis], 0, 0)
             continue
-        found.append((size, steps[axis], *pads))
-    return found
+        axes.append((size, steps[axis], *pads))
+    return axes
 
 
 def _pad_backward(at: Slice) -> GatherArguments:
@@ -135,7 +145,10 @@ def _pad_backward_trailing(at: Slice) -> tuple[int, ...]:
 
 
 def _part(x: TensorType, y: TensorType, layout: Layout) -> list[Axis]:
-    """Strides in the whole, along the axes of a part: of one channel they lie as the other axes of the whole do."""
+    """Return the axes of a part with the strides of the whole.
+
+    A part of one channel has the order of the whole's other axes.
+    """
     steps = strides(x, layout)
     return merged((y.shape[axis], steps[axis]) for axis in memory_order(y, layout))
 
@@ -145,15 +158,15 @@ def _split(at: Slice) -> SplitArguments:
 
 
 def _split_trailing(at: Slice) -> tuple[int, ...]:
-    """Of each part: elements, its first element in the whole, axes."""
+    """Return, for each part, the number of elements, the position of the first element in the whole, and the axes."""
     (x,), a = at.request.inputs, at.request.attributes
     assert isinstance(a, Split)
     step, first = strides(x, at.layout)[1], 0
-    found: list[int] = []
+    fields: list[int] = []
     for y in at.request.outputs:
-        found += [y.elements, first * step, *trailing(_part(x, y, at.layout), 1)]
+        fields += [y.elements, first * step, *trailing(_part(x, y, at.layout), 1)]
         first += y.shape[1]
-    return tuple(found)
+    return tuple(fields)
 
 
 KERNELS = (

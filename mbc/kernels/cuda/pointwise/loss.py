@@ -19,15 +19,17 @@ from mbc.kernels.cuda.base import (
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
 
 MOST_PARTS = 512
-SCORE_BYTES = 16  # of a partial sum in loss.cuh
-FEW_CLASSES = 32  # of a position that one thread takes
-MOST_CLASSES = 16 * THREADS  # that a block keeps, as in cross_entropy_rows.cu
-PIXELS_PER_THREAD = 4  # at least, where there are many
-ELEMENTS_PER_THREAD = 16  # of a reduction, at least
+SCORE_BYTES = 16  # bytes of a partial sum in loss.cuh
+FEW_CLASSES = 32  # most classes of a position that one thread takes
+MOST_CLASSES = 16 * THREADS  # most classes that a block keeps; equal to the constant in cross_entropy_rows.cu
+PIXELS_PER_THREAD = 4  # fewest pixels of a thread if several blocks share them
+ELEMENTS_PER_THREAD = 16  # fewest elements of a thread if several blocks share a reduction
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyArguments(Struct):
+    """Integers of a launch of the cross entropy."""
+
     type: int
     layout: int
     rows: int
@@ -38,6 +40,8 @@ class CrossEntropyArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyBackwardArguments(Struct):
+    """Integers of a launch of the cross entropy's gradient."""
+
     type: int
     layout: int
     rows: int
@@ -47,6 +51,8 @@ class CrossEntropyBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MseArguments(Struct):
+    """Integers of a launch of the mean squared error."""
+
     type: int
     elements: int
     parts: int
@@ -54,31 +60,41 @@ class MseArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MseBackwardArguments(Struct):
+    """Integers of a launch of the mean squared error's gradient."""
+
     type: int
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedSumArguments(Struct):
+    """Integers of a launch of the weighted sum of losses."""
+
     inputs: int
 
 
 def _positions_per_block(logits: TensorType, layout: Layout) -> int:
-    """A warp takes a position whose classes are adjacent, otherwise a thread does."""
+    """Return the positions that a block takes at a time.
+
+    A warp takes a position whose classes are adjacent in memory; otherwise a thread takes a position.
+    """
     adjacent = layout is Layout.CHANNELS_LAST or Channels.of(logits).inner == 1
     return THREADS // 32 if adjacent else THREADS
 
 
 def entropy_parts(logits: TensorType, layout: Layout) -> int:
+    """Return the number of parts of a reduction over all positions of the logits."""
     c = Channels.of(logits)
     return min(-(-c.rows * c.inner // _positions_per_block(logits, layout)), MOST_PARTS)
 
 
 def elementwise_parts(prediction: TensorType) -> int:
+    """Return the number of parts of a reduction over all elements of the prediction."""
     return max(1, min(prediction.elements // (THREADS * ELEMENTS_PER_THREAD), MOST_PARTS))
 
 
 def partial_bytes(parts: int) -> int:
+    """Return the workspace for the partial sums of the parts; 0 if there is one part."""
     return parts * SCORE_BYTES if parts > 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""Data movement: changes of layout and type, concatenation and slices of channels; and dropout."""
+"""Data movement: changes of layout and type, concatenation and slices of channels; also dropout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbc.ops.shape import ChannelSlice
 
 @dataclass(frozen=True, slots=True)
 class ConvertArguments(Struct):
-    """The only launch whose operands may lie in different layouts: the provider fills both in."""
+    """Integers of the only launch whose operands may have different layouts; the provider passes both layouts."""
 
     from_type: int
     to_type: int
@@ -28,6 +28,8 @@ class ConvertArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConcatArguments(Struct):
+    """Integers of a launch that concatenates channels."""
+
     type: int
     layout: int
     rows: int
@@ -37,6 +39,8 @@ class ConcatArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChannelSliceArguments(Struct):
+    """Integers of a launch that copies a slice of channels."""
+
     type: int
     layout: int
     rows: int
@@ -48,6 +52,8 @@ class ChannelSliceArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class DropoutArguments(Struct):
+    """Integers of a launch of dropout."""
+
     type: int
     layout: int
     rows: int
@@ -59,7 +65,7 @@ class DropoutArguments(Struct):
 
 
 def conversion(request: Request, layouts: Layouts) -> ConvertArguments:
-    """Input 0 in `layouts[0]` to output 0 in `layouts[1]`."""
+    """Return the integers of a conversion of input 0 in `layouts[0]` to output 0 in `layouts[1]`."""
     source, result = request.inputs[0], request.outputs[0]
     c = Channels.of(source)
     before, after = (layout_code(layout) for layout in layouts)
@@ -71,7 +77,7 @@ def _convert(at: Slice) -> ConvertArguments:
 
 
 def _any_layouts(request: Request) -> Iterable[Layouts]:
-    """One launch may change type and layout."""
+    """Yield every pair of layouts: one launch may change type and layout."""
     if not request.inputs[0].ordered:
         yield Layout.CHANNELS_FIRST, Layout.CHANNELS_FIRST
         return
@@ -115,7 +121,7 @@ KERNELS = (
     OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, version=2),
     OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, trailing=_channels_of_inputs, version=2),
     OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
-    # The gradient goes through the same mask.
+    # The gradient is multiplied by the mask of the forward pass.
     *(
         OwnKernel(
             f"{kind}{direction}",

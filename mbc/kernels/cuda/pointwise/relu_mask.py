@@ -1,4 +1,4 @@
-"""ReLU's bit mask, and ReLU's gradient by it, each in a launch of its own."""
+"""ReLU's bit mask, and ReLU's gradient by the mask, each in a launch of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ FILE = "pointwise/relu_mask.cu"
 
 @dataclass(frozen=True, slots=True)
 class ReluMaskArguments(Struct):
+    """Integers of a launch."""
+
     type: int
     bytes: int
     inner: int

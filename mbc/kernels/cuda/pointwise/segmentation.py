@@ -12,11 +12,13 @@ from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
 from mbc.ops.mean_iou import MeanIou
 
 FILE = "pointwise/segmentation.cu"
-TILE = 8 * THREADS  # positions, as in segmentation.cu
+TILE = 8 * THREADS  # positions of a tile; equal to the constant in segmentation.cu
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentationArguments(Struct):
+    """Integers of a launch over the pixels of images."""
+
     type: int
     layout: int
     rows: int
@@ -29,12 +31,14 @@ class SegmentationArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class DiceMeanArguments(Struct):
+    """Integers of a launch that computes a mean over images and classes."""
+
     rows: int
     classes: int
 
 
 def _parts(request: Request) -> int:
-    """Blocks that share an image of the Dice loss, of the overlap all images."""
+    """Return the number of blocks that share an image (Dice loss) or all images (overlap of classes)."""
     c = Channels.of(request.inputs[0])
     images = c.rows if isinstance(request.attributes, DiceSums) else 1
     tiles = -(-c.rows * c.inner // images // TILE)
@@ -48,8 +52,8 @@ def _arguments(at: Slice) -> SegmentationArguments:
 
 
 def _workspace(request: Request, layout: Layout) -> int:
-    made: TensorType = request.outputs[0]
-    return _parts(request) * made.elements // 2 * SCORE_BYTES
+    sums: TensorType = request.outputs[0]
+    return _parts(request) * sums.elements // 2 * SCORE_BYTES
 
 
 def _mean(at: Slice) -> DiceMeanArguments:

@@ -1,4 +1,4 @@
-"""Top-k accuracy, of all positions or of those that count."""
+"""Top-k accuracy over all positions, or over those whose class is not ignored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ FILE = "pointwise/top_k.cu"
 
 @dataclass(frozen=True, slots=True)
 class TopKArguments(Struct):
+    """Integers of a launch."""
+
     type: int
     layout: int
     rows: int
