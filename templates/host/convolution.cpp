@@ -1,7 +1,7 @@
-// Convolutions through cuDNN's graph API (its C backend): one execution plan per distinct row, built once.
+// Convolutions through cuDNN's graph API (its C backend): one execution plan for each distinct row, built once.
 //
-// Accesses of a launch: forward x, w, y, and with statistics y's mean and variance; data gradient dy, w, dx; filter
-// gradient x, dy, dw; then workspace, if any.
+// Accesses of a launch: forward x, w, y, and with statistics the mean and variance of y; data gradient dy, w, dx;
+// filter gradient x, dy, dw. A workspace comes last, if there is one.
 
 #include "cudnn_descriptor.h"
 #include "mbc_types.h"
@@ -16,7 +16,7 @@ namespace {
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
 enum Math : int64_t { STRICT = 0, TENSOR_CORES = 1 };
 
-// The integers of a row, in order; `knobs` pairs of (type, value) follow. mbc/kernels/cudnn_convolution.py has the same.
+// The integers of a row, in the order of mbc/kernels/cudnn_convolution.py; `knobs` pairs (type, value) follow.
 struct ConvolutionRow {
   int64_t pass;
   int64_t type;
@@ -24,7 +24,7 @@ struct ConvolutionRow {
   int64_t math;
   int64_t deterministic;
   int64_t accumulate;
-  int64_t statistics;  // forward: mean and variance of the result's channels, too
+  int64_t statistics;  // forward pass: whether mean and variance of the result's channels are computed
   int64_t rows;
   int64_t channels;
   int64_t height;
@@ -48,7 +48,7 @@ struct ConvolutionRow {
   int64_t knobs;
 };
 
-constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; more is of no use to any engine
+constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; a larger alignment helps no engine
 
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layout) {
   const int64_t c = shape[1], h = shape[2], w = shape[3];
@@ -68,7 +68,7 @@ Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, cudnnDataType_t
   return made;
 }
 
-// Names of the attributes of an operation: they differ by pass.
+// Names of an operation's attributes, which differ by pass.
 struct PassNames {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t image, filter, result, convolution, alpha, beta;
@@ -95,7 +95,7 @@ const PassNames& names_of(int64_t pass) {
 constexpr int64_t IMAGE_ID = 1, FILTER_ID = 2, RESULT_ID = 3, SUMS_ID = 4, SQUARES_ID = 5;
 constexpr int OPERANDS = 3;
 
-// The order in which a pass's accesses name image (x or dx), filter (w or dw) and result (y or dy).
+// The order of image (x or dx), filter (w or dw) and result (y or dy) among the accesses of a pass.
 std::vector<int64_t> ids_of(int64_t pass) {
   if (pass == FORWARD) return {IMAGE_ID, FILTER_ID, RESULT_ID};
   if (pass == BACKWARD_DATA) return {RESULT_ID, FILTER_ID, IMAGE_ID};
@@ -108,7 +108,7 @@ int64_t alignment_of(int64_t offset) {
   return alignment;
 }
 
-// Whether the numerical notes of an engine agree with the precision that the plan asks for.
+// Whether the numerical notes of an engine agree with the precision of the plan.
 bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
   cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
   int64_t count = 0;
@@ -123,7 +123,7 @@ bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
       case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC:
         if (row.deterministic != 0) return false;
         break;
-      case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:  // partial sums in bf16 or fp16: the format's own error
+      case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:  // partial sums in bf16 or fp16 lose bits
         if (row.type == MBC_FP32) return false;
         break;
       case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS:
@@ -137,7 +137,7 @@ bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
         break;
     }
   }
-  // What is compiled at run time needs NVRTC, which a package does not ask for.
+  // Engines that are compiled at run time need NVRTC, on which a package does not depend.
   cudnnBackendBehaviorNote_t behaviors[CUDNN_BEHAVIOR_NOTE_TYPE_COUNT];
   check_cudnn(cudnnBackendGetAttribute(engine.raw(), CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
                                        CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, &count, behaviors),
@@ -145,9 +145,9 @@ bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
   return std::find(behaviors, behaviors + count, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) == behaviors + count;
 }
 
-// The sums over each channel of the result, and over its squares, that the epilogue leaves for mean and variance.
+// The sums of the result and of its squares over each channel, from which the epilogue's mean and variance follow.
 struct Moments {
-  int64_t channels;  // 0 where none are asked for
+  int64_t channels;  // 0 if no statistics are computed
   int64_t count;     // elements of a channel
   int64_t bytes;     // at the start of the workspace
 
@@ -339,7 +339,7 @@ class Cudnn : public Library {
       Descriptor heuristics(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
       heuristics.child(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)
           .set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
-      if (cudnnBackendFinalize(heuristics.raw()) != CUDNN_STATUS_SUCCESS) continue;  // nothing known in this mode
+      if (cudnnBackendFinalize(heuristics.raw()) != CUDNN_STATUS_SUCCESS) continue;  // nothing in this mode
       for (const Descriptor& configuration :
            heuristics.get_children(CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)) {
         ++offered;
@@ -355,7 +355,7 @@ class Cudnn : public Library {
           if (needed <= budget) return plan;
           smallest = std::min(smallest, needed);
         } catch (const Failure& failure) {
-          last = failure.what();  // an engine may turn out not to support the graph after all; the next one may
+          last = failure.what();  // an engine may turn out not to support the graph; the next one may
         }
       }
     }

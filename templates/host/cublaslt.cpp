@@ -1,9 +1,9 @@
-// GEMMs through cuBLASLt: one algorithm per distinct row, taken once from the list that its heuristics
-// give within the planned workspace. All matrices are row-major: x [rows, inputs], w [outputs, inputs], y [rows,
-// outputs]; to cuBLASLt, which counts by column, each is its own transpose. A linear layer is such a GEMM, and so is a
-// 1 x 1 convolution, channels last: a row is a pixel.
+// GEMMs through cuBLASLt: one algorithm for each distinct row, taken once from the list that cuBLASLt's heuristics give
+// within the planned workspace. All matrices are row-major: x [rows, inputs], w [outputs, inputs], y [rows, outputs].
+// cuBLASLt is column-major, so that each matrix is its own transpose there. A linear layer is such a GEMM. So is a 1 x
+// 1 convolution with channels last, where a row is a pixel.
 //
-// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
+// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then a workspace, if any.
 
 #include "plan_tables.h"
 
@@ -19,7 +19,7 @@ namespace {
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
 enum Math : int64_t { STRICT = 0, TENSOR_CORES = 1 };
 
-// The integers of a row, in order. mbc/kernels/cublaslt.py has the same.
+// The integers of a row, in the order of mbc/kernels/cublaslt.py.
 struct MatmulRow {
   int64_t pass;
   int64_t type;
@@ -29,11 +29,11 @@ struct MatmulRow {
   int64_t inputs;
   int64_t outputs;
   int64_t workspace_bytes;
-  int64_t algorithm;  // place in the heuristics' list, the best first
+  int64_t algorithm;  // position in the heuristics' list, which begins with the best
 };
 
 constexpr int64_t FULL_ALIGNMENT = 256;
-constexpr int ALGORITHMS = 4;  // always asked for together, so that the list does not depend on the place wanted
+constexpr int ALGORITHMS = 4;  // length of the requested list; a constant, so that the list is always equal
 
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
@@ -51,7 +51,7 @@ uint32_t alignment_of(int64_t offset) {
   return static_cast<uint32_t>(alignment);
 }
 
-// A matrix of `height` x `width` as cuBLASLt counts: columns lie one after another.
+// A matrix of `height` x `width` in cuBLASLt's order: columns are contiguous.
 class Matrix {
  public:
   Matrix(cudaDataType_t type, int64_t height, int64_t width) {
@@ -84,7 +84,7 @@ class Preference {
   cublasLtMatmulPreference_t raw_ = nullptr;
 };
 
-// One prepared GEMM: d = a * b, added to d where the row accumulates.
+// One prepared GEMM: d = a * b, added to d if the row accumulates.
 class Product {
  public:
   Product(cublasLtHandle_t handle, const MatmulRow& row, const int64_t* offsets)
@@ -133,7 +133,7 @@ class Product {
   void choose(cublasLtHandle_t handle, const int64_t* offsets) {
     Preference preference;
     preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(row_.workspace_bytes));
-    // Partial sums are added in fp32 and in a fixed order: results neither lose bits nor change from run to run.
+    // Partial sums are added in fp32 and in a fixed order: results lose no bits and are equal in every run.
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                    static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(offsets[a_access()]));

@@ -1,6 +1,6 @@
-// Convolutions through cuDNN's legacy API, which has FFT and Winograd: descriptors per distinct row, made once.
+// Convolutions through cuDNN's legacy API, which has FFT and Winograd: descriptors for each distinct row, created once.
 //
-// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then workspace, if any.
+// Accesses of a launch: forward x, w, y; data gradient dy, w, dx; filter gradient x, dy, dw; then a workspace, if any.
 
 #include "cudnn_calls.h"
 #include "mbc_types.h"
@@ -14,13 +14,13 @@ namespace {
 
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
 
-// The integers of a row, in order. mbc/kernels/cudnn_legacy.py has the same.
+// The integers of a row, in the order of mbc/kernels/cudnn_legacy.py.
 struct LegacyRow {
   int64_t pass;
   int64_t type;
   int64_t layout;
   int64_t math;       // cudnnMathType_t
-  int64_t algorithm;  // of the enumeration of its pass
+  int64_t algorithm;  // number in the enumeration of its pass
   int64_t accumulate;
   int64_t rows;
   int64_t channels;
@@ -67,7 +67,7 @@ int as_int(int64_t value) {
   return static_cast<int>(value);
 }
 
-// Strides rather than a format: with one pixel or one channel the two formats look alike.
+// Strides rather than a format: with one pixel or one channel the two formats are equal.
 Tensor tensor(const LegacyRow& row, int64_t channels, int64_t height, int64_t width) {
   const bool last = row.layout == MBC_CHANNELS_LAST;
   Tensor made;
@@ -112,7 +112,7 @@ struct Prepared {
         widening(Widening::of(row.pass == BACKWARD_FILTER, row.type,
                               row.filters * (row.channels / row.groups) * row.kernel_height * row.kernel_width)) {}
 
-  // Of the workspace, what the algorithm may use.
+  // The bytes of the workspace that the algorithm may use.
   int64_t budget() const { return row.workspace_bytes - widening.bytes; }
 
   LegacyRow row;
@@ -176,7 +176,7 @@ class CudnnLegacy : public Library {
   }
 
  private:
-  // What the algorithm asks for on this GPU with this cuDNN.
+  // The workspace that the algorithm needs on this GPU with this cuDNN.
   size_t workspace_bytes(const Prepared& p) const {
     const cudnnHandle_t handle = handle_->get();
     size_t bytes = 0;

@@ -1,4 +1,5 @@
-// The C interface (mbc_module.h) over the tables of a plan (plan_tables.h). One path serves every network: a launch is a row.
+// The C interface (mbc_module.h) over the tables of a plan (plan_tables.h). All networks take one path: a launch is a
+// row.
 #include "mbc_module.h"
 
 #include "plan_tables.h"
@@ -15,18 +16,18 @@ constexpr int COMPUTE = 0;
 
 std::string creation_error;
 
-// One launch, ready to go: its row with addresses and the library call behind it.
+// One launch, ready to run: its row with addresses, and the library call that belongs to it.
 struct Launch {
   const Launcher* launcher;
   int stream;
-  int prepared;  // number of the library's call
+  int prepared;  // number of the library's prepared call
   const int64_t* integers;
   int64_t integer_count;
   const double* reals;
   std::vector<void*> pointers;
   const int64_t* waits;
   int64_t wait_count;
-  cudaEvent_t finished;  // only where another stream waits for this launch
+  cudaEvent_t finished;  // recorded only if another stream waits for this launch
   const char* name;
 };
 
@@ -42,11 +43,11 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// Told of every node of a captured graph and the launch that added it.
+// Called with every node of a captured graph and the launch that added the node.
 using NodeOfLaunch = std::function<void(size_t launch, cudaGraphNode_t node)>;
 
-// The nodes of a graph that is being captured, with the launch that added each. Nothing is documented of the order that
-// cudaGraphGetNodes has, so that new is what was not there before.
+// The nodes of a graph during its capture, each with the launch that added it. The order of cudaGraphGetNodes is not
+// documented, so that a node is new if it was not there before.
 class CapturedNodes {
  public:
   void add_new(cudaStream_t stream, size_t launch) {
@@ -58,7 +59,7 @@ class CapturedNodes {
     if (count == known_.size()) return;
     std::vector<cudaGraphNode_t> nodes(count);
     check(cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
-    for (size_t i = count; i-- > 0 && known_.size() < count;)  // from the end, where new ones are most likely
+    for (size_t i = count; i-- > 0 && known_.size() < count;)  // from the end, where new nodes are most likely
       if (known_.insert(nodes[i]).second) found_.emplace_back(launch, nodes[i]);
   }
 
@@ -71,13 +72,13 @@ class CapturedNodes {
   std::vector<std::pair<size_t, cudaGraphNode_t>> found_;
 };
 
-// Where the spaces of a plan begin: the arena, pinned host memory, memory of another GPU.
+// Addresses of the spaces of a plan: the arena, pinned host memory, memory of another GPU.
 struct Spaces {
   char* arena;
   char* host;
   char* peer;
 
-  // Of an offset as rows have it (plan_tables.h).
+  // Returns the address of an offset in the form that rows have (plan_tables.h).
   void* address(int64_t offset) const {
     if (offset >= 0) return arena + offset;
     return offset > -1 - MBC_PEER_BASE ? host - 1 - offset : peer - 1 - (offset + MBC_PEER_BASE);
@@ -127,8 +128,8 @@ class Program {
     if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
   }
 
-  // Launch by launch. `careful` waits for each one, so that an error is found where it happens; while they are captured
-  // `nodes` takes what each adds.
+  // Runs launch by launch. `careful` waits for each one, so that an error is reported where it occurs. During a
+  // capture, `nodes` records the nodes that each launch adds.
   void enqueue(bool careful, CapturedNodes* nodes = nullptr) {
     fork();
     for (size_t i = 0; i < launches_.size(); ++i) {
@@ -138,7 +139,7 @@ class Program {
     join();
   }
 
-  // One launch, waited for.
+  // Runs one launch and waits for it.
   void run_alone(int64_t index) {
     if (index < 0 || index >= static_cast<int64_t>(launches_.size()))
       throw Failure("there is no launch " + std::to_string(index));
@@ -147,7 +148,7 @@ class Program {
 
   void wait() const { check(cudaStreamSynchronize(streams_[COMPUTE]), "cudaStreamSynchronize"); }
 
-  // `told`: nobody where it is empty.
+  // `report`: called for each node; may be empty.
   void capture(const NodeOfLaunch& told) {
     if (executable_ != nullptr) return;
     CapturedNodes nodes;
@@ -156,7 +157,7 @@ class Program {
     try {
       enqueue(false, told ? &nodes : nullptr);
     } catch (...) {
-      cudaStreamEndCapture(streams_[COMPUTE], &graph);  // leaves the streams usable; the first error is the one to tell
+      cudaStreamEndCapture(streams_[COMPUTE], &graph);  // leaves the streams usable; the first error is reported
       if (graph != nullptr) cudaGraphDestroy(graph);
       throw;
     }
@@ -209,7 +210,7 @@ class Program {
     if (launch.finished != nullptr) check(cudaEventRecord(launch.finished, stream), "cudaEventRecord");
   }
 
-  // The other streams start after what the compute stream holds, and it ends after them. A capture needs both.
+  // The other streams start after the work of the compute stream, which then waits for them. A capture needs both.
   void fork() {
     check(cudaEventRecord(forked_.get(), streams_[COMPUTE]), "cudaEventRecord");
     for (int i = 1; i < STREAMS; ++i)
@@ -246,7 +247,7 @@ struct MbcModule {
 
 namespace {
 
-// Runs `body`; a failure becomes the text of `error` and the status 1. Nothing may be thrown into C.
+// Runs `body`; a failure becomes the text of `error` and the status 1, because no exception may be thrown into C.
 template <typename Body>
 int guarded(std::string& error, Body&& body) {
   try {

@@ -1,5 +1,5 @@
-// Mean and biased variance of every channel of a convolution's result, whose epilogue has summed up its elements and
-// their squares. Accesses: sums (those of the squares come behind), mean, variance.
+// Mean and biased variance of every channel of a convolution's result, from the sums of its elements and of their
+// squares that the convolution's epilogue computed. Accesses: sums (followed by the sums of squares), mean, variance.
 
 #include "device.cuh"
 
@@ -10,8 +10,8 @@ struct MomentsRow {
 
 namespace mbc {
 
-// A mean far from zero makes the variance a small difference of large numbers: the rounding of the sums, which are in
-// fp32, counts for more then, and in fp64 none is added to it.
+// With a mean far from zero, the variance is a small difference of large numbers, and the rounding of the fp32 sums
+// counts for more. The arithmetic here is in fp64, so that it adds no further rounding error.
 __global__ void moments(const float* sums, float* mean, float* variance, int64_t channels, double count) {
   for (int64_t c = thread_index(); c < channels; c += thread_count()) {
     const double middle = sums[c] / count, spread = sums[channels + c] / count - middle * middle;

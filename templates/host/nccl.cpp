@@ -1,11 +1,15 @@
-// Collectives through NCCL, whose functions and communicator Python gives: nothing is linked, so that a package needs NCCL
-// only where several GPUs train.
+// Collectives through NCCL. Python passes NCCL's functions and the communicator: nothing is linked, so that a package
+// needs NCCL only if several GPUs train.
 //
-// Accesses of a launch: tensors of this rank, then where those of all ranks go, which one call gathers; or the gradients
-// of a bucket, then their sums, which lie in the same place, by copies also workspace as long as the bucket; or gradients,
-// then this rank's parts of their sums; or, by turns, parts of new parameters and the old ones, then the new. With thread
-// blocks a kernel of NCCL's sums. Without, copy engines move the data, which leaves all multiprocessors to the kernels
-// beside it: each rank gets its part of the bucket from all, sums it, and gives it to all.
+// Accesses of a launch, by kind:
+//   gather         tensors of this rank, then the places of those of all ranks; one call gathers them
+//   sum            the gradients of a bucket, then their sums in the same place; by copies also a workspace as long as
+//                  the bucket
+//   scatter        gradients, then this rank's parts of their sums
+//   gather parts   alternately parts of new parameters and the old parameters, then the new parameters
+//
+// With thread blocks, a kernel of NCCL sums. Without them, copy engines move the data, which leaves all multiprocessors
+// to concurrent kernels: each rank receives its part of the bucket from all ranks, sums it, and sends the sum to all.
 
 #include "plan_tables.h"
 
@@ -18,17 +22,17 @@ constexpr int SUM = 0;          // ncclSum
 constexpr int SUCCESS = 0;      // ncclSuccess
 constexpr int IN_PROGRESS = 7;  // ncclInProgress
 
-// The integers of a row, in order. mbc/kernels/nccl.py has the same.
+// The integers of a row, in the order of mbc/kernels/nccl.py.
 struct CollectiveRow {
   int64_t does;
   int64_t operands;
-  int64_t elements;  // of a bucket that is summed, else 0
-  int64_t ctas;      // 0: by copies
-  // Behind it: the words of 4 bytes of each operand that is gathered, whatever its type; or a `Cut` for each tensor.
+  int64_t elements;  // elements of a bucket that is summed, else 0
+  int64_t ctas;      // thread blocks; 0: by copies
+  // The words of 4 bytes of each gathered operand follow, whatever its type; or a `Cut` for each tensor.
 };
 enum Does : int64_t { SUMS, GATHERS, SCATTERS, GATHERS_PARTS };
 
-// A tensor and its parts, in elements: the part of rank r begins at r * part, and ends there or where the tensor does.
+// A tensor and its parts, in elements: the part of rank r begins at r * part and ends a part later, or with the tensor.
 struct Cut {
   int64_t whole;
   int64_t part;
@@ -73,7 +77,7 @@ class Nccl final : public Library {
   }
 
  private:
-  // All operands in one kernel.
+  // Gathers all operands in one kernel.
   void gather(const MbcCall& call, const CollectiveRow& row) const {
     const int64_t* words = call.integers + sizeof(CollectiveRow) / sizeof(int64_t);
     settle(ranks_->group_start());
@@ -87,8 +91,8 @@ class Nccl final : public Library {
     return reinterpret_cast<const Cut*>(call.integers + sizeof(CollectiveRow) / sizeof(int64_t));
   }
 
-  // Every sum in one kernel. What the ranks do not share evenly is reduced to each rank in turn, which sends as many
-  // bytes; the padding of a part is zeroed, since all of it is read as one tensor.
+  // Computes every sum in one kernel. A tensor that the ranks do not share evenly is reduced to each rank in turn,
+  // which sends as many bytes. The padding of a part is zeroed, because the whole part is read as one tensor.
   void scatter(const MbcCall& call, const CollectiveRow& row) const {
     const Cut* all = cuts(call);
     for (int64_t i = 0; i < row.operands; ++i) {
@@ -116,7 +120,7 @@ class Nccl final : public Library {
     settle(ranks_->group_end());
   }
 
-  // Every parameter in one kernel.
+  // Gathers every parameter in one kernel.
   void gather_parts(const MbcCall& call, const CollectiveRow& row) const {
     const Cut* all = cuts(call);
     settle(ranks_->group_start());
@@ -136,12 +140,12 @@ class Nccl final : public Library {
     settle(ranks_->group_end());
   }
 
-  // A call within a group, which is settled at the group's end.
+  // A call within a group, which completes at the group's end.
   void begun(int status) const {
     if (status != SUCCESS && status != IN_PROGRESS) settle(status);
   }
 
-  // The communicator does not block: its own thread may still be enqueueing, which a capture must not miss.
+  // The communicator does not block: its thread may still be enqueueing, and a capture must not end before that.
   void settle(int status) const {
     while (status == IN_PROGRESS) {
       const int asked = ranks_->async_error(ranks_->communicator, &status);

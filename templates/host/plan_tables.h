@@ -1,4 +1,4 @@
-// What a generated program.cpp defines: the plan as tables, one row a launch.
+// Definitions of a generated program.cpp: the plan as tables, with one row for each launch.
 #pragma once
 
 #include "mbc_call.h"
@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-// A call that failed; the text names the function and the library's own explanation.
+// A call that failed; the text names the function and includes the library's own explanation.
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -18,22 +18,22 @@ inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw Failure(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// A library whose calls are readied once and then run many times (cuDNN, cuBLASLt).
+// A library whose calls are prepared once and then run many times (cuDNN, cuBLASLt).
 class Library {
  public:
   virtual ~Library() = default;
-  // Readies the call that `integers` describe, for operands at such offsets of the arena (their alignment matters);
-  // returns its number. Equal calls are readied once.
+  // Prepares the call that `integers` describe, for operands at these offsets of the arena (their alignment matters),
+  // and returns its number. Equal calls are prepared once.
   virtual int prepare(const int64_t* integers, int64_t integer_count, const int64_t* offsets, int64_t offset_count) = 0;
   virtual void run(int number, const MbcCall& call) = 0;
 };
 
 class CudnnHandle;  // cudnn_calls.h
 
-// What the libraries of one module have in common; each part is made by the first that needs it.
+// The common objects of the libraries of one module; each is created by the first library that needs it.
 struct Shared {
   std::shared_ptr<CudnnHandle> cudnn;
-  const MbcRanks* ranks = nullptr;  // null where there is one GPU
+  const MbcRanks* ranks = nullptr;  // null if there is one GPU
 };
 
 std::unique_ptr<Library> open_cudnn(Shared& shared);         // convolution.cpp
@@ -51,8 +51,9 @@ struct Launcher {
   MbcLauncher launch;
 };
 
-// One row: launcher, stream, accesses, integers, reals, waits (four counts), then the offset of each access (below
-// zero: -1 - offset in host memory, and MBC_PEER_BASE less than that in a peer's), the integers, and the launches to wait for. Reals lie in a pool of their own.
+// One row: launcher, stream, accesses, integers, reals, waits (four counts); then the offset of each access, the
+// integers, and the launches to wait for. An offset below zero is -1 - offset in host memory, and MBC_PEER_BASE less
+// than that in a peer's memory. Reals are in a pool of their own.
 constexpr int ROW_HEADER = 6;
 constexpr int64_t MBC_PEER_BASE = int64_t{1} << 62;
 
@@ -60,7 +61,7 @@ struct ProgramTable {
   int64_t launches;
   const int64_t* rows;
   const double* reals;
-  const char* names;  // one a launch, each ended by '\0'
+  const char* names;  // one for each launch, each ended by '\0'
 };
 
 struct PlanTables {
@@ -70,9 +71,9 @@ struct PlanTables {
   const Launcher* launchers;
   int64_t library_count;
   std::unique_ptr<Library> (*const* libraries)(Shared&);
-  size_t (*cudnn_version)();  // null where the plan does not use cuDNN
+  size_t (*cudnn_version)();  // null if the plan does not use cuDNN
   int64_t program_count;
-  const ProgramTable* programs;  // as MbcProgramIndex numbers them
+  const ProgramTable* programs;  // in the order of MbcProgramIndex
 };
 
 extern const PlanTables mbc_plan;

@@ -1,8 +1,8 @@
-// The sum of equally long parts, one of each rank, in the order of ranks: the same bits wherever it is computed.
-// Accesses: the parts one after another, the sum. Integers: parts, elements of each.
+// The sum of parts of equal length, one from each rank, in the order of ranks: the result has the same bits on every
+// GPU. Accesses: the parts one after another, the sum. Integers: number of parts, elements of each.
 //
 // Bytes      every part in once, one out.
-// Threads    256 in a grid-stride loop, four elements each: parts begin at multiples of 16 bytes, and so they end.
+// Threads    256 in a grid-stride loop, four elements each: parts begin and end at multiples of 16 bytes.
 // Limit      memory bandwidth.
 
 #include "mbc_call.h"

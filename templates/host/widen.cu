@@ -1,4 +1,4 @@
-// A filter gradient from the operands' type (bf16 or fp16) to fp32: written, or added to what is there.
+// A filter gradient from the operands' type (bf16 or fp16) to fp32: written, or added to the present values.
 // Accesses: source, destination.
 
 #include "mbc_call.h"

@@ -1,4 +1,4 @@
-// The control block (mbc/ir/control.py): what changes from step to step. 256 bytes in the arena.
+// The control block (mbc/ir/control.py): values that change from step to step. 256 bytes in the arena.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct MbcControl {
   uint32_t updates;
   uint32_t skipped;
   uint32_t since_growth;
-  float gradient_scale;  // loss_scale as it was before `guard`: what the updates divide by
+  float gradient_scale;  // the loss scale before `guard` changed it, by which updates divide
   // Written by the host once.
   uint64_t global_seed;
   uint64_t first_row;

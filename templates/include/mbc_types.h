@@ -1,4 +1,4 @@
-// Codes of element types and layouts in the integers of a launch (mbc/kernels/base.py has the same).
+// Codes of element types and layouts in the integers of a launch, equal to those in mbc/kernels/base.py.
 #pragma once
 
 #include <cstdint>

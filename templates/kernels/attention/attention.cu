@@ -1,8 +1,8 @@
-// Scaled dot-product attention of any type, layout and size, by FMA: it is there to be always possible.
+// Scaled dot-product attention of any type, layout and size, by FMA: it exists so that every request has a kernel.
 //
-// GEMM       for each sample, head and group: forward M = queries, N = keys, K = channels of a head, and back; five such
-//            products backward, of which the scores' and dy's with values are computed twice.
-// Tile       32 or 64 rows that a block holds, 16 positions at a time that it walks over; 2 or 4 warps of 16 rows.
+// GEMM       for each sample, head and group: forward M = queries, N = keys, K = channels of a head, and back; five
+//            products backward, of which two (the scores, and dy by the values) are computed twice.
+// Tile       a block holds 32 or 64 rows and walks over 16 positions at a time; 2 or 4 warps of 16 rows.
 // Shared     8,704 to 99,840 bytes: tiles in fp32, a row padded by 16 bytes.
 // Registers  the sums: 4 a thread for every 8 channels, twice in the gradients of keys and values, which spill
 //            at 256 channels.

@@ -1,6 +1,7 @@
-// Scaled dot-product attention by tiles, forward and backward, for tensor cores or FMA (`Unit`). Dao, "FlashAttention-2",
-// 2023; here no two blocks add to one element, so that each sum has one order: the backward pass is a kernel for the
-// gradient of queries and one for those of keys and values, and both recompute the scores.
+// Scaled dot-product attention by tiles, forward and backward, for tensor cores or FMA (`Unit`). Dao,
+// "FlashAttention-2", 2023. Here no two blocks add to one element, so that each sum has one order: the backward pass
+// has one kernel for the gradient of queries and one for the gradients of keys and values, and both recompute the
+// scores.
 //
 // A warp holds 16 rows of a product as tensor cores do: thread (g, t) = (lane / 4, lane % 4) has of each 16 x 8 the
 // elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1):
@@ -23,7 +24,7 @@ struct AttentionArguments {
   int64_t depth;
   int64_t packed;
   int64_t causal;
-  int64_t bias_heads;   // 1: one for all; 0: there is no bias
+  int64_t bias_heads;   // 1: one bias for all heads; 0: there is no bias
   int64_t bias_groups;
 };
 
@@ -42,7 +43,7 @@ struct Headed {
   T* data;
   int64_t row, head, group, position, channel;
 
-  // `part` of `parts` tensors that share the channels.
+  // Part `part` of `parts` tensors that share the channels.
   Headed(T* at, const AttentionArguments& a, int64_t length, int64_t part, int64_t parts) : data(at) {
     const int64_t own = a.heads * a.depth, all = own * parts;
     const bool last = a.layout == MBC_CHANNELS_LAST;
@@ -56,10 +57,10 @@ struct Headed {
   __device__ T* of(int64_t n, int64_t h, int64_t g) const { return data + n * row + h * head + g * group; }
 };
 
-// Which scores count, and what is added to them. Everything is in powers of two.
+// Which scores count, and the bias that is added to them. Everything is in powers of two.
 template <typename T>
 struct Scores {
-  const T* bias;  // null: none
+  const T* bias;  // null: no bias
   int64_t bias_head, bias_group, queries, keys;
   float scale;
   bool causal;
@@ -76,7 +77,7 @@ struct Scores {
   }
 };
 
-// Of a launch: operands, sizes, and the item (row, head, group) of a block.
+// A block's view of a launch: operands, sizes, and its item (row, head, group).
 template <typename T>
 struct Attended {
   Headed<const T> q, k, v;
@@ -97,7 +98,7 @@ struct Attended {
   int64_t items() const { return rows * heads * groups; }
 };
 
-// `Index`: 32 bits take fewer registers and instructions, and are enough for the blocks of a grid.
+// `Index`: 32 bits take fewer registers and instructions, and suffice for the blocks of a grid.
 template <typename Index>
 struct ItemAt {
   Index n, h, g;
@@ -109,7 +110,7 @@ using Item = ItemAt<int64_t>;
 
 inline int first_operand(const AttentionArguments& a) { return (a.packed ? 1 : 3) + (a.bias_heads ? 1 : 0); }
 
-// `count` positions from `first` on, zeros where there are none; channels from `depth` to D are zeros, too.
+// Copies `count` positions from `first` on, zeros beyond the last one; channels from `depth` to D are zeros, too.
 template <typename Unit, int D, typename T>
 __device__ void fetch(typename Unit::Element* to, const T* from, const Headed<const T>& x, int64_t first, int64_t length,
                       int64_t depth, int count) {
@@ -123,7 +124,8 @@ __device__ void fetch(typename Unit::Element* to, const T* from, const Headed<co
   }
 }
 
-// Products by FMA, of operands in shared memory in fp32: thread by thread what tensor cores would do.
+// Products by FMA of fp32 operands in shared memory; each thread computes what it would hold after a tensor-core
+// product.
 struct FmaUnit {
   using Element = float;
   static constexpr int WIDTH = 1;
@@ -176,7 +178,7 @@ struct FmaUnit {
   }
 };
 
-// What the block has in shared memory: tiles that it holds, and tiles that it walks over.
+// The shared memory of a block: tiles that it holds, and tiles that it walks over.
 template <typename Unit, int D>
 struct Tiles {
   static constexpr int WARPS = Unit::template warps<D>, HELD = 16 * WARPS, WALKED = Unit::template walked<D>;
@@ -224,7 +226,7 @@ __global__ void attend(Attended<T> a, Headed<T> y, float* logs, int64_t tiles) {
     for (int i = 0; i < 2; ++i) {
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-      // Where nothing has counted so far, any number will do but infinity.
+      // Until a score counts, the running maximum may be any number but infinity.
       factor[i] = most[i] == -INFINITY ? 0.0f : exp2f(most[i] - largest[i]);
       most[i] = largest[i];
       total[i] *= factor[i];
@@ -260,13 +262,13 @@ __global__ void attend(Attended<T> a, Headed<T> y, float* logs, int64_t tiles) {
   }
 }
 
-// Of every row of scores the sum of y * dy: what the gradient of softmax takes off. By `lanes` neighbouring threads, a
-// power of two up to 32.
+// The sum of y * dy of every row of scores, which the gradient of softmax subtracts. `lanes` neighbouring threads, a
+// power of two up to 32, share a row.
 template <typename T>
 __global__ void attention_dots(Headed<const T> y, Headed<const T> dy, float* dots, int64_t queries, int64_t heads,
                                int64_t groups, int64_t depth, int64_t count, int lanes) {
   const int lane = threadIdx.x % lanes;
-  // A warp goes on together.
+  // All threads of a warp continue together.
   for (int64_t i = thread_index(); i - threadIdx.x % 32 < count * lanes; i += thread_count()) {
     const int64_t row = i / lanes;
     float sum = 0.0f;
@@ -282,7 +284,7 @@ __global__ void attention_dots(Headed<const T> y, Headed<const T> dy, float* dot
   }
 }
 
-// Scores to probabilities, and the gradients of probabilities to those of scores. `across`: rows are keys.
+// Turns scores into probabilities, and gradients of probabilities into those of scores. `across`: rows are keys.
 template <bool ACROSS, int N, typename T>
 __device__ void probabilities(float (&p)[N][4], const Scores<T>& scores, const T* bias, int64_t row, int64_t column,
                               const float* logs) {
@@ -307,7 +309,7 @@ __device__ void score_gradients(float (&dp)[N][4], const float (&p)[N][4], const
     for (int e = 0; e < 4; ++e) dp[n][e] = p[n][e] * (dp[n][e] - dots[ACROSS ? 8 * n + 2 * t + e % 2 : g + 8 * (e / 2)]);
 }
 
-// Logarithms and dots of `count` queries, to shared memory.
+// Copies logarithms and dots of `count` queries to shared memory.
 __device__ inline void fetch_numbers(float* to, const float* logs, const float* dots, int64_t first, int64_t queries,
                                      int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
@@ -331,7 +333,7 @@ __device__ void put_rows(const float (&sums)[D / 8][4], T* to, const Headed<T>& 
     }
 }
 
-// What the backward pass reads beside query, key and value: dy, and of each query a logarithm and a dot.
+// Operands of the backward pass beside query, key and value: dy, and a logarithm and a dot for each query.
 template <typename T>
 struct Backward {
   Attended<T> a;
@@ -411,7 +413,7 @@ __global__ void attention_key_gradients(Backward<T> b, Headed<T> dk, Headed<T> d
   put_rows<D>(values, dv.of(at.n, at.h, at.g), dv, first + own, a.scores.keys, a.depth, 1.0f);
 }
 
-// One tile of the bias, summed over one part of what shares it: samples, heads and groups of which there is one bias.
+// One tile of the bias's gradient, summed over one part of the samples, heads and groups that share the bias.
 template <typename Unit, int D, typename T>
 __global__ void attention_bias_gradient(Backward<T> b, float* partial, int64_t bias_heads, int64_t bias_groups,
                                         int64_t parts) {
@@ -430,7 +432,7 @@ __global__ void attention_bias_gradient(Backward<T> b, float* partial, int64_t b
   const int64_t first = block % down * Tile::HELD;
   block /= down;
   const int64_t plane = block % (bias_heads * bias_groups), part = block / (bias_heads * bias_groups);
-  // Of a head or group that has its own bias there is one, of all others as many as there are.
+  // Heads and groups that share this bias: one if each has its own bias, otherwise all of them.
   const int64_t heads = bias_heads > 1 ? 1 : a.heads, groups = bias_groups > 1 ? 1 : a.groups;
   const int64_t count = a.rows * heads * groups;
   const int own = threadIdx.x / 32 * 16;
@@ -481,13 +483,13 @@ void run_attend(const MbcCall& call, const AttentionArguments& a) {
                     Tile::bytes(1, 2, 0), call.stream, of, y, out<float>(call, at + 1), tiles);
 }
 
-// `dots`: where they are written, of all queries.
+// `dots`: where the dots of all queries are written.
 template <typename T>
 Backward<T> backward_of(const MbcCall& call, const AttentionArguments& a, float* dots) {
   const int at = first_operand(a);
   const Headed<const T> y(in<T>(call, at), a, a.queries, 0, 1), dy(in<T>(call, at + 1), a, a.queries, 0, 1);
   const int64_t count = a.rows * a.heads * a.groups * a.queries;
-  const int lanes = y.channel == 1 ? 8 : 1;  // where channels are adjacent
+  const int lanes = y.channel == 1 ? 8 : 1;  // if channels are adjacent
   MBC_LAUNCH((attention_dots<T>), blocks_for(count * lanes), THREADS, call.stream, y, dy, dots, a.queries, a.heads,
              a.groups, a.depth, count, lanes);
   return {Attended<T>(call, a), dy, in<float>(call, at + 2), dots};
@@ -525,7 +527,7 @@ void run_bias_gradient(const MbcCall& call, const AttentionBiasArguments& a) {
              a.accumulate != 0);
 }
 
-// Calls `run` with the next larger number of channels that kernels are compiled for.
+// Calls `run` with the smallest number of channels that kernels are compiled for and that is large enough.
 template <int MOST, typename Run>
 void for_depth(int64_t depth, const Run& run) {
   if (depth <= 32) return run(std::integral_constant<int, 32>());

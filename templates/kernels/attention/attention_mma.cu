@@ -1,13 +1,13 @@
 // Scaled dot-product attention in 16 bits on tensor cores, channels last, up to 128 channels a head.
 //
-// GEMM       as in attention.cu, by mma.sync m16n8k16: the sums in fp32, probabilities and their gradients rounded to
-//            16 bits between two products, as they come, in registers.
-// Tile       64 rows that a block holds; 64 positions at a time, from 96 channels on 32, that it walks over; 4 warps of
-//            16 rows each.
-// Shared     15,360 to 53,248 bytes, a row padded by 16 bytes: no two of the words that a warp reads at once share a
+// GEMM       as in attention.cu, by mma.sync m16n8k16: sums in fp32; probabilities and their gradients are rounded to
+//            16 bits in registers between two products.
+// Tile       a block holds 64 rows and walks over 64 positions at a time (32 from 96 channels on); 4 warps of 16 rows
+//            each.
+// Shared     15,360 to 53,248 bytes, a row padded by 16 bytes, so that no two words that a warp reads together share a
 //            bank. Copied by cp.async; values, which are read along their columns, by ldmatrix.trans.
 // Registers  as in attention.cu, and the scores of 16 x 64 or 16 x 32, twice backward.
-// Limit      latency of copies, which blocks of one multiprocessor hide from each other; exponentials.
+// Limit      latency of copies, which the blocks of a multiprocessor hide from each other; exponentials.
 #include "attention.cuh"
 #include "mma.cuh"
 
@@ -51,7 +51,7 @@ struct MmaUnit {
   template <int D, int N>
   static __device__ void mix(float (&sums)[D / 8][4], const float (&p)[N][4], const T* b) {
     const int lane = threadIdx.x % 32;
-    // Of the four matrices of 8 x 8 that come at once the first two are one below the other.
+    // Of the four matrices of 8 x 8 that one ldmatrix reads, the first two are one below the other.
     const T* row = b + (lane / 8 % 2 * 8 + lane % 8) * stride<D> + lane / 16 * 8;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {

@@ -1,32 +1,32 @@
 // Scaled dot-product attention of short sequences in 16 bits on tensor cores, channels last: a block has a whole head
 // in shared memory (ViT at 224 pixels has 197 positions, a window of Swin 49).
 //
-// GEMM       as in attention_mma.cu, but backward five products for seven: a warp has 16 keys, whose scores it computes
-//            for all queries, and leaves the gradients of scores, rounded to 16 bits as tensor cores take them, in
-//            shared memory; behind one barrier it has 16 queries, and multiplies what all warps left by the keys. No
-//            two warps add to one element.
-// Tile       16 rows a warp. Forward up to 8 warps go over the queries, 48 keys at a time (32 for up to 32 channels);
-//            backward a warp for every 16 keys, 16 queries at a time. Sequences are padded to a multiple of 16.
-// Shared     forward keys and values, backward keys, queries, dy and the gradients of scores: 59,904 and 178,048 bytes
-//            for 197 positions of 64 channels. Rows padded by 16 bytes: ldmatrix meets no bank twice.
-// Registers  128 for 64 channels, 80 forward and 96 backward for 32. The operand that a warp keeps comes right from
+// GEMM       as in attention_mma.cu, but five products backward instead of seven: a warp has 16 keys and computes their
+//            scores for all queries. It leaves the gradients of scores, rounded to 16 bits for tensor cores, in
+//            shared memory. After one barrier it has 16 queries, and multiplies the gradients of all warps by the keys.
+//            No two warps add to one element.
+// Tile       16 rows a warp. Forward: up to 8 warps walk over the queries, 48 keys at a time (32 with <= 32 channels).
+//            Backward: one warp for every 16 keys, 16 queries at a time. Sequences are padded to multiples of 16.
+// Shared     forward: keys and values. Backward: keys, queries, dy and the gradients of scores. For 197 positions of 64
+//            channels 59,904 and 178,048 bytes. Rows are padded by 16 bytes, so that ldmatrix has no bank conflicts.
+// Registers  128 for 64 channels; 80 forward and 96 backward for 32. The operand that a warp keeps comes directly from
 //            global memory, as fragments; the sums are those of 16 rows, backward of keys and values.
-// Limit      reading shared memory, 4 cycles for two mma.sync; backward one block a multiprocessor, whose loads nothing
-//            hides.
+// Limit      reading shared memory, 4 cycles for two mma.sync; backward one block fits a multiprocessor, and nothing
+//            hides its loads.
 #include "attention.cuh"
 #include "mma.cuh"
 
 namespace mbc {
 
 constexpr int TILE = 16;          // positions
-constexpr int FORWARD_WARPS = 8;  // at most
+constexpr int FORWARD_WARPS = 8;  // most warps of a block
 template <int D>
-constexpr int AHEAD = D <= 32 ? 2 : 3;  // tiles of keys whose scores a warp computes at a time
+constexpr int AHEAD = D <= 32 ? 2 : 3;  // tiles of keys whose scores a warp computes together
 template <int D>
-constexpr int FORWARD_BLOCKS = D <= 32 ? 3 : 2;  // of so many warps, that a multiprocessor shall have registers for
+constexpr int FORWARD_BLOCKS = D <= 32 ? 3 : 2;  // blocks that fit into the registers of a multiprocessor
 template <int D>
-constexpr int BACKWARD_WARPS = D <= 32 ? 20 : 16;  // at most, for the same reason
-// Elements of a row of so many in shared memory: 16 bytes more.
+constexpr int BACKWARD_WARPS = D <= 32 ? 20 : 16;  // most warps of a block, for the same reason
+// Elements between rows in shared memory: 16 bytes more than a row has.
 template <int COUNT>
 constexpr int PITCH = COUNT + 8;
 
@@ -43,8 +43,8 @@ __device__ inline float power_of_2(float x) {
 #endif
 }
 
-// Which scores of a head count, and what is added to them, in powers of two. `PLAIN`: there is no bias, and every key
-// counts for every query.
+// Which scores of a head count, and the bias that is added to them, in powers of two. `PLAIN`: there is no bias, and
+// every key counts for every query.
 template <bool PLAIN, typename T>
 struct HeadScores {
   const T* bias;
@@ -59,12 +59,12 @@ struct HeadScores {
   __device__ float operator()(int query, int key, float score) const {
     if constexpr (PLAIN) return key < keys ? score : -INFINITY;
     if (query >= queries || key >= keys || (causal && key > query)) return -INFINITY;
-    compiler_fence();  // all loads of a bias at once would take registers that are not there
+    compiler_fence();  // loading all elements of a bias at once would need too many registers
     return bias == nullptr ? score : fmaf(to_float(bias[query * keys + key]), LOG2_E, score);
   }
 };
 
-// `count` positions to shared memory, zeros from `length` and `depth` on.
+// Copies `count` positions to shared memory; zeros from `length` and from `depth` on.
 template <int D, int P, typename T>
 __device__ void copy_rows(T* to, const T* from, int64_t position, int length, int depth, int count) {
   constexpr int COLUMNS = D / 8;
@@ -76,7 +76,7 @@ __device__ void copy_rows(T* to, const T* from, int64_t position, int length, in
   }
 }
 
-// Of a warp 16 rows from global memory, as the first operand of products over their channels.
+// Loads a warp's 16 rows from global memory, as the first operand of products over their channels.
 template <int D, typename T>
 __device__ void load_rows(uint32_t (&a)[D / 16][4], const T* from, int64_t position, int first, int length, int depth) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -120,14 +120,15 @@ __device__ void mix(float (&sums)[D / 8][4], const uint32_t (&p)[4], const T* b)
   }
 }
 
-// 16 x 16 results as the first operand of the next product.
+// 16 x 16 results in the form of the first operand of the next product.
 template <typename T>
 __device__ void round_words(uint32_t (&a)[4], const float (&p)[2][4]) {
 #pragma unroll
   for (int w = 0; w < 4; ++w) a[w] = rounded_word<T>(p[w / 2] + 2 * (w % 2));
 }
 
-// 16 rows, times a factor each. Neighbours exchange words, so that a warp writes whole sectors of 32 bytes.
+// Stores 16 rows, each multiplied by a factor. Neighbours exchange words, so that a warp writes whole sectors of 32
+// bytes.
 template <int D, typename T>
 __device__ void store_rows(const float (&sums)[D / 8][4], T* to, int64_t position, int first, int length, int depth,
                            float upper, float lower) {
@@ -153,12 +154,12 @@ __device__ void store_rows(const float (&sums)[D / 8][4], T* to, int64_t positio
   }
 }
 
-// Of 16 queries: the largest score so far, and what was added up relative to it.
+// State of 16 queries: the largest score so far, and the sums relative to that score.
 template <int D>
 struct Attending {
   float most[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f}, sums[D / 8][4] = {};
 
-  // With N tiles of keys more, from `key` on. `AS_THEY_ARE`: all of them count, and there is no bias.
+  // Adds N more tiles of keys, from `key` on. `AS_THEY_ARE`: all of them count, and there is no bias.
   template <int N, bool AS_THEY_ARE, bool PLAIN, typename T>
   __device__ void attend(const uint32_t (&q)[D / 16][4], const T* k, const T* v, const HeadScores<PLAIN, T>& scores,
                          int query, int key) {
@@ -180,7 +181,7 @@ struct Attending {
     for (int i = 0; i < 2; ++i) {
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
       largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-      // Where nothing has counted so far, any number will do but infinity.
+      // Until a score counts, the running maximum may be any number but infinity.
       from[i] = largest[i] == -INFINITY ? 0.0f : largest[i];
       factor[i] = power_of_2(most[i] - from[i]);
       most[i] = largest[i];
@@ -247,17 +248,17 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS, FORWARD_BLOCKS<D>)
   }
 }
 
-// Of a query: the logarithm to base 2 of its sum of exponentials, infinite where there is no query, so that no key has
-// a share in it, and the sum of y * dy.
+// Two numbers of a query: the logarithm to base 2 of its sum of exponentials, infinite beyond the last query so that no
+// key has a share in it, and the sum of y * dy.
 struct alignas(8) QueryNumbers {
   float log, dot;
 };
 
-// Copies dy, and leaves the numbers of each query.
+// Copies dy, and stores the numbers of each query.
 template <int D, int P, typename T>
 __device__ void copy_gradient(T* to, QueryNumbers* numbers, const T* dy, const T* y, const float* logs,
                               int64_t position, int length, int depth, int count) {
-  constexpr int COLUMNS = D / 8;  // a power of two: threads that share a row
+  constexpr int COLUMNS = D / 8;  // threads that share a row, a power of two
   static_assert((COLUMNS & (COLUMNS - 1)) == 0);
 #pragma unroll 4
   for (int i = threadIdx.x; i < count * COLUMNS; i += blockDim.x) {
@@ -292,7 +293,7 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
   constexpr int P = PITCH<D>, PAIR = PITCH<2 * D>;
   const auto& a = b.a;
   const int pitch = all_queries + 8;
-  // Keys; queries, of which dy lies behind q; the gradients of scores, [key, query]; numbers of queries.
+  // Keys; queries, followed by dy; the gradients of scores, [key, query]; numbers of queries.
   T *k = reinterpret_cast<T*>(shared), *q = k + all_keys * P, *dy = q + D, *dscores = q + all_queries * PAIR;
   auto* numbers = reinterpret_cast<QueryNumbers*>(dscores + all_keys * pitch);
   const ItemAt<uint32_t> at(blockIdx.x, static_cast<uint32_t>(a.heads), static_cast<uint32_t>(a.groups));
@@ -314,7 +315,7 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
     for (int query = scores.causal ? own : 0; query < all_queries; query += TILE) {
       float p[1][2][4] = {}, dp[1][2][4] = {};
-      // Registers have room for one of two operands.
+      // Registers have room for one of the two operands.
       uint32_t key[D / 16][4];
 #pragma unroll
       for (int i = 0; i < D / 16; ++i)
@@ -368,7 +369,7 @@ void run_attend_resident(const MbcCall& call, const AttentionArguments& a) {
   const Attended<T> of(call, a);
   const int at = first_operand(a), queries = padded(a.queries), keys = padded(a.keys);
   const Headed<T> y(out<T>(call, at), a, a.queries, 0, 1);
-  // As few warps as need no more rounds.
+  // The fewest warps that do not need more rounds.
   const int64_t tiles = queries / TILE, warps = divide_up(tiles, divide_up(tiles, FORWARD_WARPS));
   MBC_LAUNCH_SHARED((attend_resident<D, PLAIN, T>), static_cast<unsigned>(of.items()),
                     static_cast<unsigned>(32 * warps), 2 * keys * PITCH<D> * 2, call.stream, of, y,
@@ -393,7 +394,7 @@ void run_attend_resident_backward(const MbcCall& call, const AttentionArguments&
                     static_cast<unsigned>(keys / TILE * 32), bytes, call.stream, b, queries, keys);
 }
 
-// Calls `run` with the channels that kernels are compiled for, and whether all scores count as they are.
+// Calls `run` with the compiled number of channels, and whether all scores count without a bias.
 template <typename Run>
 void for_scores(const AttentionArguments& a, const Run& run) {
   const auto of_depth = [&](auto plain) {

@@ -1,8 +1,8 @@
 // The bias of attention within windows: a row of a table for each offset of two pixels, and the mask of shifted windows.
 //
 // Bytes      the table or its gradient, a few KB; the bias or its gradient once.
-// Threads    256: forward one an element of the bias in a grid-stride loop; backward a block for each element of the
-//            table, which adds up all pairs of pixels with its offset in a fixed order.
+// Threads    256. Forward: one thread for each element of the bias, in a grid-stride loop. Backward: a block for each
+//            element of the table, which sums all pairs of pixels with that offset in a fixed order.
 // Shared     1 KB.
 // Limit      memory bandwidth forward, launch latency backward.
 #include "device.cuh"
@@ -22,7 +22,7 @@ namespace mbc {
 
 constexpr float MASKED = -100.0f;
 
-// Which of the parts that a shift has put together a coordinate lies in.
+// The part of a shifted window that a coordinate belongs to.
 __device__ inline int part_of(int64_t at, int64_t side, int64_t count, int64_t shift) {
   if (shift == 0) return 0;
   return (at >= side * (count - 1) ? 1 : 0) + (at >= side * count - shift ? 1 : 0);
@@ -48,7 +48,7 @@ __global__ void sum_window_bias(const T* dy, float* dtable, WindowBiasArguments 
   __shared__ float shared[THREADS];
   const int64_t head = blockIdx.x % a.heads, offset = blockIdx.x / a.heads;
   const int64_t down = offset / (2 * a.width - 1) - (a.height - 1), across = offset % (2 * a.width - 1) - (a.width - 1);
-  // Keys of which the query, so far down and across, is in the window, too.
+  // Rows and columns of those keys whose query, at this offset, is inside the window, too.
   const int64_t rows = a.height - (down < 0 ? -down : down), columns = a.width - (across < 0 ? -across : across);
   const int64_t top = down < 0 ? -down : 0, left = across < 0 ? -across : 0;
   const int64_t pixels = a.height * a.width, windows = a.down * a.across;
