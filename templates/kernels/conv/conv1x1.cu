@@ -1,20 +1,20 @@
 // 1x1 convolutions at a stride of one, in bf16 and fp16, channels last: alone, with batch statistics in the epilogue,
-// and recomputed inside the reductions of batch normalisation's backward pass (fused rematerialization), with or
-// without writing the recomputed result.
+// or recomputed inside the reductions of batch normalization's backward pass (fused rematerialization), with or without
+// writing the recomputed result.
 //
 // The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five
 // warpgroups (producer, two consumers, two for the epilogue), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
 // tensor cores.
 //
-// Bytes      alone: pixels and weights in, the result out. With a reduction also in: gradients, and ReLU's output or
-//            bit mask; out: the gradient through ReLU.
+// Bytes      alone: pixels and weights in, the result out. With a reduction also gradients and ReLU's output or bit
+//            mask in; the gradient through ReLU out.
 #include "conv1x1.cuh"
 #include "batch_statistics.cuh"
 
 namespace mbc {
 
-// Accesses: image and weights, `operands` of the gradient, mean and variance; x if it is written, `outputs` others,
-// dgamma, dbeta, workspace.
+// Accesses: image and weights, `operands` operands of the gradient, mean and variance; x if it is written, `outputs`
+// further outputs, dgamma, dbeta, workspace.
 template <GemmResult M, typename T, typename S>
 const char* run_conv1x1_reduction(const MbcCall& call, const S& source, int operands, int outputs) {
   const int mean = 2 + operands, x = mean + 2, dgamma = x + (M == GemmResult::X) + outputs;
@@ -22,9 +22,9 @@ const char* run_conv1x1_reduction(const MbcCall& call, const S& source, int oper
                         sums_of(call, mean, dgamma, eps(call, 0)), out<BnBackwardReduction::State>(call, dgamma + 2));
 }
 
-// Over the gradient through ReLU, by ReLU's output or its bit mask (BITMASK); that gradient is written as well. ADD: of
-// the sum of two. Operands: the two gradients, then ReLU's output or mask; otherwise ReLU's output and the gradient, or
-// the gradient and the mask.
+// Reductions over the gradient through ReLU, by ReLU's output or its bit mask (BITMASK); that gradient is written as
+// well. ADD: the gradient is the sum of two. Operands: with ADD, the two gradients, then ReLU's output or mask;
+// otherwise ReLU's output and the gradient, or the gradient and the mask.
 template <GemmResult M, bool ADD, bool BITMASK>
 const char* run_relu_backward_reduction(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -38,7 +38,7 @@ const char* run_relu_backward_reduction(const MbcCall& call) {
   });
 }
 
-// Accesses: image, weights, mean, variance, scale and shift if there are, r, one gradient or two, x, y, d, dgamma,
+// Accesses: image, weights, mean, variance, scale and shift if there are any, r, one gradient or two, x, y, d, dgamma,
 // dbeta, workspace.
 template <bool ADD>
 const char* run_add_relu_remat(const MbcCall& call) {
@@ -94,7 +94,7 @@ extern "C" const char* mbc_conv1x1_relu_backward_masked_bn_reduce(const MbcCall&
 extern "C" const char* mbc_conv1x1_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X, true, true>(call);
 }
-// `inside`: the result of the convolution is read nowhere else, and not written.
+// `unstored`: the convolution's result is not written, because nothing else reads it.
 extern "C" const char* mbc_conv1x1_unstored_relu_backward_bn_reduce(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X_NOT_STORED, false, false>(call);
 }
@@ -107,7 +107,8 @@ extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_bn_reduce(const Mb
 extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
   return mbc::run_relu_backward_reduction<mbc::GemmResult::X_NOT_STORED, true, true>(call);
 }
-// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
+// Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
+// the value, and not read.
 extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::run_add_relu_remat<false>(call);
 }

@@ -1,6 +1,6 @@
 // 1x1 convolutions at a stride of one, in bf16 and fp16, channels last, with reductions in the epilogue. Bytes limit
-// the GEMM, not tensor cores: so it can be recomputed inside the reductions of batch normalisation's backward pass,
-// which would otherwise read its result. Batch statistics of the forward pass are reduced in the epilogue, too.
+// the GEMM, not tensor cores. Therefore it can be recomputed inside the reductions of batch normalization's backward
+// pass, which would otherwise read its result. Batch statistics of the forward pass are reduced in the epilogue, too.
 //
 // GEMM       M = pixels, N = filters, K = channels. With BACKWARD it is the data gradient: `channels` are those of the
 //            gradient that is read, `filters` those of the image, and rows of the weights are K (MN-major B).
@@ -8,12 +8,13 @@
 //            and goes from one tile of pixels to the next.
 // Warps      640 threads. Warpgroup 0 is the producer: a thread for each consumer copies its pixels (TMA); if the
 //            epilogue has other operands, another one stages these, as many tiles ahead as shared memory holds.
-//            Warpgroups 1 and 2 are consumers that run at the same time: each on its own tile, or, of two GEMMs, each
-//            one GEMM of the same tile. wgmma m64n128k16, A and B in shared memory, rows of 128 bytes with swizzle.
+//            Warpgroups 1 and 2 are consumers that run at the same time: each on its own tile or, if there are two
+//            GEMMs, each on one GEMM of the same tile. wgmma m64n128k16, A and B in shared memory, rows of 128 bytes
+//            with swizzle.
 //            Warpgroups 3 and 4 are the epilogue: they read rounded results from shared memory, store and reduce them.
-// Shared     16,384 bytes of weights for each K = 64, 8,192 a stage, two results of 16,384, and the staged operands: of
-//            64 x 128, 16,384 bytes each, a bit mask 1,024.
-// Registers  64 a producer thread, 104 each of the others (setmaxnreg).
+// Shared     16,384 bytes of weights for each K = 64, 8,192 for a stage, two results of 16,384, and the staged operands
+//            of 64 x 128: 16,384 bytes each, a bit mask 1,024.
+// Registers  64 for a producer thread, 104 for each of the others (setmaxnreg).
 // Limit      bytes.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 pixels x 128 filters:
@@ -27,7 +28,7 @@
 
 namespace mbc {
 
-// By one thread for each of the consumers: its share of the weights, which stay at `kept`, then its pixels.
+// Run by one thread for each consumer: copies its share of the weights, which stay at `kept`, then its pixels.
 template <int SHARES, typename P, GemmResult M, typename S, typename R>
 __device__ inline void produce_tiles(const P& gemm, int32_t consumer, char* kept, const Conv1x1Stages<M, S>& stages,
                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
@@ -78,7 +79,7 @@ template <int SHARES, typename T, typename P, GemmResult M, typename S, typename
 __device__ inline void consume_tiles(const P& gemm, int32_t consumer, const char* kept, const Conv1x1Stages<M, S>& stages,
                                      Conv1x1Pipelines& pipelines, const Conv1x1<M, S, R>& f) {
   constexpr bool BACKWARD = P::BACKWARD;
-  // Of the four matrices of 8 x 8 results that stmatrix stores: the row whose address this thread supplies, and its eight
+  // One stmatrix stores four matrices of 8 x 8 results: the row whose address this thread supplies, and its eight
   // filters.
   const int32_t lane = threadIdx.x % 32, row = threadIdx.x % WARPGROUP / 32 * 16 + lane % 16, eight = lane / 16;
   const int32_t chunks = gemm.chunks(), count = f.count();
@@ -118,16 +119,16 @@ __device__ inline void consume_tiles(const P& gemm, int32_t consumer, const char
   }
 }
 
-// The epilogue: a thread stores eight filters of one pixel after another, and reduces by R what the source S yields.
-// `found`: the states of threads, in shared memory that is free once all results are computed.
+// The epilogue: a thread stores eight filters of one pixel after another, and reduces the values that the source S
+// yields by R. `states`: the states of threads, in shared memory that is free once all results are computed.
 template <GemmResult M, typename T, typename S, typename R>
 __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines, T* __restrict__ output,
                                     const S& source, const R& r, typename R::State* found,
                                     const Conv1x1<M, S, R>& f) {
-  constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels
+  constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels in flight
   const int32_t thread = threadIdx.x - (1 + CONV1X1_CONSUMERS) * WARPGROUP;
   const int32_t eight = thread % CONV1X1_EIGHTS, mine = thread / CONV1X1_EIGHTS;
-  // The offset by which results, which are swizzled, differ from staged operands; the same for all pixels of a thread.
+  // The offset of results, which are swizzled, from staged operands; it is equal for all pixels of a thread.
   const int32_t exchanged = result_offset(mine, eight) - (mine * RESULT_ROW + eight * 16);
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   }
 }
 
-// `output`: where the result is stored, if it is. Returns what went wrong before the launch, or null.
+// `output`: where the result is stored, or null. Returns an error from before the launch, or null.
 template <GemmResult M, typename T, typename S, typename R>
 const char* run_conv1x1(const MbcCall& call, T* output, const S& source, const R& r, typename R::State* partial) {
   const auto& a = arguments<Conv1x1Arguments>(call);
@@ -241,7 +242,7 @@ const char* run_conv1x1(const MbcCall& call, T* output, const S& source, const R
   StagedMaps<M, S> staged;
   if (const char* problem = staged.set(source, a)) return problem;
   const Conv1x1<M, S, R> f(a, gemms.chunks());
-  static_assert(CONV1X1_ROWS % 8 == 0);  // the swizzle is the same for all results of a thread
+  static_assert(CONV1X1_ROWS % 8 == 0);  // the swizzle is equal for all results of a thread
   MBC_LAUNCH_SHARED((conv1x1<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), CONV1X1_THREADS,
                     f.shared_bytes(), call.stream, gemms, staged, output, source, r, partial, f);
   if constexpr (REDUCES<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);

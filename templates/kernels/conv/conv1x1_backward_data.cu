@@ -1,4 +1,4 @@
-// Data gradient of 1x1 convolutions in bf16 and fp16: alone, and with the reductions of batch normalisation's backward
+// Data gradient of 1x1 convolutions in bf16 and fp16: alone, or with the reductions of batch normalization's backward
 // pass over the gradient through ReLU in its epilogue.
 //
 // The kernel is in conv1x1.cuh: M = pixels, N = channels of the image, K = filters; a tile of 64 pixels x 128 channels,
@@ -6,13 +6,13 @@
 // not tensor cores.
 //
 // Bytes      alone: gradient and weights in, the data gradient out. With a reduction also x and ReLU's output or bit
-//            mask in, and the gradient through ReLU out in place of the data gradient, which exists nowhere.
+//            mask in, and the gradient through ReLU out instead of the data gradient, which is never stored.
 #include "conv1x1_backward_data.cuh"
 
 namespace mbc {
 
-// Accesses: gradient, weights, x, mean, variance, scale and shift if there are; the gradient, dgamma, dbeta, workspace.
-// REMAT: ReLU's output is written after the gradient.
+// Accesses: gradient, weights, x, mean, variance, scale and shift if there are any; the gradient, dgamma, dbeta,
+// workspace. REMAT: ReLU's output is written after the gradient.
 template <bool REMAT>
 const char* run_data_normalize_relu_reduction(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -56,7 +56,8 @@ extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall
 extern "C" const char* mbc_conv1x1_backward_data_bn_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::run_data_normalize_relu_reduction<true>(call);
 }
-// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
+// Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
+// the value, and not read.
 extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT>(call);
 }

@@ -1,6 +1,6 @@
-// Reductions of batch normalisation's backward pass over the gradient through ReLU, which comes from the data gradient
-// of a 1x1 convolution in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or recomputed
-// by a second GEMM of the launch (X_AND_GRADIENT).
+// Reductions of batch normalization's backward pass over the gradient through ReLU, which follows from the data
+// gradient of a 1x1 convolution in the same launch (see conv1x1.cuh). x, the reductions' other operand, is read, or
+// recomputed by a second GEMM of the launch (X_AND_GRADIENT).
 #pragma once
 
 #include "conv1x1.cuh"
@@ -11,7 +11,7 @@ namespace mbc {
 template <GemmResult M>
 constexpr int GEMM_OPERANDS = 2 * GEMMS<M>;
 
-// Accesses after those: a gradient that is added (ADD), ReLU's output or its bit mask (BITMASK), x if it is read, mean,
+// Accesses after those: a second gradient (ADD), ReLU's output or its bit mask (BITMASK), x if it is read, mean,
 // variance; the gradient through ReLU, dgamma, dbeta, workspace.
 template <GemmResult M, bool ADD, bool BITMASK>
 const char* run_gradient_relu_reduction(const MbcCall& call) {
@@ -28,8 +28,8 @@ const char* run_gradient_relu_reduction(const MbcCall& call) {
   });
 }
 
-// Accesses after those: x if it is read, mean, variance, scale and shift if there are, r, a gradient that is added;
-// ReLU's output, which is recomputed, the gradient through it, dgamma, dbeta, workspace.
+// Accesses after those: x if it is read, mean, variance, scale and shift if there are any, r, a second gradient; the
+// recomputed output of ReLU, the gradient through ReLU, dgamma, dbeta, workspace.
 template <GemmResult M>
 const char* run_gradient_add_relu_remat(const MbcCall& call) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {

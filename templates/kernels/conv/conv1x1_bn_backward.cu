@@ -1,18 +1,18 @@
-// Backward pass of batch normalisation over the result x of a 1x1 convolution: its reductions, and the gradient of x. x
-// is recomputed in the same order of additions, and neither read nor written (fused rematerialization).
+// Backward pass of batch normalization over the result x of a 1x1 convolution: its reductions, and the gradient of x. x
+// is recomputed with additions in the same order, and neither read nor written (fused rematerialization).
 //
 // The kernel is in conv1x1.cuh: M = pixels, N = filters, K = channels; a tile of 64 pixels x 128 filters, five
 // warpgroups (producer, two consumers, two for the epilogue), wgmma m64n128k16 in bf16 or fp16. Limit: bytes, not
 // tensor cores.
 //
-// Bytes      image, weights and the gradient of the normalised x (or of ReLU's output) in; two sums a channel, or the
-//            gradient of x, out.
+// Bytes      image, weights and the gradient of the normalized x (or of ReLU's output) in; two sums for each channel,
+//            or the gradient of x, out.
 #include "conv1x1.cuh"
 
 namespace mbc {
 
-// Mean and variance of x are accesses `mean` and the next, its scale is `gamma` if `affine`, the reductions are
-// `dgamma` and the next.
+// `mean` is the access of x's mean, followed by the variance; `gamma` that of its scale if `affine`; `dgamma` that of
+// the reductions.
 inline NormalizeBackward normalize_backward(const MbcCall& call, int mean, bool affine, int gamma, int dgamma,
                                             float eps) {
   const auto& a = arguments<Conv1x1BnBackwardArguments>(call);
@@ -42,7 +42,7 @@ extern "C" const char* mbc_conv1x1_unstored_bn_backward(const MbcCall& call) {
     return apply_backward<decltype(of)>(call, 2, affine ? 8 : 7, normalize_backward(call, 3, affine, 7, 5, eps(call, 0)));
   });
 }
-// Accesses: image, weights, mean, variance, scale and shift if there are, ReLU's gradient, dgamma, dbeta; dx.
+// Accesses: image, weights, mean, variance, scale and shift if there are any, ReLU's gradient, dgamma, dbeta; dx.
 extern "C" const char* mbc_conv1x1_unstored_bn_relu_backward(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1BnBackwardArguments>(call, [&](auto of) {
@@ -54,7 +54,8 @@ extern "C" const char* mbc_conv1x1_unstored_bn_relu_backward(const MbcCall& call
     return apply_backward<T>(call, dy, dy + 3, NormalizeReluBackward<T>{forward, backward});
   });
 }
-// Accesses: image, weights, mean, variance, scale and shift if there are, ReLU's gradient; dgamma, dbeta, workspace.
+// Accesses: image, weights, mean, variance, scale and shift if there are any, ReLU's gradient; dgamma, dbeta,
+// workspace.
 extern "C" const char* mbc_conv1x1_unstored_bn_relu_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1RematArguments>(call, [&](auto of) {

@@ -1,30 +1,31 @@
 // 1x1 convolutions to at most eight filters (a network's last layer), channels last, in every precision: forward, data
-// gradient and filter gradient. FMA instead of tensor cores: with so few filters memory is the limit either way.
+// gradient and filter gradient. They use FMA instead of tensor cores: with so few filters memory is the limit in any
+// case.
 //
 // Bytes      forward: image in, result out. Data: gradient in, data gradient out. Filter: image and gradient in, a
-//            partial filter gradient a block out (split-K), which `add_parts` adds in order.
+//            partial filter gradient of each block out (split-K), which `add_parts` adds in order.
 // Threads    256. Forward: four threads share a pixel, each takes every fourth 16 bytes of its channels; shuffles leave
-//            each with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down the
-//            pixels. A thread has four pixels in flight.
-// Shared     forward: weights in fp32, [filters, channels]. Filter: one float a thread for each of its channels.
-// Registers  launch bounds: 4 blocks a multiprocessor up to two filters (3 in the filter pass), 2 above.
+//            each thread with one of four pixels. Data and filter: a thread keeps 16 bytes of channels and walks down
+//            the pixels. A thread has four pixels in flight.
+// Shared     forward: weights in fp32, [filters, channels]. Filter: one float of each thread for each of its channels.
+// Registers  launch bounds: 4 blocks on a multiprocessor with up to two filters (3 in the filter pass), 2 with more.
 // Limit      memory bandwidth.
 #include "channels.cuh"
 #include "stem_conv_filter.cuh"
 
 struct Conv1x1NarrowArguments {
   int64_t type;
-  int64_t pixels;  // of all images
+  int64_t pixels;  // pixels of all images
   int64_t channels;
   int64_t filters;
-  int64_t parts;  // of the filter pass: blocks among which pixels are divided (split-K)
+  int64_t parts;  // blocks among which the pixels of the filter pass are divided (split-K)
   int64_t accumulate;
 };
 
 namespace mbc {
 
-constexpr int MOST_FILTERS = 8;  // as in mbc/kernels/cuda/conv/conv1x1_narrow.py
-constexpr int NARROW_PIXELS = 4;    // of a thread whose loads are in flight at a time
+constexpr int MOST_FILTERS = 8;  // equal to the constant in mbc/kernels/cuda/conv/conv1x1_narrow.py
+constexpr int NARROW_PIXELS = 4;    // pixels of a thread whose loads are in flight at a time
 
 struct Conv1x1Narrow {
   int64_t pixels;
@@ -34,7 +35,7 @@ struct Conv1x1Narrow {
 // A pixel of the output or its gradient: all filters.
 template <typename T, int FILTERS>
 struct OfPixel {
-  static constexpr int WHOLE = FILTERS & -FILTERS;  // that are aligned together, whichever the pixel
+  static constexpr int WHOLE = FILTERS & -FILTERS;  // filters that are aligned together at any pixel
   static constexpr int PIECE = WHOLE < WIDTH<T> ? WHOLE : WIDTH<T>;
   Held<T, PIECE> pieces[FILTERS / PIECE];
 
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 4)
   const int lane = threadIdx.x % 32, g = lane / SHARERS, t = lane % SHARERS;
   for (int64_t first = thread_index() - lane; first < f.pixels; first += thread_count()) {
     const T* from = x + first * f.channels;
-    const int64_t last = f.pixels - 1 - first;  // read instead of those that are not there
+    const int64_t last = f.pixels - 1 - first;  // the last pixel, which is read instead of pixels beyond it
     int32_t at[NARROW_PIXELS];
 #pragma unroll
     for (int i = 0; i < NARROW_PIXELS; ++i) at[i] = static_cast<int32_t>(min(int64_t{8} * i + g, last)) * f.channels;
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
   const unsigned threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
   for (int k = 0; k < FILTERS; ++k) {
-    __syncthreads();  // the filter before this one is read
+    __syncthreads();  // the sums of the filter before this one have been read
 #pragma unroll
     for (int j = 0; j < N; ++j) shared[j][thread] = sums[k][j];
     __syncthreads();
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(THREADS, FILTERS > 2 ? 2 : 3)
   }
 }
 
-// Calls `run` with the number of filters when it is known to the compiler.
+// Calls `run` with the number of filters as a compile-time constant.
 template <int FILTERS = 1, typename Run>
 void for_filters(int64_t filters, Run run) {
   if (filters == FILTERS)
@@ -203,8 +204,8 @@ void for_filters(int64_t filters, Run run) {
     for_filters<FILTERS + 1>(filters, run);
 }
 
-// Calls `run` with an element, the number of filters and the sizes, and says what is wrong with the call, if anything:
-// no launch would follow for another number of filters.
+// Calls `run` with an element, the number of filters and the sizes. Returns an error for other numbers of filters, for
+// which no kernel is compiled.
 template <typename Run>
 const char* for_type_and_filters(const MbcCall& call, const Run& run) {
   const auto& a = arguments<Conv1x1NarrowArguments>(call);

@@ -1,5 +1,5 @@
-// The 1x1 convolutions of conv1x1.cuh: arguments, which GEMMs a launch computes, which tiles a block takes, and the
-// layout of its shared memory.
+// The 1x1 convolutions of conv1x1.cuh: their arguments, the GEMMs of a launch, the tiles of a block, and the layout of
+// its shared memory.
 #pragma once
 
 #include "smem_operands.cuh"
@@ -11,13 +11,13 @@ struct Conv1x1Arguments {
   int64_t pixels;
   int64_t channels;
   int64_t filters;
-  int64_t blocks;  // at most one a tile; not by the GPU's size, so that reductions are the same on all
-  int64_t stages;  // of K = 64 of a tile's pixels, as many as fit; even
-  int64_t staged_tiles;  // of staged operands, as many as fit
+  int64_t blocks;  // at most one for each tile; independent of the GPU, so that sums have one order
+  int64_t stages;  // stages of K = 64 of a tile's pixels, as many as fit; even
+  int64_t staged_tiles;  // tiles of staged operands, as many as fit
 };
 
 struct Conv1x1RematArguments : Conv1x1Arguments {
-  int64_t affine;  // whether the recomputed normalisation has scale and shift
+  int64_t affine;  // whether the recomputed normalization has scale and shift
 };
 
 struct DualConv1x1Arguments : Conv1x1RematArguments {
@@ -30,30 +30,30 @@ struct Conv1x1BnBackwardArguments : Conv1x1RematArguments {
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/conv/conv1x1.py: a tile, and channels of a stage.
+// Equal to the constants in mbc/kernels/cuda/conv/conv1x1.py: a tile, and channels of a stage.
 constexpr int CONV1X1_PIXELS = 64, CONV1X1_FILTERS = 128, CONV1X1_CHANNELS = 64;
 constexpr int CONV1X1_CONSUMERS = 2, CONV1X1_WRITERS = 2;  // warpgroups
 constexpr int CONV1X1_THREADS = (1 + CONV1X1_CONSUMERS + CONV1X1_WRITERS) * WARPGROUP;
-// 480 for a thread of each warpgroup, of which each starts with 96.
+// 480 registers for one thread of each warpgroup together; each thread starts with 96.
 constexpr int CONV1X1_PRODUCER_REGISTERS = 64, CONV1X1_CONSUMER_REGISTERS = 104, CONV1X1_WRITER_REGISTERS = 104;
-constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters, one for each epilogue thread
-constexpr int CONV1X1_ROWS = CONV1X1_WRITERS * WARPGROUP / CONV1X1_EIGHTS;  // pixels that are stored at once
+constexpr int CONV1X1_EIGHTS = CONV1X1_FILTERS / 8;                       // of filters; one for each epilogue thread
+constexpr int CONV1X1_ROWS = CONV1X1_WRITERS * WARPGROUP / CONV1X1_EIGHTS;  // pixels that are stored together
 constexpr int RESULT_ROW = CONV1X1_FILTERS * 2;                         // bytes of a pixel's results
 
 struct Conv1x1Pipelines {
   static constexpr int MOST_STAGES = 12, RESULTS = CONV1X1_CONSUMERS, MOST_STAGED = 6;
   Barrier kept;  // all weights have arrived
-  // Each consumer has every other stage and one tile of results for itself, so that neither waits for the other.
+  // Each consumer has every second stage and its own tile of results, so that neither waits for the other.
   Pipeline<MOST_STAGES> pixels;
   Pipeline<RESULTS> results;
   Pipeline<MOST_STAGED> staged;
 };
-// Offset of eight filters of a pixel's results, swizzled: no bank conflicts between neighbouring pixels.
+// Offset of eight filters of a pixel's results, swizzled so that neighbouring pixels have no bank conflicts.
 __device__ inline int32_t result_offset(int32_t row, int32_t eight) {
   return row * RESULT_ROW + ((eight ^ row % 8) * 16);
 }
 
-constexpr int KEPT_BYTES = CONV1X1_FILTERS * SWIZZLE_ROW;  // of weights of 64 channels
+constexpr int KEPT_BYTES = CONV1X1_FILTERS * SWIZZLE_ROW;  // weights of 64 channels
 constexpr int STAGE_BYTES = CONV1X1_PIXELS * SWIZZLE_ROW;
 constexpr int RESULT_BYTES = CONV1X1_PIXELS * RESULT_ROW;
 template <GemmResult M, typename S>
@@ -63,7 +63,7 @@ constexpr int STAGED_BYTES = CONV1X1_PIXELS * CONV1X1_FILTERS / 8 * (16 * STAGED
 template <bool BACKWARD_>
 struct Gemm {
   static constexpr bool BACKWARD = BACKWARD_;
-  static constexpr int BOX = SWIZZLE_ROW / 2;  // rows, and elements of a row
+  static constexpr int BOX = SWIZZLE_ROW / 2;  // rows of a box, and elements of a row
   TensorMap pixels, weights;
   int32_t channels;
 
@@ -79,14 +79,14 @@ struct Gemm {
   }
 };
 
-// The GEMMs of a launch. `of` calls `run` with the GEMM of a consumer, and the number of chunks of weights before its
-// own. SHARES consumers divide the tiles of one GEMM.
+// The GEMMs of a launch. `of` calls `run` with the GEMM of a consumer, and the number of chunks of weights before those
+// of this GEMM. SHARES consumers divide the tiles of one GEMM.
 template <GemmResult M>
 struct Gemms {
   static constexpr int SHARES = CONV1X1_CONSUMERS;
   Gemm<COMPUTES_GRADIENT<M>> one;
 
-  // Pixels and weights of each GEMM come first among the operands.
+  // Pixels and weights of each GEMM are the first operands.
   template <typename T>
   const char* set(const MbcCall& call) {
     const auto& a = arguments<Conv1x1Arguments>(call);
@@ -126,7 +126,7 @@ struct StagedMaps {
 
   struct Operand {
     const void* first;
-    int bytes, packed;  // of an element; elements that are pointed to together
+    int bytes, packed;  // bytes of an element; elements for one address
   };
   struct Append {
     Operand*& next;
@@ -151,8 +151,8 @@ struct StagedMaps {
 
 template <GemmResult M, typename S, typename R>
 struct Conv1x1 {
-  int32_t pixels, filters, across, tiles;  // blocks of filters; tiles of pixels
-  int32_t chunks, stages, staged_tiles;         // of weights that are kept; of the pipelines
+  int32_t pixels, filters, across, tiles;  // blocks of filters across; tiles of pixels
+  int32_t chunks, stages, staged_tiles;         // chunks of weights that are kept; stages of the pipelines
 
   Conv1x1(const Conv1x1Arguments& a, int32_t chunks_)
       : pixels(static_cast<int32_t>(a.pixels)), filters(static_cast<int32_t>(a.filters)),
@@ -168,8 +168,9 @@ struct Conv1x1 {
   __device__ int32_t block_index() const { return static_cast<int32_t>(blockIdx.x) / across; }  // among blocks of its filters
   __device__ int32_t step() const { return static_cast<int32_t>(gridDim.x) / across; }
   __device__ int32_t count() const { return (tiles - block_index() - 1) / step() + 1; }
-  // The first pixel of one of a block's tiles. Reductions go from the last one to the first, as in channel_reduce.cuh:
-  // the launch before may have left the last ones in the cache, and the next launch begins with the first ones.
+  // The first pixel of one of a block's tiles. Reductions walk from the last tile to the first, as in
+  // channel_reduce.cuh: the launch before may have left the last tiles in the cache, and the next launch begins with
+  // the first ones.
   __device__ int32_t first_pixel(int32_t number) const {
     const int32_t tile = block_index() + number * step();
     return (REDUCES<R> ? tiles - 1 - tile : tile) * CONV1X1_PIXELS;

@@ -1,18 +1,18 @@
 // Non-overlapping transposed convolution (stride = filter size), in bf16 and fp16, which is also the data gradient of
-// such a convolution; optionally with a bias and into its part of a concatenation. Channels last.
+// such a convolution; optionally with a bias, as a part of a concatenation. Channels last.
 //
-// GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged as it
+// GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged when it
 //            is written: each pixel becomes as many pixels of the larger image as a filter has taps.
-// Tile       128 pixels x 256 columns; a pipeline stage is K = 64. A block keeps its columns and goes from one tile of
-//            pixels to the next; where the stages hold all of K, weights are copied once and stay.
-// Warps      384 threads. Of warpgroup 0, two warps are producers (cp.async), and the two others copy the other part of
+// Tile       128 pixels x 256 columns; a pipeline stage is K = 64. A block keeps its columns and walks from one tile of
+//            pixels to the next; if the stages hold all of K, weights are copied once and stay.
+// Warps      384 threads. Two warps of warpgroup 0 are producers (cp.async), and the two others copy the other part of
 //            the concatenation, if there is one, while tensor cores are busy. Warpgroups 1 and 2 are consumers of 64
 //            pixels each: wgmma m64n256k16, pixels (A, rows of 128 bytes with swizzle) and weights (B, rows are K) in
 //            shared memory.
-// Epilogue   rounded as the convolution alone rounds, then the bias; four threads exchange words, so that each writes
-//            16 bytes.
+// Epilogue   rounded as in the convolution alone, then the bias is added; four threads exchange words, so that each
+//            writes 16 bytes.
 // Shared     4 stages of 49,152 bytes; with a concatenation 24,576 bytes more for copies in flight.
-// Registers  80 a thread of warpgroup 0, 208 a consumer thread (setmaxnreg).
+// Registers  80 for a thread of warpgroup 0, 208 for a consumer thread (setmaxnreg).
 // Limit      the bytes that are written.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 pixels x 256 columns:
@@ -26,27 +26,27 @@
 struct ConvTransposeArguments : ConvolutionSizes {
   int64_t type;
   int64_t all;    // channels of the tensor that is written
-  int64_t start;  // the first of them that is written here
+  int64_t start;  // the first channel that this launch writes
 };
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: a tile, and K of a stage.
+// Equal to the constants in mbc/kernels/cuda/conv/conv_transpose_nonoverlapping.py: a tile, and K of a stage.
 constexpr int TRANSPOSE_PIXELS = 128, TRANSPOSE_COLUMNS = 256, TRANSPOSE_K = 64;
 // Two warps are producers, two copy the other part of a concatenation; two warpgroups are consumers.
 constexpr int PRODUCERS = 64;
 
 struct ConvTransposeStage {
   static constexpr int COUNT = 4;
-  static constexpr int WEIGHTS = TRANSPOSE_PIXELS * SWIZZLE_ROW;  // where they begin: rows of 64 filters are before
+  static constexpr int WEIGHTS = TRANSPOSE_PIXELS * SWIZZLE_ROW;  // offset, after the pixels; rows of 64 filters
   static constexpr int BLOCKS = TRANSPOSE_COLUMNS / 64;
   static constexpr int BYTES = WEIGHTS + BLOCKS * SWIZZLE_BLOCK;
 };
 
 struct ConvTranspose : ConvolutionShape {
-  int32_t pixels, chunks, across;  // of the smaller image; filters by the stage, columns by the block
-  int64_t columns, all, start;     // of the GEMM; of the tensor that is written
-  bool kept;                       // a stage always has the same weights, which are copied once
+  int32_t pixels, chunks, across;  // pixels of the smaller image; stages of K; blocks of columns
+  int64_t columns, all, start;     // columns of the GEMM; channels of the written tensor
+  bool kept;                       // whether a stage always has the same weights, which are then copied once
 
   explicit ConvTranspose(const ConvTransposeArguments& a)
       : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
@@ -69,7 +69,7 @@ struct ConvTranspose : ConvolutionShape {
     const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
-  // The offset from there to the element of a column of the GEMM.
+  // The offset from the window's first element to the element of a column of the GEMM.
   __device__ int64_t of_column(int32_t column) const {
     const int32_t tap = column / channels, down = tap / kernel_width;
     return static_cast<int64_t>(down * width + tap - down * kernel_width) * all + column - tap * channels;
@@ -79,7 +79,7 @@ struct ConvTranspose : ConvolutionShape {
 template <typename T>
 __device__ inline void produce_operands(const T* __restrict__ dy, const T* __restrict__ weight, char* stages,
                                       Pipeline<ConvTransposeStage::COUNT>& pipeline, const ConvTranspose& f) {
-  constexpr int ROW_STRIDE = PRODUCERS / 8;  // rows between a thread's
+  constexpr int ROW_STRIDE = PRODUCERS / 8;  // rows between two rows of a thread
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8;
   const T* columns = weight + mine * f.columns + f.first_column() + sixteen * 8;
   int32_t iteration = 0;
@@ -111,7 +111,7 @@ __device__ inline void produce_operands(const T* __restrict__ dy, const T* __res
 }
 
 // Copies the other part of a concatenation, divided among all blocks. Copies in flight go through a `buffer` in shared
-// memory, in which a thread has addresses of its own: registers would not suffice.
+// memory, in which each thread has its own addresses: registers would not suffice.
 struct ConcatCopy {
   static constexpr int THREADS = WARPGROUP - PRODUCERS, AT_ONCE = 4, STAGES = 6;
   static constexpr int BYTES = THREADS * AT_ONCE * STAGES * 16;
@@ -147,7 +147,7 @@ __device__ inline void copy_concat_part(const T* __restrict__ from, T* __restric
   cp_async_wait<0>();
 }
 
-// Four threads with four words each: thread t gets the t-th words of all four, in the order of threads.
+// Four threads have four words each: thread t receives the t-th words of all four, in the order of threads.
 __device__ inline void exchange(uint32_t (&words)[4], int t) {
 #pragma unroll
   for (int mask = 2; mask > 0; mask /= 2) {
@@ -164,11 +164,11 @@ __device__ inline void exchange(uint32_t (&words)[4], int t) {
 
 // Constants of the columns of a block.
 struct ConvTransposeColumns {
-  int64_t offset[ConvTransposeStage::BLOCKS];  // of 64 columns, from where a window begins
+  int64_t offset[ConvTransposeStage::BLOCKS];  // offsets of 64 columns from the beginning of a window
   alignas(32) float bias[TRANSPOSE_COLUMNS];
 };
 
-// Rounds as the convolution alone does, then adds the bias.
+// Rounds as in the convolution alone, then adds the bias.
 template <typename T, bool BIAS>
 __device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4], const ConvTransposeColumns& columns,
                                   T* __restrict__ y, int32_t first, const ConvTranspose& f) {

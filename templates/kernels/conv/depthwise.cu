@@ -1,22 +1,22 @@
-// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and data gradient. Each channel has filters of its own,
-// so that nothing is shared between channels.
+// Depthwise 3 x 3 convolutions at strides of 1 and 2: forward and data gradient. Each channel has its own filters, so
+// that channels share nothing.
 //
-// Bytes      image in, result out, once each; windows that overlap are read from registers or from the cache.
+// Bytes      image in, result out, once each; overlapping windows are read from registers or from the cache.
 // Tile       a thread computes a small tile of output pixels of N neighbouring channels in registers (depthwise.cuh):
 //            channels last 16 bytes of channels, channels first one channel and up to 8 x 2 pixels.
 // Threads    256, along channels and down the tiles; blocks walk over tiles.
 // Shared     channels last: the filters of the block's channels, transposed to [tap, channel].
-// Registers  launch bounds: 3 blocks a multiprocessor for one channel a thread, 2 otherwise.
+// Registers  launch bounds: 3 blocks on a multiprocessor with one channel for each thread, 2 otherwise.
 // Limit      memory bandwidth and index arithmetic, which is kept to 32 bits.
 #include "depthwise.cuh"
 
 namespace mbc {
 
-// Channels a thread, channels last.
+// Channels of a thread, channels last.
 template <typename T>
 constexpr int DEPTHWISE_VECTOR = WIDTH<T>;
 
-// Stores a tile; `pairs`: two pixels of one channel lie together, aligned.
+// Stores a tile; `pairs`: two pixels of one channel are adjacent and aligned.
 template <int HEIGHT, int WIDTH, int N, typename T>
 __device__ inline void store_tile(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Samples& sample,
                                   int32_t y, int32_t x, bool pairs) {
@@ -48,7 +48,7 @@ template <int N, int K>
 struct BlockFilters {
   Vec<float, N> taps[K * K * 32];
 
-  // All threads of the block, then a barrier. `first`: of the block's channels.
+  // Run by all threads of the block, ends with a barrier. `first`: the first of the block's channels.
   template <typename T>
   __device__ void stage(const T* w, int64_t first, int64_t channels) {
     const int count = static_cast<int>(min(static_cast<int64_t>(blockDim.x * N), channels - first)) * K * K;
@@ -59,7 +59,7 @@ struct BlockFilters {
   __device__ Vec<float, N> at(int tap) const { return taps[tap * blockDim.x + threadIdx.x]; }
 };
 
-// One channel a thread: its filter straight from the cache.
+// One channel for each thread: its filter is read from the cache.
 template <typename T>
 struct ThreadFilter {
   const T* taps;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
   const TileRun run(steps, g.rows, blockIdx.y, gridDim.y);
   Walk at(steps, run.begin + threadIdx.y);
   for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
-    // The first positions are those that begin at the image's first pixels, or before.
+    // The first positions are those that begin at or before the image's first pixels.
     const int32_t v = static_cast<int32_t>(at.middle) * Size::UP + g.pad_top / S;
     const int32_t u = static_cast<int32_t>(at.inner) * Size::ACROSS + g.pad_left / S;
     float sum[Size::UP * S][Size::ACROSS * S][N] = {};

@@ -1,10 +1,10 @@
-// Shared by depthwise convolutions and their filter pass: sizes, tiles and grids, and reading rows of a sample.
+// Common parts of depthwise convolutions and their filter pass: sizes, tiles and grids, and reading rows of a sample.
 //
 // A block owns some channels (channels last: neighbours, up to a warp of vectors; channels first: one) and a run of
 // tiles of output pixels. A thread computes one tile after another, of N neighbouring channels, in registers: pixels
-// that its windows share are read once, and those that neighbouring tiles share are still in the cache. Kernels of 3 x
-// 3 without dilation, strides of 1 or 2; `depth_multiplier` is the number of filters a channel has. Larger kernels have
-// kernels of their own (depthwise_rows.cuh); direct.cu takes everything else.
+// that its windows share are read once, and pixels that neighbouring tiles share are still in the cache. These are
+// kernels of 3 x 3 without dilation, at strides of 1 or 2; `depth_multiplier` is the number of filters of a channel.
+// Larger filters have their own kernels (depthwise_rows.cuh); direct.cu takes everything else.
 #pragma once
 
 #include "images.cuh"
@@ -56,20 +56,20 @@ struct Depthwise {
         pad_left(static_cast<int32_t>(a.pad_left)) {}
 };
 
-// Constants of an instantiation: channels a thread, stride, kernel size, and the tile of a thread in output pixels.
+// Constants of an instantiation: channels of a thread, stride, kernel size, and the tile of a thread in output pixels.
 template <int N_, int S_>
 struct DepthwiseSize {
   static constexpr int N = N_, S = S_, K = 3;
   static constexpr int HEIGHT = (N == 1 ? 8 : 16 / N) / S, WIDTH = 2;
-  static constexpr int BLOCKS = N == 1 ? 3 : 2;  // that a multiprocessor has registers for
+  static constexpr int BLOCKS = N == 1 ? 3 : 2;  // blocks for which a multiprocessor has registers
   static constexpr int WINDOW_HEIGHT = (HEIGHT - 1) * S + K, WINDOW_WIDTH = (WIDTH - 1) * S + K;
-  // Backward data goes by tiles of image pixels: S x S of them for each of UP x ACROSS positions of the stride. An
-  // output pixel reaches REACH of these positions.
+  // The data gradient is computed by tiles of image pixels: S x S of them for each of UP x ACROSS positions of the
+  // stride. An output pixel reaches REACH of these positions.
   static constexpr int REACH = (K + S - 1) / S;
   static constexpr int UP = HEIGHT, ACROSS = S == 1 ? WIDTH : 1;
 };
 
-// The tiles of all samples, numbered along x first, in runs of equal length: one a block.
+// The tiles of all samples, numbered along x first, in runs of equal length, one for each block.
 struct TileRun {
   int64_t begin, end;
   __device__ TileRun(const Steps& steps, int64_t rows, int64_t part, int64_t parts) {
@@ -79,7 +79,7 @@ struct TileRun {
   }
 };
 
-// Elements as they are stored, in words where they fill some: taken 16 bits at a time they cost twice the instructions.
+// Elements as they are stored, in whole words where possible: loading 16 bits at a time takes twice the instructions.
 template <int BYTES>
 struct alignas(BYTES) Stored {
   uint32_t words[BYTES / 4];
@@ -113,7 +113,8 @@ __device__ inline void widen(float (&to)[N], const Stored<N * 2>& from, __half) 
   }
 }
 
-// The line of `COUNT` pixels of a sample from (y, x) on, 0 outside of it. `plane`: the thread's channels of the sample.
+// The line of `COUNT` pixels of a sample from (y, x) on, 0 outside the sample. `plane`: the thread's channels of the
+// sample.
 template <int COUNT, int N, typename T>
 __device__ inline void fetch_line(float (&to)[COUNT][N], const T* plane, const Samples& sample, int32_t y, int32_t x) {
   using Words = Stored<N * static_cast<int>(sizeof(T))>;
@@ -136,12 +137,12 @@ struct DepthwiseGrid {
   DepthwiseGrid(int64_t layout, int64_t channels, int vector) {
     const int64_t vectors = channels / vector;
     const bool last = layout == MBC_CHANNELS_LAST;
-    // Blocks over the channels are equally wide: 36 vectors are twice 18, not 32 and 4.
+    // Blocks over the channels have equal widths: 36 vectors are twice 18, not 32 and 4.
     columns = static_cast<unsigned>(last ? divide_up(vectors, 32) : channels);
     block.x = last ? static_cast<unsigned>(divide_up(vectors, columns)) : 1;
     block.y = THREADS / block.x;
   }
-  // Enough blocks to fill the GPU, few enough that what a block sets up serves two tiles a thread at least.
+  // Enough blocks to fill the GPU, but so few that the setup of a block serves at least two tiles for each thread.
   dim3 over(int64_t tiles) const {
     const int64_t wanted = divide_up(tiles, static_cast<int64_t>(block.y) * 2);
     const int64_t most = divide_up(multiprocessors() * 16, columns);
@@ -149,7 +150,7 @@ struct DepthwiseGrid {
   }
 };
 
-// Runs `f` with the compiled size of a launch; false where there is none.
+// Runs `f` with the compiled sizes of a launch; returns false if there are none.
 template <int N, typename F>
 bool for_depthwise_size(const DepthwiseArguments& a, F f) {
   if (a.stride == 1) return f(DepthwiseSize<N, 1>{}), true;
@@ -157,7 +158,7 @@ bool for_depthwise_size(const DepthwiseArguments& a, F f) {
   return false;
 }
 
-// N channels a thread where they lie together. `first` and `second`: the images.
+// N channels for each thread if they are adjacent. `first` and `second`: the images.
 template <int N, typename T, typename F>
 const char* run_depthwise(const DepthwiseArguments& a, const T* first, const T* second, F f) {
   const bool together = a.layout == MBC_CHANNELS_LAST && a.depth_multiplier == 1 && a.channels % N == 0;

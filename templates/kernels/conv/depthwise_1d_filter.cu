@@ -1,8 +1,8 @@
 // Gradient of depthwise 1 x K and K x 1 filters, K up to 11, by the kernel of depthwise_rows_filter.cuh.
 //
 // Bytes      image and gradient in, once each; K sums a channel out, in parts.
-// Tile       two channels of 2 x 7 pixels of the gradient a thread for a row (of 2 x 4 at a stride of 2), of 7 x 2 for a
-//            column; all 11 sums are made, and K of them kept.
+// Tile       two channels of 2 x 7 pixels of the gradient a thread for a row (of 2 x 4 at a stride of 2), of 7 x 2 for
+//            a column; all 11 sums are computed, and K of them are stored.
 // Limit      memory bandwidth.
 #include "depthwise_rows_filter.cuh"
 

@@ -2,7 +2,7 @@
 //
 // Bytes      image and gradient in, once each; 25 sums a channel out, in parts.
 // Tile       two channels of 2 x 7 pixels of the gradient a thread, of 2 x 4 at a stride of 2.
-// Limit      memory bandwidth and fp32 arithmetic alike.
+// Limit      memory bandwidth and fp32 arithmetic about equally.
 #include "depthwise_rows_filter.cuh"
 
 extern "C" const char* mbc_depthwise_5x5_backward_filter(const MbcCall& call) {

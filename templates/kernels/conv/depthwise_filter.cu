@@ -12,10 +12,10 @@
 
 namespace mbc {
 
-// Channels a thread, channels last, each with nine sums: more do not fit the registers.
+// Channels of a thread, channels last, each with nine sums: registers have no room for more.
 constexpr int DEPTHWISE_FILTER_VECTOR = 4;
 
-// Part `blockIdx.y` of the filter gradient [filters, K, K] goes to its own place in `out` [parts, ...].
+// Part `blockIdx.y` of the filter gradient [filters, K, K] is written to its own place in `out` [parts, ...].
 template <typename T, typename Size>
 __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
     depthwise_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ out, Depthwise g,

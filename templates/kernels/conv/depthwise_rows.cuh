@@ -1,22 +1,22 @@
-// Depthwise convolutions whose filters are wider or higher than 3 x 3, channels last, one filter a channel, at strides of
-// 1 and 2: forward and data gradient.
+// Depthwise convolutions whose filters are wider or higher than 3 x 3, channels last, one filter for each channel, at
+// strides of 1 and 2: forward and data gradient.
 //
-// Bytes      image in, result out, once each; windows that overlap are read from registers along x, from the L1 cache
+// Bytes      image in, result out, once each; overlapping windows are read from registers along x, from the L1 cache
 //            along y.
-// Tile       a thread computes HEIGHT x WIDTH output pixels of two neighbouring channels. It goes down the lines of
-//            their window in a loop: a line is widened to fp32, while the next one is on its way, and multiplied with
-//            the rows of the filter that meet it in each output row.
+// Tile       a thread computes HEIGHT x WIDTH output pixels of two neighbouring channels. It walks down the lines of
+//            their window in a loop: a line is widened to fp32 while the next one is being loaded, and is multiplied by
+//            those rows of the filter that it meets in each output row.
 // Threads    256, along channels and down the tiles; blocks walk over tiles.
 // Shared     the filters of the block's channels, transposed to [tap, channel].
 // Registers  56 sums, two lines (one as stored, one in fp32) and a few taps; two blocks a multiprocessor.
 // Limit      5 x 5 memory bandwidth; 7 x 7 fp32 arithmetic: about three instructions for two multiply-adds.
 //
-// At a stride of 1 the data gradient is the convolution of the gradient with the filter turned around.
+// At a stride of 1 the data gradient is the convolution of the gradient with the filter rotated by 180 degrees.
 #pragma once
 
 #include "depthwise.cuh"
 
-// As in mbc/kernels/cuda/conv/depthwise_rows.py.
+// Equal to the structure in mbc/kernels/cuda/conv/depthwise_rows.py.
 struct DepthwiseRowsArguments : DepthwiseArguments {
   int64_t kernel_height;
   int64_t kernel_width;
@@ -24,23 +24,23 @@ struct DepthwiseRowsArguments : DepthwiseArguments {
 
 namespace mbc {
 
-constexpr int DEPTHWISE_PAIR = 2;    // channels a thread
-constexpr int DEPTHWISE_LINES = 11;  // taps at most along one side of a filter of one row or column
+constexpr int DEPTHWISE_PAIR = 2;    // channels of a thread
+constexpr int DEPTHWISE_LINES = 11;  // most taps along one side of a filter of one row or column
 
-// A filter as it is compiled: its height is a run-time value of at most MOST_HEIGHT; its width is WIDTH, or any smaller
-// one where it is not EXACT.
+// A compiled filter shape: its height is a run-time value of at most MOST_HEIGHT; its width is WIDTH, or any smaller
+// width if the shape is not EXACT.
 template <int WIDTH_, int MOST_HEIGHT_, bool EXACT_>
 struct DepthwiseFilterRows {
   static constexpr int WIDTH = WIDTH_, MOST_HEIGHT = MOST_HEIGHT_;
   static constexpr bool EXACT = EXACT_;
 };
 
-// What a launch reads and writes: `from` and `to` are image and output, or in the data gradient the other way round.
+// Operands of a launch: `from` and `to` are image and output, or in the data gradient output and image.
 struct DepthwiseRows {
   Samples from, to;
   int64_t rows;
   int32_t pad_top, pad_left, kernel_height, kernel_width;
-  bool turned;  // the filter, by 180 degrees
+  bool turned;  // whether the filter is rotated by 180 degrees
 
   static DepthwiseRows forward(const DepthwiseRowsArguments& a) {
     return DepthwiseRows(a, image(a), output(a), a.pad_top, a.pad_left, false);
@@ -72,7 +72,7 @@ __device__ inline void pin(uint32_t& value) {
 #endif
 }
 
-// Bit i: whether pixel x + i of a line lies inside.
+// Bit i: whether pixel x + i of a line is inside the image.
 template <int COUNT>
 __device__ inline uint32_t pixels_inside(int32_t x, int32_t width) {
   static_assert(COUNT < 32);
@@ -80,7 +80,7 @@ __device__ inline uint32_t pixels_inside(int32_t x, int32_t width) {
   return ((1u << end) - 1) & ~((1u << first) - 1);
 }
 
-// Neighbouring elements as stored, in whole registers: one of 16 bits that may stay zero costs an instruction more.
+// Neighbouring elements as stored, in whole registers: a 16-bit value that may stay zero costs one more instruction.
 template <int BYTES>
 struct Fetched {
   Stored<BYTES> stored;
@@ -101,8 +101,8 @@ template <typename T, int N, int COUNT>
 struct FetchedLine {
   Fetched<N * static_cast<int>(sizeof(T))> pixels[COUNT];
 
-  // From (y, x) on, 0 outside of the sample. `columns`: of `pixels_inside`, since it is the same for all lines of a
-  // window. Addresses grow from pixel to pixel: taking each from its index costs more instructions than all arithmetic.
+  // From (y, x) on, 0 outside the sample. `columns`: of `pixels_inside`, equal for all lines of a window. Addresses
+  // grow from pixel to pixel: computing each from its index costs more instructions than all arithmetic.
   __device__ void fetch(const T* plane, const Samples& sample, int32_t y, int32_t x, uint32_t columns) {
     const uint32_t inside = static_cast<uint32_t>(y) < static_cast<uint32_t>(sample.height) ? columns : 0;
     const char* at = reinterpret_cast<const char*>(plane + (y * sample.y_stride + x * sample.x_stride));
@@ -128,7 +128,7 @@ __device__ inline void pin(float (&line)[COUNT][N]) {
     for (int j = 0; j < N; ++j) pin(line[i][j]);
 }
 
-// Stores what of a tile from (y, x) on lies inside.
+// Stores those pixels of a tile from (y, x) on that are inside the image.
 template <int HEIGHT, int WIDTH, int N, typename T>
 __device__ inline void store_lines(const float (&tile)[HEIGHT][WIDTH][N], T* plane, const Samples& sample, int32_t y,
                                    int32_t x) {
@@ -144,7 +144,7 @@ __device__ inline void store_lines(const float (&tile)[HEIGHT][WIDTH][N], T* pla
       Vec<T, N> pixel;
 #pragma unroll
       for (int j = 0; j < N; ++j) pixel.v[j] = from_float<T>(tile[i][k][j]);
-      Stored<N * static_cast<int>(sizeof(T))> words;  // small elements of a vector may be stored one by one
+      Stored<N * static_cast<int>(sizeof(T))> words;  // the compiler may store small elements of a vector one by one
       memcpy(&words, &pixel, sizeof words);
       if (inside & 1u << k) *reinterpret_cast<decltype(words)*>(at) = words;
       at += step;
@@ -157,7 +157,7 @@ template <typename Filter>
 struct PairFilters {
   Vec<float, DEPTHWISE_PAIR> taps[Filter::MOST_HEIGHT * Filter::WIDTH * 32];
 
-  // Every thread a share of the taps of its channels, from `c` on, then a barrier.
+  // Every thread copies a share of the taps of its channels, from `c` on; ends with a barrier.
   template <typename T>
   __device__ void stage(const T* w, int64_t c, const DepthwiseRows& g) {
     const int size = g.kernel_height * g.kernel_width;
@@ -172,7 +172,7 @@ struct PairFilters {
     }
     __syncthreads();
   }
-  // Of this thread's channels, from the first tap of a row on; taps are 32 apart.
+  // Weights of this thread's channels, from the first tap of a row on; taps are 32 apart.
   __device__ const Vec<float, DEPTHWISE_PAIR>* row(int r) const { return taps + r * Filter::WIDTH * 32 + threadIdx.x; }
 };
 
@@ -232,12 +232,13 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// The data gradient at a stride of 2 goes by tiles of image pixels, 2 x 2 for each of ACROSS positions of the stride.
+// The data gradient at a stride of 2 is computed by tiles of image pixels, 2 x 2 for each of ACROSS positions of the
+// stride.
 template <typename Filter_>
 struct RowsData {
   using Filter = Filter_;
   static constexpr int S = 2, N = DEPTHWISE_PAIR, ACROSS = 4;
-  static constexpr int LAST = (Filter::WIDTH + S - 1) / S - 1;  // positions that an output pixel reaches after its own
+  static constexpr int LAST = (Filter::WIDTH + S - 1) / S - 1;  // positions after its own that an output pixel reaches
   static constexpr int COUNT = ACROSS + LAST;
 };
 
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   const TileRun run(steps, g.rows, blockIdx.y, gridDim.y);
   Walk at(steps, run.begin + threadIdx.y);
   for (int64_t i = run.begin + threadIdx.y; i < run.end; i += blockDim.y, at.advance(steps)) {
-    // The first positions are those that begin at the image's first pixels, or before.
+    // The first positions are those that begin at or before the image's first pixels.
     const int32_t v = static_cast<int32_t>(at.middle) + g.pad_top / S;
     const int32_t u = static_cast<int32_t>(at.inner) * Size::ACROSS + g.pad_left / S;
     const T* plane = dy + g.from.plane(at.outer, c);
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     float sum[S][Size::ACROSS * S][N] = {};
     FetchedLine<T, N, COUNT> ahead;
     ahead.fetch(plane, g.from, v, u - LAST, columns);
-    // Up the lines of the gradient, so that the rows of the filter come in order.
+    // Walks up the lines of the gradient, so that the rows of the filter come in order.
 #pragma unroll 1
     for (int r = 0; r < g.kernel_height; r += S) {
       float line[COUNT][N];
@@ -289,7 +290,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// Two waves at most; a tile a thread is worth a block.
+// At most two waves; one tile for each thread justifies a block.
 inline dim3 rows_grid(const DepthwiseGrid& grid, int64_t tiles) {
   const int64_t wanted = divide_up(tiles, grid.block.y), most = divide_up(multiprocessors() * 4, grid.columns);
   return dim3(grid.columns, static_cast<unsigned>(wanted < most ? wanted : most));
@@ -330,7 +331,7 @@ const char* run_depthwise_rows(const MbcCall& call) {
   return launched();
 }
 
-// Its data gradient.
+// Their data gradient.
 template <typename Filter>
 const char* run_depthwise_rows_data(const MbcCall& call) {
   if (const char* problem = unaligned(call)) return problem;

@@ -1,13 +1,14 @@
-// Gradient of depthwise filters wider or higher than 3 x 3, channels last, one filter a channel, at strides of 1 and 2.
+// Gradient of depthwise filters wider or higher than 3 x 3, channels last, one filter for each channel, at strides of 1
+// and 2.
 //
 // Bytes      image and gradient in, once each; a sum for every tap out, in `parts` (split-K) that `depthwise_sum` adds in
 //            order, in fp64.
-// Tile       a thread keeps all sums of its one or two channels. For each of its tiles it holds HEIGHT x WIDTH pixels of
-//            the gradient and goes down the lines of their window, each read and widened once.
-// Threads    128, along channels and down the tiles: three blocks have more registers than one and a half of 256.
+// Tile       a thread keeps all sums of its one or two channels. For each of its tiles it holds HEIGHT x WIDTH pixels
+//            of the gradient and walks down the lines of their window, each read and widened once.
+// Threads    128, along channels and down the tiles: three blocks use more registers than 1.5 of 256 threads.
 // Shared     sums of a block's threads, some taps at a time, which are added in the order of threads.
-// Registers  49 sums of one channel for 7 x 7, 50 of two for 5 x 5, as many pixels of the gradient at most, and lines on
-//            their way; three blocks a multiprocessor.
+// Registers  49 sums of one channel for 7 x 7, 50 of two for 5 x 5, at most as many pixels of the gradient, and lines
+//            in flight; three blocks on a multiprocessor.
 // Limit      5 x 5 memory bandwidth; 7 x 7 fp32 arithmetic: about three instructions for two multiply-adds.
 #pragma once
 
@@ -16,20 +17,20 @@
 
 namespace mbc {
 
-constexpr int DEPTHWISE_FILTER_THREADS = 128;  // of a block
+constexpr int DEPTHWISE_FILTER_THREADS = 128;  // threads of a block
 
-// Constants of an instantiation: channels a thread, stride, filter (actual ones may be smaller, whose further sums are
-// not used), and the tile of a thread in output pixels.
+// Constants of an instantiation: channels of a thread, stride, filter (an actual filter may be smaller, and leaves sums
+// unused), and the tile of a thread in output pixels.
 template <int N_, int S_, int KERNEL_HEIGHT_, int KERNEL_WIDTH_, int HEIGHT_, int WIDTH_>
 struct RowsFilter {
   static constexpr int N = N_, S = S_, KERNEL_HEIGHT = KERNEL_HEIGHT_, KERNEL_WIDTH = KERNEL_WIDTH_;
   static constexpr int HEIGHT = HEIGHT_, WIDTH = WIDTH_, TAPS = KERNEL_HEIGHT * KERNEL_WIDTH;
   static constexpr int LINES = (HEIGHT - 1) * S + KERNEL_HEIGHT, COUNT = (WIDTH - 1) * S + KERNEL_WIDTH;
-  // Taps that are added at a time.
+  // Taps that are added together.
   static constexpr int TOGETHER = KERNEL_HEIGHT == 1 ? KERNEL_WIDTH : KERNEL_HEIGHT;
 };
 
-// Part `blockIdx.y` of the filter gradient [channels, height, width] goes to its own place in `out` [parts, ...].
+// Part `blockIdx.y` of the filter gradient [channels, height, width] is written to its own place in `out` [parts, ...].
 template <typename T, typename Size>
 __global__ void __launch_bounds__(DEPTHWISE_FILTER_THREADS, 3)
     depthwise_rows_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ out, DepthwiseRows g,

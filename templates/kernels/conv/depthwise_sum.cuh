@@ -5,7 +5,7 @@
 
 namespace mbc {
 
-// Eight elements a block, 32 threads over the parts of each.
+// Eight elements for each block; 32 threads share the parts of each element.
 static __global__ void depthwise_sum(const float* __restrict__ partial, float* __restrict__ dw, int64_t elements,
                               int64_t parts, bool accumulate) {
   __shared__ double shared[32][8];

@@ -1,12 +1,12 @@
-// Convolutions of any stride, padding, dilation, number of groups, layout and element type, for what cuDNN refuses.
+// Convolutions of any stride, padding, dilation, number of groups, layout and element type, which cuDNN may refuse.
 //
 // GEMM       `tiled`: implicit GEMM over windows (tiled_gemm.cuh), M = output pixels, N = filters of a group, K = taps
 //            * channels of a group; data: M = image pixels, N = channels, K = taps * filters; filter: M = filters, N =
-//            taps * channels, K = output pixels. Otherwise a thread makes one output element (of a filter gradient, a
-//            block makes each), which is better where a group has few channels.
+//            taps * channels, K = output pixels. Otherwise a thread computes one output element (a block computes each
+//            element of a filter gradient), which is faster if a group has few channels.
 // Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each; 8,704 bytes of shared memory.
 // Split-K    the filter pass, over `parts` blocks, whose results `add_parts` adds in order.
-// Limit      FMA and address arithmetic: it is there to be always possible, not to be fast.
+// Limit      FMA and address arithmetic: it exists so that every request has a kernel, not to be fast.
 #include "conv_operands.cuh"
 #include "images.cuh"
 #include "split_k.cuh"
@@ -53,7 +53,7 @@ struct Geometry {
     ix = x * stride_width - pad_left + s * dilation_width;
     return iy >= 0 && iy < image.height && ix >= 0 && ix < image.width;
   }
-  // Output pixel whose tap (r, s) lies on image pixel (y, x); false when there is none.
+  // Output pixel whose tap (r, s) reads image pixel (y, x); false if there is none.
   __device__ bool over(int32_t y, int32_t x, int32_t r, int32_t s, int32_t& oy, int32_t& ox) const {
     const int32_t down = y + pad_top - r * dilation_height, across = x + pad_left - s * dilation_width;
     if (down < 0 || across < 0) return false;
@@ -276,7 +276,7 @@ struct DirectData {
   }
 };
 
-// One element of every filter a block: threads x over filters (channels last) and y over output pixels.
+// A block computes one element of every filter: threads x over filters (channels last) and y over output pixels.
 template <typename T>
 __global__ void direct_filter(const T* x, const T* dy, FilterOut out, Geometry g, int64_t filters, int64_t parts,
                               Steps steps) {

@@ -1,12 +1,12 @@
-// Two 1x1 GEMMs in one launch, for the reductions of batch normalisation's backward pass: x, recomputed from its image,
-// and the data gradient of the convolution that follows. Neither is written.
+// Two 1x1 GEMMs in one launch, for the reductions of batch normalization's backward pass: x, recomputed from its image,
+// and the data gradient of the convolution that follows. Neither result is written.
 //
 // The kernel is in conv1x1.cuh: twice M = pixels, N = channels of x, with a K each; a tile of 64 pixels x 128 filters,
 // five warpgroups (producer, a consumer for each GEMM, two for the epilogue), wgmma m64n128k16 in bf16 or
 // fp16. Limit: bytes, not tensor cores.
 //
 // Bytes      pixels and weights of both GEMMs, and ReLU's output or bit mask, in; the gradient through ReLU out, and
-//            ReLU's output where it is recomputed for others.
+//            ReLU's output if it is recomputed for other launches.
 #include "conv1x1_backward_data.cuh"
 
 extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce(const MbcCall& call) {
@@ -15,7 +15,8 @@ extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce(const MbcCall& call) 
 extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce_masked(const MbcCall& call) {
   return mbc::run_gradient_relu_reduction<mbc::GemmResult::X_AND_GRADIENT, true, true>(call);
 }
-// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
+// Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
+// the value, and not read.
 extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
   return mbc::run_gradient_add_relu_remat<mbc::GemmResult::X_AND_GRADIENT>(call);
 }

@@ -1,10 +1,10 @@
-// Fully connected layers for what cuBLASLt refuses: y = x w^T, dx = dy w, dw = dy^T x.
+// Fully connected layers that cuBLASLt refuses: y = x w^T, dx = dy w, dw = dy^T x.
 //
 // GEMM       forward M = samples, N = outputs, K = inputs; data N = inputs, K = outputs; filter M = outputs, N =
 //            inputs, K = samples.
 // Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each (tiled_gemm.cuh); 8,704 bytes of shared
 //            memory.
-// Limit      FMA: it is there to be always possible, not to be fast.
+// Limit      FMA: it exists so that every request has a kernel, not to be fast.
 #include "tiled_gemm.cuh"
 
 struct LinearArguments {

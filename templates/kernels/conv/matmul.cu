@@ -3,7 +3,7 @@
 // GEMM       `groups` of M = rows, N = columns, K = depth.
 // Tile       64 x 64, K = 16, by 256 threads of 4 x 4 FMA accumulators each (tiled_gemm.cuh); 8,704 bytes of shared
 //            memory.
-// Limit      FMA: it is there to be always possible, not to be fast.
+// Limit      FMA: it exists so that every request has a kernel, not to be fast.
 #include "tiled_gemm.cuh"
 
 struct MatmulArguments {
@@ -18,7 +18,7 @@ struct MatmulArguments {
 
 namespace mbc {
 
-constexpr int64_t MOST_GROUPS = 65535;  // of a launch: blocks along z
+constexpr int64_t MOST_GROUPS = 65535;  // most groups of a launch: blocks along z
 
 // Element (index, k) of the matrix of a group, or of its transpose.
 template <typename T>

@@ -1,14 +1,13 @@
 // Operands of reductions in shared memory: results of a launch's GEMMs, and operands that the producer stages. The
 // sources are those that read global memory (see channel_reduce.cuh) with other pointers, so that reductions of a
-// GEMM's result are the same functions of the same numbers.
+// GEMM's result apply the same functions to the same numbers.
 #pragma once
 
 #include "batch_norm_relu.cuh"
 
 namespace mbc {
 
-// What the GEMMs of a launch compute: x, which is stored or not; the gradient of x; or both, of which neither is
-// stored.
+// Results of the GEMMs of a launch: x, stored or not; the gradient of x; or both, neither of which is stored.
 enum class GemmResult { X, X_NOT_STORED, GRADIENT, X_AND_GRADIENT };
 template <GemmResult M>
 constexpr bool COMPUTES_X = M != GemmResult::GRADIENT;
@@ -34,7 +33,7 @@ struct MapSource : TensorSource<T, true, false> {
   }
 };
 
-// What a source reads: tiles of T, results of GEMMs included, and a tile of a bit mask.
+// Operands of a source: tiles of T, including results of GEMMs, and a tile of a bit mask.
 template <typename S>
 constexpr int OPERAND_TILES = 1;
 template <typename T>
@@ -93,8 +92,8 @@ __device__ inline const T*& gradient_operand(ReluBackwardSource<T, ADD, true, Re
   return source.dy;
 }
 
-// Stores the result of a GEMM itself. A data gradient that goes through ReLU is not stored: others read the gradient
-// through ReLU.
+// Stores the result of a GEMM itself. A data gradient that goes through ReLU is not stored: other launches read the
+// gradient through ReLU.
 template <GemmResult M, typename T, bool TWO, typename Fetched>
 __device__ inline void store_gemm_result(const TensorSource<T, TWO, false>&, T* to, const Fetched& fetched) {
   if constexpr (M == GemmResult::X) store_held(to, fetched.a);
@@ -105,7 +104,7 @@ __device__ inline void store_gemm_result(const ReluBackwardSource<T, ADD, true, 
   if constexpr (M == GemmResult::X) store_held(to, fetched.x);
 }
 
-// Bits of an element that is pointed to, and how many such elements are pointed to together.
+// Bits of an element, and how many elements one address stands for.
 template <typename Element>
 constexpr int BITS = std::is_same_v<Element, uint8_t> ? 1 : 8 * sizeof(Element);
 template <typename Element>
@@ -115,7 +114,7 @@ constexpr int PACKED = 8 * sizeof(Element) / BITS<Element>;
 struct NoReduction {
   using State = float;
 };
-// or with the constants of channels for F alone.
+// or with the constants of channels for F only.
 template <typename F>
 struct ChannelMap {
   using State = float;
@@ -131,13 +130,13 @@ constexpr bool REDUCES<NoReduction> = false;
 template <typename F>
 constexpr bool REDUCES<ChannelMap<F>> = false;
 
-// Mean and variance are operands from `mean` on, dgamma and dbeta from `dgamma` on.
+// Mean and variance are the operands from `mean` on, dgamma and dbeta those from `dgamma` on.
 inline BnBackwardReduction sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
   float *const first = out<float>(call, dgamma), *const second = out<float>(call, dgamma + 1);
   return {in<float>(call, mean), in<float>(call, mean + 1), first, second, eps, 0};
 }
 
-// What a thread reduces of its eight channels.
+// The reductions of a thread over its eight channels.
 template <typename R>
 struct ThreadReduction {
   typename R::Channel channel[8];
@@ -154,7 +153,7 @@ struct ThreadReduction {
 #pragma unroll
     for (int j = 0; j < 8; ++j) running[j] = r.begin(source.template first<8>(first, j));
   }
-  // Eight elements from `at` on, of which `source` may store something.
+  // Reduces eight elements from `at` on; `source` may store values.
   template <typename S, typename Fetched>
   __device__ void add(const R& r, const S& source, Fetched& fetched, int64_t at) {
     ++count;

@@ -1,15 +1,15 @@
-// Stem convolution (a network's first, of at most seven channels), forward, in bf16 and fp16, channels last.
+// Stem convolution (a network's first, with at most seven channels), forward, in bf16 and fp16, channels last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window: its rows one after another, each a run of
-//            kernel_width * channels elements, padded to whole words only (stem_conv.cuh).
-// Tile       a block works on a band of output rows, 64 columns wide, of 64, 32 or 16 filters. A warp computes 2 rows x 16
-//            columns at a time, K = 16 a step.
-// Warps      4, all alike: copy the band of the image, then mma.sync m16n8k16.
+//            kernel_width * channels elements, padded only to whole words (stem_conv.cuh).
+// Tile       a block computes a band of output rows, 64 columns wide, for 64, 32 or 16 filters. A warp computes 2 rows
+//            x 16 columns at a time, with K = 16 in each step.
+// Warps      4, all equal: they copy the band of the image, then run mma.sync m16n8k16.
 // Shared     all weights of the block's filters as fragments, an offset and a mask for every second element of K, and
 //            the band of the image, up to twice: pixels that start at an odd element are read as words from a copy that
-//            lies one element earlier.
-// Registers  at most 128 (4 blocks of 128 threads a multiprocessor).
-// Limit      A fragments are read a word at a time: 314 us where bytes take 115 (ResNet, batch 256, decision 011).
+//            is shifted by one element.
+// Registers  at most 128 (4 blocks of 128 threads on a multiprocessor).
+// Limit      A fragments are read word by word: 314 us, where bytes take 115 us (ResNet, batch 256, decision 011).
 //
 // Thread (g, t) = (lane / 4, lane % 4) holds, for output row m = 0, 1 of the warp's two:
 //
@@ -35,11 +35,11 @@ template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS, 4)
     stem_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, StemConv f) {
   MBC_DYNAMIC_SHARED(weights);                                                   // [step][pair of tiles][lane]
-  uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // of every second K: word from the
-  T* image = reinterpret_cast<T*>(k_offsets + f.steps * 8);                         // pixel, what of it counts
+  uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES / 2 * 32);  // every second K: offset from the
+  T* image = reinterpret_cast<T*>(k_offsets + f.steps * 8);                         // pixel, mask of valid elements
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8;
-  const int32_t earlier = (f.straight ? f.copy : 0) - 1;  // elements from the band as it lies to the other copy
+  const int32_t earlier = (f.straight ? f.copy : 0) - 1;  // elements from the unshifted band to the shifted copy
 
   uint32_t* words = reinterpret_cast<uint32_t*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 64; i += STEM_THREADS) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(STEM_THREADS, 4)
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile here = f.tile(number);
-    __syncthreads();  // the band before this one is read
+    __syncthreads();  // the band before this one has been read
     fetch_band(x, image, f, here);
     __syncthreads();
 

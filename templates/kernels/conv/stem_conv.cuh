@@ -1,10 +1,11 @@
-// Stem convolutions on tensor cores: the first of a network, of at most seven channels. Channels last; fp32 images may
-// have them first. Shapes, tiles, and the band of the image in shared memory, for the forward and the filter pass.
+// Stem convolutions on tensor cores: the first convolution of a network, with at most seven channels. Channels last;
+// fp32 images may be channels first. This file has shapes, tiles, and the band of the image in shared memory, for the
+// forward and the filter pass.
 //
-// Libraries pad three channels to eight, so that most of what they load and multiply is zeros. Here a row of a window,
-// kernel_width * channels elements, is one run of memory: K is those runs one after another, each padded to whole words
-// only. Channels first, it is a run for each channel. A block works on a tile of the output and keeps the band of the
-// image under it in shared memory:
+// Libraries pad three channels to eight, so that most of the numbers that they load and multiply are zeros. Here a row
+// of a window, kernel_width * channels elements, is one run of memory: K is those runs one after another, each padded
+// only to whole words. With channels first there is a run for each channel. A block works on a tile of the output and
+// keeps the band of the image under it in shared memory:
 //
 //   K of one output pixel, 7 x 7 x 3:   row 0: 21 elements, 1 of padding | row 1: 22 | ... | row 6: 22     = 154, to 160
 #pragma once
@@ -15,19 +16,19 @@
 struct StemConvArguments : ConvolutionSizes {
   int64_t type;
   int64_t band;  // output rows of a tile, even
-  int64_t parts;  // of the filter pass: blocks among which tiles are divided (split-K)
+  int64_t parts;  // blocks among which the tiles of the filter pass are divided (split-K)
   int64_t accumulate;
-  int64_t image_layout;  // of fp32 images; others are channels last
-  int64_t products;      // in fp32: tf32 MMAs for one product, 1 or 3 (3xTF32)
+  int64_t image_layout;  // layout of fp32 images; others are channels last
+  int64_t products;      // fp32: tf32 MMAs for one product, 1 or 3 (3xTF32)
 };
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/conv/stem_conv.py.
+// Equal to the constants in mbc/kernels/cuda/conv/stem_conv.py.
 constexpr int STEM_COLUMNS = 64, STEM_STEPS = 24;
 constexpr int STEM_VECTOR = 8;  // elements of 16 bits in a vector
 
-// Of the output: 64 columns at most of `rows` rows of one image, from (y0, x0) on; `across` times 16 columns.
+// A part of the output: at most 64 columns of `rows` rows of one image, from (y0, x0) on; `across` times 16 columns.
 struct StemTile {
   int64_t n;
   int32_t y0, x0, rows, columns, across;
@@ -35,16 +36,16 @@ struct StemTile {
 
 struct StemConv : ConvolutionShape {
   int32_t band;
-  int32_t planes;           // of an image in memory: its channels where they come first
+  int32_t planes;           // planes of an image in memory: its channels if they come first
   int32_t together;         // elements of a pixel in a plane
-  int32_t run, padded_run;  // elements of a row of a window; to whole words
-  int32_t steps;            // of K = 16
-  // Of the image in shared memory, plane by plane: rows of a plane, elements of a row, those before its first pixel (so
-  // that rows start where vectors do in memory), elements of all rows.
+  int32_t run, padded_run;  // elements of a row of a window; padded to whole words
+  int32_t steps;            // steps of K = 16
+  // The image in shared memory, plane by plane: rows of a plane, elements of a row, elements before a row's first pixel
+  // (so that rows start where vectors do in memory), elements of all rows.
   int32_t band_rows, pitch, lead, copy;
-  bool straight, shifted;  // 16 bits: copies of the band as in memory, and shifted by one element; the latter comes second
+  bool straight, shifted;  // 16 bits: copies of the band as in memory, then shifted by one element
   bool wide, wide_image;   // the output is aligned for vectors; so is the image
-  int32_t chunks, bands;         // of the output: of STEM_COLUMNS columns and of `band` rows
+  int32_t chunks, bands;         // parts of the output: STEM_COLUMNS columns, `band` rows
   int64_t tiles;
 
   StemConv(const StemConvArguments& a, bool forward, bool whole, bool whole_image = false)
@@ -59,7 +60,7 @@ struct StemConv : ConvolutionShape {
     lead = words ? 3 - (pad_left * together + 3) % 4 : STEM_VECTOR - pad_left * channels % STEM_VECTOR;
     pitch = words ? (span(STEM_COLUMNS) + 6) / 4 * 4 : (span(STEM_COLUMNS) + 15) / STEM_VECTOR * STEM_VECTOR;
     copy = planes * band_rows * pitch;
-    const bool both = stride_width * channels % 2 != 0;  // pixels start at even elements and at odd ones
+    const bool both = stride_width * channels % 2 != 0;  // whether pixels start at even and at odd elements
     straight = !forward || both || lead % 2 == 0;
     shifted = forward && (both || lead % 2 != 0);
     chunks = static_cast<int32_t>(divide_up(out_width, STEM_COLUMNS));
@@ -77,18 +78,18 @@ struct StemConv : ConvolutionShape {
     const int32_t columns = min(STEM_COLUMNS, out_width - x0);
     return {image, y0, x0, min(band, out_height - y0), columns, (columns + 15) / 16};
   }
-  // Of the filter pass: groups of warps by elements of a window (M), and warps of a group, which divide the pixels (K).
+  // The filter pass has groups of warps by elements of a window (M); the warps of a group divide the pixels (K).
   __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
   __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
-  // Elements of a row of a plane under so many columns of the output.
+  // Elements of a row of a plane under this number of columns of the output.
   __host__ __device__ int32_t span(int32_t columns) const {
     return ((columns - 1) * stride_width + kernel_width) * together;
   }
 };
 
-// An element of a window, one K of the GEMM: where it is.
+// An element of a window, one K of the GEMM: its position.
 struct KElement {
-  int32_t plane, row, at;  // `at`: element of the row
+  int32_t plane, row, at;  // `at`: element in the row
   bool there;              // false for padding
 
   __device__ KElement(const StemConv& f, int32_t number) {
@@ -98,15 +99,15 @@ struct KElement {
     at = number - line * f.padded_run;
     there = plane < f.planes && at < f.run;
   }
-  // Its offset in the band from the pixel; 0 for padding.
+  // The element's offset in the band from the pixel; 0 for padding.
   __device__ uint32_t in_band(const StemConv& f) const {
     return there ? static_cast<uint32_t>((plane * f.band_rows + row) * f.pitch + f.lead + at) : 0;
   }
-  // The element of a filter, channels last.
+  // The element's index in a filter, channels last.
   __device__ int32_t in_filter(const StemConv& f) const { return (row * f.run + at) * f.planes + plane; }
 };
 
-// Filters that a thread stores as a vector: 16 bytes, or all that it has of two tiles.
+// Filters that a thread stores as a vector: 16 bytes, or all of its filters of two tiles.
 template <typename T, int TILES>
 constexpr int FILTERS_OF_VECTOR = WIDTH<T> < 2 * TILES ? WIDTH<T> : 2 * TILES;
 
@@ -126,10 +127,10 @@ __device__ inline uint32_t word_of(const T& low, const T& high) {
   return word;
 }
 
-// A vector of the band of a tile: its offset in shared memory, and in a row of the image.
+// A vector of the band of a tile: its offset in shared memory, and its position in a row of the image.
 struct BandVector {
   int32_t to, image_y, from;
-  bool inside;  // of the rows of the image
+  bool inside;  // whether it is in the rows of the image
 
   __device__ BandVector(const StemConv& f, const StemTile& tile, int32_t number) {
     const int32_t vectors = f.pitch / STEM_VECTOR, row = number / vectors, at = (number - row * vectors) * STEM_VECTOR;
@@ -195,7 +196,7 @@ __device__ inline void fetch_band(const T* x, T* image, const StemConv& f, const
 }
 
 // Stores the accumulators of a warp: two output rows of 16 columns from (row, column) of the tile on; filters by
-// `filter_of` from `first` on, a multiple of 4 vectors. `column`: that of the thread.
+// `filter_of` from `first` on, a multiple of 4 vectors. `column`: the thread's column.
 template <typename T, int TILES>
 __device__ inline void write_pixels(
     const float (&sums)[2][TILES][4], T* y, const StemConv& f, const StemTile& tile, int32_t row, int32_t column,

@@ -1,15 +1,15 @@
-// Filter gradient of stem convolutions (a network's first, of at most seven channels) in bf16 and fp16, channels last.
-// No data gradient is needed there.
+// Filter gradient of stem convolutions (a network's first, with at most seven channels) in bf16 and fp16, channels
+// last. The first convolution of a network needs no data gradient.
 //
 // GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks
 //            (split-K) that `add_parts` adds in order.
-// Tile       a warp computes 32 elements of the window x 64, 32 or 16 filters; where there are few elements, 2 or 4 warps
-//            divide the pixels of a row. K = 16 pixels a step.
-// Warps      all alike, up to 12: copy ahead with cp.async, then mma.sync m16n8k16; gradients through ldmatrix.trans.
-// Shared     gradients of output rows in a pipeline of 3 stages of 64 pixels, two rows ahead, also across tiles; the
-//            band of the image under a tile twice, so that the next one is in flight.
+// Tile       a warp computes 32 elements of the window x 64, 32 or 16 filters; if there are few elements, 2 or 4 warps
+//            divide the pixels of a row. K = 16 pixels in each step.
+// Warps      up to 12, all equal: cp.async ahead, then mma.sync m16n8k16; gradients through ldmatrix.trans.
+// Shared     gradients of output rows in a pipeline of 3 stages of 64 pixels, two rows ahead, also across tiles; two
+//            bands of the image, so that the next tile's band is in flight.
 // Registers  at most 128, so that three blocks of five warps fit a multiprocessor.
-// Limit      A fragments are read an element at a time: 369 us where bytes take 115 (ResNet, batch 256, decision 011).
+// Limit      A fragments are read element by element: 369 us, bytes take 115 us (ResNet, batch 256, decision 011).
 //
 // Thread (g, t) = (lane / 4, lane % 4) holds, for tile m = 0, 1 of the warp's two:
 //
@@ -36,21 +36,21 @@ __device__ inline void fetch_band_ahead(const T* x, T* image, const StemConv& f,
   }
 }
 
-// Offset, in units of 16 bytes, of eight filters of a pixel's gradient in a stage; swizzled against bank conflicts of
-// eight neighbouring pixels.
+// Offset, in units of 16 bytes, of eight filters of a pixel's gradient in a stage; swizzled so that eight neighbouring
+// pixels have no bank conflicts.
 template <int TILES>
 __device__ inline int32_t gradient_offset(int32_t pixel, int32_t eight) {
   return pixel * TILES + (eight ^ pixel / (8 / TILES) % TILES);
 }
 
-// A warp has two tiles of 16 elements of the window for all filters of the block; where there are few elements, several
+// A warp has two tiles of 16 elements of the window for all filters of the block; if there are few elements, several
 // warps divide the pixels. Gradients are copied STEM_STAGES - 1 rows ahead, the image a tile ahead.
 template <typename T, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     stem_conv_filter(const T* __restrict__ x, const T* __restrict__ dy, float* __restrict__ partial, StemConv f) {
-  constexpr int STAGE = STEM_COLUMNS * TILES;  // of 16 bytes
+  constexpr int STAGE = STEM_COLUMNS * TILES;  // in units of 16 bytes
   MBC_DYNAMIC_SHARED(shared);
-  T* const images = reinterpret_cast<T*>(shared + STEM_STAGES * STAGE);  // two
+  T* const images = reinterpret_cast<T*>(shared + STEM_STAGES * STAGE);  // two bands
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t group = warp % f.groups(), sharer = warp / f.groups();
   const int32_t first = blockIdx.y * TILES * 8;
@@ -62,13 +62,13 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     });
   };
 
-  uint32_t element_offsets[2][2];  // in a band, from its first pixel; tile; row g or g + 8
+  uint32_t element_offsets[2][2];  // in a band, from its first pixel; [tile][row g or g + 8]
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) element_offsets[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
-  // The row of 8 x 8 matrices whose address this thread gives to ldmatrix: matrices of 16 pixels x 16 filters, in the
-  // order (pixels, filters) = low low, high low, low high, high high.
+  // The row of the 8 x 8 matrices whose address this thread passes to ldmatrix: matrices of 16 pixels x 16 filters, in
+  // the order (pixels, filters) = low low, high low, low high, high high.
   const int32_t shown = lane / 8 % 2 * 8 + lane % 8, shown_eight = lane / 16;
   const int32_t pixel_stride = f.stride_width * f.channels;
   float sums[2][TILES][4] = {};
@@ -82,12 +82,12 @@ __global__ void __launch_bounds__(STEM_THREADS_OF_128_REGISTERS)
     const StemTile tile = f.tile(number);
     T* const other = images + (image == images ? f.copy : 0);
     for (int32_t row = 0; row < tile.rows; ++row) {
-      // The copy of this tile's band was started with the first row of the tile before.
+      // The copy of this tile's band started with the first row of the tile before.
       if (row == 0 && rows_before < STEM_STAGES - 1)
         cp_async_wait<0>();
       else
         cp_async_wait<STEM_STAGES - 2>();
-      __syncthreads();  // all copies have arrived, and the row before this one is read
+      __syncthreads();  // all copies have arrived, and the row before this one has been read
       if (row == 0) fetch_band_ahead(x, other, f, number + gridDim.x);
       fetch_next();
       for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {

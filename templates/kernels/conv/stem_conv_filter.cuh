@@ -7,13 +7,13 @@
 namespace mbc {
 
 constexpr int STEM_MOST_THREADS = STEM_STEPS / 2 * 32, STEM_STAGES = 3;
-// More threads than there are, so that the compiler keeps to 65,536 / 512 = 128 registers: of blocks of five warps
-// (windows of 7 x 7) a multiprocessor then has room for three, where a few more registers leave two.
+// More threads than a block has, so that the compiler uses at most 65,536 / 512 = 128 registers: a multiprocessor then
+// has room for three blocks of five warps (windows of 7 x 7), where a few more registers leave room for two.
 constexpr int STEM_THREADS_OF_128_REGISTERS = 512;
 static_assert(STEM_MOST_THREADS <= STEM_THREADS_OF_128_REGISTERS, "blocks are no larger");
-constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // of a block that adds parts
+constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // elements of a block that adds parts, and threads for each
 
-// Copies 16 bytes to shared memory, or zeros where they are not `there`; `wide`: they are aligned.
+// Copies 16 bytes to shared memory, or zeros if they are not `there`; `wide`: they are aligned.
 template <typename T>
 __device__ inline void copy_vector(uint4* to, const T* from, bool there, bool wide) {
   if (wide) {
@@ -34,11 +34,11 @@ struct RowsAhead {
 
   __device__ explicit RowsAhead(const StemConv& f)
       : number(blockIdx.x), row(0), stage(0), tile(f.tile(blockIdx.x)) {}
-  // A pixel has V times 16 bytes, of filters from `first` on; `offset_of(pixel, v)`: their offset in a stage of STAGE.
+  // A pixel has V times 16 bytes, of filters from `first` on; `offset_of(pixel, v)`: their offset in a stage.
   template <int V, int STAGE, typename T, typename Offset>
   __device__ void fetch(const T* dy, uint4* ring, const StemConv& f, int32_t first, Offset offset_of) {
     if (number < f.tiles) {
-      const int32_t v = threadIdx.x % V, pixel_stride = blockDim.x / V;  // whole warps: a thread has the same of each pixel
+      const int32_t v = threadIdx.x % V, pixel_stride = blockDim.x / V;  // a thread keeps its filters
       const T* from =
           dy + ((tile.n * f.out_height + tile.y0 + row) * f.out_width + tile.x0) * f.filters + first + v * WIDTH<T>;
       for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += pixel_stride) {
@@ -59,13 +59,13 @@ struct RowsAhead {
 // The partial filter gradients of blocks, [parts, elements of a window, filters].
 struct FilterParts {
   int32_t elements, filters;
-  int32_t planes, rows, run, padded_run;  // of a window, and elements of a row: of the filter, and here
+  int32_t planes, rows, run, padded_run;  // of a window; elements of a row of the filter, and padded
 
   explicit FilterParts(const StemConv& f) : FilterParts(f, f.steps * 16, f.padded_run) {}
   FilterParts(const StemConv& f, int32_t elements_, int32_t padded_run_)
       : elements(elements_), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
         padded_run(padded_run_) {}
-  // Without padding.
+  // Its index without padding.
   FilterParts(int32_t elements_, int32_t filters_)
       : elements(elements_), filters(filters_), planes(1), rows(1), run(elements_), padded_run(elements_) {}
 };
@@ -104,7 +104,7 @@ __device__ inline void write_part(
     }
 }
 
-// Adds parts in order, in fp64: SUM_SHARERS threads an element, then their sums.
+// Adds parts in order, in fp64: SUM_SHARERS threads for each element, then their sums.
 static __global__ void stem_conv_filter_sum(
     const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
   __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];

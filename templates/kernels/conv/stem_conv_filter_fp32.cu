@@ -1,11 +1,11 @@
-// Filter gradient of stem convolutions (a network's first, of at most seven channels) in fp32 (3xTF32) and tf32. The
-// image may have its channels first, gradients have them last.
+// Filter gradient of stem convolutions (a network's first, with at most seven channels) in fp32 (3xTF32) and tf32. The
+// image may be channels first; gradients are channels last.
 //
 // GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks
 //            (split-K) that `add_parts` adds in order.
-// Tile       a warp computes 32 elements of the window x 32 filters (tf32: also 64); where there are few elements, 2 or
-//            4 warps divide the pixels of a row. K = 8 pixels a step.
-// Warps      all alike, up to 12: gradients ahead with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32
+// Tile       a warp computes 32 elements of the window x 32 filters (tf32: also 64); if there are few elements, 2 or
+//            4 warps divide the pixels of a row. K = 8 pixels in each step.
+// Warps      up to 12, all equal: gradients ahead with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32
 //            (SPLIT); accumulators of a row are added outside tensor cores.
 // Shared     gradients of output rows in a pipeline of 3 stages of 64 pixels; the band of the image under a tile.
 // Registers  at most 168 a thread (launch bounds: 384 threads).
@@ -21,8 +21,8 @@
 
 namespace mbc {
 
-// As in stem_conv_filter.cu. A pixel's gradient has a pitch of 8 words more, so that a warp's reads, 8 words of each of
-// 4 pixels, have no bank conflicts.
+// The pipeline is that of stem_conv_filter.cu. A pixel's gradient has a padding of 8 words, so that a warp's reads, 8
+// words of each of 4 pixels, have no bank conflicts.
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
     const float* __restrict__ x, const float* __restrict__ dy, float* __restrict__ partial, StemConv f) {
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
   const auto gradient_offset = [](int32_t pixel, int32_t four) { return pixel * (PITCH / 4) + four; };
   const auto fetch_next = [&] { ahead.fetch<V, STAGE / 4>(dy, shared, f, first, gradient_offset); };
 
-  uint32_t element_offsets[2][2];  // in the band, from its first pixel; tile; row g or g + 8
+  uint32_t element_offsets[2][2];  // in the band, from its first pixel; [tile][row g or g + 8]
 #pragma unroll
   for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
   int32_t stage = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile tile = f.tile(number);
-    __syncthreads();  // the band before this one is read
+    __syncthreads();  // the band before this one has been read
     fetch_band_of_words(x, image, f, tile);
     cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, tile);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
         for (int32_t pixel = threadIdx.x / V; pixel < tile.across * 16; pixel += blockDim.x / V)
           round_to_tf32(shared + stage * (STAGE / 4) + gradient_offset(pixel, threadIdx.x % V));
       }
-      __syncthreads();  // all copies have arrived, and the row before this one is read
+      __syncthreads();  // all copies have arrived, and the row before this one has been read
       fetch_next();
       for (int32_t piece = sharer; piece < tile.across; piece += f.sharers()) {
 #pragma unroll
@@ -108,7 +108,8 @@ void run_stem_conv_filter_fp32(const MbcCall& call, const StemConv& f, int64_t p
 
 }  // namespace mbc
 
-// Of images in either layout (`image_layout`): kernels stem_conv_backward_filter_fp32 and stem_conv_backward_filter_fp32_nchw.
+// Images in either layout (`image_layout`): kernels stem_conv_backward_filter_fp32 and
+// stem_conv_backward_filter_fp32_nchw.
 extern "C" const char* mbc_stem_conv_backward_filter_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);

@@ -1,15 +1,15 @@
-// Stem convolution (a network's first, of at most seven channels), forward, in fp32 (3xTF32) and tf32. The image may
-// have its channels first; the result has them last.
+// Stem convolution (a network's first, with at most seven channels), forward, in fp32 (3xTF32) and tf32. The image may
+// be channels first; the result is channels last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window (stem_conv.cuh).
 // Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A
-//            warp computes 2 rows x 16 columns at a time, K = 8 a step. In fp32, accumulators of K = 32 are added
-//            outside tensor cores, which truncate instead of rounding.
-// Warps      4, all alike: copy the band with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32 (SPLIT).
+//            warp computes 2 rows x 16 columns at a time, with K = 8 in each step. In fp32, accumulators of K = 32 are
+//            added outside tensor cores, which truncate instead of rounding.
+// Warps      4, all equal: copy the band with cp.async, then mma.sync m16n8k8 of tf32, three for one in fp32 (SPLIT).
 // Shared     all weights of the block's filters as fragments, an offset for every element of K, and the band of the
 //            image.
-// Registers  at most 128 (4 blocks of 128 threads a multiprocessor).
-// Limit      A fragments are read a word at a time; in fp32 also splitting, and three mma.sync for one.
+// Registers  at most 128 (4 blocks of 128 threads on a multiprocessor).
+// Limit      A fragments are read word by word; in fp32 also splitting, and three mma.sync for one.
 //
 // Thread (g, t) = (lane / 4, lane % 4) holds, for output row m = 0, 1 of the warp's two:
 //
@@ -21,13 +21,13 @@
 namespace mbc {
 
 constexpr int STEM_WARPS_FP32 = 4, STEM_THREADS_FP32 = 32 * STEM_WARPS_FP32;
-constexpr int WIDE_STEPS = 12;  // of K = 16, up to which weights of 64 filters leave shared memory for other blocks
+constexpr int WIDE_STEPS = 12;  // most steps of K = 16 at which weights of 64 filters leave room for other blocks
 
 template <bool SPLIT, int TILES>
 __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
     stem_conv_fp32(const float* __restrict__ x, const float* __restrict__ weight, float* __restrict__ y, StemConv f) {
-  MBC_DYNAMIC_SHARED(weights);  // [K by eights][pair of tiles][lane]
-  uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight: bytes to four, and to four more
+  MBC_DYNAMIC_SHARED(weights);  // [eights of K][pair of tiles][lane]
+  uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight K: bytes to two fours
   float* image = reinterpret_cast<float*>(k_offsets + f.steps * 8);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.planes * f.kernel_height * f.run;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
 
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
     const StemTile here = f.tile(number);
-    __syncthreads();  // the band before this one is read
+    __syncthreads();  // the band before this one has been read
     fetch_band_of_words(x, image, f, here);
     cp_async_wait<0>();
     if (!SPLIT) round_band(image, f, here);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
 
     for (int32_t piece = warp; piece < f.band / 2 * here.across; piece += STEM_WARPS_FP32) {
       const int32_t column = piece % here.across * 16 + g, row = piece / here.across * 2;
-      const char* pixel[2][2];  // output row; column g or g + 8
+      const char* pixel[2][2];  // [output row][column g or g + 8]
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -111,7 +111,7 @@ void run_stem_conv_fp32(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
-// Of images in either layout (`image_layout`): kernels stem_conv_fp32 and stem_conv_fp32_nchw.
+// Images in either layout (`image_layout`): kernels stem_conv_fp32 and stem_conv_fp32_nchw.
 extern "C" const char* mbc_stem_conv_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);

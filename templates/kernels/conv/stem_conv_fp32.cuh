@@ -1,5 +1,5 @@
-// fp32 operands of stem convolutions: MMAs in tf32, of rounded words or three for one product (3xTF32), and the band of
-// the image in fp32.
+// fp32 operands of stem convolutions: MMAs in tf32, by rounded words or by three MMAs for one product (3xTF32), and the
+// band of the image in fp32.
 #pragma once
 
 #include <cfloat>
@@ -8,10 +8,10 @@
 
 namespace mbc {
 
-// Splits `word`: truncates it to tf32 and returns the rest. Of the four partial products, rest * rest is dropped: 2^-22
-// of the product, in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Truncation takes two instructions where rounding
-// takes five; what it loses on average is compensated (`add_tiles`). The rest of an infinite word is NaN, also under an
-// element of K that is padding: what is not finite stays so, as in Winograd's algorithm.
+// Splits `word`: truncates it to tf32 and returns the rest. Of the four partial products, rest * rest is dropped, which
+// is 2^-22 of the product in the mean ("3xTF32", NVIDIA CUTLASS, example 27). Truncation takes two instructions where
+// rounding takes five; its mean error is compensated (`add_tiles`). The rest of an infinite word is NaN, even where the
+// element of K is padding: values that are not finite stay so, as in Winograd's algorithm.
 __device__ inline float split_off_tf32(float& word) {
   const float whole = word;
   word = truncate_to_tf32(whole);
@@ -61,8 +61,8 @@ __device__ inline void round_band(float* image, const StemConv& f, const StemTil
   });
 }
 
-// MMAs of 2 x TILES tiles of 16 rows x 8 columns, K = 8. SPLIT: three mma.sync for one, small products first; otherwise
-// all words are in tf32.
+// MMAs of 2 x TILES tiles of 16 rows x 8 columns, K = 8. SPLIT: three mma.sync for one product, small products first;
+// otherwise all words are in tf32.
 template <bool SPLIT, int TILES>
 __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], float (&b)[TILES][2]) {
   if constexpr (SPLIT) {
@@ -91,8 +91,8 @@ __device__ inline void mma_tiles(float (&sums)[2][TILES][4], float (&a)[2][4], f
 }
 
 constexpr int SHORT_SUM = 4;  // K = 8 steps that are accumulated on tensor cores
-// Truncated rests lose 1.2 * 2^-23 of a product on average, the product of both, which is dropped, 1 * 2^-23, and
-// truncated accumulators 2 * 2^-23: most of that is compensated.
+// On average, truncated rests lose 1.2 * 2^-23 of a product, the dropped product of both rests 1 * 2^-23, and truncated
+// accumulators 2 * 2^-23: most of that is compensated.
 constexpr float TRUNCATION_COMPENSATION = 1.0f + 3.0f * FLT_EPSILON;
 
 // Adds accumulators of short sums in fp32: tensor cores truncate their accumulators instead of rounding them.

@@ -1,16 +1,17 @@
-// Stem convolution (a network's first, of at most seven channels), forward, in bf16 and fp16, channels last, on Hopper's
-// tensor cores; optionally with batch statistics in the epilogue. Filters are a multiple of 64.
+// Stem convolution (a network's first, with at most seven channels), forward, in bf16 and fp16, channels last, on
+// Hopper's tensor cores; optionally with batch statistics in the epilogue. Filters are a multiple of 64.
 //
 // GEMM       M = filters, N = output pixels, K = elements of a window (stem_im2col.cuh).
-// Tile       64 filters x 64 columns of an output row, one row of a band after another; K = 16 a step.
-// Warps      5. A warpgroup lays out the windows of a band, then issues wgmma m64n64k16, weights (A) in registers, windows
-//            (B) in shared memory. A thread of the last warp copies bands of the image (TMA), one ahead.
-// Epilogue   results are transposed in shared memory (stmatrix.trans) and stored from there (TMA). A thread has the same two
-//            filters of all pixels, so that statistics take few registers.
+// Tile       64 filters x 64 columns of an output row, one row of a band after another; K = 16 in each step.
+// Warps      5. A warpgroup copies the windows of a band to shared memory, then issues wgmma m64n64k16, weights (A) in
+//            registers, windows (B) in shared memory. A thread of the last warp copies bands of the image (TMA), one
+//            ahead.
+// Epilogue   results are transposed in shared memory (stmatrix.trans) and stored from there (TMA). A thread has the
+//            same two filters of all pixels, so that statistics take few registers.
 // Shared     the windows of a band (1,024 bytes for each vector), and two vectors of zeros, which pad K; two bands of the
 //            image; 8,192 bytes of results.
-// Registers  120, so that three blocks fit a multiprocessor: some lay out windows while others multiply.
-// Limit      bytes; 0.77 of the copy bandwidth at ResNet's stem on an H100, 0.56 with statistics (decision 071).
+// Registers  120, so that three blocks fit a multiprocessor: some copy windows while others multiply.
+// Limit      bytes; ResNet's stem on an H100 reaches 0.77 of the copy bandwidth, 0.56 with statistics (decision 071).
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w holds, j = 0 .. 7:
 //
@@ -21,7 +22,7 @@
 #include "thread_statistics.cuh"
 
 struct StemConvStatisticsArguments : StemConvArguments {
-  int64_t blocks;  // for each 64 filters; not by the GPU's size, so that reductions are the same on all
+  int64_t blocks;  // blocks for each 64 filters; independent of the GPU, so that sums have one order
 };
 
 namespace mbc {
@@ -31,7 +32,7 @@ struct StemIm2colPipelines {
   Barrier warpgroup_barrier;  // of the warpgroup
 };
 
-// Two elements of the weights of a filter from the k-th of its windows on, zeros in the padding.
+// Two elements of a filter's weights from the k-th element of its windows on, zeros in the padding.
 template <typename T>
 __device__ inline uint32_t weight_word(const T* filter, const Im2col& f, int32_t k) {
   const int32_t row = k / (8 * f.vectors), at = k - row * 8 * f.vectors;
@@ -51,7 +52,7 @@ __device__ inline void read_weights(uint32_t (&a)[STEPS][4], const T* weight, in
       a[step][v] = weight_word(filter + v % 2 * 8 * f.kernel_height * f.run, f, step * 16 + v / 2 * 8 + 2 * t);
 }
 
-// Starts all wgmma of an output row. K reaches beyond the windows in the last PADDED_STEPS steps at most; that is read from
+// Starts all wgmma of an output row. K reaches beyond the windows in at most the last PADDED_STEPS steps, which read
 // `zeros`, whatever the weights are there.
 template <int STEPS, typename T>
 __device__ inline void issue_row(float (&sums)[8][4], const uint32_t (&a)[STEPS][4], const char* windows,
@@ -71,7 +72,7 @@ __device__ inline void issue_row(float (&sums)[8][4], const uint32_t (&a)[STEPS]
 // Transposes the results of an output row: rows of 64 filters, with the swizzle of 128 bytes.
 template <typename T>
 __device__ inline void write_results(const uint32_t (&words)[8][2], char* results) {
-  // Of the four matrices of 8 x 8 results that stmatrix stores: the pixel whose address this thread supplies, and its filters.
+  // One stmatrix stores four matrices of 8 x 8 results: the pixel whose address this thread supplies, and its filters.
   const int32_t lane = threadIdx.x % 32, pixel = lane / 16 * 8 + lane % 8, eight = threadIdx.x / 32 * 2 + lane / 8 % 2;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
@@ -97,7 +98,7 @@ __device__ inline void compute_tiles(const T* __restrict__ weight, const TensorM
     lay_out_windows<true>(images + iteration % IM2COL_IMAGES * f.image_bytes, windows, f);
     pipelines.images.consumer_release(iteration);
     fence_proxy_async();
-    sync();  // all windows are there
+    sync();  // all windows are complete
     for (int32_t row = 0; row < tile.rows; ++row) {
       float sums[8][4];
       issue_row<STEPS, T>(sums, a, windows + f.row_begin(row), zeros, f.window_vectors());
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(IM2COL_THREADS, IM2COL_BLOCKS)
   }
 }
 
-// `blocks` for each 64 filters; 0: as many as are resident.
+// `blocks` for each 64 filters; 0: as many as the GPU can hold.
 template <typename T, bool STATISTICS>
 const char* run_stem_im2col(const MbcCall& call, int64_t blocks, typename Statistics<T>::State* partial) {
   const auto& a = arguments<StemConvArguments>(call);

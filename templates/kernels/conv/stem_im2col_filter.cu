@@ -1,19 +1,20 @@
-// Filter gradient of stem convolutions (a network's first, of at most seven channels) in bf16 and fp16, channels last, on
-// Hopper's tensor cores. Filters are a multiple of 64. No data gradient is needed there.
+// Filter gradient of stem convolutions (a network's first, with at most seven channels) in bf16 and fp16, channels
+// last, on Hopper's tensor cores. Filters are a multiple of 64. The first convolution of a network needs no data
+// gradient.
 //
 // GEMM       M = filters, N = elements of a window, 64, 128 or 192 with padding (stem_im2col.cuh), K = output pixels, split
 //            over `parts` blocks (split-K) that `add_parts` adds in order.
-// Tile       64 filters x all elements of a window; K = 16 pixels a step.
-// Warps      5. A warpgroup lays out the windows of a band, then issues wgmma m64nNk16, gradients (A) in registers through
-//            ldmatrix.trans, windows (B) in shared memory. A thread of the last warp copies (TMA): gradients of output rows,
-//            and bands of the image, one ahead.
-// Shared     gradients of 3 output rows of 64 pixels, 8,192 bytes each; the windows of a band (1,024 bytes for each vector,
-//            also behind the last row, which is read as far as N reaches); two bands of the image.
-// Registers  138; two blocks fit a multiprocessor: one lays out windows while the other multiplies.
-// Limit      bytes; 0.92 of the copy bandwidth at ResNet's stem on an H100 (decision 071).
+// Tile       64 filters x all elements of a window; K = 16 pixels in each step.
+// Warps      5. A warpgroup copies the windows of a band to shared memory, then issues wgmma m64nNk16, gradients (A) in
+//            registers through ldmatrix.trans, windows (B) in shared memory. A thread of the last warp copies (TMA)
+//            gradients of output rows, and bands of the image, one ahead.
+// Shared     gradients of 3 output rows of 64 pixels, 8,192 bytes each; the windows of a band (1,024 bytes for each
+//            vector, also behind the last row, which is read as far as N reaches); two bands of the image.
+// Registers  138; two blocks fit a multiprocessor: one copies windows while the other multiplies.
+// Limit      bytes; ResNet's stem on an H100 reaches 0.92 of the copy bandwidth (decision 071).
 //
-// Windows beyond the last column of a row are multiplied by gradients of zero: an infinite element of the image there, which
-// no filter reaches, gives NaN.
+// Windows beyond the last column of a row are multiplied by gradients of zero. An infinite element of the image there,
+// which no filter reaches, gives NaN.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w holds:
 //
@@ -25,7 +26,7 @@
 
 namespace mbc {
 
-constexpr int IM2COL_GRADIENT_BYTES = STEM_COLUMNS * SWIZZLE_ROW;  // of an output row
+constexpr int IM2COL_GRADIENT_BYTES = STEM_COLUMNS * SWIZZLE_ROW;  // bytes of an output row
 
 struct Im2colFilterPipelines {
   Pipeline<IM2COL_IMAGES> images;
@@ -33,7 +34,7 @@ struct Im2colFilterPipelines {
   Barrier warpgroup_barrier;  // of the warpgroup
 };
 
-// By one thread: bands of the image, and rows of gradients under them.
+// Run by one thread: copies bands of the image, and the rows of gradients that belong to them.
 __device__ inline void copy_tiles(const TensorMap& image, const TensorMap& features, char* gradients, char* images,
                                   Im2colFilterPipelines& pipelines, const Im2col& f) {
   const int32_t first = blockIdx.y * IM2COL_FILTERS;
@@ -56,15 +57,16 @@ __device__ inline void copy_tiles(const TensorMap& image, const TensorMap& featu
 template <typename T, int TILES>
 __device__ inline void accumulate_tiles(float (&sums)[TILES][4], const char* gradients, const char* images, char* windows,
                                  Im2colFilterPipelines& pipelines, const Im2col& f) {
-  constexpr int PIECES = STEM_COLUMNS / 16;  // of a row: K = 16 pixels
-  // Of the four matrices of 8 pixels x 8 filters that ldmatrix reads: the row whose address this thread supplies, and its filters.
+  constexpr int PIECES = STEM_COLUMNS / 16;  // pieces of a row: K = 16 pixels each
+  // One ldmatrix reads four matrices of 8 pixels x 8 filters: the row whose address this thread supplies, and its
+  // filters.
   const int32_t lane = threadIdx.x % 32, pixel = lane / 16 * 8 + lane % 8, eight = threadIdx.x / 32 * 2 + lane / 8 % 2;
   WarpgroupSync sync{pipelines.warpgroup_barrier};
   int32_t iteration = 0, read = 0;
   for (int64_t number = blockIdx.x; number < f.tiles; number += gridDim.x, ++iteration) {
     const StemTile tile = f.tile(number);
     pipelines.images.consumer_wait(iteration);
-    sync();  // the windows of the tile before this one are read
+    sync();  // the windows of the tile before this one have been read
     lay_out_windows<false>(images + iteration % IM2COL_IMAGES * f.image_bytes, windows, f);
     pipelines.images.consumer_release(iteration);
     fence_proxy_async();

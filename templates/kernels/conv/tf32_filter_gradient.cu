@@ -1,16 +1,16 @@
 // Gradient of 3 x 3 filters at a stride of one, in tf32, channels last; channels and filters are multiples of 64.
 //
 // GEMM       M = 9 filter taps * 64 channels, N = 64 filters, K = output pixels, split over `parts` blocks (split-K)
-//            that `add_parts` adds in order. wgmma takes tf32 only where K is contiguous, which pixels are not: this is
-//            mma.sync.
-// Tile       576 x 64 a block, 48 x 64 a warp; a step is one row of 32 output pixels. A block walks down strips, which
-//            are 32 columns wide and `band` rows high.
-// Warps      12, all alike: copy two rows ahead with cp.async, round what they have copied to tf32, then mma.sync
+//            that `add_parts` adds in order. wgmma takes tf32 only if K is contiguous, and pixels are not: the kernel
+//            uses mma.sync.
+// Tile       576 x 64 for a block, 48 x 64 for a warp; a step is one row of 32 output pixels. A block walks down
+//            strips, which are 32 columns wide and `band` rows high.
+// Warps      12, all equal: copy two rows ahead with cp.async, round their own copies to tf32, then run mma.sync
 //            m16n8k8.
 // Shared     5 rows of the image (three under the filter, two in flight) and 3 of gradients: 76,608 bytes. A pixel
 //            takes 72 words, so that a warp's reads have no bank conflicts.
 // Registers  96 accumulators a thread; 384 threads a block.
-// Limit      half of the time is the loop of mma.sync, half copying, rounding and waiting for rows (decision 029).
+// Limit      half of the time is the loop of mma.sync, half is copying, rounding and waiting for rows (decision 029).
 //
 // Thread (g, t) = (lane / 4, lane % 4) holds, for tile m = 0 .. 2 of its warp's three (16 channels of a tap):
 //
@@ -28,15 +28,16 @@ struct Tf32FilterArguments : ConvolutionSizes {
 namespace mbc {
 
 constexpr int TAPS = 9, TAP_WARPS = 12, TAP_THREADS = 32 * TAP_WARPS;
-// As in mbc/kernels/cuda/conv/tf32_filter_gradient.py: channels of a block, of the image and of gradients.
+// Equal to the constants in mbc/kernels/cuda/conv/tf32_filter_gradient.py: channels of the image and of gradients in a
+// block.
 constexpr int TAP_CHANNELS = 64;
-constexpr int TAP_COLUMNS = 32;  // of the output; likewise
-constexpr int TAP_TILES = TAPS * TAP_CHANNELS / 16 / TAP_WARPS;  // of a warp
+constexpr int TAP_COLUMNS = 32;  // columns of the output in a strip; in that file, too
+constexpr int TAP_TILES = TAPS * TAP_CHANNELS / 16 / TAP_WARPS;  // tiles of a warp
 constexpr int TAP_AHEAD = 2, IMAGE_ROWS = 3 + TAP_AHEAD, GRADIENT_ROWS = 1 + TAP_AHEAD;
-// A pixel takes 72 words, so that those that a warp reads at once, 8 of each of 4 pixels, are in different banks.
+// A pixel takes 72 words, so that the words that a warp reads together, 8 of each of 4 pixels, are in different banks.
 constexpr int TAP_PITCH = TAP_CHANNELS + 8, IMAGE_ROW = (TAP_COLUMNS + 2) * TAP_PITCH, GRADIENT_ROW = TAP_COLUMNS * TAP_PITCH;
 
-// Where a block is: in a strip, at `row` of the image, which has two rows more than the output.
+// The position of a block: a strip, and `row` of the image, which has two rows more than the output.
 struct TapStep {
   int64_t n, strip;  // image; number of the strip in all images
   int32_t x0, y0, rows, row;
@@ -72,10 +73,10 @@ __global__ void __launch_bounds__(TAP_THREADS)
   const int32_t blocks = f.filters / TAP_CHANNELS;
   const int32_t channel = static_cast<int32_t>(blockIdx.y) / blocks * TAP_CHANNELS;
   const int32_t filter = static_cast<int32_t>(blockIdx.y) % blocks * TAP_CHANNELS;
-  const int32_t pixel = threadIdx.x / FOURS, four = threadIdx.x % FOURS * 4;  // of those that a thread copies, the first
+  const int32_t pixel = threadIdx.x / FOURS, four = threadIdx.x % FOURS * 4;  // first copy of a thread
 
   // Calls `run` for each of a thread's 16 bytes of a step: its address in shared memory, its pixel of the row, and
-  // whether that is of the image.
+  // whether the pixel is inside the image.
   const auto each_four = [&](const TapStep& at, int32_t number, auto run) {
     float* to = image + number % IMAGE_ROWS * IMAGE_ROW + pixel * TAP_PITCH + four;
 #pragma unroll
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
     cp_async_commit();
   };
 
-  int32_t tap_row[TAP_TILES], a_at[TAP_TILES];  // of the image's rows; from the beginning of that row
+  int32_t tap_row[TAP_TILES], a_at[TAP_TILES];  // row of the image; offset from the beginning of that row
 #pragma unroll
   for (int m = 0; m < TAP_TILES; ++m) {
     const int32_t tile = threadIdx.x / 32 * TAP_TILES + m, tap = tile / (TAP_CHANNELS / 16);
@@ -120,10 +121,10 @@ __global__ void __launch_bounds__(TAP_THREADS)
   for (int s = 0; s < TAP_AHEAD; ++s) fetch_next();
   for (int32_t number = 0; here.strip < f.count; ++number, f.advance(here)) {
     cp_async_wait<TAP_AHEAD - 1>();
-    each_four(here, number, [](float* at, int32_t, bool) {  // its own, which it need not wait for others to see
+    each_four(here, number, [](float* at, int32_t, bool) {  // its own copies need no barrier
       round_to_tf32(reinterpret_cast<uint4*>(at));
     });
-    __syncthreads();  // all rows have arrived, and the step before this one is read
+    __syncthreads();  // all rows have arrived, and the step before this one has been read
     fetch_next();
     if (here.row < 2) continue;
     const float* a_from[TAP_TILES];
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(TAP_THREADS)
     }
   }
 
-  // Taps and channels by filters, as `stem_conv_filter_sum` takes them.
+  // Stores taps and channels by filters, in the order that `stem_conv_filter_sum` reads.
   float* part = partial + static_cast<int64_t>(blockIdx.x) * TAPS * f.channels * f.filters;
 #pragma unroll
   for (int m = 0; m < TAP_TILES; ++m)

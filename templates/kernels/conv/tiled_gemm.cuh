@@ -1,5 +1,5 @@
 // A tiled GEMM of fp32 FMA over operands that are read by (row, k): the matrices of a linear layer, or the windows of a
-// convolution (implicit GEMM). It is there for what the vendor's libraries refuse, not to compete with them.
+// convolution (implicit GEMM). It runs requests that the vendor's libraries refuse, and does not compete with them.
 //
 // Tile       64 x 64, K = 16, by 256 threads: thread (x, y) = (thread % 16, thread / 16) has the 4 x 4 accumulators of
 //            rows 4y .. 4y + 3 and columns 4x .. 4x + 3.
@@ -12,9 +12,9 @@ namespace mbc {
 
 constexpr int TILE = 64, DEPTH = 16;
 
-// out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent GEMMs. A and B have `using
-// Row`, `Row row(int64_t group, int64_t index)` (what does not depend on k) and `float at(const Row&, int64_t k)`. Out
-// has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts divide K (split-K).
+// out(m, n) = sum over k in [0, depth) of a(m, k) * b(n, k), for `groups` independent GEMMs. A and B have `using Row`,
+// `Row row(int64_t group, int64_t index)` (the part that does not depend on k) and `float at(const Row&, int64_t k)`.
+// Out has `void put(int64_t group, int64_t part, int64_t m, int64_t n, float)`. Parts divide K (split-K).
 template <typename A, typename B, typename Out>
 __global__ void tiled_gemm(A a, B b, Out out, int64_t rows, int64_t columns, int64_t depth, int64_t parts) {
   __shared__ float sa[DEPTH][TILE + 4], sb[DEPTH][TILE + 4];
@@ -36,7 +36,7 @@ __global__ void tiled_gemm(A a, B b, Out out, int64_t rows, int64_t columns, int
       sb[k][lane] = inside && column_inside ? b.at(column, k0 + k) : 0.0f;
     }
     __syncthreads();
-    // A sum of short sums: the rounding error of one long chain grows with its length.
+    // A sum of short sums, because the rounding error of one long chain grows with its length.
     float short_sum[4][4] = {};
 #pragma unroll
     for (int k = 0; k < DEPTH; ++k)

@@ -5,15 +5,15 @@
 // GEMM       M = filters, N = output pixels, K = filter taps * channels.
 // Tile       64 filters x 256 pixels (halo.cuh). A pipeline stage is the halo of a tile with all of 64 channels, or
 //            with 32 of 128, whose weights leave less shared memory. The operand of the next filter tap is the same
-//            one, shifted by some pixels: core matrices without swizzle may begin at any multiple of 16 bytes.
+//            halo, shifted by some pixels: core matrices without swizzle may begin at any multiple of 16 bytes.
 // Warps      384 threads, a ping-pong schedule. Warpgroup 0 is the producer: halos with cp.async, up to three ahead.
-//            Warpgroups 1 and 2 are consumers that take every other tile each: wgmma m64n256k16, weights (A) and pixels
-//            (B) in shared memory. While one rounds, stores and reduces its tile, tensor cores work for the other.
+//            Warpgroups 1 and 2 are consumers, each of every second tile: wgmma m64n256k16, weights (A) and pixels (B)
+//            in shared memory. While one rounds, stores and reduces its tile, tensor cores work for the other.
 // Epilogue   results are transposed in the shared memory of their halo, then stored by rows of 64 filters, 16 bytes a
 //            thread.
 // Shared     3 halos of 48,512 bytes (128 channels: 24,256), and 1,040 bytes for 8 K of 64 filters: at 3 x 3 taps
 //            74,880 bytes for 64 channels, 149,760 for 128.
-// Registers  168 a thread; with statistics 72 a producer and 216 a consumer thread (setmaxnreg).
+// Registers  168 for each thread; with statistics 72 for a producer and 216 for a consumer thread (setmaxnreg).
 // Limit      tensor cores, 1.25 times their bound at 64 channels and filters (decision 033).
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 filters x 256 pixels, j = 0 .. 31:
@@ -25,28 +25,28 @@
 #include "thread_statistics.cuh"
 
 struct HaloStatisticsArguments : HaloArguments {
-  int64_t blocks;  // for each 64 filters; not by the GPU's size, so that reductions are the same on all
+  int64_t blocks;  // blocks for each 64 filters; independent of the GPU, so that sums have one order
 };
 
 namespace mbc {
 
-constexpr int STATIONARY_HALOS = 3;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
+constexpr int STATIONARY_HALOS = 3;  // equal to the constant in mbc/kernels/cuda/conv/weight_stationary_conv.py
 
 template <int CHANNELS>
 struct WeightStationaryConv : HaloConv {
-  static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS_REDUCING = 216;  // 64 K in all, of which each starts with 168
-  // Chunks of 8 channels: of all, and of a halo. Pixels that are copied together.
+  static constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS_REDUCING = 216;  // 64 K registers; threads start with 168
+  // Chunks of 8 channels, of all channels and of a halo; pixels that are copied together.
   static constexpr int ALL = CHANNELS / 8, EIGHTS = CHANNELS == 64 ? 8 : 4, COPY_STRIDE = WARPGROUP / EIGHTS;
   static constexpr int HALOS = ALL / EIGHTS, HALO_BYTES = MOST_HALO_PIXELS * EIGHTS * 16;
   // Core matrices of K = 8 of all filters; the pitch avoids bank conflicts.
   static constexpr int KEPT_PITCH = HALO_FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/weight_stationary_conv.py
-  // Results are staged in the halo that they were computed from, as many pixels at a time as fit, in rows of 64
+  // Results are staged in the halo from which they were computed, as many pixels at a time as fit, in rows of 64
   // filters.
   static constexpr int ROUNDS = 8 / EIGHTS, ROUND_PIXELS = HALO_GROUPS * 8 / ROUNDS;
   static constexpr int RESULT_PITCH = HALO_FILTERS * 2 + 16, RESULT_STRIDE = WARPGROUP / 8;
   static_assert(ROUND_PIXELS * RESULT_PITCH <= HALO_BYTES);
 
-  GridPixel input_step, output_step;  // from one pixel of a thread to its next
+  GridPixel input_step, output_step;  // from one pixel of a thread to its next pixel
 
   explicit WeightStationaryConv(const HaloArguments& a)
       : HaloConv(a), input_step(locate(COPY_STRIDE)), output_step(locate(RESULT_STRIDE / 8 * group)) {}
@@ -54,9 +54,9 @@ struct WeightStationaryConv : HaloConv {
 
 struct WeightStationaryPipelines {
   Pipeline<STATIONARY_HALOS> halos;
-  Barrier kept;                  // all weights
+  Barrier kept;                  // this warpgroup has started all wgmma of a tile
   Barrier started[CONSUMERS];  // all wgmma of a tile, by this warpgroup
-  Barrier warpgroup_barrier[CONSUMERS];  // of this warpgroup's warps; an even number of phases a tile
+  Barrier warpgroup_barrier[CONSUMERS];  // for the warps of this warpgroup; an even number of phases for each tile
 
   __device__ void start() {
     kept.start(CONSUMERS * WARPGROUP);
@@ -152,7 +152,7 @@ __device__ inline void consume_tiles(
   y += first + eight * 8;
   ThreadStatistics<T, 8> statistics;
   const int32_t step = static_cast<int32_t>(gridDim.x);
-  int32_t number = group;  // of tiles of the block, of which this warpgroup takes every other one
+  int32_t number = group;  // number of the block's tile; this warpgroup takes every second one
   for (int32_t tile = blockIdx.x + group * step; tile < f.tiles; tile += CONSUMERS * step, number += CONSUMERS) {
     float sums[32][4];
     char* halo = nullptr;
@@ -175,7 +175,7 @@ __device__ inline void consume_tiles(
     char* const results = halo + warp * 16 * 2 + lane / 4 * 4;
 #pragma unroll
     for (int round = 0; round < f.ROUNDS; ++round) {
-      warpgroup_sync(0);  // the halo is read
+      warpgroup_sync(0);  // the halo has been read
 #pragma unroll
       for (int j = 0; j < f.ROUND_PIXELS / 8; ++j)
 #pragma unroll
@@ -261,7 +261,7 @@ const char* run_weight_stationary(
 
 }  // namespace mbc
 
-// Also of data gradients, with transposed and rotated weights (`backward`).
+// Data gradients, too, with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_weight_stationary_conv(const MbcCall& call) {
   using namespace mbc;
   return with_working_type(MBC_WORKING, [&](auto of) {
