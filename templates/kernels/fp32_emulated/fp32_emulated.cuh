@@ -1,11 +1,11 @@
-// Emulated fp32 on tensor cores: three fp16 products for one of fp32 (3xFP16). A word, scaled by a power of two into
-// the range of fp16, is the sum of two fp16 numbers, high (rounded) and low (the rest): 22 bits of significand. Of the
-// four products of two words low * low is dropped, 2^-22 of the whole. fp16 has as many bits as tf32 and is twice as
-// fast.
+// Emulated fp32 on tensor cores: three fp16 products for one fp32 product (3xFP16). A word, scaled by a power of two
+// into the range of fp16, is the sum of two fp16 numbers, high (rounded) and low (the rest): 22 bits of significand. Of
+// the four products of two words, low * low is dropped, 2^-22 of the whole. fp16 has as many bits as tf32 and is twice
+// as fast.
 //
-// Tensor cores truncate their accumulators instead of rounding them: K = 64 is accumulated there, then scaled back and
-// added in fp32 registers. Their truncation is biased towards zero, and adds up over the layers of a network: the scale
-// compensates what it takes away on average (TRUNCATION_COMPENSATION).
+// Tensor cores truncate their accumulators instead of rounding them. Therefore only K = 64 is accumulated there, then
+// scaled back and added in fp32 registers. The truncation is biased towards zero, and the bias adds up over the layers
+// of a network: the scale compensates the average loss (TRUNCATION_COMPENSATION).
 #pragma once
 
 #include <cfloat>
@@ -13,24 +13,24 @@
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
 
-// Sizes are those of the image that is read and of the output, or of its gradients, in the filter pass.
+// Sizes are those of the image that is read and of the output, or, in the filter pass, of its gradient.
 struct Fp32EmulatedArguments : ConvolutionSizes {
   int64_t backward;  // data gradient: weights are transposed and rotated
-  int64_t parts;     // into which the pixels are split, in the filter pass (split-K)
+  int64_t parts;     // parts of the pixels in the filter pass (split-K)
   int64_t accumulate;
 };
 
 namespace mbc {
 
-constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // accumulated on tensor cores; wgmma steps
+constexpr int EMULATED_K = 64, EMULATED_K_STEPS = EMULATED_K / 16;  // K that tensor cores accumulate; wgmma steps
 
-// An accumulator that is truncated after each K = 16 of high * high loses half an ulp, 0.36 * 2^-23 of it on average; for
-// partial sums of 1/4, 2/4, 3/4 and 1 that is 0.9 * 2^-23 of the result. The small products are added before these,
-// where truncation costs nothing.
+// An accumulator that is truncated after each K = 16 of high * high loses half an ulp, on average 0.36 * 2^-23 of its
+// value; for partial sums of 1/4, 2/4, 3/4 and 1 that is 0.9 * 2^-23 of the result. The small products are added before
+// these, when truncation loses almost nothing.
 constexpr float TRUNCATION_COMPENSATION = 1.0f + FLT_EPSILON;
 
 struct SplitPair {
-  uint32_t high, low;  // of two words
+  uint32_t high, low;  // each of two words
 };
 
 __device__ inline SplitPair split_pair(float a, float b) {
@@ -40,8 +40,8 @@ __device__ inline SplitPair split_pair(float a, float b) {
   return {high, rounded_word<__half>(left)};
 }
 
-// Powers of two: the largest that scales words up to `largest` below 2^15, and its inverse. What is not finite stays
-// so.
+// Powers of two: the largest that scales words up to `largest` below 2^15, and its inverse. Infinities and NaN keep
+// their values.
 struct SplitScale {
   float up, down;
 
@@ -55,7 +55,8 @@ struct SplitScale {
   }
 };
 
-// The larger magnitude, of finite words: an infinite word stays so under any scale, and must not set that of others.
+// The larger magnitude of finite words: an infinite word stays infinite under any scale, and must not set the scale of
+// others.
 __device__ inline float larger_finite(float largest, float word) {
   const float size = fabsf(word);
   return size <= FLT_MAX ? max(largest, size) : largest;
@@ -68,7 +69,7 @@ __device__ inline float largest_of_warp(float value) {
   return value;
 }
 
-// The same of `threads` of the block; `of_warps` is a word for each warp.
+// The maximum over `threads` threads of the block; `of_warps` has a word for each warp.
 __device__ inline float largest_of_block(float value, float* of_warps, int threads) {
   value = largest_of_warp(value);
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
@@ -77,34 +78,34 @@ __device__ inline float largest_of_block(float value, float* of_warps, int threa
   return value;
 }
 
-// A pipeline stage, K = 64: 128 rows (A) in fp32, which consumers split, and N columns (B), which were split before.
+// A pipeline stage, K = 64: 128 rows (A) in fp32, which consumers split, and N columns (B), which were split earlier.
 constexpr int EMULATED_M = 64 * CONSUMERS;  // rows
 constexpr int EMULATED_ROW = EMULATED_K * 4;       // bytes of a row
 
 template <int N>
 struct EmulatedStage {
   static constexpr int WEIGHTS = N * SWIZZLE_ROW;            // bytes of either half of the columns
-  static constexpr int COPIED = 2 * WEIGHTS + 16;            // and their scale
-  static constexpr int IMAGE = 2 * WEIGHTS + SWIZZLE_ATOM;  // where rows begin
+  static constexpr int COPIED = 2 * WEIGHTS + 16;            // bytes of the columns and their scale
+  static constexpr int IMAGE = 2 * WEIGHTS + SWIZZLE_ATOM;  // offset of the rows
   static constexpr int BYTES = IMAGE + EMULATED_M * EMULATED_ROW;
   static constexpr int COUNT = N == 128 ? 3 : 4;
 };
 
-// Offset of the `sixteen`-th 16 bytes of a row, swizzled: two neighbouring rows, which are read at once, have no
-// conflicts.
+// Offset of the `sixteen`-th 16 bytes of a row, swizzled so that two neighbouring rows, which are read together, have
+// no bank conflicts.
 __device__ inline int32_t image_offset(int32_t row, int32_t sixteen) {
   return row * EMULATED_ROW + ((sixteen ^ row % 2 * 4) * 16);
 }
 
 constexpr int PREPARE_THREADS = 256;
 
-// By a block of PREPARE_THREADS, splits the columns of a stage into the layout that wgmma reads,
+// Run by a block of PREPARE_THREADS: splits the columns of a stage into the layout that wgmma reads,
 // `EmulatedStage::COPIED` bytes. `largest`: the magnitude of the words that the thread wrote to `tile`. K is permuted
-// to the order of a consumer thread (`FetchedRows`), which reads four neighbours at once.
+// to the order of a consumer thread (`FetchedRows`), which reads four neighbours together.
 template <int N>
 __device__ inline void split_operand(const float (&tile)[N][EMULATED_K + 1], float largest, char* to) {
   __shared__ float of_warps[PREPARE_THREADS / 32];
-  const SplitScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // with a barrier, after which `tile` is complete
+  const SplitScale scale(largest_of_block(largest, of_warps, PREPARE_THREADS));  // its barrier completes `tile`
   using Stage = EmulatedStage<N>;
   for (int32_t i = threadIdx.x; i < N * 8; i += PREPARE_THREADS) {
     const int32_t n = i / 8, sixteen = i % 8;
@@ -136,10 +137,10 @@ struct FetchedRows {
   }
 };
 
-// The same, split, as A fragments of wgmma.
+// K = 64 of 16 rows, split, as A fragments of wgmma.
 struct SplitRows {
   uint32_t high[EMULATED_K_STEPS][4], low[EMULATED_K_STEPS][4];
-  float down[2];  // inverse scale of either row
+  float down[2];  // inverse scales of the two rows
 
   __device__ void split(const FetchedRows& rows) {
     float largest[2] = {0.0f, 0.0f};
@@ -172,7 +173,7 @@ struct SplitRows {
   }
 };
 
-// Issues wgmma for K = 64: all low * high and high * low, then high * high, so that fewer truncations are of the size of
+// Issues wgmma for K = 64: all low * high and high * low, then high * high, so that fewer truncations have the size of
 // the whole sum. `wgmma_wait` waits for them.
 template <bool MN_MAJOR, int TILES>
 __device__ inline void start_3xfp16(
@@ -192,8 +193,8 @@ __device__ inline void start_3xfp16(
 
 // A consumer's main loop over `count` stages: `fetch(iteration, step, half)` reads rows (A), `operand(iteration)` is
 // the address of B's high words, the low words are `low_at` bytes after, `down(iteration)` is the inverse scale of B.
-// `after(iteration)` may use the accumulators and clear them. With more than two stages, words of the next one are
-// fetched before wgmma is issued, since a warp whose A is in registers stalls until the tensor cores have read it.
+// `after(iteration)` may use the accumulators and clear them. With more than two stages, words of the next stage are
+// fetched before wgmma is issued, because a warp whose A is in registers stalls until the tensor cores have read it.
 template <bool MN_MAJOR, int TILES, int STAGES, typename Fetch, typename Operand, typename Down, typename After>
 __device__ inline void consume_stages_3xfp16(
     float (&sums)[TILES][4], int32_t count, Pipeline<STAGES>& pipeline, Fetch fetch, Operand operand, int low_at,

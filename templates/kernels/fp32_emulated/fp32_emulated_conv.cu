@@ -1,15 +1,15 @@
 // Convolution in emulated fp32 (3xFP16, see fp32_emulated.cuh), forward, and the data gradient at a stride of one.
 // Channels last; channels and filters are multiples of 64.
 //
-// GEMM       M = output pixels, N = filters, K = filter taps * channels; implicit: im2col exists nowhere.
-// Tile       128 pixels x 128 filters, or x 64 where filters are no multiple of 128. A pipeline stage is K = 64: 64
+// GEMM       M = output pixels, N = filters, K = filter taps * channels; implicit: the im2col matrix is never stored.
+// Tile       128 pixels x 128 filters, or x 64 if filters are not a multiple of 128. A pipeline stage is K = 64: 64
 //            channels under one filter tap. Blocks are persistent and take every gridDim.x-th tile.
 // Warps      384 threads. Warpgroup 0 is the producer: it copies fp32 pixels with cp.async, and weights, which
-//            `prepare_weights` has split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64
-//            pixels each: they split their pixels in registers and start wgmma m64nNk16 with A in registers and B in
+//            `prepare_weights` split earlier, with one cp.async.bulk for each stage. Warpgroups 1 and 2 are consumers of
+//            64 pixels each: they split their pixels in registers and start wgmma m64nNk16 with A in registers and B in
 //            shared memory. While one splits, tensor cores work for the other.
 // Shared     3 stages of 66,560 bytes at N = 128, 4 of 50,176 at N = 64.
-// Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
+// Registers  80 for a producer thread, 208 for a consumer thread (setmaxnreg).
 // Limit      splitting by the consumer warps, not tensor cores: 350 instructions for the 12 wgmma of a stage.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of the accumulator of its 64 pixels:
@@ -23,7 +23,7 @@ namespace mbc {
 
 struct EmulatedConv : ConvolutionShape {
   int32_t taps, chunks;
-  int32_t pixels, across, tiles;  // of the output; tiles of filters, and of both
+  int32_t pixels, across, tiles;  // pixels of the output; tiles of filters; tiles of both
   bool backward;
 
   EmulatedConv(const Fp32EmulatedArguments& a, int n)
@@ -33,8 +33,8 @@ struct EmulatedConv : ConvolutionShape {
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Splits weights into the layout that wgmma reads: for every stage of N filters a block of `EmulatedStage::COPIED`
-// bytes.
+// Splits weights into the layout that wgmma reads: a block of `EmulatedStage::COPIED` bytes for every stage of N
+// filters.
 template <int N>
 __global__ void prepare_weights(const float* __restrict__ weight, char* prepared, EmulatedConv f) {
   __shared__ float tile[N][EMULATED_K + 1];
@@ -59,11 +59,11 @@ __device__ inline void produce_stages(
     Pipeline<EmulatedStage<N>::COUNT>& pipeline, const EmulatedConv& f) {
   using Stage = EmulatedStage<N>;
   constexpr int SIXTEENS = EMULATED_ROW / 32, ROW_STRIDE = WARPGROUP / SIXTEENS, MINE = EMULATED_M / ROW_STRIDE;
-  const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // of either half of a pixel
+  const int32_t sixteen = threadIdx.x % SIXTEENS, mine = threadIdx.x / SIXTEENS;  // 16 bytes of either half of a pixel
   int32_t iteration = 0;
   for (int32_t number = blockIdx.x; number < f.tiles; number += gridDim.x) {
-    // For each of this thread's pixels: the offset of the image under the first filter tap, and that tap's row and
-    // column, 16 bits each.
+    // For each of this thread's pixels: the image's offset under the first filter tap, and that tap's row and column,
+    // 16 bits each.
     int32_t at[MINE], corner[MINE];
     int32_t pixel = number / f.across * EMULATED_M + mine, line = pixel / f.out_width;
     int32_t column = pixel - line * f.out_width, n = line / f.out_height, row = line - n * f.out_height;
@@ -178,7 +178,7 @@ void run_fp32_emulated(const MbcCall& call, const Fp32EmulatedArguments& a) {
 
 }  // namespace mbc
 
-// Also of data gradients, with transposed and rotated weights (`backward`).
+// Data gradients, too, with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_fp32_emulated_conv(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<Fp32EmulatedArguments>(call);

@@ -3,14 +3,14 @@
 //
 // GEMM       M = filters, N = filter taps * channels, K = output pixels, split over `parts` blocks (split-K) that
 //            `add_parts` adds in order, in fp64.
-// Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns come in blocks of 64 channels, which
-//            may belong to different taps; a stage is K = 64 pixels.
+// Tile       128 filters x 128 columns; WIDE: 64 filters x 256 columns. Columns are in blocks of 64 channels, which may
+//            belong to different taps; a stage is K = 64 pixels.
 // Launches   `find_largest` (scale), `split_tensor` (the image, once for all filter taps), the GEMM, `add_parts`.
-// Warps      384 threads. Warpgroup 0 is the producer: gradients as they are and the split image, both with cp.async.
+// Warps      384 threads. Warpgroup 0 is the producer: unsplit gradients and the split image, both with cp.async.
 //            Warpgroups 1 and 2 are consumers: each splits its gradients in registers (A) and starts wgmma m64n128k16
-//            with the image in shared memory (B, rows are K). They take other filters, or, WIDE, other columns.
+//            with the image in shared memory (B, rows are K). They have different filters or, WIDE, different columns.
 // Shared     3 stages of 66,560 bytes; WIDE: 2 of 82,944.
-// Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
+// Registers  80 for a producer thread, 208 for a consumer thread (setmaxnreg).
 // Limit      splitting in the consumer warps, as in fp32_emulated_conv.cu.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of its 64 filters x 128 columns:
@@ -23,7 +23,7 @@
 
 namespace mbc {
 
-// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py (LARGEST_BYTES).
+// Equal to the constant LARGEST_BYTES in mbc/kernels/cuda/fp32_emulated/fp32_emulated_conv.py.
 constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;
 
 // The largest magnitude in each block's share.
@@ -47,7 +47,7 @@ __device__ inline float largest_of(const float* found, float* of_warps) {
   return largest_of_block(largest, of_warps, blockDim.x);
 }
 
-// Of each 64 channels of a pixel, first the high fp16 words, then the low ones.
+// For each 64 channels of a pixel, the high fp16 words come first, then the low ones.
 __global__ void split_tensor(
     const float* __restrict__ x, const float* __restrict__ found, uint4* split, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
@@ -69,20 +69,20 @@ __global__ void split_tensor(
   }
 }
 
-// Consumers have other filters of the same columns, or (WIDE) the same filters and other columns.
+// Consumers have different filters of the same columns, or (WIDE) the same filters and different columns.
 template <bool WIDE>
 struct FilterStage {
-  static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // of a block; of 64 columns
-  static constexpr int PITCH = FILTERS + 4;  // words of a pixel; avoids bank conflicts
+  static constexpr int FILTERS = WIDE ? 64 : 128, BLOCKS = WIDE ? 4 : 2;  // filters of a block; blocks of 64 columns
+  static constexpr int PITCH = FILTERS + 4;  // words of a pixel, without bank conflicts
   static constexpr int HALF = BLOCKS * SWIZZLE_BLOCK;  // bytes of either half of the image
-  static constexpr int GRADIENTS = 2 * HALF;           // where they begin
+  static constexpr int GRADIENTS = 2 * HALF;           // offset of the gradients
   static constexpr int BYTES = GRADIENTS + EMULATED_K * PITCH * 4;
   static constexpr int COUNT = WIDE ? 2 : 3;
 };
 
 struct EmulatedFilter : ConvolutionShape, PixelGrid {
-  int32_t pixels, stages, columns, across;  // of the output; in all; blocks of 64 columns; tiles of them
-  GridPixel stage;                         // how far it is from one to the next
+  int32_t pixels, stages, columns, across;  // pixels of the output; stages in all; blocks of 64 columns; tiles of them
+  GridPixel stage;                         // distance from one stage to the next
 
   EmulatedFilter(const Fp32EmulatedArguments& a, int blocks)
       : ConvolutionShape(a), PixelGrid{out_height, out_width},
@@ -90,7 +90,7 @@ struct EmulatedFilter : ConvolutionShape, PixelGrid {
         stages(static_cast<int32_t>(divide_up(pixels, EMULATED_K))),
         columns(kernel_height * kernel_width * channels / 64),
         across(static_cast<int32_t>(divide_up(columns, blocks))), stage(locate(EMULATED_K)) {}
-  // Of a part, the first stage.
+  // The first stage of a part.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
   }
@@ -101,16 +101,16 @@ __device__ inline void produce_filter_stages(
     const char* __restrict__ split, const float* __restrict__ dy, char* stages,
     Pipeline<FilterStage<WIDE>::COUNT>& pipeline, const EmulatedFilter& f) {
   using Stage = FilterStage<WIDE>;
-  constexpr int PIXEL_STRIDE = WARPGROUP / 8, MINE = EMULATED_K / PIXEL_STRIDE;  // pixels between a thread's, of the image
+  constexpr int PIXEL_STRIDE = WARPGROUP / 8, MINE = EMULATED_K / PIXEL_STRIDE;  // between pixels of a thread
   constexpr int SIXTEENS = Stage::FILTERS / 4, DY_STRIDE = WARPGROUP / SIXTEENS;
   const int32_t sixteen = threadIdx.x % 8, mine = threadIdx.x / 8, dy_mine = threadIdx.x / SIXTEENS;
-  // Row and column of each block of columns' filter tap, and its offset from a pixel.
+  // Row and column of the filter tap of each block of columns, and its offset from a pixel.
   int32_t down[Stage::BLOCKS], right[Stage::BLOCKS], offset[Stage::BLOCKS];
 #pragma unroll
   for (int b = 0; b < Stage::BLOCKS; ++b) {
     const int32_t column = static_cast<int32_t>(blockIdx.x) % f.across * Stage::BLOCKS + b;
     const int32_t tap = column / (f.channels / 64);
-    // Beyond the last column: outside of the image for every pixel.
+    // Beyond the last column, every pixel is outside the image.
     down[b] = column < f.columns ? tap / f.kernel_width : f.height + f.pad_top;
     right[b] = tap % f.kernel_width;
     offset[b] = (down[b] * f.width + right[b]) * f.channels + (column - tap * (f.channels / 64)) * 64;
@@ -162,7 +162,7 @@ __device__ inline void consume_filter_stages(
   using Stage = FilterStage<WIDE>;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, group = threadIdx.x / WARPGROUP - 1;
   const int32_t first = (WIDE ? 0 : group * 64) + threadIdx.x % WARPGROUP / 32 * 16 + g;  // filter
-  const int32_t block = WIDE ? group * 2 : 0;                                             // of columns
+  const int32_t block = WIDE ? group * 2 : 0;                                             // of 64 columns
   const int32_t iterations = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
   const auto stage = [&](int32_t iteration) { return stages + iteration % Stage::COUNT * Stage::BYTES; };
   const auto fetch = [&](int32_t iteration, int step, int h) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   char* stages = aligned_shared(shared);
   __shared__ float of_warps[PIPELINE_THREADS / 32];
   if (threadIdx.x == 0) pipeline.start(WARPGROUP);
-  const float down = SplitScale(largest_of(found, of_warps)).down;  // with a barrier, after which the pipeline is initialised
+  const float down = SplitScale(largest_of(found, of_warps)).down;  // its barrier also follows the pipeline's set-up
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
     produce_filter_stages<WIDE>(split, dy, stages, pipeline, f);

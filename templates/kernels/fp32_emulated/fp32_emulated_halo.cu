@@ -3,19 +3,19 @@
 // are multiples of 64.
 //
 // GEMM       M = filters, N = output pixels, K = filter taps * channels: pixels are the columns, so that 64 filters
-//            fill a tile as well as 128 do.
-// Tile       64 filters x 256 pixels, which are consecutive, or a box of 8 columns by 32 rows (halo.cuh). Of the image
-//            a block holds the tile with its halo, up to 379 pixels of 64 channels, split into high and low words. The
-//            operand of the next filter tap is the same one, shifted by some pixels: core matrices without swizzle may
+//            fill a tile as well as 128 filters do.
+// Tile       64 filters x 256 pixels, which are consecutive, or a box of 8 columns by 32 rows (halo.cuh). A block holds
+//            the image of the tile with its halo, up to 379 pixels of 64 channels, split into high and low words. The
+//            operand of the next filter tap is the same halo, shifted by some pixels: core matrices without swizzle may
 //            begin at any multiple of 16 bytes. A weight stage is one tap of 64 channels.
-// Warps      512 threads. Warp 0 is the producer of weights, which `prepare_fragments` has split before (one
-//            cp.async.bulk a stage). Warps 1 to 7 read and split halos. Warpgroups 2 and 3 are consumers of 128 pixels
-//            each: wgmma m64n128k16, weights in registers (A), pixels in shared memory (B).
-// Scale      a power of two for the finite words of a halo of 64 channels, one a filter for each K = 64 of weights.
+// Warps      512 threads. Warp 0 is the producer of weights, which `prepare_fragments` split earlier (one
+//            cp.async.bulk for each stage). Warps 1 to 7 read and split halos. Warpgroups 2 and 3 are consumers of 128
+//            pixels each: wgmma m64n128k16, weights in registers (A), pixels in shared memory (B).
+// Scale      a power of two for the finite words of a halo of 64 channels; one for each filter and K = 64 of weights.
 // Shared     2 halos of 97,024 bytes and 2 weight stages of 16,640 bytes.
-// Registers  56 a producer or splitting thread, 200 a consumer thread (setmaxnreg).
-// Limit      tensor cores, 72 % busy; consumers wait for halos 14 % of their time, since words are read twice, once for
-//            their scale (decision 032).
+// Registers  56 for a producer or splitting thread, 200 for a consumer thread (setmaxnreg).
+// Limit      tensor cores, 72 % busy; consumers wait for halos 14 % of their time, because words are read twice, once
+//            for their scale (decision 032).
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds:
 //
@@ -31,9 +31,9 @@ namespace mbc {
 constexpr int HALO_BYTES = MOST_HALO_PIXELS * EMULATED_K * 4, HALOS = 2;
 constexpr int FRAGMENTS_BYTES = HALO_FILTERS * EMULATED_K * 4;  // weights of a stage; their scales follow
 constexpr int WEIGHTS_BYTES = FRAGMENTS_BYTES + HALO_FILTERS * 4, WEIGHTS = 2;
-constexpr int HALO_SPLITTER_REGISTERS = 56, HALO_CONSUMER_REGISTERS = 200;  // of 64 K in all
+constexpr int HALO_SPLITTER_REGISTERS = 56, HALO_CONSUMER_REGISTERS = 200;  // 64 K registers in all
 constexpr int SPLITTING = SPLITTERS - 32, FRAGMENT_THREADS = 256;
-// Distance of a thread's halo pixels, and how many of them are in flight.
+// Distance of a thread's halo pixels, and the number of them in flight.
 constexpr int SPLIT_STRIDE = SPLITTING / 8, SPLIT_AT_ONCE = 4, SPLIT_ROUND = SPLIT_STRIDE * SPLIT_AT_ONCE;
 constexpr int LOCATED_PIXELS = (MOST_HALO_PIXELS / SPLIT_ROUND + 1) * SPLIT_ROUND;
 
@@ -46,8 +46,8 @@ struct EmulatedHaloConv : HaloConv {
   __device__ int32_t stages() const { return taps * chunks; }
 };
 
-// Splits weights into A fragments of wgmma: of every stage of 64 filters, for each K = 16 the high and the low fp16
-// words of each thread, and the inverse scale of each filter.
+// Splits weights into A fragments of wgmma. For every stage of 64 filters they are, for each K = 16, the high and the
+// low fp16 words of each thread, and then the inverse scale of each filter.
 __global__ void prepare_fragments(const float* __restrict__ weight, char* prepared, EmulatedHaloConv f) {
   __shared__ float tile[HALO_FILTERS][EMULATED_K + 1], up[HALO_FILTERS];
   const int32_t stage = blockIdx.x, channel = stage / f.taps * EMULATED_K, tap = stage % f.taps;
@@ -90,10 +90,10 @@ __global__ void prepare_fragments(const float* __restrict__ weight, char* prepar
 struct HaloPipelines {
   Pipeline<HALOS> halos;
   Pipeline<WEIGHTS> weights;
-  Barrier agreed;  // on the largest magnitude of a halo
+  Barrier agreed;  // all agree on the largest magnitude of a halo
   float largest[2][SPLITTING / 32], down[HALOS];
-  int32_t offsets[LOCATED_PIXELS];                     // of halo pixels, in the image
-  int32_t outputs[2][HALO_GROUPS * 8];       // where the results of a tile's pixels are written
+  int32_t offsets[LOCATED_PIXELS];                     // offsets of halo pixels in the image
+  int32_t outputs[2][HALO_GROUPS * 8];       // offsets of a tile's results
 
   __device__ void start() {
     halos.start(SPLITTING);
@@ -116,13 +116,13 @@ __device__ inline void produce_weights(
   }
 }
 
-// Offset in the image of each halo pixel of a tile, in elements, or -1 for padding: of those whose words this warp
-// splits, which need no barrier of the block.
+// The offset in the image of each halo pixel of a tile, in elements, or -1 for padding. A warp locates the pixels whose
+// words it splits, so that the block needs no barrier.
 __device__ inline void locate_halo_pixels(
     int32_t* offsets, int32_t tile, int32_t mine, int32_t eight, const EmulatedHaloConv& f) {
   const int32_t left = f.left(tile), first = mine + eight * SPLIT_STRIDE;
   GridPixel at = f.first_halo_pixel(tile, first);
-  __syncwarp();  // those of the last tile are read
+  __syncwarp();  // those of the last tile have been read
   for (int32_t i = first; i < LOCATED_PIXELS; i += 8 * SPLIT_STRIDE) {
     offsets[i] = i < f.halo_pixels() ? f.input_offset(at, left) : -1;
     f.advance(at, f.locate_step);
@@ -130,7 +130,7 @@ __device__ inline void locate_halo_pixels(
   __syncwarp();
 }
 
-// Offset in the output of each pixel of a tile, in elements, or -1 outside of it.
+// Offset in the output of each pixel of a tile, in elements, or -1 outside the output.
 __device__ inline void find_outputs(int32_t* offsets, int32_t tile, int32_t thread, const EmulatedHaloConv& f) {
   const int32_t first = f.first(tile), left = f.left(tile);
   for (int32_t i = thread; i < HALO_GROUPS * 8; i += SPLITTING)
@@ -208,11 +208,11 @@ __device__ inline void split_halos(
 __device__ inline void consume_tiles(
     const char* halos, const char* stages, float* __restrict__ y, HaloPipelines& pipelines, const EmulatedHaloConv& f) {
   const int32_t thread = threadIdx.x % WARPGROUP, lane = thread % 32, group = (threadIdx.x - SPLITTERS) / WARPGROUP * 16;
-  const int32_t row = thread / 32 * 16 + lane / 4;  // and the one eight below: filters
+  const int32_t row = thread / 32 * 16 + lane / 4;  // filter, and the one eight below
   int32_t iteration = 0, halo_iteration = 0, number = 0;
   const int32_t first_tile = static_cast<int32_t>(blockIdx.x), step = static_cast<int32_t>(gridDim.x);
   const int32_t iterations = (f.tiles - first_tile + step - 1) / step * f.stages();
-  // Weights of K = 32: those of the next stage are fetched while the last wgmma of this one run.
+  // Weights of K = 32: those of the next stage are fetched while the last wgmma of this stage run.
   uint32_t former[2][2][4], latter[2][2][4];
   const auto fetch = [&](uint32_t(&weights)[2][2][4], int32_t of_iteration, int first_step) {
     const uint4* fragments = reinterpret_cast<const uint4*>(stages + of_iteration % WEIGHTS * WEIGHTS_BYTES);
@@ -261,7 +261,7 @@ __device__ inline void consume_tiles(
         };
         start(former, 0);
         start(latter, 2);
-        pipelines.weights.consumer_release(iteration);  // whose words are in registers
+        pipelines.weights.consumer_release(iteration);  // its words are in registers
         const bool goes_on = iteration + 1 < iterations;
         wgmma_wait<1>(part);
         if (goes_on) pipelines.weights.consumer_wait(iteration + 1);
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(HALO_THREADS, 1)
 
 }  // namespace mbc
 
-// Also of data gradients, with transposed and rotated weights (`backward`).
+// Data gradients, too, with transposed and rotated weights (`backward`).
 extern "C" const char* mbc_fp32_emulated_halo(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<HaloArguments>(call);

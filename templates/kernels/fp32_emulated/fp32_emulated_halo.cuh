@@ -1,5 +1,5 @@
-// Shared by fp32_emulated_halo.cu and fp32_emulated_halo_filter.cu, which split a halo once for all filter taps: two
-// warpgroups split, two others are consumers.
+// Common parts of fp32_emulated_halo.cu and fp32_emulated_halo_filter.cu, which split a halo once for all filter taps:
+// two warpgroups split, two others are consumers.
 #pragma once
 
 #include "fp32_emulated.cuh"
@@ -8,7 +8,7 @@ namespace mbc {
 
 constexpr int SPLITTERS = 2 * WARPGROUP, HALO_THREADS = SPLITTERS + CONSUMERS * WARPGROUP;
 
-// High and low fp16 words of eight words under a scale.
+// High and low fp16 words of eight fp32 words, scaled.
 __device__ inline void split_eight(const Vec<float, 4> (&words)[2], float up, uint4& high, uint4& low) {
   uint32_t both[2][4];
 #pragma unroll

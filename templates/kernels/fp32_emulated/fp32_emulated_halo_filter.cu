@@ -1,5 +1,5 @@
-// Gradient of filters three taps wide at a stride of one, in emulated fp32 (3xFP16, see fp32_emulated.cuh). Every word
-// is split once for all taps of a filter row. Channels last; channels and filters are multiples of 64.
+// Gradient of filters that are three taps wide, at a stride of one, in emulated fp32 (3xFP16, see fp32_emulated.cuh).
+// Every word is split once for all taps of a filter row. Channels last; channels and filters are multiples of 64.
 //
 // GEMM       for each of the three taps of a filter row: M = filters, N = 64 channels, K = output pixels, split over
 //            `parts` blocks (split-K) that `add_parts` adds in order, in fp64.
@@ -9,11 +9,11 @@
 //            bytes further on (core matrices without swizzle).
 // Warps      512 threads. Warpgroups 0 and 1 read and split both operands. Warpgroups 2 and 3 are consumers: gradients
 //            come through ldmatrix.trans into registers (A), wgmma m64n64k16 reads the image from shared memory (B,
-//            rows are K). Each has 64 of the 128 filters; of 64 filters each takes every other stage.
+//            rows are K). Each has 64 of the 128 filters; with 64 filters each takes every second stage.
 // Scale      a power of two for eight channels of the image or the gradients (`find_largest_of_chunks`).
 // Shared     4 stages of 51,456 bytes, or 6 of 34,304 for 64 filters.
-// Registers  48 a splitting thread, 208 a consumer thread (setmaxnreg).
-// Limit      the splitting warps, which are busy all the time (decision 032).
+// Registers  48 for a splitting thread, 208 for a consumer thread (setmaxnreg).
+// Limit      the splitting warps, which are always busy (decision 032).
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, for each tap, of 64 filters x 64 channels:
 //
@@ -25,23 +25,24 @@
 
 namespace mbc {
 
-constexpr int HALO_WIDTH = 3;                              // of the filter
-constexpr int HALO_STAGE_PIXELS = EMULATED_K + HALO_WIDTH - 1;  // of the image, in a stage
-// Bytes of eight channels, an odd multiple of 16 against bank conflicts; of 64 channels, high or low; and of both.
+constexpr int HALO_WIDTH = 3;                              // width of the filter
+constexpr int HALO_STAGE_PIXELS = EMULATED_K + HALO_WIDTH - 1;  // pixels of the image in a stage
+// Bytes of eight channels, an odd multiple of 16 to avoid bank conflicts; of 64 channels, high or low; and of both.
 constexpr int HALO_CHUNK = (HALO_STAGE_PIXELS | 1) * 16, HALO_HALF = 8 * HALO_CHUNK, HALO_BLOCK = 2 * HALO_HALF;
-// 64 K in all, of which each starts with 128 a thread.
+// 64 K registers in all; each thread starts with 128.
 constexpr int SPLITTER_REGISTERS = 48, SUMMING_CONSUMER_REGISTERS = 208;
-constexpr int HALO_STRIDE = SPLITTERS / 8;  // pixels from one of a thread to its next
-// As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py: of `find_largest_of_chunks`, for each 64 channels.
+constexpr int HALO_STRIDE = SPLITTERS / 8;  // pixels between two pixels of a thread
+// Blocks of `find_largest_of_chunks` for each 64 channels, as in
+// mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo_filter.py.
 constexpr int FOUND_BLOCKS = 256;
 
 // The channel, of 64, of an element of a chunk: eight channels that a thread splits together and that share a scale.
-// The first and the last four are 32 apart, so that eight threads read 128 bytes together.
+// The first four and the last four are 32 apart, so that eight threads read 128 bytes together.
 __device__ inline int32_t channel_of(int32_t chunk, int32_t element) {
   return element / 4 * 32 + chunk * 4 + element % 4;
 }
 
-// The largest magnitude of each chunk of the image and of the gradients in a block's pixels: [64 channels, chunk,
+// Finds the largest magnitude of each chunk of the image and of the gradients in a block's pixels: [64 channels, chunk,
 // block].
 __global__ void find_largest_of_chunks(
     const float* __restrict__ x, const float* __restrict__ dy, float* found, int32_t channels, int32_t filters,
@@ -67,9 +68,9 @@ __global__ void find_largest_of_chunks(
   found[(block * 8 + threadIdx.x) * FOUND_BLOCKS + blockIdx.x] = largest;
 }
 
-template <int FILTER_BLOCKS>  // of 64
+template <int FILTER_BLOCKS>  // blocks of 64 filters
 struct HaloFilterStage {
-  static constexpr int BLOCKS = 1 + FILTER_BLOCKS;  // of 64 channels: the image's, then those of gradients
+  static constexpr int BLOCKS = 1 + FILTER_BLOCKS;  // blocks of 64 channels: the image's, then those of gradients
   static constexpr int BYTES = BLOCKS * HALO_BLOCK, COUNT = 12 / BLOCKS;
   static constexpr int SHARING = FILTER_BLOCKS;  // consumers that share a stage
 };
@@ -82,12 +83,12 @@ struct HaloFilter : ConvolutionShape, PixelGrid {
 
   explicit HaloFilter(const Fp32EmulatedArguments& a)
       : ConvolutionShape(a),
-        // The padding right of a row is left of the next.
+        // The padding right of a row is also the padding left of the next row.
         PixelGrid{out_height, larger(out_width, width + larger(pad_left, out_width + HALO_WIDTH - 1 - width - pad_left))},
         images(static_cast<int32_t>(a.rows)),
         stages(static_cast<int32_t>(divide_up(a.rows * a.out_height * pitch, EMULATED_K))), blocks(channels / 64),
         across(kernel_height * blocks), step(locate(HALO_STRIDE)) {}
-  // Of a part, the first stage.
+  // The first stage of a part.
   __device__ int32_t begin(int32_t part) const {
     return static_cast<int32_t>(static_cast<int64_t>(stages) * part / gridDim.y);
   }
@@ -100,7 +101,7 @@ struct EightWords {
 #pragma unroll
     for (int i = 0; i < 2; ++i) four[i] = there ? mbc::load<4>(from + 32 * i) : Vec<float, 4>{};
   }
-  // To `to`, and where that is `needed` to a second address.
+  // Writes to `to` and, if that is `needed`, to a second address.
   __device__ void split(float up, char* to, char* second = nullptr, bool needed = false) const {
     uint4 both[2];
     split_eight(four, up, both[0], both[1]);
@@ -112,7 +113,8 @@ struct EightWords {
   }
 };
 
-// The first image pixels of a stage are also the last of the stage before, which is full once they are written.
+// The first image pixels of a stage are also the last pixels of the stage before, which is complete once they are
+// written.
 template <int FILTER_BLOCKS>
 __device__ inline void split_stages(
     const float* __restrict__ x, const float* __restrict__ dy, const float* up, char* stages,
@@ -144,13 +146,13 @@ __device__ inline void split_stages(
   };
   char* const of_thread = stages + chunk * HALO_CHUNK + mine * 16;
   const auto stage = [&](int32_t iteration) { return of_thread + iteration % Stage::COUNT * Stage::BYTES; };
-  // The address of a thread's first pixel in the stage before `iteration`, if it belongs to that, too.
+  // The address of a thread's first pixel in the stage before `iteration`, if the pixel belongs to that stage, too.
   const auto before = [&](int32_t iteration) { return stage(iteration - 1) + EMULATED_K * 16; };
   const auto is_before = [&](int32_t iteration) { return mine < HALO_WIDTH - 1 && iteration > 0; };
   fetch();
   for (int32_t iteration = 0; iteration < iterations; ++iteration) {
     pipeline.producer_acquire(iteration);
-#pragma unroll 1  // for registers
+#pragma unroll 1  // saves registers
     for (int i = 0; i < EMULATED_K; i += HALO_STRIDE) {
       char* const to = stage(iteration) + i * 16;
       words[0].split(up[chunk], to, before(iteration), i == 0 && is_before(iteration));
@@ -174,7 +176,7 @@ __device__ inline void consume_halos(
   constexpr int STAGE_STRIDE = CONSUMERS / Stage::SHARING;  // between the stages of a warpgroup
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
   const int32_t group = static_cast<int32_t>(threadIdx.x - SPLITTERS) / WARPGROUP;
-  const int32_t block = 1 + group % FILTER_BLOCKS, first = group / FILTER_BLOCKS;  // of gradients; stage
+  const int32_t block = 1 + group % FILTER_BLOCKS, first = group / FILTER_BLOCKS;  // block of gradients; stage
   const int32_t iterations = f.begin(blockIdx.y + 1) - f.begin(blockIdx.y);
   // The row of ldmatrix: four matrices of eight pixels x 16 filters, then the next eight pixels.
   const int32_t row = block * HALO_BLOCK + (warp * 2 + lane / 8 % 2) * HALO_CHUNK + (lane / 16 * 8 + lane % 8) * 16;

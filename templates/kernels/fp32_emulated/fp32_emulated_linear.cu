@@ -3,15 +3,15 @@
 // GEMM       forward   M = outputs, N = samples, K = inputs       (weights are A, read and split once)
 //            data      M = inputs,  N = samples, K = outputs      (weights are A)
 //            filter    M = outputs, N = inputs,  K = samples
-// Tile       128 rows x 128 columns, or x 64 where there are at most 64 columns; a stage is K = 64. With fewer tiles
-//            than multiprocessors K is divided into `parts` (split-K), which `add_parts` adds in order, in fp64. Blocks
-//            are persistent.
+// Tile       128 rows x 128 columns, or x 64 if there are at most 64 columns; a stage is K = 64. With fewer tiles than
+//            multiprocessors K is divided into `parts` (split-K), which `add_parts` adds in order, in fp64. Blocks are
+//            persistent.
 // Warps      384 threads. Warpgroup 0 is the producer: fp32 rows with cp.async, and columns, which `prepare_columns`
-//            has split before, with one cp.async.bulk a stage. Warpgroups 1 and 2 are consumers of 64 rows each: they
-//            split rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
+//            split earlier, with one cp.async.bulk for each stage. Warpgroups 1 and 2 are consumers of 64 rows each:
+//            they split rows in registers (A) and start wgmma m64nNk16 with columns in shared memory (B).
 // Shared     3 stages of 66,560 bytes at N = 128, 4 of 50,176 at N = 64.
-// Registers  80 a producer thread, 208 a consumer thread (setmaxnreg).
-// Limit      at small mini-batches the bytes of the weights, read (or their gradient written) once.
+// Registers  80 for a producer thread, 208 for a consumer thread (setmaxnreg).
+// Limit      with small mini-batches the bytes of the weights, read (or their gradient written) once.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of its 64 rows:
 //
@@ -25,7 +25,7 @@ struct Fp32EmulatedLinearArguments {
   int64_t rows;
   int64_t columns;
   int64_t depth;  // K
-  int64_t parts;  // of K (split-K)
+  int64_t parts;  // parts of K (split-K)
   int64_t accumulate;
 };
 
@@ -33,18 +33,18 @@ namespace mbc {
 
 enum class Pass { FORWARD, DATA, FILTER };
 
-// A: a line in memory has all K of a row, or (MN_MAJOR) all rows of one K.
+// A: a line in memory has all K of one row, or (MN_MAJOR) all rows of one K.
 template <Pass PASS>
 struct Lines {
   static constexpr bool MN_MAJOR = PASS != Pass::FORWARD;
-  static constexpr int WORDS = MN_MAJOR ? EMULATED_M : EMULATED_K;  // of a stage
+  static constexpr int WORDS = MN_MAJOR ? EMULATED_M : EMULATED_K;  // words of a stage
   static constexpr int COUNT = EMULATED_M * EMULATED_K / WORDS;
 
-  // Offset of the `sixteen`-th 16 bytes of a line, swizzled against bank conflicts.
+  // Offset of the `sixteen`-th 16 bytes of a line, swizzled to avoid bank conflicts.
   __device__ static int32_t offset(int32_t line, int32_t sixteen) {
     return MN_MAJOR ? line * WORDS * 4 + ((sixteen ^ line / 4 % 4 * 2) * 16) : image_offset(line, sixteen);
   }
-  // The four words of K = 16 of thread t of a row's four (`FetchedRows`).
+  // The four words of K = 16 that thread t of a row's four threads has (`FetchedRows`).
   __device__ static Vec<float, 4> fetch(const char* lines, int32_t row, int step, int t) {
     if (!MN_MAJOR) return load<4>(reinterpret_cast<const float*>(lines + image_offset(row, 4 * step + t)));
     const float* words = reinterpret_cast<const float*>(lines) + (16 * step + 4 * t) * WORDS + (row ^ 8 * t);
@@ -54,7 +54,7 @@ struct Lines {
 
 struct EmulatedGemm {
   int32_t rows, columns, depth;
-  int32_t stages, parts;         // of K
+  int32_t stages, parts;         // stages and parts of K
   int32_t across, tiles, units;  // tiles of columns, of both, and times parts
   bool accumulate;
 
@@ -64,13 +64,13 @@ struct EmulatedGemm {
         parts(static_cast<int32_t>(a.parts)), across(static_cast<int32_t>(divide_up(columns, n))),
         tiles(static_cast<int32_t>(divide_up(rows, EMULATED_M)) * across),
         units(tiles * parts), accumulate(a.accumulate != 0 && parts == 1) {}
-  // Of a part of K, the first stage.
+  // The first stage of a part of K.
   __device__ int32_t begin(int32_t part) const { return stages * part / parts; }
 };
 
 // A tile of the result over a part of K.
 struct Unit {
-  int32_t row, across, part;  // the first row; which tile of columns
+  int32_t row, across, part;  // the first row; the tile of columns
   int32_t begin, end;         // stages
 
   __device__ Unit(const EmulatedGemm& f, int32_t number)
@@ -78,7 +78,8 @@ struct Unit {
         begin(f.begin(part)), end(f.begin(part + 1)) {}
 };
 
-// Splits columns into the layout that wgmma reads: for every stage of N a block of `EmulatedStage::COPIED` bytes.
+// Splits columns into the layout that wgmma reads: a block of `EmulatedStage::COPIED` bytes for every stage of N
+// columns.
 template <int N, Pass PASS>
 __global__ void prepare_columns(const float* __restrict__ words, char* prepared, EmulatedGemm f) {
   __shared__ float tile[N][EMULATED_K + 1];
@@ -116,7 +117,7 @@ __device__ inline void produce_units(const float* __restrict__ rows, const char*
         full.bulk_copy_arrive(stage, columns + static_cast<int64_t>(s) * Stage::COPIED, Stage::COPIED);
       const int32_t line = (L::MN_MAJOR ? s * EMULATED_K : unit.row) + mine;
       const int32_t word = (L::MN_MAJOR ? unit.row : s * EMULATED_K) + sixteen * 4;
-      const int32_t left_over = word < words ? lines - line : 0;  // lines that are there
+      const int32_t left_over = word < words ? lines - line : 0;  // lines that exist
       const float* from = rows + static_cast<int64_t>(line) * words + word;
 #pragma unroll
       for (int i = 0; i < L::COUNT; i += LINE_STRIDE) {

@@ -1,10 +1,10 @@
-// Batch normalisation with the activation behind it (silu, hardswish, relu6), forward and backward, in one pass over
-// memory each. The backward pass recomputes the activation's input from the convolution's output, which it reads anyway:
-// what is between the two is never stored.
+// Batch normalization with the activation after it (silu, hardswish, relu6), forward and backward, in one pass over
+// memory each. The backward pass recomputes the activation's input from the convolution's output, which it reads
+// anyway: the values between the two are never stored.
 //
 // Bytes      every operand in once, every result out once.
-// Kernels    as in batch_norm_relu.cu, whose shapes of threads, shared memory and registers they have.
-// Limit      memory bandwidth; the exponential and the division of silu cost about as much.
+// Kernels    as in batch_norm_relu.cu, with the same shapes of threads, shared memory and registers.
+// Limit      memory bandwidth; the exponential and the division of silu take about as long.
 #include "activations.cuh"
 #include "batch_norm_relu.cuh"
 
@@ -70,7 +70,8 @@ template <typename>
 using ThroughSilu = ThroughInput<SiluBackward>;
 template <typename>
 using ThroughHardSwish = ThroughInput<HardSwishBackward>;
-// Between 0 and 6 the output is the input. What is only rounded to 6 when it is stored lets its gradient through.
+// Between 0 and 6 the output is equal to the input. A value below 6 that is rounded to 6 when stored passes its
+// gradient.
 template <typename>
 using ThroughRelu6 = ThroughInput<Relu6Backward>;
 

@@ -1,14 +1,14 @@
-// Batch normalisation, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
+// Batch normalization, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
 //
-// ReLU's backward pass is by its stored output, by a bit mask, or by its output recomputed from operands that are read
-// anyway. All agree to the bit, since the forward and the backward pass use the same functions.
+// ReLU's backward pass uses its stored output, a bit mask, or its output recomputed from operands that are read anyway.
+// All agree to the bit, because the forward and the backward pass use the same functions.
 //
 // Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
 // Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) instantiated
 //            with the sources and functors below.
-// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
-// Shared     constants of a block's channels; of reductions the partial sums of its threads.
-// Registers  launch bounds: 3 or 4 blocks a multiprocessor, by the words that a thread keeps (`blocks_per_sm`).
+// Threads    256. With channels last a thread keeps 16 bytes of channels and walks down the rows.
+// Shared     constants of a block's channels; in reductions also the partial sums of its threads.
+// Registers  launch bounds: 3 or 4 blocks on a multiprocessor, by the words that a thread keeps (`blocks_per_sm`).
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 #include "batch_norm_relu.cuh"
@@ -28,7 +28,7 @@ struct AddThree {
   __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
 };
 
-// NormalizeReluBackward, with another gradient of x added.
+// NormalizeReluBackward with a second gradient of x, which is added.
 template <typename T>
 struct NormalizeReluBackwardAdd : NormalizeReluBackward<T> {
   using Channel = typename NormalizeReluBackward<T>::Channel;
@@ -42,8 +42,8 @@ void map_fused(const MbcCall& call, const FusedMapArguments& a, const Operands<T
   map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
 }
 
-// The integers that follow the arguments of a launch that reads a slice: which slice, and which part of the result is
-// stored in a tensor of its own, too.
+// The integers that follow the arguments of a launch that reads a slice: the slice, and the part of the result that is
+// also stored in a tensor of its own.
 struct SliceFields {
   int64_t start;
   int64_t all;  // channels of the tensor
@@ -64,7 +64,8 @@ const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
 
-// A residual sum of x and of operand `residual`, behind which y is written. BITMASK: and those of y, channels last.
+// A residual sum of x and of operand `residual`, written to operand `y`. BITMASK: the bit mask of y is written, too,
+// channels last.
 template <bool BITMASK, typename F>
 const char* map_residual(const MbcCall& call, int residual, int y, const F& f) {
   const auto& a = arguments<FusedMapArguments>(call);
@@ -96,7 +97,7 @@ const char* normalize_twice_add_relu(const MbcCall& call) {
   return map_residual<BITMASK>(call, second, y, f);
 }
 
-// By ReLU's output, an operand before the gradient, or its bit mask (channels last), an operand after it.
+// By ReLU's output, an operand before the gradient, or by its bit mask (channels last), an operand after it.
 template <bool ADD, bool BITMASK>
 const char* relu_backward_bn_reduce(const MbcCall& call) {
   const auto& a = arguments<FusedSumArguments>(call);
@@ -118,7 +119,7 @@ const char* relu_backward_bn_reduce(const MbcCall& call) {
   return launched();
 }
 
-// ADD: a slice of another gradient is added. PART: a part of the sum is stored in a tensor of its own, too. SLICED: the
+// ADD: a slice of another gradient is added. PART: a part of the sum is also stored in a tensor of its own. SLICED: the
 // gradient of ReLU's output is a slice.
 template <bool ADD, bool SLICED, bool PART = false>
 const char* normalize_relu_backward(const MbcCall& call) {

@@ -1,11 +1,11 @@
-// A bias with what follows it in a block of a transformer: gelu, a scale for each channel (LayerScale), a residual sum;
-// and the gradients through these with the sums over them, in one pass over memory each. What has the bias added is
-// recomputed by the backward pass, and never stored.
+// A bias and the operation after it in a block of a transformer: GELU, a scale for each channel (LayerScale), a
+// residual sum; also the gradients through these with the sums over them, in one pass over memory each. The backward
+// pass recomputes the sum with the bias, which is never stored.
 //
 // Bytes      every operand in once, every result out once.
 // Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh).
-// Threads    as in batch_norm_relu.cu, and so shared memory and registers.
-// Limit      memory bandwidth; gelu's error function costs about as much.
+// Threads    as in batch_norm_relu.cu, and so are shared memory and registers.
+// Limit      memory bandwidth; GELU's error function takes about as long.
 #include "activations.cuh"
 #include "batch_norm.cuh"
 #include "channel_sum.cuh"
@@ -77,7 +77,7 @@ struct MappedSource {
   }
 };
 
-// What is stored, for its sum,
+// The stored value, for its sum,
 template <typename T, typename F>
 struct ResultSource : MappedSource<T, F> {
   template <int N>
@@ -98,7 +98,7 @@ struct OperandSource : MappedSource<T, F> {
   __device__ float second(const Fetched<N>& fetched, int j) const { return to_float(fetched.dy[j]); }
 };
 
-// ChannelSum, with the channel constants of the map beside it.
+// ChannelSum with the channel constants of the map.
 template <typename F>
 struct SumOfMapped : ChannelSum {
   F f;
@@ -112,8 +112,8 @@ struct SumOfMapped : ChannelSum {
   __device__ float thread_state(const Channel&, float running, int64_t) const { return running; }
 };
 
-// Of a bias and a scale behind it: dbias = gamma * sum of dy, dgamma = sum of dy * (x + bias). The sums are those of batch
-// normalisation's backward pass, with the bias in the place of minus the mean.
+// Reductions of a bias and a scale after it: dbias = gamma * sum of dy, dgamma = sum of dy * (x + bias). The sums are
+// those of batch normalization's backward pass, with the bias instead of minus the mean.
 template <typename T>
 struct LayerScaleReduction : BnBackwardReduction {
   BiasedScaled<T> of;
@@ -138,7 +138,7 @@ struct LayerScaleReduction : BnBackwardReduction {
   }
 };
 
-// Operands: x, bias, and `MORE` others of x's shape; the result.
+// Operands: x, bias, and `MORE` further tensors of x's shape; the result.
 template <int MORE, typename F>
 const char* map_biased(const MbcCall& call, const F& f) {
   const auto& a = arguments<BiasAddArguments>(call);
@@ -158,7 +158,7 @@ extern "C" const char* mbc_bias_add_add(const MbcCall& call) {
   return mbc::map_biased<1>(call, mbc::BiasAdd{mbc::in<float>(call, 1)});
 }
 
-// Operands: x, bias, gamma, the other summand; the sum.
+// Operands: x, bias, gamma, the second summand; the sum.
 extern "C" const char* mbc_bias_add_scale_add(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BiasAddArguments>(call);
@@ -170,7 +170,7 @@ extern "C" const char* mbc_bias_add_scale_add(const MbcCall& call) {
   return launched();
 }
 
-// Operands: x, bias, dy; the gradient of what has the bias added, that of the bias, workspace.
+// Operands: x, bias, dy; the gradient of x + bias, that of the bias, workspace.
 extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ChannelSumArguments>(call);
@@ -184,7 +184,7 @@ extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& cal
   return launched();
 }
 
-// Operands: x, bias, dy, gamma; the gradient of what has the bias added, those of bias and gamma, workspace.
+// Operands: x, bias, dy, gamma; the gradient of x + bias, those of bias and gamma, workspace.
 extern "C" const char* mbc_scale_backward_bias_sums(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ChannelSumArguments>(call);

@@ -1,10 +1,10 @@
-// Concatenation along channels, also with a bias, or with batch normalisation and ReLU of the result or of the parts;
+// Concatenation along channels, also with a bias, or with batch normalization and ReLU of the result or of the parts;
 // and slices of channels.
 //
 // Bytes      every part in once, every result out once.
-// Kernels    channels first, a part of a sample is contiguous and is copied as such, in units of up to 16 bytes.
-//            Channels last a thread keeps its channels, looks up once which part they come from, and walks down the
-//            pixels, so that one launch writes whole pixels of all parts.
+// Kernels    channels first: a part of a sample is contiguous and is copied in units of up to 16 bytes. Channels last:
+//            a thread keeps its channels, looks up once which part they come from, and walks down the pixels, so that
+//            one launch writes whole pixels of all parts.
 // Threads    256, along the channels and down the pixels.
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
@@ -18,7 +18,7 @@ struct ConcatArguments {
   int64_t inputs;
 };
 
-// Followed by the channels of every part, `inputs` integers. `biased`: the part that a bias is added to.
+// Followed by the channels of every part, `inputs` integers. `biased`: number of the part that the bias is added to.
 struct BiasConcatArguments {
   int64_t type;
   int64_t layout;
@@ -28,7 +28,7 @@ struct BiasConcatArguments {
   int64_t biased;
 };
 
-// Followed by the channels of every part. `affine`: whether the normalisation(s) have scale and shift.
+// Followed by the channels of every part. `affine`: whether the normalizations have scale and shift.
 struct ConcatNormalizeArguments {
   int64_t type;
   int64_t layout;
@@ -83,8 +83,8 @@ inline void copy(cudaStream_t stream, const char* from, char* to, int64_t rows, 
   try_copy<uint16_t>(stream, from, to, rows, width_bytes, from_pitch_bytes, to_pitch_bytes);
 }
 
-// Channels that are adjacent in both tensors: from `first` on in the result, at `from` in their own, whose pixels have
-// a pitch of `pitch`. `bias` may be null.
+// Channels that are adjacent in both tensors: from `first` on in the result, at `from` in their own tensor, whose
+// pixels have a pitch of `pitch`. `bias` may be null.
 template <typename T>
 struct Columns {
   const T* from;
@@ -94,13 +94,13 @@ struct Columns {
 
 template <typename T>
 struct ManyColumns {
-  static constexpr int MANY = 16;  // of a launch
+  static constexpr int MANY = 16;  // most parts of a launch
   Columns<T> each[MANY];
   int count;
 };
 
-constexpr int COPY_ROWS = 4;                       // read at once by a thread
-constexpr int COPY_BLOCKS = 4, NORMALIZE_BLOCKS = 3;  // of a multiprocessor
+constexpr int COPY_ROWS = 4;                       // rows in flight of a thread
+constexpr int COPY_BLOCKS = 4, NORMALIZE_BLOCKS = 3;  // blocks of a multiprocessor
 
 // Writes channels `first` … `first + width - 1` of a tensor whose pixels have a pitch of `pitch`.
 template <typename T, int N, bool BIAS>
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, COPY_BLOCKS)
   }
 }
 
-// Whether vectors of N elements are whole everywhere.
+// Whether no boundary cuts a vector of N elements.
 template <typename T, int N>
 bool fits(const ManyColumns<T>& columns, const T* y, int64_t width, int64_t pitch) {
   constexpr int64_t BYTES = N * static_cast<int64_t>(sizeof(T));
@@ -181,7 +181,7 @@ void copy_all_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, 
     run_copy_columns<T, 1, BIAS>(stream, columns, y, rows, width, pitch);
 }
 
-// Each part has a normalisation of its own.
+// Each part has its own normalization.
 struct NormalizeReluParts {
   static constexpr int MANY = 4;
   NormalizeRelu each[MANY];
@@ -256,7 +256,7 @@ void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& column
              rows, channels, f);
 }
 
-// The channels of every part follow the arguments; `operand(i)` is the number of the i-th part.
+// The channels of every part follow the arguments; `operand(i)` is the number of the i-th part's operand.
 template <bool BOTH, typename T, typename F, typename Operand>
 void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand operand) {
   const auto& a = arguments<ConcatNormalizeArguments>(call);
@@ -272,7 +272,7 @@ void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand
     run_concat_normalize_relu<1, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
 }
 
-// Concatenates tensors of `channels`, channels last. `operand(i)` is the i-th one's first element, `bias(i)` its bias
+// Concatenates tensors of `channels`, channels last. `operand(i)` is the i-th part's first element, `bias(i)` its bias
 // or null.
 template <bool BIAS, typename T, typename Operand, typename Bias>
 void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int64_t* channels, T* y, Operand operand,
@@ -322,7 +322,7 @@ extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BiasConcatArguments>(call);
   const int64_t* channels = call.integers + sizeof(BiasConcatArguments) / sizeof(int64_t);
-  // Operands: what is biased, the bias, and the other parts in order.
+  // Operands: the part with the bias, the bias, and the other parts in order.
   const auto operand = [&](int64_t i) {
     return static_cast<int>(i == a.biased ? 0 : i < a.biased ? i + 2 : i + 1);
   };

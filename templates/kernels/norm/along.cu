@@ -1,10 +1,10 @@
-// Along axes of a tensor of any rank: softmax, its logarithm, the largest element, and their gradients. What is reduced together is a
-// set; in place or not.
+// Operations along axes of a tensor of any rank: softmax, its logarithm, the largest element, and their gradients; in
+// place or not. The elements that are reduced together are a set.
 //
 // Bytes      the operands and the result once; a set is read again (softmax twice, gradients once) from the cache.
-// Threads    256 a block, of which `lanes` share a set (lanes.cuh). Sums have a fixed order.
+// Threads    256 in a block, `lanes` of which share a set (lanes.cuh). Sums have a fixed order.
 // Shared     256 floats.
-// Limit      memory bandwidth; of few large sets the number of blocks.
+// Limit      memory bandwidth; with few large sets the number of blocks.
 #include "lanes.cuh"
 
 struct AlongArguments {
@@ -17,7 +17,7 @@ struct AlongArguments {
 
 namespace mbc {
 
-// One set, by a lane: `each(f)` calls f(offset) for every element of it.
+// One lane's share of a set: `each(f)` calls f(offset) for every element of it.
 template <typename F>
 __global__ void each_axis_set(Reduction sets, F f) {
   __shared__ float shared[THREADS];
@@ -124,7 +124,7 @@ struct LargestBackward {
   }
 };
 
-// `make` makes the functor of a type.
+// `make` returns the functor for a type.
 template <typename Make>
 const char* run_along(const MbcCall& call, Make make) {
   const auto& a = arguments<AlongArguments>(call);

@@ -1,15 +1,15 @@
-// Batch normalisation with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
-// normalisation, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
+// Batch normalization with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
+// normalization, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
 //
 // Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in,
 //            one out. Each is one pass over memory; the gradient needs the reductions.
-// Reduction  `parts` blocks a tile of channels leave a partial state each, a second kernel merges them in order, in
-//            fp64 (channel_reduce.cuh). `parts` comes with the plan: results do not depend on the GPU. Variances are
+// Reduction  `parts` blocks for each tile of channels write a partial state each, a second kernel merges them in order,
+//            in fp64 (channel_reduce.cuh). `parts` is part of the plan: results do not depend on the GPU. Variances are
 //            computed from shifted data and merged after Chan, Golub and LeVeque (batch_statistics.cuh).
-// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block has
-//            one channel.
+// Threads    256. With channels last a thread keeps 16 bytes of channels and walks down the rows; with channels first
+//            a block has one channel.
 // Shared     constants of a block's channels (mean, scale and so on), and the partial states of its threads.
-// Limit      memory bandwidth; of small tensors the launches, see batch_norm_single_launch.cu.
+// Limit      memory bandwidth; with small tensors the launches, see batch_norm_single_launch.cu.
 #include "batch_norm.cuh"
 #include "channels.cuh"
 #include "mbc_control.h"
@@ -24,7 +24,7 @@ struct BatchStatisticsArguments {
   int64_t parts;
 };
 
-// `joined`: other channels, whose statistics exist already and are copied. `before`: theirs come first.
+// `joined`: further channels, whose statistics exist already and are copied. `before`: these come first.
 struct StatisticsAndCopyArguments {
   int64_t type;
   int64_t layout;
@@ -101,7 +101,7 @@ struct StatisticsAndCopy : Statistics<T> {
 };
 
 struct Pairs {
-  static constexpr int MANY = 32;  // of a launch
+  static constexpr int MANY = 32;  // most pairs of a launch
   Pair from[MANY];
   int64_t first[MANY], channels[MANY];
 };

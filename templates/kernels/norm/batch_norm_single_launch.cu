@@ -1,10 +1,10 @@
-// Batch normalisation of small tensors in one launch each way: statistics and normalisation; backward reductions and
-// the gradient of x. Channels last.
+// Batch normalization of small tensors, one launch forward and one backward: statistics and normalization; backward
+// reductions and the gradient of x. Channels last.
 //
 // Bytes      x (and the residual) in, y out; backward x and the gradient in, the gradient of x out. Rows beyond the
 //            first few of a thread, which stay in registers, are read twice, the second time mostly from the cache.
-// Tile       a thread-block cluster of `parts` blocks (up to 8, compute capability 9.0; one block before) has a tile of
-//            `tile_vectors` vectors of channels, each block a share of the rows.
+// Tile       a thread-block cluster of `parts` blocks (up to 8 from compute capability 9.0; one block before) has a tile
+//            of `tile_vectors` vectors of channels, each block a share of the rows.
 // Threads    256, `tile_vectors` of them across the channels; sums of a warp by shuffles, of a block in shared memory,
 //            of a cluster through distributed shared memory, each in a fixed order.
 // Shared     two sums of each warp for the tile's channels, the partial sums that other blocks of the cluster read, and
@@ -14,7 +14,7 @@
 #include "batch_norm_single_launch.cuh"
 #include "batch_norm_relu.cuh"
 
-// `tile_vectors` and `parts` as in batch_norm_single_launch.cuh. `count`: elements of a channel, in the backward pass.
+// `tile_vectors` and `parts`: see batch_norm_single_launch.cuh. `count`: elements of a channel, in the backward pass.
 struct SingleLaunchArguments {
   int64_t type;
   int64_t rows;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS)
   cluster_await_readers();
 }
 
-// R reduces what S reads, x and the gradient of the normalised x; F computes the gradient of x.
+// R reduces the values that S reads, x and the gradient of the normalized x; F computes the gradient of x.
 template <typename T, int N, typename S, typename R, typename F>
 __global__ void __launch_bounds__(THREADS)
     backward_single_launch(S source, T* output, int64_t rows, int64_t channels, R r, F f) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(THREADS)
   cluster_await_readers();
 }
 
-// Accesses: x, scale and shift if there are, the residual (ADD); mean, variance, y.
+// Accesses: x, scale and shift if there are any, the residual (ADD); mean, variance, y.
 template <bool ADD, typename F>
 const char* forward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);
@@ -215,7 +215,7 @@ void backward(const MbcCall& call, const S& source, T* dx, const R& r, const F& 
     run(backward_single_launch<T, 1, S, R, F>, 1);
 }
 
-// Mean and variance stand side by side, and so do dgamma and dbeta. `gamma`: its operand, 0 where there is none.
+// Mean and variance are adjacent accesses, and so are dgamma and dbeta. `gamma`: its operand, 0 if there is none.
 inline BnBackwardReduction sums_of(const MbcCall& call, int mean, int dgamma) {
   return {in<float>(call, mean), in<float>(call, mean + 1), out<float>(call, dgamma), out<float>(call, dgamma + 1),
           eps(call, 0), 0};
@@ -225,7 +225,7 @@ inline NormalizeBackward normalize_backward_of(const MbcCall& call, int mean, in
           eps(call, 0), static_cast<float>(arguments<SingleLaunchArguments>(call).count)};
 }
 
-// The gradient through ReLU, by ReLU's stored output, is written as well. ADD: it is a sum of two.
+// The gradient through ReLU, by ReLU's stored output, is written, too. ADD: the gradient is a sum of two.
 template <bool ADD>
 const char* relu_backward(const MbcCall& call) {
   const auto& a = arguments<SingleLaunchArguments>(call);

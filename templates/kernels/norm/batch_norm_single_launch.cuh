@@ -1,7 +1,7 @@
-// A reduction over a tensor and a map by its result, in one launch: for tensors so small that a launch takes longer
-// than the bytes that it reads. Channels last.
+// A reduction over a tensor and a map by its result, in one launch, for tensors so small that a launch takes longer
+// than reading their bytes. Channels last.
 //
-// A cluster of blocks (from compute capability 9.0) shares a tile of channels, each block has rows of its own:
+// A cluster of blocks (from compute capability 9.0) shares a tile of channels; each block has its own rows:
 //
 //            channels of a tile           1. each block reduces its rows; threads keep the first few in registers
 //   block 0  rows 0 .. r - 1      ]       2. cluster_sync: partial sums are in (distributed) shared memory
@@ -15,12 +15,12 @@ namespace mbc {
 
 constexpr unsigned WARP = 32, WARPS = THREADS / WARP, MOST_PARTS = 8, MOST_TILE = THREADS;
 
-// The part of a tile that belongs to a block: `tile_vectors` vectors (a power of two) of its rows.
+// A block's part of a tile: `tile_vectors` vectors (a power of two) of its rows.
 template <int N>
 struct Part {
-  unsigned thread, tile;  // of the block; channels of the tile
-  int64_t first, c;       // channels: of the tile, of this thread
-  int64_t begin, stride;  // elements: where this thread starts, and to its next row
+  unsigned thread, tile;  // thread of the block; channels of the tile
+  int64_t first, c;       // first channels of the tile and of this thread
+  int64_t begin, stride;  // first element of this thread, and distance to its next row
   int count;              // rows of this thread
   float rows;             // of the block
 
@@ -39,7 +39,7 @@ struct Part {
   __device__ bool owns_channel(int64_t channels) const { return thread < tile && first + thread < channels; }
 };
 
-// Sums over the rows of a block, in a fixed order. In the end thread t < tile has that of the tile's channel t.
+// Sums over the rows of a block, in a fixed order. At the end thread t < tile has the sum of the tile's channel t.
 template <int N, int SUMS>
 struct BlockSum {
   float warps[WARPS][SUMS][MOST_TILE];
@@ -54,7 +54,7 @@ struct BlockSum {
       for (unsigned j = 0; j < N; ++j)
         if (j < left.count) warps[thread / WARP][s][threadIdx.x * N + left.first + j] = x[s][j];
   }
-  // After a barrier of the block.
+  // Must be called after a barrier of the block.
   __device__ float block_sum(int sum, unsigned channel) const {
     float all = 0.0f;
 #pragma unroll
@@ -64,10 +64,10 @@ struct BlockSum {
 
  private:
   struct Left {
-    unsigned first, count;  // of the vector's channels, those that a lane adds up
+    unsigned first, count;  // the channels of the vector that a lane adds up
   };
-  // Butterfly reduction by shuffles over the lanes of a warp that have the same channels; at each step the lanes divide
-  // the MANY channels that are left between them.
+  // Butterfly reduction by shuffles over the lanes of a warp that have the same channels; in each step two lanes divide
+  // those of the MANY channels that they both still have.
   template <int MANY, unsigned STEP = WARP / 2>
   __device__ void fold(float (&x)[SUMS][N], unsigned lane, Left& left) const {
     if constexpr (STEP > 0) {
@@ -111,7 +111,8 @@ struct ClusterPartials {
   }
 };
 
-// Partial sums of all blocks are written; this block has read them; all have, so that it may exit.
+// The calls mark that: all blocks have written partial sums; this block has read them; all blocks have read them, so
+// that this block may exit.
 __device__ inline void cluster_sync() {
   if (gridDim.y > 1) cluster_arrive(), cluster_wait();
 }
@@ -137,14 +138,14 @@ struct Rows {
     for (int k = 0; k < K; ++k)
       if (row + k < part.count) held[k] = source.template fetch<N>(part.begin + (row + k) * part.stride);
   }
-  // For those that were fetched from `row` on.
+  // Calls f for the rows that were fetched from `row` on.
   template <typename Each>
   __device__ void for_held(int row, Each each) {
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (row + k < part.count) each(held[k], part.begin + (row + k) * part.stride);
   }
-  // For all rows; the first K are in registers.
+  // Calls f for all rows; the first K are in registers.
   template <typename Each>
   __device__ void all(Each each) {
     for_held(0, each);
@@ -158,8 +159,7 @@ struct Rows {
   }
 };
 
-// `tile_vectors`: vectors of a row that a block takes, a power of two; `parts`: blocks of a cluster. Both come with the
-// plan.
+// `tile_vectors`: vectors of a row in a tile, a power of two; `parts`: blocks of a cluster. Both are part of the plan.
 template <typename... Parameters, typename... Given>
 void launch_single(cudaStream_t stream, void (*kernel)(Parameters...), int width, int64_t channels, int64_t tile_vectors,
                     int64_t parts, const Given&... given) {

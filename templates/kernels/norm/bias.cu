@@ -1,10 +1,10 @@
-// Bias of every channel: its addition, and its gradient, the sum of a channel (also of a slice of a wider tensor, which
-// is copied in the same launch).
+// Bias of every channel: its addition, and its gradient, which is the sum of a channel (also of a slice of a wider
+// tensor, which is copied in the same launch).
 //
-// Bytes      addition: x in, y out. Gradient: the gradient in; of a slice, the slice out as well.
-// Reduction  `parts` blocks leave a sum each, a second kernel adds them in order, in fp64 (channel_reduce.cuh).
-// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows; channels first a block of
-//            the gradient has one channel.
+// Bytes      addition: x in, y out. Gradient: the gradient in; with a slice, the slice out, too.
+// Reduction  `parts` blocks write a sum each, a second kernel adds them in order, in fp64 (channel_reduce.cuh).
+// Threads    256. With channels last a thread keeps 16 bytes of channels and walks down the rows; with channels first a
+//            block of the gradient has one channel.
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 

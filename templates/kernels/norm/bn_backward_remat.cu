@@ -1,10 +1,10 @@
-// Reductions of batch normalisation's backward pass over the gradient through ReLU, which recompute and store ReLU's
-// output for later readers (fused rematerialization), to the bit as the forward kernels do.
+// Reductions of batch normalization's backward pass over the gradient through ReLU, which recompute and store ReLU's
+// output for later readers (fused rematerialization), equal to the bit to that of the forward kernels.
 //
 // Bytes      x, the residual, and the gradient (or two that are added) in; ReLU's output, the gradient through ReLU and
-//            two sums a channel out. A launch of its own for ReLU's output would read most of that a second time.
-// Reduction  `parts` blocks leave partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
-// Threads    256. Channels last a thread keeps 16 bytes of channels and walks down the rows.
+//            two sums for each channel out. A separate launch for ReLU's output would read most of that a second time.
+// Reduction  `parts` blocks write partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
+// Threads    256. With channels last a thread keeps 16 bytes of channels and walks down the rows.
 // Shared     constants of a block's channels, and the partial sums of its threads.
 // Limit      memory bandwidth.
 #include "batch_norm_relu.cuh"
@@ -30,14 +30,14 @@ void remat_sum(const MbcCall& call, const S& source, int workspace, const R& r) 
                         a.parts > 1 ? call.pointers[workspace] : nullptr, r);
 }
 
-// Of the first batch normalisation, with dgamma and dbeta from `out_index` on.
+// Sums of the first batch normalization, with dgamma and dbeta from `out_index` on.
 inline BnBackwardReduction sums_of_first(const MbcCall& call, int out_index, float eps) {
   return {in<float>(call, 1), in<float>(call, 2), out<float>(call, out_index), out<float>(call, out_index + 1), eps,
           arguments<BnBackwardRematArguments>(call).accumulate};
 }
 
-// F computes y from x and operand `residual`; behind `operands` operands comes the gradient, or the two that are added
-// to it.
+// F computes y from x and operand `residual`. The gradient, or the two gradients that are added, come after `operands`
+// operands.
 template <bool ADD, typename F>
 const char* remat_sums(const MbcCall& call, const F& f, int residual, int operands, float eps) {
   const auto& a = arguments<BnBackwardRematArguments>(call);
@@ -82,7 +82,8 @@ extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& c
   });
   return launched();
 }
-// Also of groups that have the bit mask of what is recomputed (`_masked`): it is computed anyway, and the mask not read.
+// Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
+// the value, and not read.
 extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
   return mbc::normalize_add_relu_and_sums<false>(call);
 }

@@ -1,14 +1,15 @@
-// Group, layer and root mean square normalisation: what is normalised together, a set, is the channels of a group and all
-// pixels of an image, or the channels of one pixel. Root mean squares are not CENTERED: no mean, no shift. Forward and backward are one launch each, in place or not; the gradients of
-// scale and shift are reductions by channel (channel_reduce.cuh).
+// Group, layer and root mean square normalization. The elements that are normalized together are a set: the channels of
+// a group and all pixels of an image, or the channels of one pixel. Root mean square normalization is not CENTERED: it
+// has neither mean nor shift. Forward and backward are one launch each, in place or not; the gradients of scale and
+// shift are reductions by channel (channel_reduce.cuh).
 //
-// Bytes      the tensors in and out once; a set that registers do not hold is read again (forward twice, backward once)
-//            from the cache.
-// Threads    a pixel's channels, channels last and up to 256 vectors of them, are held by 1 to 32 lanes of a warp, which
-//            normalises as many pixels at a time. Else a set of up to 512 vectors is a warp's, 8 of them a block; a
-//            larger one is a block's. Vectors of 16 bytes: of pixels channels first, of channels channels last. Sums
-//            have a fixed order.
-// Limit      memory bandwidth; of few large sets the number of blocks.
+// Bytes      the tensors in and out once; a set that does not fit into registers is read again (forward twice, backward
+//            once) from the cache.
+// Threads    with channels last and up to 256 vectors of channels, 1 to 32 lanes of a warp hold a pixel's channels,
+//            so that a warp normalizes several pixels at a time. Otherwise a warp has a set of up to 512 vectors, with 8
+//            warps in a block, and a block has a larger set. Vectors of 16 bytes are of pixels with channels first, of channels
+//            with channels last. Sums have a fixed order.
+// Limit      memory bandwidth; with few large sets the number of blocks.
 #include "batch_norm.cuh"
 #include "norm_sets.cuh"
 
@@ -30,7 +31,7 @@ struct NormalizeSets {
   static constexpr int OPERANDS = 1;
   const T* operands[1];
   T* y;
-  const float *gamma, *beta;  // beta and mean null where not centred
+  const float *gamma, *beta;  // beta and mean are null if not centred
   float *mean, *inverse;
   float eps;
 
@@ -67,7 +68,7 @@ struct NormalizeSets {
   }
 };
 
-// ADD: another gradient of x is added.
+// ADD: a second gradient of x is added.
 template <typename T, bool CENTERED, bool ADD>
 struct NormalizeSetsBackward {
   static constexpr int OPERANDS = 2 + ADD;
@@ -108,8 +109,9 @@ struct NormalizeSetsBackward {
   }
 };
 
-// What the gradients of scale and shift are reduced from: normalised elements, and dy; mean null: not centred. PIXELWISE: the elements of a
-// vector are of one set, whose constants are fetched with them, so that rows in flight do not wait for one another.
+// Operands of the reductions to the gradients of scale and shift: normalized elements, and dy; mean null: not centred.
+// PIXELWISE: the elements of a vector belong to one set, whose constants are fetched with them, so that rows in flight
+// do not wait for one another.
 template <typename T, bool PIXELWISE>
 struct NormalizedSource {
   static constexpr int OPERANDS = 2;
@@ -163,7 +165,7 @@ struct NormalizedSource {
   __device__ float second(const Fetched<N>& f, int j) const { return to_float(f.dy[j]); }
 };
 
-// That of batch normalisation, of elements that are normalised already; dbeta null: not wanted.
+// The reductions of batch normalization, over elements that are normalized already; dbeta null: not computed.
 struct NormalizedReduction : BnBackwardReduction {
   __device__ Channel load(int64_t) const { return 0.0f; }
   __device__ Known known(int64_t c) const {
@@ -181,7 +183,7 @@ struct NormalizedReduction : BnBackwardReduction {
 
 }  // namespace mbc
 
-// These three are of group and of layer normalisation (`groups` is 0).
+// These three launchers are those of group and of layer normalization (`groups` is 0).
 extern "C" const char* mbc_group_norm(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GroupNormArguments>(call);

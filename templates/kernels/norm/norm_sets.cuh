@@ -1,5 +1,5 @@
-// What is normalised together, a set: the channels of a group and all pixels of an image, or the channels of one pixel;
-// how threads hold it, and running a functor for every set of a tensor.
+// A set is the elements that are normalized together: the channels of a group and all pixels of an image, or the
+// channels of one pixel. This file says how threads hold a set, and runs a functor for every set of a tensor.
 #pragma once
 
 #include "images.cuh"
@@ -10,7 +10,7 @@ struct GroupNormArguments {
   int64_t rows;
   int64_t channels;
   int64_t inner;
-  int64_t groups;  // 0: each pixel by itself
+  int64_t groups;  // 0: each pixel is a set
 };
 
 namespace mbc {
@@ -18,12 +18,12 @@ namespace mbc {
 constexpr int SET_WARPS = THREADS / 32, MOST_WARP_VECTORS = 512;
 
 struct SetPlace {
-  int64_t at, channel;  // of a vector: its first element, and that one's channel
+  int64_t at, channel;  // of a vector: its first element, and the channel of that element
 };
 
 struct NormSets {
   int64_t channels, inner, per_row, width, pixels;  // sets of a row; channels and pixels of a set
-  bool pixelwise, last;                             // each pixel by itself; channels last, which one channel is, too
+  bool pixelwise, last;                             // each pixel is a set; channels last, or only one channel
 
   template <typename Arguments>
   explicit NormSets(const Arguments& a)
@@ -42,9 +42,9 @@ struct NormSets {
     if (last) return {(n * inner + s + line) * channels + c + k, c + k};
     return {(n * channels + c + line) * inner + k, c + line};
   }
-  // The channel of its j-th element.
+  // The channel of the vector's j-th element.
   __device__ int64_t channel(const SetPlace& p, int j) const { return p.channel + (last ? j : 0); }
-  // Of groups, the set of an element of the tensor, and of the one j channels on where channels are last.
+  // With groups: the set of an element of the tensor, and of the element j channels after it if channels are last.
   __device__ int64_t set_of(int64_t at, int j) const {
     const int64_t line = quotient(at, last ? channels : inner), n = quotient(line, last ? inner : channels);
     const int64_t c = last ? at - line * channels + j : line - n * channels;
@@ -52,7 +52,7 @@ struct NormSets {
   }
 };
 
-// The same sum in all of `lanes` adjacent threads, a power of two.
+// The sum over `lanes` adjacent threads, a power of two, in all of them.
 __device__ inline float sum_of_lanes(float sum, int lanes) {
   for (int lane = lanes / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
   return sum;
@@ -70,13 +70,14 @@ struct SetVector {
   __device__ float get(int k, int j) const { return to_float(of[k][j]); }
 };
 
-// A set of a warp or a block, read from memory each time. Threads beyond the last set go along, and store nothing.
+// A set of a warp or a block, which is read from memory each time. Threads beyond the last set run along and store
+// nothing.
 //
 // Both kinds of sets have
 //   each(f)            f(vector, place) for every vector of this thread
 //   sum(x)             the sum over the threads of the set
 //   constants(c, p)    of the channels of a vector
-//   number, first      which one it is; whether this thread stores what there is one of
+//   number, first      number of the set; whether this thread stores the results of which a set has one
 template <typename T, int OPERANDS, int N, bool BLOCK>
 struct CachedSet {
   const NormSets& sets;
@@ -176,9 +177,9 @@ __global__ void each_pixel_held(int64_t count, NormSets sets, int log2_lanes, F 
                            static_cast<float>(sets.channels));
 }
 
-// How lanes of a warp hold the vectors of a pixel: with as few places left empty as can be.
+// How lanes of a warp hold the vectors of a pixel: with the fewest empty places.
 struct PixelTiling {
-  int per_lane = 0, log2_lanes = 0;  // per_lane 0: there are too many
+  int per_lane = 0, log2_lanes = 0;  // per_lane 0: there are too many vectors
 
   explicit PixelTiling(int64_t vectors) {
     for (const int each : {2, 3, 8}) {

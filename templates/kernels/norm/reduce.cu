@@ -1,16 +1,16 @@
 // Sums over any axes of a tensor of any rank, or of the product of two, times a number; added to the result or not.
 //
-// Bytes      the operands once, the results once; of sums in parts these, twice.
-// Kernels    what is summed is adjacent in memory: `sum_along`, `lanes` adjacent threads share a sum (lanes.cuh). Else
-//            results are adjacent: `sum_down`, a block has a tile of vectors of results and deals out the rows of them
-//            to its lanes, as many in flight as registers hold:
+// Bytes      the operands once, the results once; with several parts also the parts, twice.
+// Kernels    the terms are adjacent in memory: `sum_along`, `lanes` adjacent threads share a sum (lanes.cuh). Otherwise
+//            results are adjacent: `sum_down`, a block has a tile of vectors of results and deals out their rows to its
+//            lanes, as many in flight as registers hold:
 //
 //               rows 0, lanes, ..         thread 0          thread 1          .. thread tile - 1
 //               rows 1, lanes + 1, ..     thread tile       thread tile + 1   ..
 //
-//            Blocks of several parts of a sum leave them in the workspace; a second launch adds them up. All in a fixed
-//            order.
-// Threads    256 a block, 16 bytes at a time where the innermost axis allows it.
+//            Blocks of several parts of a sum write them to the workspace; a second launch adds them. All sums have a
+//            fixed order.
+// Threads    256 in a block, 16 bytes at a time if the innermost axis allows it.
 // Shared     a float for each result that a thread sums.
 // Limit      memory bandwidth.
 #include "channel_reduce.cuh"
@@ -41,7 +41,7 @@ struct DotOf {
   __device__ float operator()(float a, float b, float sum) const { return fmaf(a, b, sum); }
 };
 
-// What a thread has in flight of a reduction: all is read before any is added. What is beyond the end is zero.
+// A thread's loads in flight: all are issued before any is added. Elements beyond the end are zero.
 template <typename T, int N, typename F>
 struct Terms {
   static constexpr int K = 4 / F::OPERANDS;
@@ -104,7 +104,7 @@ struct SumOut {
   }
 };
 
-// Of parts, a reduction for channel_reduce.cuh.
+// The sum of the parts, as a reduction for channel_reduce.cuh.
 template <typename T>
 struct SumOfParts {
   using State = float;
@@ -123,7 +123,7 @@ struct SumOfParts {
   }
 };
 
-// What is summed is adjacent; terms are vectors.
+// The terms are adjacent, and are read as vectors.
 template <typename T, int N, typename F>
 __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     sum_along(const T* a, const T* b, Reduction sums, SumOut<T> out, float* partial, F f) {
@@ -226,7 +226,7 @@ void launch_sums(const MbcCall& call, int second, const ReduceArguments& a, Redu
   if (partial != nullptr) merge_all_parts(call.stream, a.parts, a.results, partial, SumOfParts<T>{sums.left, out});
 }
 
-// f of the operands 0 and `second`, added up.
+// Sums f of the operands 0 and `second`.
 template <typename F>
 const char* run_sums(const MbcCall& call, int second, F f) {
   const auto& a = arguments<ReduceArguments>(call);
@@ -245,6 +245,6 @@ const char* run_sums(const MbcCall& call, int second, F f) {
 
 }  // namespace mbc
 
-// Also of sums over rows, `row_reduce_sum` and `row_reduce_dot`: axes are extents and strides.
+// Sums over rows, `row_reduce_sum` and `row_reduce_dot`, use these launchers, too: their axes are extents and strides.
 extern "C" const char* mbc_reduce_sum(const MbcCall& call) { return mbc::run_sums(call, 0, mbc::SumOf{}); }
 extern "C" const char* mbc_reduce_dot(const MbcCall& call) { return mbc::run_sums(call, 1, mbc::DotOf{}); }

@@ -1,11 +1,11 @@
-// Standardised filters: each filter less its mean, over its standard deviation, times a gain; and the gradients of
-// filters and gains. A filter lies in one piece in either layout. The gradient is in place or not.
+// Standardized filters: each filter less its mean, over its standard deviation, times a gain; and the gradients of
+// filters and gains. A filter is contiguous in either layout. The gradient is in place or not.
 //
 // Bytes      filters (backward also the gradient) in and out once; a filter is read again (forward twice, backward once)
 //            from the cache.
-// Threads    256 a block, of which `lanes` share a filter (lanes.cuh). Sums have a fixed order.
+// Threads    256 in a block, `lanes` of which share a filter (lanes.cuh). Sums have a fixed order.
 // Shared     256 floats.
-// Limit      memory bandwidth; of few large filters the number of blocks.
+// Limit      memory bandwidth; with few large filters the number of blocks.
 #include "lanes.cuh"
 
 struct StandardizeArguments {
@@ -17,7 +17,7 @@ struct StandardizeArguments {
 
 namespace mbc {
 
-// Fixed for a launch: the filters, `gain` (null: there is none) and what multiplies it.
+// Constants of a launch: the filters, `gain` (null: there is none) and its factor.
 struct Filters {
   const float *w, *gain;
   float factor;

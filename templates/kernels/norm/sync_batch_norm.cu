@@ -1,10 +1,10 @@
-// Synchronised batch normalisation: what each rank has found out about its rows, gathered from all ranks, as one. Every
-// rank computes the same, from the same operands in the same order: the same bits.
+// Synchronized batch normalization: combines the statistics of all ranks, each of its own rows, after a gather. Every
+// rank computes the same values from the same operands in the same order, so that all have the same bits.
 //
-// Bytes      [ranks, channels] of fp32 in, [channels] out, of two vectors: mean and variance, or the two reductions of
-//            the backward pass.
-// Reduction  over ranks in their order, in fp64, by one thread a channel. Variances are merged after Chan, Golub and
-//            LeVeque, from means counted from the first rank's.
+// Bytes      two vectors, each [ranks, channels] of fp32 in and [channels] out: mean and variance, or the two reductions
+//            of the backward pass.
+// Reduction  over ranks in their order, in fp64, by one thread for each channel. Variances are merged after Chan, Golub
+//            and LeVeque, from distances of the means from that of the first rank.
 // Threads    256.
 // Limit      the launch.
 #include "device.cuh"
@@ -25,7 +25,7 @@ namespace mbc {
 
 constexpr int MOST_RANKS = 256;
 
-// The part of the mini-batch that each rank has.
+// The share of the mini-batch that each rank has.
 struct Shares {
   double of[MOST_RANKS];
 };
@@ -47,7 +47,7 @@ __global__ void combine_statistics(const float* means, const float* variances, f
 }
 
 struct Gathered {
-  static constexpr int MOST = 4;  // operands of a launch
+  static constexpr int MOST = 4;  // most operands of a launch
   const float* from[MOST];
   float* to[MOST];
 };

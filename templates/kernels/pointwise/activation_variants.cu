@@ -1,7 +1,7 @@
 // Activations of mobile and later networks, and their gradients. Input and output may be the same bytes.
 //
 // Bytes      every operand in once, the result out once, 16 bytes at a time where operands are aligned.
-// Threads    256 in a grid-stride loop; of one operand a thread has two vectors in flight.
+// Threads    256 in a grid-stride loop; with one operand a thread has two vectors in flight.
 // Limit      memory bandwidth.
 #include "elementwise.cuh"
 

@@ -1,11 +1,11 @@
 // Sums, differences, products and quotients of two tensors of any rank, either of which may be repeated along axes of
-// the result (broadcasting), in place or not; and a tensor that is repeated along axes, times a number: the gradient of
-// a sum or mean.
+// the result (broadcasting), in place or not; also a tensor that is repeated along axes, times a number: the gradient
+// of a sum or mean.
 //
-// Bytes      the operands and the result once; what is repeated is read from the cache.
-// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis allows it, or where
-//            what is not repeated along it lies in one piece; the place in each operand is found by one multiplication
-//            an axis (strided.cuh).
+// Bytes      the operands and the result once; a repeated operand is read from the cache.
+// Threads    256 in a grid-stride loop over the result, 16 bytes at a time if the innermost axis allows it, or if the
+//            operands that are not repeated along it are contiguous; one multiplication for each axis finds an
+//            element's position in an operand (strided.cuh).
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "broadcast.cuh"
 

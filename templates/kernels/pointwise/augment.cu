@@ -1,12 +1,13 @@
-// Images of bytes as a network's input: a crop of each, resized, mirrored, recoloured and normalised, in one pass. What a
-// step draws for an image is a function of seed, step and the image's row in the mini-batch of all ranks (Philox, mbc/ops/
-// augment.py), so that division, recomputation and resuming change nothing.
+// Image augmentation for a network's input: a crop of each image of bytes, resized, mirrored, recoloured and
+// normalized, in one pass. The random numbers of an image are a function of the seed, the step and the image's row in
+// the mini-batch of all ranks (Philox, mbc/ops/augment.py), so that division, recomputation and resuming change
+// nothing.
 //
-// Bytes      the box of each image in once (1 byte an element), the crop out once in the network's precision and layout.
-// Threads    256; `parts` blocks an image. The first thread of a block draws what is shown of the image, in double
-//            precision where a share of its area is; then a thread makes all channels (4 at most) of a pixel at a time.
-// Shared     what was drawn.
-// Limit      memory bandwidth, and narrow accesses: bytes in, channels last 2 bytes out.
+// Bytes      the box of each image in once (1 byte for each element), the crop out once in the network's type and layout.
+// Threads    256; `parts` blocks for each image. The first thread of a block draws the image's parameters, in double
+//            precision if they include a share of its area; then a thread computes all channels (at most 4) of a pixel.
+// Shared     the drawn parameters.
+// Limit      memory bandwidth, and narrow accesses: bytes in, with channels last 2 bytes out.
 #include "mbc_control.h"
 #include "philox.cuh"
 
@@ -19,7 +20,7 @@ struct AugmentArguments {
   int64_t width;
   int64_t crop_height;
   int64_t crop_width;
-  int64_t channels_last;  // how the input's shape reads
+  int64_t channels_last;  // whether the input's shape is channels last
   int64_t pad;
   int64_t flip;
   int64_t scaled;
@@ -33,14 +34,15 @@ namespace mbc {
 
 constexpr int MOST_IMAGE_CHANNELS = 4;  // as in mbc/ops/augment.py
 
-// What is shown of an image: a box, which may reach beyond it.
+// The part of an image that is shown: a box, which may reach beyond the image.
 struct ImageView {
   int64_t top, left, height, width;
   float brightness, contrast, saturation;
   bool mirrored;
 };
 
-// How far factors are from 1, the least and the range of the area's share, and likewise of the logarithm of the ratio.
+// Ranges: the largest distance of factors from 1; the least share of the area and its range; likewise for the logarithm
+// of the ratio.
 struct AugmentRanges {
   double brightness, contrast, saturation, area, area_range, ratio, ratio_range;
 };
@@ -59,12 +61,12 @@ __device__ inline int64_t offset_of(uint32_t word, int64_t choices) {
   return static_cast<int64_t>((static_cast<uint64_t>(word) * static_cast<uint64_t>(choices)) >> 32);
 }
 
-// `control` nullptr: the centre.
+// `control` nullptr: the centre crop.
 __device__ inline ImageView view_of(const AugmentArguments& a, const AugmentRanges& ranges, const MbcControl* control,
                                     int64_t n) {
   ImageView view{0, 0, a.crop_height, a.crop_width, 1.0f, 1.0f, 1.0f, false};
   if (control == nullptr) {
-    // Rounded down where the crop reaches beyond the image, too.
+    // Rounded down even if the crop reaches beyond the image.
     view.top = (a.height - a.crop_height) >> 1;
     view.left = (a.width - a.crop_width) >> 1;
     return view;
@@ -100,7 +102,7 @@ __device__ inline BoxTap box_tap(int64_t position, int64_t size, int64_t crop) {
   return {first, min(first + 1, size - 1), static_cast<float>(at - first * unit) / static_cast<float>(unit)};
 }
 
-// A resized box lies within the image; one that is not may reach beyond it, where pixels are 0.
+// A resized box is inside the image; other boxes may reach beyond it, where pixels are 0.
 struct Bytes {
   const uint8_t* image;
   int64_t height, width, y_stride, x_stride, c_stride;

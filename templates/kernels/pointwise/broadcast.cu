@@ -1,11 +1,11 @@
 // An image and a gate, one number for each channel of each sample: products and sums, in place or not, and the sums
-// over pixels that are the gradients of the gate. Squeeze-excitation multiplies by a gate that it makes of the means of
-// the image; the gradients on both ways are added in one pass.
+// over pixels that are the gradients of the gate. Squeeze-excitation multiplies an image by a gate that follows from
+// the means of the image; the gradients along both paths are added in one pass.
 //
 // Bytes      images in and out once; gates are read from the cache.
-// Threads    maps: 256 in a grid-stride loop, 16 bytes at a time where operands are aligned. Sums: channels first a
-//            warp a plane; channels last a block for up to 32 vectors of channels of a sample, its pixels dealt out to
-//            the rows of threads, whose sums are added in a fixed order.
+// Threads    maps: 256 in a grid-stride loop, 16 bytes at a time if operands are aligned. Sums: with channels first a
+//            warp for each plane; with channels last a block for up to 32 vectors of channels of a sample, whose pixels
+//            are dealt out to the rows of threads. Their sums are added in a fixed order.
 // Limit      memory bandwidth.
 #include "channels.cuh"
 #include "images.cuh"
@@ -20,7 +20,7 @@ struct BroadcastArguments {
 
 namespace mbc {
 
-// Of an element, the gate, and a second gate where there is one.
+// An element, its gate, and a second gate if there is one.
 struct TimesGate {
   static constexpr bool TWO = false;
   __device__ float operator()(float x, float gate, float = 0.0f) const { return x * gate; }
@@ -31,7 +31,7 @@ struct PlusGate {
 };
 struct TimesGatePlusMean {
   static constexpr bool TWO = true;
-  float share;  // of a pixel in a mean
+  float share;  // share of a pixel in a mean
   __device__ float operator()(float x, float gate, float of_mean) const { return fmaf(of_mean, share, x * gate); }
 };
 struct FirstOf {
@@ -97,7 +97,7 @@ const char* run_gate(const MbcCall& call, F f) {
   return launched();
 }
 
-// A warp a plane.
+// A warp for each plane.
 template <typename T, int N, typename F>
 __global__ void sum_planes(const T* a, const T* b, T* y, int64_t planes, int64_t vectors, F f) {
   const int64_t plane = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -116,7 +116,7 @@ __global__ void sum_planes(const T* a, const T* b, T* y, int64_t planes, int64_t
   if (plane < planes && threadIdx.x == 0) y[plane] = from_float<T>(sum);
 }
 
-// A block a tile of channels of one sample.
+// A block for each tile of channels of one sample.
 template <typename T, int N, typename F>
 __global__ void sum_pixels(const T* a, const T* b, T* y, int64_t channels, int64_t inner, F f) {
   __shared__ float shared[THREADS * N];
@@ -156,7 +156,7 @@ void run_pixel_sums(const MbcCall& call, const BroadcastArguments& a, const T* x
   }
 }
 
-// f of the elements of the operands 0 and `second`, summed over the pixels of each channel of each sample.
+// Sums f of the elements of the operands 0 and `second` over the pixels of each channel of each sample.
 template <typename F>
 const char* pixel_sums(const MbcCall& call, int second, F f) {
   const auto& a = arguments<BroadcastArguments>(call);

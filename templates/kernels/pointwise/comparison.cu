@@ -1,13 +1,13 @@
-// Operators that compare or choose, of two tensors of any rank that are broadcast (broadcast.cuh), in place or not.
+// Operators that compare or choose between two broadcast tensors of any rank (broadcast.cuh), in place or not.
 //
-// Bytes      the operands and the result once; what is repeated is read from the cache.
-// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where that is possible.
+// Bytes      the operands and the result once; a repeated operand is read from the cache.
+// Threads    256 in a grid-stride loop over the result, 16 bytes at a time if possible.
 // Limit      memory bandwidth.
 #include "broadcast.cuh"
 
 namespace mbc {
 
-// NaN comes through.
+// NaN is passed on.
 struct Maximum {
   __device__ float operator()(float a, float b) const { return a > b || a != a ? a : b; }
 };
@@ -34,7 +34,7 @@ struct Less {
 struct LessOrEqual {
   __device__ float operator()(float a, float b) const { return a <= b ? 1.0f : 0.0f; }
 };
-// What a maximum's gradient counts for the first operand.
+// The share of a maximum's gradient that the first operand gets.
 struct Share {
   __device__ float operator()(float a, float b) const { return a == b ? 0.5f : a < b ? 0.0f : 1.0f; }
 };

@@ -1,11 +1,11 @@
 // Changes of layout (channels first, channels last) and of element type, and both at once.
 //
 // Bytes      the tensor in once and out once.
-// Kernels    same layout: `convert_type`, up to 16 bytes a thread at a time. Else a transposition: in registers where
-//            vectors divide both extents, 8 x 8 elements of two bytes or 4 x 4 of four a thread, read and written in
-//            segments of 64 bytes at least; otherwise by tiles of 64 x 32 in shared memory (33 columns, so that a
-//            column's elements are in different banks). 256 threads. With at most 8 channels a thread moves a pixel, of
-//            three that become channels last several pixels.
+// Kernels    same layout: `convert_type`, up to 16 bytes for each thread at a time. Otherwise a transposition. If vectors
+//            divide both extents, it is in registers, 8 x 8 elements of two bytes or 4 x 4 of four for each thread, read
+//            and written in segments of at least 64 bytes; otherwise it is by tiles of 64 x 32 in shared memory (33
+//            columns, so that a column's elements are in different banks). 256 threads. With at most 8 channels a thread
+//            moves a pixel, or several pixels of three channels that become channels last.
 // Limit      memory bandwidth.
 #include "images.cuh"
 
@@ -21,7 +21,7 @@ struct ConvertArguments {
 
 namespace mbc {
 
-constexpr int FEW_CHANNELS = 8;  // up to which a tile of 32 x 32 would be mostly empty
+constexpr int FEW_CHANNELS = 8;  // with fewer channels a tile of 32 x 32 would be mostly empty
 
 template <typename To, typename From>
 __device__ inline To convert(From x) { return from_float<To>(to_float(x)); }
@@ -29,7 +29,7 @@ template <>
 __device__ inline uint8_t convert<uint8_t, uint8_t>(uint8_t x) { return x; }
 template <>
 __device__ inline uint16_t convert<uint16_t, uint16_t>(uint16_t x) { return x; }
-// Also carries int32: the bits must not pass through arithmetic.
+// int32 is converted, too: its bits must not pass through arithmetic.
 template <>
 __device__ inline uint32_t convert<uint32_t, uint32_t>(uint32_t x) { return x; }
 
@@ -51,8 +51,8 @@ __global__ void convert_type(const From* x, To* y, int64_t vectors, int64_t elem
   for (int64_t e = vectors * N + thread_index(); e < elements; e += stride) y[e] = convert<To>(x[e]);
 }
 
-// [batches, down, across] -> [batches, across, down] in registers: a thread reads ND rows of NA elements and writes NA of
-// ND. Of a warp's lanes as many lie across as read 64 bytes of a row, the others below one another:
+// [batches, down, across] -> [batches, across, down] in registers: a thread reads ND rows of NA elements and writes NA
+// of ND. As many lanes of a warp are side by side as read 64 bytes of a row, the others below one another:
 //
 //               NA elements  NA elements  ..
 //   ND rows     lane 0       lane 1       .. lane LA - 1
@@ -83,7 +83,7 @@ __global__ void transpose_held(const From* x, To* y, int64_t warps, int64_t down
   }
 }
 
-// The same through tiles in shared memory.
+// Transposition through tiles in shared memory.
 constexpr int TILE_DOWN = 64, TILE_ACROSS = 32;
 
 template <typename From, typename To>
@@ -111,7 +111,7 @@ __global__ void transpose(const From* x, To* y, int64_t batches, int64_t down, i
   }
 }
 
-// The same for few channels (images): a thread reads a pixel and writes it.
+// Transposition of few channels (images): a thread reads a pixel and writes it.
 template <typename From, typename To>
 __global__ void transpose_few(const From* x, To* y, int64_t pixels, int channels, bool to_last, Steps steps) {
   const int64_t stride = thread_count(), inner = steps.inner;
@@ -173,8 +173,8 @@ bool transposed_held(cudaStream_t stream, const From* x, To* y, int64_t batches,
   return true;
 }
 
-// Where vectors divide both extents; of two bytes, shorter ones of pixels too, of which images of 14 x 14 have a
-// multiple of four.
+// If vectors divide both extents. With elements of two bytes also shorter vectors of pixels, because images of 14 x 14
+// pixels have only a multiple of four.
 template <typename From, typename To>
 bool transposed_in_registers(cudaStream_t stream, const From* x, To* y, int64_t batches, int64_t down, int64_t across,
                              bool to_last) {

@@ -2,9 +2,9 @@
 // of W positions.
 //
 // Bytes      logits and class numbers in; the gradient out. Up to four classes are kept in registers (`Kept`), so that
-//            logits are read once; more are read class by class, from the cache the second time (`Positions`).
-// Threads    256. Channels first a thread's positions are adjacent, one vector; channels last they are 256 apart, so
-//            that reads of neighbouring threads coalesce.
+//            logits are read once; more classes are read one by one, the second time from the cache (`Positions`).
+// Threads    256. With channels first a thread's positions are adjacent, one vector; with channels last they are 256
+//            apart, so that reads of neighbouring threads coalesce.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth.
 #include "mbc_control.h"
@@ -14,14 +14,14 @@ namespace mbc {
 
 constexpr int MOST_KEPT = 4, KEPT_POSITIONS = 4;
 
-// Channels first (LAST false) positions are adjacent, one vector; channels last they are a block's threads apart, so
-// that accesses of neighbouring threads coalesce.
+// With channels first (LAST false) positions are adjacent, one vector; with channels last they are a block's threads
+// apart, so that accesses of neighbouring threads coalesce.
 template <typename T, int WIDE, bool LAST>
 struct Positions {
   using Element = T;
   const T* logits;
-  int64_t first, count;  // of the thread's; of all
-  int64_t start, stride;  // of the first one's first class, and from class to class
+  int64_t first, count;  // first position of the thread; all positions
+  int64_t start, stride;  // offset of the first position's first class, and stride of classes
   int classes;
 
   static constexpr int W = WIDE, POSITION_STRIDE = LAST ? THREADS : 1, AT_ONCE = 1;
@@ -31,7 +31,7 @@ struct Positions {
         stride(LAST ? 1 : inner), classes(classes_) {}
 
   __device__ bool there(int w) const { return first + w * POSITION_STRIDE < count; }
-  // Of class c, all positions.
+  // Class c of all positions.
   __device__ void load(int c, float (&v)[W]) const {
     if constexpr (LAST) {
 #pragma unroll
@@ -107,7 +107,7 @@ struct Kept {
   }
 };
 
-// As `Softmax` of loss.cuh, of W positions, with the logit of each one's own class, less the greatest.
+// The `Softmax` of loss.cuh for W positions, with the logit of each position's own class, less the greatest.
 template <int W>
 struct Softmaxes {
   float greatest[W], others[W], sum[W], own[W];
@@ -159,7 +159,7 @@ __global__ void cross_entropy_pixels(const T* logits, const int32_t* target, Sco
       const float logarithm = log1pf(s.others[w]);
       float value = (1.0f - smoothing) * (logarithm - s.own[w]);
       if (smoothing != 0.0f) value += smoothing * (logarithm - s.sum[w] / static_cast<float>(classes));
-      score.loss += t[w] < 0 || t[w] >= classes ? NAN : value;  // `guard` then leaves this step out
+      score.loss += t[w] < 0 || t[w] >= classes ? NAN : value;  // `guard` then skips this step
       if (s.best[w] == t[w]) score.correct += 1.0;
     }
   }
@@ -181,7 +181,7 @@ __global__ void cross_entropy_pixels_backward(const T* logits, const int32_t* ta
     int32_t t[W];
     at.targets(target, t);
     const Softmaxes<W> s(at, t);
-    float part[W];  // of a probability
+    float part[W];  // factor of a probability
 #pragma unroll
     for (int w = 0; w < W; ++w) part[w] = 1.0f / (1.0f + s.others[w]);
 #pragma unroll At::AT_ONCE
@@ -217,7 +217,8 @@ void for_kept(int64_t classes, bool last, Run run) {
   }
 }
 
-// Calls `run` with the type by which a launch reads the positions of `logits`, and writes `dlogits`, if it does.
+// Calls `run` with the type by which a launch reads the positions of `logits`, and writes those of `dlogits`, if it
+// does.
 template <typename T, typename Arguments, typename Run>
 void for_positions(const Arguments& a, const T* logits, const T* dlogits, const int32_t* target, Run run) {
   constexpr int N = WIDTH<T>;

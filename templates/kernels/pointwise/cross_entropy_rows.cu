@@ -1,9 +1,9 @@
 // Softmax cross entropy of many classes at few rows (classification), and its gradient: a block takes a row.
 //
 // Bytes      logits in once, the gradient out once.
-// Threads    256, each of which keeps up to 16 logits of a row in registers, all in flight at once; one warp a row
-//            would wait for memory thirty times at a thousand classes.
-// Shared     one softmax state a warp.
+// Threads    256, each of which keeps up to 16 logits of a row in registers, all in flight at once; with one warp for
+//            each row, a thousand classes would take thirty waits for memory.
+// Shared     one softmax state for each warp.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      latency: there are few rows.
 #include "mbc_control.h"
@@ -13,7 +13,7 @@ namespace mbc {
 
 constexpr int ROW_WARPS = THREADS / 32;
 
-// K classes a thread, THREADS apart.
+// K classes for each thread, THREADS apart.
 template <typename T, int K>
 struct Row {
   float logits[K];
@@ -24,7 +24,7 @@ struct Row {
   }
   __device__ static int64_t at(int k) { return static_cast<int64_t>(threadIdx.x) + k * THREADS; }
 
-  // By all threads of the block; nobody may still be reading `shared`.
+  // Run by all threads of the block; no thread may still be reading `shared`.
   __device__ Softmax softmax(int64_t classes, Softmax (&shared)[ROW_WARPS]) const {
     const unsigned warp = threadIdx.x / 32;
     Softmax s{-INFINITY, INT64_MAX, 0.0f, 0.0f};
@@ -80,9 +80,9 @@ __global__ void cross_entropy_rows(const T* logits, const int32_t* target, Score
     const bool valid = t >= 0 && t < classes;
     const float own = valid ? to_float(logits[p * classes + t]) : 0.0f;
     const Softmax s = Row<T, K>(logits + p * classes, classes).softmax(classes, shared);
-    __syncthreads();  // what is shared was read
+    __syncthreads();  // the shared values have been read
     if (threadIdx.x != 0) continue;
-    score.loss += valid ? s.loss(own, classes, smoothing) : NAN;  // `guard` then leaves this step out
+    score.loss += valid ? s.loss(own, classes, smoothing) : NAN;  // `guard` then skips this step
     if (s.best == t) score.correct += 1.0;
   }
   store_score(score, partial, loss, correct, static_cast<double>(rows));
@@ -107,7 +107,7 @@ __global__ void cross_entropy_rows_backward(const T* logits, const int32_t* targ
   }
 }
 
-// Calls `run` with the classes that a thread takes, as a constant; false where they are too many.
+// Calls `run` with the number of classes of a thread as a constant; returns false if they are too many.
 template <typename Run>
 bool for_classes(int64_t classes, Run run) {
   if (classes <= THREADS)

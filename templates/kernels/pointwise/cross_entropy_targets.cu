@@ -1,10 +1,10 @@
-// Softmax cross entropy with targets that are distributions over the classes, and its gradients: probabilities that are
-// given ([rows, classes, inner] like the logits), or a class whose weight counts, where positions may be ignored. Less
-// the entropy of the probabilities it is their Kullback-Leibler divergence.
+// Softmax cross entropy with targets that are distributions over the classes, and its gradients: given probabilities
+// ([rows, classes, inner] like the logits), or classes with weights, where positions may be ignored. The cross entropy
+// less the entropy of the probabilities is their Kullback-Leibler divergence.
 //
 // Bytes      loss: logits and target in. Gradient: the same in, the gradient out. Logits are read for the maximum, the
 //            sum and the result, from the second time on from the cache.
-// Threads    256: a warp a position where classes are adjacent, else a thread a position.
+// Threads    256: a warp for each position if classes are adjacent, else a thread for each position.
 // Shared     the classes' weights.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth, and latency for few positions.
@@ -52,7 +52,7 @@ struct WeightedCrossEntropyArguments {
 
 namespace mbc {
 
-constexpr int MOST_WEIGHTS = 256;  // classes, as in mbc/ops/weighted_cross_entropy.py
+constexpr int MOST_WEIGHTS = 256;  // classes; as in mbc/ops/weighted_cross_entropy.py
 
 struct Weights {
   float of[MOST_WEIGHTS];
@@ -64,7 +64,7 @@ struct Weights {
   }
 };
 
-// Once for all threads of a block, before weights are asked for.
+// Called once by all threads of the block, before weights are read.
 __device__ inline const float* shared_weights(const Weights& weights) {
   __shared__ float shared[MOST_WEIGHTS];
   const int threads = static_cast<int>(blockDim.x * blockDim.y);
@@ -76,8 +76,8 @@ __device__ inline const float* shared_weights(const Weights& weights) {
 
 enum class Position { COUNTS, IGNORED, INVALID };
 
-// Targets hand out, for a position, the share `operator()(c)` that class c has of it; `keep` and `even` are what
-// smoothing leaves to the target and gives to each class.
+// A target returns, for a position, the share `operator()(c)` that class c has of it; smoothing leaves `keep` to the
+// target and gives `even` to each class.
 template <typename T>
 struct Probabilities {
   const T* target;
@@ -90,7 +90,7 @@ struct Probabilities {
     float keep, even;
     bool divergence;
     __device__ float operator()(int64_t c) const { return keep * to_float(row[c * stride]) + even; }
-    // What an entropy has instead of the logarithm of a probability, and its derivative by the share.
+    // The term of an entropy in place of the logarithm of a probability, and its derivative by the share.
     __device__ float less(float share) const { return divergence ? logf(share) : 0.0f; }
     __device__ float slope(int64_t c) const {
       return divergence ? logf(to_float(row[c * stride])) + 1.0f : 0.0f;
@@ -102,7 +102,7 @@ struct Probabilities {
     return {target + start, stride, keep, even, divergence};
   }
 
-  // The class of the largest share, the first of equals.
+  // The class of the largest share; among equal shares the first.
   template <int LANES>
   __device__ static int64_t best(const At& at, int64_t classes, int lane) {
     float greatest = -INFINITY;
@@ -181,14 +181,14 @@ __global__ void target_cross_entropy(const T* logits, const Targets targets, Sco
     value = sum_lanes<LANES>(value);
     const int64_t best = Targets::template best<LANES>(at, classes, lane);
     if (lane != 0) continue;
-    score.loss += at.state() == Position::INVALID ? NAN : value;  // `guard` then leaves this step out
+    score.loss += at.state() == Position::INVALID ? NAN : value;  // `guard` then skips this step
     if (s.best == best) score.correct += 1.0;
   }
   score = sum_block(score);
   if (threadIdx.x == 0 && threadIdx.y == 0) partial[blockIdx.x] = score;
 }
 
-// OF_TARGET: the gradient of probabilities that are the target, else of the logits.
+// OF_TARGET: the gradient of the target probabilities, else of the logits.
 template <typename T, bool ADJACENT, bool OF_TARGET, typename Targets>
 __global__ void target_cross_entropy_backward(const T* logits, const Targets targets, const MbcControl* control, T* gradient,
                                               int64_t positions, int64_t classes, int64_t inner, double weight,
@@ -207,14 +207,14 @@ __global__ void target_cross_entropy_backward(const T* logits, const Targets tar
     }
     const Softmax s = softmax<LANES>(logits + start, classes, stride, lane);
     const float total = 1.0f + s.others, logarithm = log1pf(s.others);
-    float shares = 0.0f;  // 1, where they are probabilities
+    float shares = 0.0f;  // 1 for probabilities
     if (!OF_TARGET) {
       for (int64_t c = lane; c < classes; c += LANES) shares += at(c);
       shares = sum_lanes<LANES>(shares);
     }
     for (int64_t c = lane; c < classes; c += LANES) {
       const float v = to_float(logits[start + c * stride]) - s.greatest;
-      // The largest class' probability is 1 - others / total: it keeps its digits where a network is nearly certain.
+      // The largest class' probability is 1 - others / total: this keeps its digits if a network is nearly certain.
       const float of_logit = c == s.best ? (shares - at(c)) - shares * (s.others / total)
                                          : shares * (expf(v) / total) - at(c);
       gradient[start + c * stride] = from_float<T>((OF_TARGET ? keep * (logarithm - v) + at.slope(c) : of_logit) * factor);

@@ -1,13 +1,13 @@
 // Dropout, stochastic depth and their gradients, with random numbers from Philox 4x32-10 (philox.cuh).
 //
 // Element i of the whole mini-batch, counted channels first whatever the layout, takes word i % 4 of Philox block i /
-// 4. So a mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
+// 4. Therefore a mask does not depend on how the mini-batch is divided or stored, and can be recomputed at any time.
 //
 // Bytes      the tensor in once and out once; no mask is stored.
-// Threads    256 in a grid-stride loop. Channels first a thread makes the four elements of one Philox block; channels
-//            last four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
-//            Stochastic depth: a row of blocks a sample, which has one number.
-// Limit      memory bandwidth; channels last also the second Philox block.
+// Threads    256 in a grid-stride loop. With channels first a thread computes the four elements of one Philox block;
+//            with channels last four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
+//            Stochastic depth: a row of blocks for each sample, which has one number.
+// Limit      memory bandwidth; with channels last also the second Philox block.
 #include "mbc_control.h"
 #include "philox.cuh"
 
@@ -18,7 +18,7 @@ struct DropoutArguments {
   int64_t channels;
   int64_t inner;
   int64_t first_row;
-  int64_t threshold;  // an element is kept where its word is less
+  int64_t threshold;  // an element is kept if its word is less
   int64_t key;
 };
 
@@ -36,7 +36,7 @@ struct Mask {
   __device__ float operator()(float x, uint32_t word) const { return word < threshold ? x * scale : 0.0f; }
 };
 
-// Flat: a thread makes the elements of one block; `first` is the number of element 0 in the mini-batch.
+// Flat: a thread computes the elements of one block; `first` is the number of element 0 in the mini-batch.
 template <typename T>
 __global__ void dropout_first(const T* x, T* y, int64_t elements, int64_t first, bool whole, Mask mask) {
   const int64_t begin = first / 4, blocks = (first + elements + 3) / 4 - begin;
@@ -56,8 +56,8 @@ __global__ void dropout_first(const T* x, T* y, int64_t elements, int64_t first,
   }
 }
 
-// Channels last: a thread makes 4 neighbouring pixels of one channel, whose numbers touch one block or two. `steps`:
-// inner is the channel, middle the group of 4 pixels.
+// Channels last: a thread computes 4 neighbouring pixels of one channel, whose numbers are in one block or two.
+// `steps`: inner is the channel, middle the group of 4 pixels.
 template <typename T>
 __global__ void dropout_last(const T* x, T* y, int64_t groups, int64_t channels, int64_t inner, int64_t first_row,
                              Steps steps, Mask mask) {
@@ -73,7 +73,7 @@ __global__ void dropout_last(const T* x, T* y, int64_t groups, int64_t channels,
     for (int j = 0; j < 4; ++j) {
       if (pixel + j >= inner) break;
       uint32_t word = 0;
-      // Chosen by comparing, so that the words stay in registers.
+      // Selected by comparison, so that the words stay in registers.
 #pragma unroll
       for (int w = 0; w < 8; ++w)
         if (shift + j == w) word = w < 4 ? low.v[w & 3] : high.v[w & 3];
@@ -83,7 +83,7 @@ __global__ void dropout_last(const T* x, T* y, int64_t groups, int64_t channels,
   }
 }
 
-// Whole samples, in any layout. One that is dropped is not read.
+// Whole samples, in any layout. A dropped sample is not read.
 template <typename T, int N>
 __global__ void drop_samples(const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row, Mask mask) {
   for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
@@ -121,7 +121,7 @@ inline Mask mask_of(const MbcCall& call) {
 
 }  // namespace mbc
 
-// Both also of gradients, which go through the same mask.
+// Gradients use these launchers, too, with the mask of the forward pass.
 extern "C" const char* mbc_dropout(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<DropoutArguments>(call);

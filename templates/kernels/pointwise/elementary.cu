@@ -1,9 +1,9 @@
-// Elementary functions and their gradients, element by element (elementwise.cuh), in place or not: for networks that
-// use them, so that what others compile stays as small as it was.
+// Elementary functions and their gradients, element by element (elementwise.cuh), in place or not. They have a file of
+// their own, so that networks without them compile less.
 //
 // Bytes      every operand in once, the result out once, 16 bytes at a time where operands are aligned.
 // Threads    256 in a grid-stride loop.
-// Limit      memory bandwidth; powers of other exponents than 2 and -1 the special function units.
+// Limit      memory bandwidth; for powers with exponents other than 2 and -1 the special function units.
 #include "elementwise.cuh"
 
 namespace mbc {
@@ -52,7 +52,7 @@ struct PowBackward {
 constexpr float GELU_SLOPE = 0.79788456080286536f, GELU_CUBE = 0.044715f;
 struct GeluTanh {
   __device__ float operator()(float x) const {
-    // (1 + tanh(v)) / 2 is the logistic function of 2 v: the left tail keeps its digits.
+    // (1 + tanh(v)) / 2 is the logistic function of 2 v, whose left tail keeps its digits.
     return x * logistic(2.0f * GELU_SLOPE * (x + GELU_CUBE * x * x * x));
   }
 };

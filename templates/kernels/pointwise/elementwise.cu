@@ -1,14 +1,14 @@
-// Elementwise operations: activations and their gradients, scaling, addition and multiplication. Layout does not matter
-// here, and input and output may be the same bytes: each thread reads its elements before it writes them.
+// Elementwise operations: activations and their gradients, scaling, addition and multiplication. The layout does not
+// matter, and input and output may be the same bytes: each thread reads its elements before it writes them.
 //
 // Bytes      every operand in once, the result out once, 16 bytes at a time where operands are aligned.
-// Threads    256 in a grid-stride loop; of one operand a thread has two vectors in flight.
+// Threads    256 in a grid-stride loop; with one operand a thread has two vectors in flight.
 // Limit      memory bandwidth.
 #include "elementwise.cuh"
 
 namespace mbc {
 
-// Comparisons are written so that a NaN comes through.
+// Comparisons are written so that NaN is passed on.
 struct Relu {
   __device__ float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
 };

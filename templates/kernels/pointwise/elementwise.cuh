@@ -1,4 +1,4 @@
-// Maps of one or two tensors, element by element, that functors are instantiated with. Layout does not matter here, and
+// Maps of one or two tensors, element by element, which are instantiated with functors. The layout does not matter, and
 // input and output may be the same bytes: each thread reads its elements before it writes them.
 #pragma once
 
@@ -16,7 +16,7 @@ __global__ void map_one(const T* x, T* y, int64_t vectors, int64_t elements, F f
   constexpr int N = WIDTH<T>;
   const int64_t stride = thread_count();
   int64_t i = thread_index();
-  // Two vectors in flight a thread, both read before either is written.
+  // A thread has two vectors in flight; both are read before either is written.
   for (; i + stride < vectors; i += 2 * stride) {
     Vec<T, N> a = load<N>(x + i * N), b = load<N>(x + (i + stride) * N);
 #pragma unroll

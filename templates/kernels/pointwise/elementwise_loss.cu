@@ -1,7 +1,7 @@
-// Losses that compare two tensors element by element (l1, smooth l1, binary cross entropy of logits or probabilities), and their
-// gradients. Layout does not matter: both operands lie in the same one.
+// Losses that compare two tensors element by element (l1, smooth l1, binary cross entropy of logits or probabilities),
+// and their gradients. The layout does not matter, because both operands have the same one.
 //
-// Bytes      loss: both operands in. Gradient: the same in, the gradient out, 16 bytes at a time where aligned.
+// Bytes      loss: both operands in. Gradient: the same in, the gradient out, 16 bytes at a time if aligned.
 // Threads    256 in a grid-stride loop.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth.
@@ -22,7 +22,7 @@ struct ElementwiseLossBackwardArguments {
 
 namespace mbc {
 
-// Of a loss: its value for a prediction x and a target y, and the derivatives by both. A NaN comes through.
+// A loss: its value for a prediction x and a target y, and the derivatives by both. NaN is passed on.
 struct L1 {
   __device__ float value(float x, float y) const { return fabsf(x - y); }
   __device__ float by_prediction(float x, float y) const {
@@ -45,8 +45,8 @@ struct SmoothL1 {
   __device__ float by_target(float x, float y) const { return by_prediction(y, x); }
 };
 
-// The logarithm is of 1 + exp(-|x|), which cannot overflow, and sums have terms of one sign, so that nothing cancels
-// where the network is nearly certain.
+// The logarithm is that of 1 + exp(-|x|), which cannot overflow, and sums have terms of one sign, so that nothing
+// cancels if the network is nearly certain.
 struct BinaryCrossEntropy {
   float pos_weight;
   __device__ float value(float x, float y) const {
@@ -65,7 +65,7 @@ struct BinaryCrossEntropy {
   }
 };
 
-// Of a probability; a logarithm is at least -100, and what the gradient is divided by at least 1e-12.
+// Binary cross entropy of a probability; a logarithm is at least -100, and the gradient's divisor at least 1e-12.
 struct ProbabilityCrossEntropy {
   __device__ static float logarithm(float p) {
     const float value = logf(p);

@@ -1,11 +1,11 @@
-// Elements of tensors of any rank in other places: permutations of axes and of their factors, slices, padding by zeros,
-// by the outermost elements or mirrored, and its gradient, splitting. Every thread writes what it gathers, so that no
-// two write one element and the order of additions is fixed.
+// Moves elements of tensors of any rank: permutations of axes and of their factors, slices, padding by zeros, by the
+// outermost elements or mirrored, and its gradient, splitting. Every thread writes what it gathers, so that no two
+// threads write one element and the order of additions is fixed.
 //
-// Bytes      what is read once, the result once. Where neither innermost axis is kept (a transposition) elements are
-//            read far apart, and a line of the cache by several warps.
-// Threads    256 in a grid-stride loop over the result, 16 bytes at a time where the innermost axis is read as it lies;
-//            one division an axis finds an element, mostly by a reciprocal.
+// Bytes      the elements that are read once, the result once. If neither innermost axis is kept (a transposition),
+//            elements are read far apart, and several warps read one line of the cache.
+// Threads    256 in a grid-stride loop over the result, 16 bytes at a time if the innermost axis is contiguous in the
+//            input; one division for each axis finds an element, mostly by a reciprocal.
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "strided.cuh"
 
@@ -49,7 +49,7 @@ void run_copy(cudaStream_t stream, const T* x, T* y, int64_t elements, const Str
     MBC_LAUNCH((copy_places<T, 1>), blocks_for(elements), THREADS, stream, x, y, elements, places);
 }
 
-// Where the elements of the result are read: along each axis at (start + step * o) / spread.
+// Positions of the result's elements in the input: along each axis (start + step * o) / spread.
 struct Window {
   int axes;
   int64_t mode;
@@ -64,14 +64,14 @@ struct Window {
       by_spread[axis] = Reciprocal(spread[axis]);
     }
   }
-  // Whether vectors of an innermost axis that is read as it lies begin at multiples of n.
+  // Whether vectors of a contiguous innermost axis begin at multiples of n.
   bool vectorizable(int n) const {
     if (axes == 0 || extent[axes - 1] % n != 0) return false;
     for (int axis = 0; axis < axes - 1; ++axis)
       if (stride[axis] % n != 0) return false;
     return true;
   }
-  // The place of element i, or less than 0 for a zero.
+  // The position of element i, or less than 0 for a zero.
   __device__ int64_t locate(int64_t i) const {
     int64_t at = 0;
     bool inside = true;
@@ -80,7 +80,7 @@ struct Window {
       const int64_t outer = axis == 0 ? 0 : by_extent[axis](i), n = size[axis];
       int64_t index = start[axis] + step[axis] * (i - outer * extent[axis]);
       if (mode == ZERO) {
-        // Spread elements lie at multiples: a negative index is no place, whatever it is a multiple of.
+        // Spread elements are at multiples: a negative index is no position, whatever it is a multiple of.
         inside &= index >= 0;
         const int64_t whole = index < 0 ? index : by_spread[axis](index);
         inside &= whole * spread[axis] == index || spread[axis] == 1;
@@ -127,7 +127,7 @@ const char* run_window(const MbcCall& call) {
   return launched();
 }
 
-// The elements of the padded tensor that are read from one: along each axis a few, of which all combinations count.
+// The elements of the padded tensor that read one element: a few along each axis, in all combinations.
 struct Readers {
   int axes;
   bool mirrored;
@@ -151,7 +151,7 @@ struct Readers {
     if (mirrored) return 1 + reflects_before(axis, i) + reflects_after(axis, i);
     return 1 + (i == 0 ? before[axis] : 0) + (i == extent[axis] - 1 ? after[axis] : 0);
   }
-  // The k-th of them.
+  // The k-th of these elements.
   __device__ int64_t reader(int axis, int64_t i, int64_t k) const {
     if (!mirrored) return (i == 0 ? 0 : before[axis] + i) + k;
     if (k == 0) return before[axis] + i;
@@ -200,7 +200,7 @@ extern "C" const char* mbc_rearrange(const MbcCall& call) {
   return launched();
 }
 
-// Also of `pad`: what lies outside is padding.
+// `pad` uses this launcher, too: positions outside are padding.
 extern "C" const char* mbc_strided_slice(const MbcCall& call) { return mbc::run_window(call); }
 
 extern "C" const char* mbc_pad_backward(const MbcCall& call) {

@@ -2,7 +2,7 @@
 //
 // Bytes      loss: logits (or both operands) in. Gradient: the same in, the gradient out. Cross entropy reads
 //            logits for the maximum, the sum and the gradient, from the second time on from the cache.
-// Threads    256. Cross entropy: a warp a position where classes are adjacent, else a thread.
+// Threads    256. Cross entropy: a warp for each position if classes are adjacent, else a thread.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth, and latency for few positions: see cross_entropy_rows.cu and cross_entropy_pixels.cu.
 #include "mbc_control.h"
@@ -25,7 +25,7 @@ struct WeightedSumArguments {
 
 namespace mbc {
 
-// ADJACENT: the classes of a position lie next to each other, and a warp takes them; else a thread does, and
+// ADJACENT: the classes of a position are adjacent, and a warp takes them; otherwise a thread takes them, and
 // neighbouring threads read neighbouring positions.
 template <typename T, bool ADJACENT>
 __global__ void cross_entropy(const T* logits, const int32_t* target, Score* partial, float* loss, float* correct,
@@ -41,7 +41,7 @@ __global__ void cross_entropy(const T* logits, const int32_t* target, Score* par
     if (lane != 0) continue;
     const int64_t t = target[p];
     if (t < 0 || t >= classes) {
-      score.loss += NAN;  // `guard` then leaves this step out
+      score.loss += NAN;  // `guard` then skips this step
       continue;
     }
     score.loss += s.loss(to_float(row[t * stride]), classes, smoothing);

@@ -23,22 +23,22 @@ struct CrossEntropyBackwardArguments {
 
 namespace mbc {
 
-// Softmax state of a position: the largest logit and its class; over the other classes the sum of exp(logit - largest);
-// over all the sum of logit - largest. The largest class' 1 is left out of the first sum, which so keeps its digits
-// where a network is nearly certain.
+// Softmax state of a position: the largest logit and its class; the sum of exp(logit - largest) over the other classes;
+// the sum of logit - largest over all classes. The first sum omits the 1 of the largest class, and so keeps its digits
+// if a network is nearly certain.
 struct Softmax {
   float greatest;
   int64_t best;
   float others, sum;
 
-  // Of a position whose own class has the logit `own`.
+  // The loss of a position whose own class has the logit `own`.
   __device__ float loss(float own, int64_t classes, float smoothing) const {
     const float logarithm = log1pf(others);
     float value = (1.0f - smoothing) * (logarithm - (own - greatest));
     if (smoothing != 0.0f) value += smoothing * (logarithm - sum / static_cast<float>(classes));
     return value;
   }
-  // Of class c where t is the position's own, before weights; `even` is the smoothing's share of a class.
+  // The gradient of class c if t is the position's own class, before weights; `even`: the smoothing's share of a class.
   __device__ float gradient(float logit, int64_t c, int64_t t, float smoothing, float even) const {
     const float e = c == best ? 1.0f : expf(logit - greatest);
     const float less = c == best ? others : 1.0f + others - e;  // the probability is 1 - less / total
@@ -90,8 +90,8 @@ inline void merge(const Score* partial, int64_t parts, float* loss, float* corre
     MBC_LAUNCH(merge_scores, 1, THREADS, stream, partial, parts, loss, correct, static_cast<double>(count));
 }
 
-// Over what a mean is taken: `sums` holds the weights of all positions that count, and their number, of all ranks, of
-// which this one has the part `share`; nullptr: every position counts 1.
+// The divisor of a mean: `sums` holds the weights and the number of all positions that count, over all ranks, of which
+// this rank has the part `share`; nullptr: every position counts 1.
 struct Mean {
   const float* sums;
   double share, positions;

@@ -7,7 +7,7 @@
 
 namespace mbc {
 
-// NaN comes through, and of bounds in the wrong order the upper one counts.
+// NaN is passed on. If the bounds are in the wrong order, the upper one counts.
 struct Clamp {
   float lower, upper;
   __device__ float operator()(float x) const {

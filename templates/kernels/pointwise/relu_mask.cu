@@ -1,8 +1,8 @@
 // ReLU's bit mask from its output, and ReLU's gradient by the mask. A byte holds eight channels of a pixel, at a
 // stride of `inner` elements: 1 for channels last.
 //
-// Bytes      mask: the output in, one bit an element out. Gradient: the gradient and the mask in, the gradient out.
-// Threads    256 in a grid-stride loop, a byte of the mask each at a time.
+// Bytes      mask: the output in, one bit for each element out. Gradient: the gradient and the mask in, the gradient out.
+// Threads    256 in a grid-stride loop, each with a byte of the mask at a time.
 // Limit      memory bandwidth.
 #include "device.cuh"
 
@@ -16,7 +16,7 @@ namespace mbc {
 
 constexpr int EIGHT = 8;
 
-// Of the first of the eight elements of a byte.
+// The index of the first of the eight elements of a byte.
 template <bool ADJACENT>
 __device__ inline int64_t first_of(int64_t byte, int64_t inner) {
   return ADJACENT ? byte * EIGHT : byte / inner * EIGHT * inner + byte % inner;

@@ -1,11 +1,10 @@
-// What segmentation compares class by class: the sums of the Dice loss, image by image, with its gradient, and how many
-// positions of a mini-batch logits and targets give to each class.
-//
-// Bytes      logits and target in; for the sums logits are read twice more than once, from the cache.
+// Comparisons of segmentation, class by class: the sums of the Dice loss, image by image, with its gradient, and the
+// number of positions of a mini-batch that logits and targets give to each class.
+// Bytes      logits and target in; for the sums logits are read twice more, from the cache.
 // Threads    256. Sums: a block takes tiles of 2048 positions of an image (or of all images), a thread 8 of them, whose
-//            maximum and total stay in registers; then class by class a warp adds by shuffles, and for 32 classes at
-//            once the 8 warps by shared memory. Gradient: a thread a position.
-// Reduction  `parts` blocks an image write their sums in fp64, which are added in order: the same bits every time.
+//            maximum and total stay in registers; then class by class a warp adds by shuffles, and for 32 classes
+//            together the 8 warps add through shared memory. Gradient: a thread for each position.
+// Reduction  `parts` blocks for each image write sums in fp64, which are added in order: the same bits in every run.
 // Limit      memory bandwidth up to some 20 classes, then the shuffles.
 #include "mbc_control.h"
 #include "cross_entropy.cuh"
@@ -18,7 +17,7 @@ struct SegmentationArguments {
   int64_t inner;
   int64_t ignores;
   int64_t ignored;
-  int64_t parts;  // blocks an image, or in all
+  int64_t parts;  // blocks of an image, or of all images
 };
 
 struct DiceMeanArguments {
@@ -28,7 +27,7 @@ struct DiceMeanArguments {
 
 namespace mbc {
 
-constexpr int THREAD_POSITIONS = 8;                 // positions a thread
+constexpr int THREAD_POSITIONS = 8;                 // positions of a thread
 constexpr int SUM_WARPS = THREADS / 32;
 constexpr int CLASSES_AT_ONCE = 32;
 
@@ -62,7 +61,7 @@ struct DiceTerms {
     const T* row;
     float greatest, total;
     int64_t own;
-    float counts;  // 0: left out; NaN: its target is no class, and `guard` leaves this step out
+    float counts;  // 0: left out; NaN: the target is no class, and `guard` skips this step
   };
   __device__ At at(int64_t p) const {
     const int64_t t = of.target[p];
@@ -79,7 +78,7 @@ struct DiceTerms {
   }
 };
 
-// Whether logits and target both give a position to a class, and whether either does.
+// Whether logits and target both give a position to a class, and whether at least one of them does.
 template <typename T>
 struct OverlapTerms {
   Labelled<T> of;
@@ -93,7 +92,7 @@ struct OverlapTerms {
     const T* row = of.row(p);
     float greatest = to_float(row[0]);
     int64_t best = 0;
-    for (int64_t c = 1; c < of.classes; ++c) {  // of equals the first, and NaN above all
+    for (int64_t c = 1; c < of.classes; ++c) {  // among equals the first; NaN above all
       const float v = to_float(row[c * of.stride()]);
       if (v > greatest || (v != v && greatest == greatest)) greatest = v, best = c;
     }
@@ -105,7 +104,7 @@ struct OverlapTerms {
   }
 };
 
-// Of the `parts` blocks of an image each takes every parts-th tile of its positions.
+// Each of the `parts` blocks of an image takes every parts-th tile of its positions.
 template <typename Terms>
 __global__ void class_sums(Terms terms, Score* partial, int64_t positions, int64_t classes, int64_t parts) {
   __shared__ ClassPair shared[SUM_WARPS][CLASSES_AT_ONCE];
@@ -148,7 +147,7 @@ __global__ void class_sums(Terms terms, Score* partial, int64_t positions, int64
   }
 }
 
-// The sums of all parts: for each image `classes` first ones, then as many second ones.
+// The sums of all parts: `classes` first sums for each image, then as many second sums.
 __global__ void add_class_sums(const Score* partial, float* sums, int64_t rows, int64_t classes, int64_t parts) {
   for (int64_t i = thread_index(); i < rows * classes; i += thread_count()) {
     const int64_t n = i / classes, c = i % classes;
@@ -194,7 +193,7 @@ __global__ void dice_sums_backward(Labelled<T> of, const float* slopes, T* gradi
     const float total = 1.0f + s.others;
     const float* of_both = slopes + 2 * (p / of.inner) * of.classes;
     const float* of_sizes = of_both + of.classes;
-    float mean = 0.0f;  // of the slopes by probabilities
+    float mean = 0.0f;  // mean of the slopes by probabilities
     for (int64_t c = 0; c < of.classes; ++c)
       mean += expf(to_float(row[c * stride]) - s.greatest) / total * (of_sizes[c] + (c == t ? of_both[c] : 0.0f));
     for (int64_t c = 0; c < of.classes; ++c) {

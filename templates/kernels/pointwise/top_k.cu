@@ -1,8 +1,8 @@
-// Top-k accuracy: the share of positions whose target is among the k largest logits, of all of them, or of those that
-// count.
+// Top-k accuracy: the share of positions whose target is among the k largest logits, over all positions or over those
+// that count.
 //
-// Bytes      logits and target in, once: how many logits come before the target's is counted, nothing is sorted.
-// Threads    256: a warp a position where classes are adjacent, else a thread a position.
+// Bytes      logits and target in, once: the kernel counts the logits before the target's; it sorts nothing.
+// Threads    256: a warp for each position if classes are adjacent, else a thread for each position.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth, and latency for few positions.
 #include "cross_entropy.cuh"
@@ -21,7 +21,7 @@ struct TopKArguments {
 
 namespace mbc {
 
-// `share` nullptr: what the sums are divided by is on the device, and another kernel does it.
+// `share` nullptr: the divisor of the sums is on the device, and another kernel divides.
 template <typename T, bool ADJACENT>
 __global__ void top_k(const T* logits, const int32_t* target, Score* partial, float* share, int64_t positions,
                       int64_t classes, int64_t inner, int64_t k, bool ignores, int64_t ignored) {
@@ -35,7 +35,7 @@ __global__ void top_k(const T* logits, const int32_t* target, Score* partial, fl
     const T* row = logits + start_of<ADJACENT>(p, classes, inner);
     const int64_t stride = ADJACENT ? 1 : inner;
     const float own = to_float(row[t * stride]);
-    int before = 0;  // of equals the first comes first, and NaN before all
+    int before = 0;  // among equals the first; NaN before all
     for (int64_t c = lane; c < classes; c += LANES) {
       const float v = to_float(row[c * stride]);
       if (!(v <= own) || (v == own && c < t)) ++before;
