@@ -42,7 +42,7 @@ class Said:
         self._turn = Lock()
         for path in (RESULTS / FILE, ROOT / "benchmarks" / "results" / FILE):
             text = path.read_text(encoding="utf-8") if path.exists() else ""
-            if dict(re.findall(r"^code (\w+) ([0-9a-f]+)$", text, re.M)) == digests():
+            if dict(re.findall(r"^code ([\w/]+) ([0-9a-f]+)$", text, re.M)) == digests():
                 found = re.findall(r"^((\w+) (\w+) (\w+): exit .*)$", text, re.M)
                 self.lines = {(name, precision, tool): line for line, name, precision, tool in found}
                 break

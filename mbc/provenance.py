@@ -1,4 +1,4 @@
-"""Which code a result vouches for: a digest of the kernels and one of the planner.
+"""Digests of the code by which a result was made: of kernels by family, operations, planner and imports.
 
 What changes no result changes no digest: comments, docstrings and layout of Python and C++ are left out, and so are
 texts for people. Equal code has equal digests on every machine and under every Python that mbc runs on.
@@ -18,11 +18,16 @@ from typing import cast
 from mbc.resources import folder
 
 _PACKAGE = Path(__file__).resolve().parent
-# What decides what runs on a GPU, and what decides which of it a plan names; the first part of a path is a folder of
-# resources or of the package.
+FAMILIES = ("attention", "conv", "fp32_emulated", "fused", "norm", "pointwise", "pool", "update")
+# Each family of mbc's own kernels has a folder of sources and a folder of Python; "kernels" is what all of them share.
+# The first part of a path is a folder of resources or of the package.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "kernels": ("templates", "kernels"),
-    "planner": ("grammar", "frontend", "ir", "ops", "optimize", "plan", "hardware", "profile", "data", "compiler.py"),
+    **{f"kernels/{family}": (f"templates/kernels/{family}", f"kernels/cuda/{family}") for family in FAMILIES},
+    "operations": ("ir", "ops"),
+    "planner": ("grammar", "frontend", "optimize", "plan", "hardware", "profile", "data", "compiler.py"),
+    "imports": ("interchange",),
+    "runtime": ("codegen", "runtime", "train"),
 }
 _RESOURCES = frozenset({"templates", "grammar"})
 _CPP = frozenset({".cu", ".cuh", ".cpp", ".h", ".cpp.j2"})
@@ -36,7 +41,7 @@ _DIGITS = 16
 
 
 def digests() -> dict[str, str]:
-    """Of the kernels and of the planner of the mbc that is imported, 16 hexadecimal digits each."""
+    """Return the digest of each part of the mbc that is imported, 16 hexadecimal digits each."""
     return dict(_digests())
 
 
@@ -47,14 +52,17 @@ def _digests() -> tuple[tuple[str, str], ...]:
 
 
 def files_of(part: str) -> dict[str, Path]:
-    """What the digest `kernels` or `planner` is of, by names in the project."""
-    found: dict[str, Path] = {}
+    """Return the files of a part by their names in the project, without those of parts within it."""
+    files: dict[str, Path] = {}
     for place in _PARTS[part]:
-        root = folder(place) if place in _RESOURCES else _PACKAGE / place
+        head, *rest = place.split("/")
+        top = folder(head) if head in _RESOURCES else _PACKAGE / head
+        root = top.joinpath(*rest)
         for path in (root,) if root.is_file() else root.rglob("*"):
             if path.is_file() and path.suffix != ".md" and "__pycache__" not in path.parts:
-                found[path.relative_to(root.parent).as_posix()] = path
-    return found
+                files[path.relative_to(top.parent).as_posix()] = path
+    within = tuple(f"{place}/" for name, places in _PARTS.items() if name.startswith(f"{part}/") for place in places)
+    return {name: path for name, path in files.items() if not name.startswith(within)}
 
 
 def digest_of(files: Mapping[str, Path]) -> str:

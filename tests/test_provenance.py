@@ -107,17 +107,16 @@ def test_a_file_more_or_of_another_name_is_seen(tmp_path: Path) -> None:
 
 
 def test_what_digests_cover() -> None:
-    """Kernels and what calls them on one side, the planner and its profile on the other; texts on none."""
-    kernels, planner = (set(provenance.files_of(part)) for part in ("kernels", "planner"))
-    assert {"templates/kernels/fused/concat.cu", "templates/include/mbc_call.h", "templates/host/module.cpp"} <= kernels
-    assert "kernels/cudnn.py" in kernels and "templates/program.cpp.j2" in kernels
-    assert {
-        "optimize/search/search.py",
-        "plan/model.py",
-        "ops/convolution.py",
-        "ir/graph.py",
-        "frontend/lower.py",
-    } <= planner
-    assert "data/profiles/h200.sqlite.gz" in planner and "grammar/mbc.lark" in planner
-    assert not any(name.endswith((".md", ".pyc")) for name in kernels | planner) and not kernels & planner
+    """Each file that decides a result belongs to one part, and texts belong to none."""
+    files = {part: set(provenance.files_of(part)) for part in digests()}
+    assert {"templates/include/mbc_call.h", "templates/host/module.cpp", "kernels/cudnn.py"} <= files["kernels"]
+    assert "templates/kernels/fused/concat.cu" in files["kernels/fused"]
+    assert {"ops/convolution.py", "ir/graph.py"} <= files["operations"]
+    assert {"optimize/search/search.py", "plan/model.py", "frontend/lower.py"} <= files["planner"]
+    assert {"data/profiles/h200.sqlite.gz", "grammar/mbc.lark"} <= files["planner"]
+    names = [name for part in files.values() for name in part]
+    assert len(names) == len(set(names)) and not any(name.endswith((".md", ".pyc")) for name in names)
+    assert all(files.values())
+    families = {path.name for path in (folder("templates") / "kernels").iterdir() if path.is_dir()}
+    assert set(provenance.FAMILIES) == families - {"shared"}
     assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in digests().values())

@@ -58,7 +58,7 @@ def test_a_table_and_a_file(mbc, results):
     assert written["best"]["torch"] == {"variant": "eager, channels first", "ratio": 2.5}
     assert written["best"]["jax"] is None and written["same_mathematics"] is True
     assert written["mbc"]["losses"] == [1.0, 0.9, 0.8, 0.7]
-    assert written["code"] == digests() and set(digests()) == {"kernels", "planner"}
+    assert written["code"] == digests()
     again = mbc("bench", "tiny.mbc", "--against", "torch,jax", *QUICK, "--json").json
     changing = {"plan_s", "date"}
     assert {k: v for k, v in again.items() if k not in changing} == {
