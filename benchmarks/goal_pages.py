@@ -240,14 +240,11 @@ def _drawn(results: Path) -> list[list[str]]:
         ])  # fmt: skip
     programs = _document(results, "random_programs")
     if programs:
-        verdicts, planned = programs["verdicts"], programs["planned"]
+        whole, planned = (_verdicts(programs[key]) for key in ("verdicts", "planned"))
         lines.append([
-            f"{programs['programs']:,} random PyTorch programs of {programs['kinds']} ATen operations, imported",
-            "no GPU",
-            f"{verdicts['equal']:,} equal PyTorch in fp64, {verdicts['refused']:,} refused, **{verdicts['different']} "
-            f"different** (as the importer was then), {verdicts['not exported']} not exported by PyTorch; of "
-            f"{sum(planned.values()):,} planned within a budget {planned['equal']:,} equal, "
-            f"{planned['refused']} refused, {planned['different']} different",
+            f"{programs['programs']:,} random PyTorch programs of {programs['kinds']} ATen operations, imported and "
+            "compared with PyTorch in fp64", "no GPU",
+            f"{whole}; of {sum(programs['planned'].values()):,} that were also planned within a budget: {planned}",
         ])  # fmt: skip
     tests = _document(results, "onnx_node_tests")
     if tests:
@@ -266,6 +263,12 @@ def _drawn(results: Path) -> list[list[str]]:
             f"comparable, {len(mutants['failures'])} accepted wrongly",
         ])  # fmt: skip
     return lines
+
+
+def _verdicts(counts: Mapping[str, int]) -> str:
+    """Return how many comparisons ended in which way, with those that differ in any case."""
+    said = [f"{count:,} {verdict}" for verdict, count in counts.items() if verdict != "different"]
+    return ", ".join([*said, f"**{counts.get('different', 0)} different**"])
 
 
 def _many(row: Row, asked: Mapping[str, tuple[float, float, float]]) -> str:
