@@ -264,7 +264,9 @@ class Nccl:
         inputs = len(request.inputs)
         if request.inputs != request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
             layouts = ", ".join(call.layouts)
-            return Acceptance(f"an all-reduce needs its output in the layout of its input, not in {layouts}")
+            return Acceptance(
+                f"it does not take operands in the layouts {layouts}: an all-reduce needs its output in its input's layout"
+            )
         if call.settings[0][1] == BY_COPIES:
             if all_reduce is None or not divides_among(all_reduce.ranks):
                 return Acceptance("copies cannot divide a bucket evenly among this number of ranks")
