@@ -109,14 +109,13 @@ def test_the_error_of_the_readme(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith(error)
 
 
-UNCHECKED = ("estimates.md", "many_gpus.md")  # until their blocks name a language
 NOT_RUN = {"MBC303": "needs a model of PyTorch"}  # errors in blocks whose command a test cannot run
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_blocks_without_a_language_are_commands_sources_or_errors(page, tmp_path, monkeypatch, capsys):
     _alone(tmp_path, monkeypatch)
-    for block in blocks(page.read_text(encoding="utf-8"), "") if page.name not in UNCHECKED else ():
+    for block in blocks(page.read_text(encoding="utf-8"), ""):
         first = block.split(maxsplit=2)
         if first[0] == "mbc":
             for line in block.splitlines():
