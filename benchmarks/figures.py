@@ -119,7 +119,7 @@ def unexplained(text: str, page: PageFigures) -> list[str]:
     as a figure, elsewhere every number with a unit.
     """
     blank = re.sub(
-        r"^```.*?^```|<!-- figures.*?<!-- end of figures -->|`[^`\n]*`|\]\([^)]*\)",
+        r"^```.*?^```|<!-- figures.*?<!-- end of figures -->|`(?:[^`\n]|\n(?!\n))*`|\]\([^)]*\)",
         lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL | re.MULTILINE,
     )  # fmt: skip
     spans = [_span(text, template) for template in (*page.templates, *page.settings, *page.decisions)]
