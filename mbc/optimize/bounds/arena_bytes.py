@@ -17,8 +17,10 @@ from mbc.plan.model import aligned
 class LeastArena:
     """The lower bound of the arena's bytes, for all plans.
 
-    `operand_bytes`: states + inputs, outputs and smallest workspace of the most demanding operation, which is
-    `operation`. `start_bytes`: states + inputs, which are there when a step starts.
+    Attributes:
+        operand_bytes: Bytes of the states, plus inputs, outputs and smallest workspace of the most demanding operation.
+        operation: That operation.
+        start_bytes: Bytes of the states and of the inputs, which are in memory when a step starts.
     """
 
     operand_bytes: int
@@ -27,7 +29,7 @@ class LeastArena:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that no plan's arena is below."""
+        """Bytes that the arena of every plan takes at least."""
         return max(self.operand_bytes, self.start_bytes)
 
 
@@ -36,11 +38,16 @@ def least_arena(
 ) -> LeastArena:
     """Return the lower bound of the arena over all plans of a step, which may be of any of its `variants`.
 
-    The bound that refuses a budget and the one that a plan prints are both from here. Whatever is recomputed or
-    offloaded, each operation needs its operands together, or those of the least demanding launch that covers it, in
-    the variant where that takes least. Of the optimizer's states as much as `host_bytes` may be in host memory when no
-    operation needs them. `split`: operations may run row by row, and need one row of their operands only. Without
-    `workspaces` the bound depends on shapes alone, and holds for any profile.
+    Both the error that refuses a budget and the bound that a plan prints use this function. Recomputation and
+    offloading do not change that each operation needs all its operands at once. Where a fused launch can replace the
+    operation, the operands of the least demanding launch count instead. Each operation counts in the variant that needs
+    least.
+
+    Args:
+        variants: Candidates of the same step, for instance with and without bitwise rematerialization.
+        host_bytes: Bytes of the optimizer's states that may be in host memory while no operation needs them.
+        split: Whether operations may run row by row, so that they need one row of their operands only.
+        workspaces: Whether workspaces count. Without them the bound depends on shapes alone, and holds for any profile.
     """
     first, *others = variants
     needs = _needs_bytes(first, host_bytes, split, workspaces)
@@ -57,7 +64,7 @@ def least_arena(
 
 
 def floor_bytes(table: CandidateTable, host_bytes: int = 0, split: bool = False) -> tuple[int, Operation]:
-    """Return the operands' bound of one variant of a step, and the operation that sets it."""
+    """Return the lower bound in bytes of one variant of a step, and the operation that sets it."""
     least = least_arena((table,), host_bytes, split)
     return least.operand_bytes, least.operation
 
@@ -80,23 +87,29 @@ def _needs_bytes(table: CandidateTable, host_bytes: int, split: bool, workspaces
             continue
         taken = operands_bytes(table, operation, split, workspaces)
         taken = min(taken, fused.get(operation.name, taken))
-        # Of the movable states those that it needs are in the arena while it runs, and those for which host memory does
-        # not suffice.
+        # Movable states that do not fit in host memory always count, with the other states. So only the bytes by which
+        # the operation's movable states exceed those count here.
         needed = sum(sizes[name] for name in set(operation.inputs) & movable)
         needs[operation.name] = taken + max(0, needed - (movable_bytes - offloaded))
     return needs
 
 
 def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
-    """Bytes of the states by name, and those of the optimizer, which may be in host memory."""
+    """Return the bytes of each state by name, and the names of the optimizer's states, which may be in host memory."""
     values = table.graph.values
     sizes = {state.value: aligned(values[state.value].type.size_bytes) for state in table.graph.states}
     return sizes, {name for name in sizes if values[name].role is Role.OPTIMIZER}
 
 
 def operands_bytes(table: CandidateTable, operation: Operation, split: bool, workspace: bool = True) -> int:
-    """The bytes that an operation needs besides the states: its operands and its smallest `workspace`. `split`: of one
-    row, where it works row by row."""
+    """Return the bytes that an operation needs besides the states: its operands and its smallest workspace.
+
+    Args:
+        table: Candidates of the step.
+        operation: An operation of the graph, or a fused launch.
+        split: Whether an operation that works row by row needs one row of its operands only.
+        workspace: Whether the workspace counts.
+    """
     graph = table.graph
     kind = kind_of(operation)
     shared = {output for output, _ in (*kind.updates, *kind.in_place)}

@@ -1,15 +1,14 @@
-"""A lower bound on the time of a step within a budget: what cannot be kept at one operation has to be recomputed or
-offloaded.
+"""A lower bound on the time of a step within a budget, from what one operation leaves no memory to keep.
 
-The operations run in the order in which they are written. A value that is needed both before and after one of them, and
-is none of its operands, is kept there, recomputed later, or offloaded before. Only the bytes that the operands leave
-can be kept; the rest costs at least the optimum of a fractional knapsack: bytes that the link can copy until then are
-free, others take the time of their operation (and of those that only it reads) or of their copy, whichever is less. The
-operation with the highest cost bounds the step. In the spirit of the cut-based bounds of "MONeT" (Shah et al., 2021)
-and "Checkmate" (Jain et al., 2020), without a solver.
+The operations run in the order in which they are written. A value that is needed both before and after an operation,
+and is none of its operands, is kept meanwhile, recomputed later, or offloaded before. Only the bytes that the operands
+leave can be kept; the rest costs at least the optimum of a fractional knapsack. Bytes that the link can copy until then
+are free. Others take the time of the operation that computes them (and of operations that only it reads), or the time
+of their copy, whichever is less. The operation with the highest cost bounds the step. The bound is in the spirit of the
+cut-based bounds of "MONeT" (Shah et al., 2021) and "Checkmate" (Jain et al., 2020), without a solver.
 
-Where operations may be fused, an operation takes no less than its share of the cheapest group, and values that a group
-does not store, or computes later, count as no bytes: the result bounds steps with fusion and without.
+Where operations may be fused, an operation takes no less than its share of the cheapest group. Values that a group does
+not store, or computes later, count as no bytes. So the result bounds steps with fusion and without.
 """
 
 from __future__ import annotations
@@ -32,19 +31,27 @@ from mbc.plan.model import STREAM_TO, aligned
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A value that is needed later: bytes that may be absent, and the time to restore them (infinite: they cannot be
-    recomputed)."""
+    """Bytes that may be absent although they are needed later, and the time to restore them.
+
+    The time is infinite for a value that cannot be recomputed.
+    """
 
     size_bytes: int
     time_us: float
 
 
 def budget_bound_us(table: CandidateTable, techniques: Techniques, available_bytes: int, fastest_us: float) -> float:
-    """Lower bound in microseconds of a step in an arena of `available_bytes`; `fastest_us` is that of a step without a
-    limit."""
+    """Return a lower bound in microseconds of a step in an arena of `available_bytes`.
+
+    Args:
+        table: Candidates of the step.
+        techniques: Which of recomputation, offloading and depth-first execution are allowed.
+        available_bytes: Bytes of the arena that the step may use.
+        fastest_us: Time of a step without a limit.
+    """
     step = _Step(table, techniques.split)
-    # Where operations may be executed depth first, an operation is sure to need whole operands only if it needs all
-    # rows; and an operation within a fusion group may not need some of its operands.
+    # Where operations may be executed depth first, only one that needs all rows is sure to need whole operands. An
+    # operation within a fusion group may not need some of its operands.
     possible = [
         i
         for i, op in enumerate(step.operations)
@@ -66,7 +73,8 @@ def budget_bound_us(table: CandidateTable, techniques: Techniques, available_byt
 
 
 def _least_us(table: CandidateTable, techniques: Techniques, kept: list[_Item], excess: int, before_us: float) -> float:
-    copied_us = math.inf  # a byte that no link has time for
+    """Return the least time to restore `excess` bytes of `kept`, where copies have `before_us` until then."""
+    copied_us = math.inf  # time of each byte that the links cannot copy until then
     if techniques.offload > 0:
         rates = {space: table.device.links.gb_s(STREAM_TO[space]) * 1e3 for space in techniques.room_bytes}
         excess -= sum(min(int(before_us / (1 / rates[s])), room) for s, room in techniques.room_bytes.items())
@@ -82,18 +90,18 @@ def _least_us(table: CandidateTable, techniques: Techniques, kept: list[_Item], 
 
 
 def _hull(alternatives: Iterable[tuple[int, float]]) -> list[_Item]:
-    """Alternatives of (bytes that are absent, time): their lower convex hull, as knapsack items."""
-    found: list[_Item] = []
+    """Return the lower convex hull of alternatives, (absent bytes, time), as knapsack items."""
+    items: list[_Item] = []
     left: list[tuple[int, float]] = list(alternatives)
     all_bytes, all_us = 0, 0.0
     while left:
         size_bytes, time_us = min(
             left, key=lambda alternative: ((alternative[1] - all_us) / (alternative[0] - all_bytes), -alternative[0])
         )
-        found.append(_Item(size_bytes - all_bytes, time_us - all_us))
+        items.append(_Item(size_bytes - all_bytes, time_us - all_us))
         all_bytes, all_us = size_bytes, time_us
         left = [alternative for alternative in left if alternative[0] > all_bytes]
-    return found
+    return items
 
 
 class _Step:
@@ -128,7 +136,7 @@ class _Step:
             for name in dict.fromkeys(map(self._root, operation.inputs)):
                 self._reads.setdefault(name, []).append(i)
         values = graph.values
-        # States and their next versions take the same bytes at any time; the optimizer's can be offloaded.
+        # States and their next versions take the same bytes at any time. States of the optimizer can be offloaded.
         self._states = {name for name, value in values.items() if value.role.persistent}
         self._states |= {new for _, new in graph.updates}
         self._fixed_bytes = sum(
@@ -139,9 +147,9 @@ class _Step:
         self._last_reads = self._sure_reads(groups)
 
     def _shared(self, groups: Sequence[Group], alone_us: Sequence[float]) -> list[float]:
-        """The least time of each operation: alone, or its share of a group; 0 where it may be fused horizontally."""
+        """Return the least time of each operation, alone or its share of a group; 0 if it may be fused horizontally."""
         positions = {op.name: i for i, op in enumerate(self.operations)}
-        found = [
+        least_us = [
             0.0 if fuses_horizontally(op) else time_us for op, time_us in zip(self.operations, alone_us, strict=True)
         ]
         for group in groups:
@@ -152,50 +160,51 @@ class _Step:
             members = [positions[name] for name in group.replaces]
             part = sum(launches_us) / max(1e-9, sum(alone_us[i] for i in members))
             for i in members:
-                found[i] = min(found[i], alone_us[i] * part)
+                least_us[i] = min(least_us[i], alone_us[i] * part)
                 name = self.operations[i].name
                 self._latest_position[name] = max(self._latest_position.get(name, 0), *members)
-        return found
+        return least_us
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:
-        """The last operation that reads a value in any case: a group may recompute an operand of one of its
-        operations."""
+        """Return the position of the last operation that surely reads each value, by name.
+
+        A group may recompute an operand of one of its operations in the place of reading it: that read is not sure.
+        """
         unsure: set[tuple[str, str]] = set()
         members = {op.name: op for op in self.operations if op.name in self.grouped}
         for group in groups:
             reads = set(map(self._root, group.reads))
             for name in group.replaces:
                 unsure.update((name, value) for value in map(self._root, members[name].inputs) if value not in reads)
-        found: dict[str, int] = {}
+        last_reads: dict[str, int] = {}
         for value, positions in self._reads.items():
             sure = [position for position in positions if (self.operations[position].name, value) not in unsure]
             if sure:
-                found[value] = sure[-1]
-        return found
+                last_reads[value] = sure[-1]
+        return last_reads
 
     def at(self, position: int) -> tuple[list[_Item], int]:
-        """The values needed before and after an operation that are none of its operands, and the bytes that it needs
-        itself."""
+        """Return values needed before and after an operation, except operands, and the bytes that it needs itself."""
         operation = self.operations[position]
         operands = set(map(self._root, (*operation.inputs, *operation.outputs)))
         sizes: dict[int, int] = {}
         for name, last in self._last_reads.items():
-            made = self._defined_at.get(name, position)
-            sure = made < 0 or (
-                self._latest_position.get(self.operations[made].name, 0) < position and name not in self._unstored
+            source = self._defined_at.get(name, position)
+            sure = source < 0 or (
+                self._latest_position.get(self.operations[source].name, 0) < position and name not in self._unstored
             )
-            if made < position < last and sure and name not in operands and name not in self._states:
-                sizes[made] = sizes.get(made, 0) + self._size(name)
+            if source < position < last and sure and name not in operands and name not in self._states:
+                sizes[source] = sizes.get(source, 0) + self._size(name)
         items: list[_Item] = []
         for joint in self._pairs:
             first, last = self._defined_at[joint.first], self._defined_at[joint.last]
             if first in sizes and last in sizes:
                 items += self._pair(joint, sizes.pop(first), sizes.pop(last))
-        items += [_Item(size, self._recompute_us(made)) for made, size in sizes.items()]
+        items += [_Item(size, self._recompute_us(source)) for source, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, position)
 
     def _pair(self, joint: JointRemat, first_bytes: int, last_bytes: int) -> list[_Item]:
-        """Two values of which either may be absent by itself."""
+        """Return knapsack items for two values of which either, or both, may be absent."""
         own_launch_us = (self._own_launch_us(self._defined_at[value]) for value in (joint.first, joint.last))
         first_us, last_us, both_us = self._fused_remat.pair_us(joint, *own_launch_us)
         return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
@@ -208,30 +217,33 @@ class _Step:
         taken = sum(self._size(name) for name in names if name not in self._states)
         return taken + least_workspace_bytes(self._table.fronts(operation))
 
-    def _recompute_us(self, made: int) -> float:
-        """The least time to recompute the output of an operation."""
-        values = self.operations[made].outputs if made >= 0 else ()
-        return self._fused_remat.recompute_us(values, self._own_launch_us(made))
+    def _recompute_us(self, position: int) -> float:
+        """Return the least time to recompute the outputs of the operation at `position`."""
+        values = self.operations[position].outputs if position >= 0 else ()
+        return self._fused_remat.recompute_us(values, self._own_launch_us(position))
 
-    def _own_launch_us(self, made: int) -> float:
-        """The same by launches of its own: recomputing an operation, with those before it whose only reader it is.
-        Keeping their outputs instead would take no less memory."""
-        known = self._known_us.get(made)
-        if known is not None:
-            return known
-        operation = self.operations[made] if made >= 0 else None
+    def _own_launch_us(self, position: int) -> float:
+        """Return the least time to recompute the outputs of the operation at `position` by launches of their own.
+
+        The time includes that of the operations before it whose only reader it is: keeping their outputs instead would
+        take no less memory.
+        """
+        cached_us = self._known_us.get(position)
+        if cached_us is not None:
+            return cached_us
+        operation = self.operations[position] if position >= 0 else None
         if operation is None or KINDS[operation.kind].updates:
             return math.inf
         size_bytes = sum(map(self._size, operation.outputs))
-        found = 0.0 if fuses_horizontally(operation) else self._alone_us[made]
+        least_us = 0.0 if fuses_horizontally(operation) else self._alone_us[position]
         for name in dict.fromkeys(map(self._root, operation.inputs)):
             source = self._defined_at.get(name, -1)
-            serves = self._reads[name] == [made] and len(self.operations[source].outputs) == 1
+            serves = self._reads[name] == [position] and len(self.operations[source].outputs) == 1
             if source >= 0 and serves and name not in self._states and self._size(name) >= size_bytes:
-                found += self._recompute_us(source)
-        found = min(found, *(self._launch_us.get(name, math.inf) for name in operation.outputs))
-        self._known_us[made] = found
-        return found
+                least_us += self._recompute_us(source)
+        least_us = min(least_us, *(self._launch_us.get(name, math.inf) for name in operation.outputs))
+        self._known_us[position] = least_us
+        return least_us
 
     def _size(self, name: str) -> int:
         return aligned(self._table.graph.values[name].type.size_bytes)

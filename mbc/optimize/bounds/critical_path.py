@@ -27,12 +27,20 @@ class LaunchOption:
 
 
 def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
-    """Critical-path lower bound in microseconds of steps with the same groups and streams; 0 where `train` runs
-    serially. `fastest_us`: the least time of serial steps.
+    """Return the critical-path lower bound in microseconds of steps with the same groups and streams.
 
     No stream does more than its share, and no value is ready before all its operands: the critical path, as in Graham,
     "Bounds on multiprocessing timing anomalies" (1969). Operations in micro-batches may start on a part of their
     operands, so they form no chain. Collectives have a stream of their own.
+
+    Args:
+        table: Candidates of the step.
+        train: The training step.
+        buffers: Buffers of the step.
+        fastest_us: The least time of serial steps.
+
+    Returns:
+        The bound, or 0 where `train` runs serially and has no collectives.
     """
     streams = len({launch.stream for launch in train.launches}.intersection(KERNEL_STREAMS))
     summed_us = collectives_us(table)
@@ -46,7 +54,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
 
 
 def collectives_us(table: CandidateTable) -> float:
-    """The least time of the collectives of a step, all of them in one launch; 0 where there is one rank."""
+    """Return the least time of the collectives of a step, all of them in one launch; 0 where there is one rank."""
     ranks = table.graph.ranks
     sums = [operation for operation in table.graph.train if operation.kind == ALL_REDUCE]
     if ranks is None or not sums:
@@ -56,7 +64,7 @@ def collectives_us(table: CandidateTable) -> float:
 
 
 def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -> bool:
-    """Whether a launch works on some rows only."""
+    """Return whether a launch works on some rows only."""
     values = table.graph.values
     accesses = ((access, buffers[access.buffer].value) for launch in train.launches for access in launch.accesses)
     return any(
@@ -66,7 +74,7 @@ def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -
 
 
 def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
-    """Every launch that the training step may contain, whatever is selected."""
+    """Yield every launch that the training step may contain, whatever is selected."""
     launches = [launch for group in groups_of(table)[0] for launch in group.launches]
     launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
     for operation in (*table.graph.train, *launches):
@@ -77,25 +85,27 @@ def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
 
 
 def earliest_us(options: Sequence[LaunchOption]) -> dict[str, float]:
-    """The earliest time at which each value can be ready with unlimited concurrency: the least, over the launches that
-    can compute it, of the latest of their operands plus their time. (Knuth, "A generalization of Dijkstra's algorithm",
-    1977.)"""
-    made = {name for option in options for name in option.outputs}
-    lacking = [len(made.intersection(option.inputs)) for option in options]
+    """Return the earliest time at which each value can be ready with unlimited concurrency.
+
+    A launch ends at the latest end of its operands plus its own time; a value is ready when the first launch that can
+    compute it ends (Knuth, "A generalization of Dijkstra's algorithm", 1977).
+    """
+    computed = {name for option in options for name in option.outputs}
+    lacking = [len(computed.intersection(option.inputs)) for option in options]
     readers: dict[str, list[int]] = {}
     for i, option in enumerate(options):
-        for name in made.intersection(option.inputs):
+        for name in computed.intersection(option.inputs):
             readers.setdefault(name, []).append(i)
     ready = sorted((option.time_us, i) for i, option in enumerate(options) if not lacking[i])
-    found: dict[str, float] = {}
+    ready_us: dict[str, float] = {}
     while ready:
         end_us, i = heappop(ready)
         for name in options[i].outputs:
-            if name in found:
+            if name in ready_us:
                 continue
-            found[name] = end_us
+            ready_us[name] = end_us
             for reader in readers.get(name, ()):
                 lacking[reader] -= 1
                 if not lacking[reader]:
                     heappush(ready, (end_us + options[reader].time_us, reader))
-    return found
+    return ready_us

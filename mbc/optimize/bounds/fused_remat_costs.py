@@ -1,5 +1,7 @@
-"""The least additional time of fused rematerialization (`mbc.optimize.remat.fused_remat`), for the lower bound within a
-budget."""
+"""The least additional time of fused rematerialization, for the lower bound within a budget.
+
+`mbc.optimize.remat.fused_remat` describes the technique.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from mbc.optimize.remat.fused_remat import fused_remats_of
 
 @dataclass(frozen=True, slots=True)
 class JointRemat:
-    """Two values that the launch of the reductions of this name recomputes as well, in `more_us` additional time."""
+    """Two values that one launch of reductions can recompute together, and its additional time.
+
+    Attributes:
+        first: The value that is computed first.
+        last: The value that is computed from it.
+        reductions: Name of the operation whose launch recomputes them.
+        more_us: Additional microseconds of that launch.
+    """
 
     first: str
     last: str
@@ -28,27 +37,45 @@ class JointRemat:
 
 @dataclass(frozen=True, slots=True)
 class FusedRematCosts:
-    """`by_sums`: of a value, additional microseconds of each launch of reductions that recomputes it, by itself or with
-    another."""
+    """Additional times of the launches that recompute values.
+
+    Attributes:
+        by_reductions: For each value, additional microseconds of every launch of reductions that recomputes it, by
+            itself or with another value.
+        joint: Pairs of values that one launch recomputes.
+    """
 
     by_reductions: Mapping[str, Mapping[str, float]]
     joint: Sequence[JointRemat]
 
     @property
     def pairs(self) -> Sequence[JointRemat]:
-        """Those whose first value is recomputed jointly with one other value only: they have one joint price."""
+        """Pairs whose first value is recomputed jointly with one other value only. They have one joint price."""
         times = Counter(joint.first for joint in self.joint)
         return tuple(joint for joint in self.joint if times[joint.first] == 1)
 
     def recompute_us(self, values: Iterable[str], own_launch_us: float) -> float:
-        """The least time to recompute the values of one operation, `apart_us` by launches of their own. Jointly with
-        another value they take the additional time of the joint launch: both prices together are at most that
-        launch's."""
+        """Return the least time to recompute the values of one operation.
+
+        A value that is recomputed jointly with another one takes the additional time of the joint launch, less the
+        price of the other value. So both prices together are at most that launch's time.
+
+        Args:
+            values: Names of the operation's outputs.
+            own_launch_us: Time to recompute them by launches of their own.
+        """
         return min((own_launch_us, *(min(self.least_us(value), self.joint_us(value)) for value in values)))
 
     def pair_us(self, joint: JointRemat, first_own_us: float, last_own_us: float) -> tuple[float, float, float]:
-        """The same of the first value, the last one, and both: they share a launch only where both are absent;
-        otherwise these reductions recompute one of them at most."""
+        """Return the costs of recomputing the first value, the last value, and both.
+
+        The two share a launch only where both are absent. Otherwise these reductions recompute one of them at most.
+
+        Args:
+            joint: The two values.
+            first_own_us: Time to recompute the first value by launches of its own.
+            last_own_us: Time to recompute the last value by launches of its own.
+        """
         first_us = min(first_own_us, self.least_us(joint.first))
         last_us = min(last_own_us, self.least_us(joint.last))
         first_elsewhere_us = min(first_own_us, self.least_us(joint.first, without=joint.reductions))
@@ -57,14 +84,14 @@ class FusedRematCosts:
         return first_us, last_us, both_us
 
     def least_us(self, value: str, without: str = "") -> float:
-        """By any reductions but those of this name; infinite where there are none."""
+        """Return the least additional time by any reductions except those named `without`; infinite if there is none."""
         return min(
             (us for reductions, us in self.by_reductions.get(value, {}).items() if reductions != without),
             default=math.inf,
         )
 
     def joint_us(self, value: str) -> float:
-        """The least additional time jointly with another value, whose own price is subtracted."""
+        """Return the least additional time jointly with another value, less the price of that other value."""
         shared = (joint for joint in self.joint if joint.first == value)
         return min(
             (joint.more_us - self.by_reductions[joint.last][joint.reductions] for joint in shared), default=math.inf
@@ -72,12 +99,17 @@ class FusedRematCosts:
 
 
 def fused_remat_costs(table: CandidateTable, launches: Iterable[Operation]) -> FusedRematCosts:
-    """`launches`: all that a step without a limit may contain."""
+    """Return the additional times of fused rematerialization in a step.
+
+    Args:
+        table: Candidates of the step.
+        launches: All launches that a step without a limit may contain.
+    """
     reductions: dict[str, list[Operation]] = {}
     for launch in launches:
         reductions.setdefault(names_of(launch)[-1], []).append(launch)
     by_reductions: dict[str, dict[str, float]] = {}
-    found: dict[tuple[str, ...], JointRemat] = {}
+    joints: dict[tuple[str, ...], JointRemat] = {}
     for fused_remat in fused_remats_of(table):
         name = names_of(fused_remat.operation)[-1]
         more_us = _more_us(
@@ -86,21 +118,24 @@ def fused_remat_costs(table: CandidateTable, launches: Iterable[Operation]) -> F
         if more_us == math.inf:
             continue
         for value in fused_remat.values:
-            known = by_reductions.setdefault(value, {})
-            known[name] = min(known.get(name, math.inf), more_us)
+            times_us = by_reductions.setdefault(value, {})
+            times_us[name] = min(times_us.get(name, math.inf), more_us)
         if len(fused_remat.values) > 1:
             first, last = fused_remat.values
             joint = JointRemat(first, last, name, more_us)
-            found[fused_remat.values] = min(
-                found.get(fused_remat.values, joint), joint, key=lambda joint: joint.more_us
+            joints[fused_remat.values] = min(
+                joints.get(fused_remat.values, joint), joint, key=lambda joint: joint.more_us
             )
-    return FusedRematCosts(by_reductions, tuple(found.values()))
+    return FusedRematCosts(by_reductions, tuple(joints.values()))
 
 
 def _more_us(table: CandidateTable, fused_remat: Operation, replaced: Sequence[Operation]) -> float:
-    """The least additional time of a launch over the one that it replaces: any of `replaced` in the same layouts: with
-    others the step without a limit would be a different one. Infinite where there is none."""
-    found = math.inf
+    """Return the least additional time of a launch over the one that it replaces; infinite where it cannot run.
+
+    The replaced launch is any of `replaced` with the same layouts: with other layouts, the step without a limit would
+    be a different one.
+    """
+    least_us = math.inf
     for candidate in table.offered(fused_remat):
         layouts = _layouts(fused_remat, candidate)
         times_us = (
@@ -109,8 +144,8 @@ def _more_us(table: CandidateTable, fused_remat: Operation, replaced: Sequence[O
             for other in table.offered(launch)
             if all(layouts.get(name, layout) == layout for name, layout in _layouts(launch, other).items())
         )
-        found = min(found, max(0.0, candidate.time_us - min(times_us, default=-math.inf)))
-    return found
+        least_us = min(least_us, max(0.0, candidate.time_us - min(times_us, default=-math.inf)))
+    return least_us
 
 
 def _layouts(launch: Operation, candidate: Candidate) -> Mapping[str, Layout]:

@@ -23,8 +23,16 @@ def cannot_fit(
     host_bytes: int,
     split: bool = False,
 ) -> BudgetError:
-    """Return MBC203 for operands that with the overhead are above the budget. `host_bytes`: what may be in host memory.
-    `split`: operations may run row by row."""
+    """Return error MBC203 for operands that take more than the budget, together with the overhead.
+
+    Args:
+        table: Candidates of the step.
+        least: The lower bound of the arena.
+        overhead_bytes: Bytes that the GPU's context and libraries take.
+        budget_bytes: The budget, with the overhead.
+        host_bytes: Bytes that may be in host memory.
+        split: Whether operations may run row by row.
+    """
     graph, floor, operation = table.graph, least.total_bytes, least.operation
     remedies = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
     available_bytes = budget_bytes - overhead_bytes
@@ -58,7 +66,14 @@ def cannot_fit(
 
 
 def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, budget_bytes: int) -> BudgetError:
-    """Return MBC203 for states and inputs that with the overhead are above the budget."""
+    """Return error MBC203 for states and inputs that take more than the budget, together with the overhead.
+
+    Args:
+        table: Candidates of the step.
+        least: The lower bound of the arena.
+        overhead_bytes: Bytes that the GPU's context and libraries take.
+        budget_bytes: The budget, with the overhead.
+    """
     graph, start_bytes = table.graph, least.start_bytes
     inputs_bytes = sum(aligned(graph.values[name].type.size_bytes) for name in graph.inputs)
     rows = (budget_bytes - overhead_bytes - start_bytes + inputs_bytes) * graph.batch // inputs_bytes
@@ -76,14 +91,17 @@ def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, 
 
 
 def is_hopeless(arena_bytes: int, available_bytes: int) -> bool:
-    """Whether the smallest step found of one kind is so large that one of another kind would not fit either."""
+    """Return whether the smallest step of one kind is so large that steps of other kinds would not fit either."""
     return arena_bytes > effort.HOPELESS_ARENA * available_bytes
 
 
 def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
-    """Return MBC204, which recommends the budget of `smallest`, a verified plan: the best that was found.
+    """Return error MBC204, which recommends the budget of the smallest verified plan.
 
-    `floor`: the lower bound of all plans, with the overhead.
+    Args:
+        smallest: The verified plan that takes least.
+        floor: The lower bound of all plans in bytes, with the overhead.
+        budget_bytes: The budget, with the overhead.
     """
     arena_bytes, overhead_bytes = smallest.predictions.arena_bytes, smallest.predictions.overhead_bytes
     needed_bytes = arena_bytes + overhead_bytes
@@ -106,8 +124,10 @@ def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:
 
 
 def _most_rows(table: CandidateTable, available_bytes: int, split: bool) -> int:
-    """The largest batch at which the operands of every operation fit `available_bytes`, without workspaces; below 1
-    where there is none."""
+    """Return the largest batch at which the operands of every operation fit; below 1 where no batch fits.
+
+    Workspaces do not count.
+    """
     graph = table.graph
     most = graph.batch
     for operation in (*graph.train, *graph.infer):

@@ -20,7 +20,7 @@ from mbc.optimize import effort
 
 
 def fewest_bytes(graph: TrainingGraph) -> int:
-    """Of the training step, read and written together."""
+    """Return the fewest bytes that the training step reads and writes outside its convolutions and GEMMs."""
     step = _Step(graph)
     sweeps, optional = _sweeps(step)
     return round(_solve(step, sweeps, optional))
@@ -28,8 +28,15 @@ def fewest_bytes(graph: TrainingGraph) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """`present`: values that it must hold, `inside`: those that it may hold, `computed_from`: operands of those that it
-    can compute itself. `optional`: values that it writes if they are stored at all."""
+    """One pass over memory between two barriers.
+
+    Attributes:
+        level: Position of the sweep in the step.
+        present: Values that the sweep must hold.
+        optional: Values that the sweep writes if they are stored at all.
+        computed_from: Operands of the values that the sweep can compute itself.
+        inside: Values that the sweep may hold.
+    """
 
     level: int
     present: tuple[str, ...]
@@ -40,15 +47,23 @@ class _Sweep:
 
 @dataclass
 class _Step:
-    """The graph without its views. `level`: the first sweep in which a value can exist; `computed_from`: operands of
-    the operation that computes it within a sweep; `stored`: values that are in memory in any case."""
+    """The graph without its views.
+
+    Attributes:
+        graph: The training graph.
+        size: Bytes of each value.
+        level: The first sweep in which each value can exist.
+        computed_from: Operands of the operation that computes a value within a sweep.
+        stored: Values that are in memory in any case.
+        held: Operands of the barriers, by sweep.
+    """
 
     graph: TrainingGraph
     size: dict[str, float] = field(default_factory=dict[str, float])
     level: dict[str, int] = field(default_factory=dict[str, int])
     computed_from: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     stored: set[str] = field(default_factory=set[str])
-    held: dict[int, set[str]] = field(default_factory=dict[int, set[str]])  # by sweep: operands of its barriers
+    held: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
     _root: dict[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
@@ -107,7 +122,7 @@ class _Step:
 
 
 def _sweeps(step: _Step) -> tuple[list[_Sweep], set[str]]:
-    """All sweeps, and the values that may be stored or not: those that a later sweep might read."""
+    """Return all sweeps, last first, and the values that a later sweep might read, which may be stored or not."""
     written: dict[int, list[str]] = {}
     for name in step.computed_from:
         if name in step.stored:
@@ -134,7 +149,11 @@ def _sweeps(step: _Step) -> tuple[list[_Sweep], set[str]]:
 
 
 def _within(step: _Step, roots: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """The values that a sweep with `roots` may hold, nearest first, and the operands of those that it can compute."""
+    """Return what a sweep with `roots` can compute and may hold.
+
+    Returns:
+        The operands of each value that the sweep can compute, and all values that it may hold, nearest first.
+    """
     computed_from: dict[str, tuple[str, ...]] = {}
     inside = dict.fromkeys(roots)
     pending = deque(inside)
@@ -155,7 +174,7 @@ def _solve(step: _Step, sweeps: Sequence[_Sweep], optional: set[str]) -> float:
     from ortools.linear_solver.python import model_builder as linear  # heavy, and only needed here
 
     model = linear.Model()
-    # Bytes that are moved where a variable is 1.
+    # Each variable, with the bytes that move where it is 1.
     costs: list[tuple[linear.Variable, float]] = []
     store = {name: model.new_num_var(0, 1, None) for name in sorted(optional)}
     costs += [(variable, step.size[name]) for name, variable in store.items()]
@@ -168,7 +187,7 @@ def _solve(step: _Step, sweeps: Sequence[_Sweep], optional: set[str]) -> float:
         for name, variable in hold.items():
             operands = sweep.computed_from.get(name, ())
             if name in sweep.computed_from and step.level[name] == sweep.level:
-                # Computed here for the first time: there is nothing to read yet.
+                # The sweep computes the value for the first time: there is nothing to read yet.
                 read = None
                 constant += step.size[name] if name in step.stored else 0.0
             else:

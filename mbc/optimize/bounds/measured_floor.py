@@ -1,5 +1,7 @@
-"""The measured floor of a network: the least time of a step on a GPU whose kernels were measured, the yardstick of
-benchmarks."""
+"""The measured floor of a network: the least time of a step on a GPU whose kernels were measured.
+
+Benchmarks compare steps with it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,25 @@ from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import groups_of
 from mbc.profile.model import Profile, calibrated
 
-BANDWIDTH_SHARE = 0.9  # of the copy bandwidth: what a good kernel reaches
+BANDWIDTH_SHARE = 0.9  # share of the copy bandwidth that a good kernel reaches
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The fastest known kernel of every convolution and GEMM (`products`), undivided and in whatever layout, and the
-    fewest bytes of everything else at `BANDWIDTH_SHARE` of the copy bandwidth. `estimated_us`: the part of
-    `products_us` that no profile knows. A GEMM that was measured fused with the reductions that read it counts as the
-    time of their launch less that of the bytes that the reductions move, possibly below zero, since these include its
-    result."""
+    """The fastest measured kernels of all convolutions and GEMMs, plus the fewest bytes of everything else.
+
+    Kernels are undivided and in any layout. Bytes move at `BANDWIDTH_SHARE` of the copy bandwidth. A GEMM that was
+    measured fused with the reductions that read it counts as the time of their launch, less the time of the bytes that
+    the reductions move. The difference may be below zero, since these bytes include the GEMM's result.
+
+    Attributes:
+        products_us: Time of the convolutions and GEMMs.
+        products: Number of convolutions and GEMMs.
+        estimated_us: The part of `products_us` that no profile has measured.
+        estimated: Number of convolutions and GEMMs without a measurement.
+        other_bytes: The fewest bytes that everything else moves.
+        other_us: Time of these bytes.
+    """
 
     products_us: float
     products: int
@@ -36,17 +47,23 @@ class Floor:
 
     @property
     def total_us(self) -> float:
+        """Time of the step."""
         return self.products_us + self.other_us
 
 
 def step_floor(table: CandidateTable) -> Floor:
-    """Of the training step of the table's graph. Another kernel that fuses a GEMM with part of the rest may be faster.
-    Raises MBC200 and MBC202 where no kernel can run a GEMM."""
+    """Return the measured floor of the training step of the table's graph.
+
+    A kernel that fuses a GEMM with part of the rest, and that mbc does not have, may be faster.
+
+    Raises:
+        MbcError: MBC200 or MBC202, where no kernel can run a GEMM.
+    """
     products_us = estimated_us = 0.0
     products = estimated = 0
     bytes_per_us = BANDWIDTH_SHARE * table.device.copy_gb_s * 1e3
     within_us = _within_us(table, bytes_per_us)
-    every = table.with_recomputed({})  # the fastest, without bitwise matches
+    every = table.with_recomputed({})  # the fastest kernels, without the restriction to bitwise matches
     for operation in table.graph.train:
         if KINDS[operation.kind].flops is None:
             continue
@@ -62,22 +79,22 @@ def step_floor(table: CandidateTable) -> Floor:
 
 
 def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
-    """Time of GEMMs fused with reductions beyond the bytes of the reductions, by name: where that was measured."""
+    """Return the time of GEMMs measured fused with reductions, beyond that of the reductions' bytes, by name."""
     by_name = {operation.name: operation for operation in table.graph.train}
-    found: dict[str, float] = {}
+    beyond_by_name: dict[str, float] = {}
     measured = (group for group in groups_of(table)[0] if group.measured)
     for launch, replaces in ((launch, group.replaces) for group in measured for launch in group.launches):
         products = [o for o in map(by_name.__getitem__, names_of(launch)) if KINDS[o.kind].flops is not None]
         request = table.request(launch, table.whole)
-        made = [type_ for o in products for type_ in table.request(o, table.whole).outputs]
+        results = [type_ for o in products for type_ in table.request(o, table.whole).outputs]
         rest = (*request.inputs[2 * len(products) :], *request.outputs[gives_product(launch.attributes) :])
-        moved_us = sum(type_.size_bytes for type_ in (*rest, *made)) / bytes_per_us
+        moved_us = sum(type_.size_bytes for type_ in (*rest, *results)) / bytes_per_us
         beyond_us = min(candidate.time_us for candidate in table.offered(launch)) - moved_us
         for name in (o.name for o in products if o.name in replaces):
-            found[name] = min(beyond_us, found.get(name, beyond_us))
-    return found
+            beyond_by_name[name] = min(beyond_us, beyond_by_name.get(name, beyond_us))
+    return beyond_by_name
 
 
 def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
-    """`step_floor` with every kernel and every launch that a profile knows."""
+    """Return the measured floor of a graph, with every kernel and every launch that a profile has measured."""
     return step_floor(with_bitwise_remat(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))

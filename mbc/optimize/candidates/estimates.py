@@ -1,4 +1,4 @@
-"""Times that nobody measured on this GPU: a similar GPU's, scaled, where its profile has them, else the model's."""
+"""Times that nobody measured on this GPU: scaled from a similar GPU's profile where it has them, else modelled."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ from mbc.profile.signature import signature
 
 @dataclass(frozen=True)
 class Estimates:
-    """Admitted candidates of a request with their estimates, whatever was measured here. `optimism`: the share of the
-    model's estimates that is taken, as if measured (`mbc.optimize.search.decisive_requests`); 0: they are estimates."""
+    """Admitted candidates of a request with their estimates, whether or not they were measured here.
+
+    Attributes:
+        providers: Providers of kernels.
+        device: The GPU.
+        profile: Measurements on this GPU.
+        other_sizes: Times scaled from other sizes of the profile, and the similar GPU's profile.
+        rules: The user's rules.
+        precision: Precision of the network.
+        optimism: Share of the model's estimates that counts as a measured time
+            (`mbc.optimize.search.decisive_requests`); 0 leaves them estimates.
+    """
 
     providers: tuple[Provider, ...]
     device: DeviceSpec
@@ -30,61 +40,76 @@ class Estimates:
     optimism: float = 0.0
 
     def of(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
+        """Return all estimates of a request.
+
+        They are a similar GPU's candidates, and modelled ones that need less workspace; modelled ones alone if there is
+        no similar GPU.
+        """
         similar = self.of_similar_gpu(request, remat_kernels)
         return with_leaner(request, similar, self.modelled(request, remat_kernels))
 
     def modelled(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """By the model alone."""
+        """Return the admitted candidates with the times of the model alone."""
         named = [p for p in self.providers if self.rules.allow(p.name)]
-        found = self.admitted((c for p in named for c in p.candidates(request, self.device)), remat_kernels)
-        return sooner(found, self.optimism) if self.optimism else found
+        admitted = self.admitted((c for p in named for c in p.candidates(request, self.device)), remat_kernels)
+        return sooner(admitted, self.optimism) if self.optimism else admitted
 
     def of_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """By its profile alone. None where measuring was tried here: what failed does not come back from there."""
+        """Return the admitted candidates of a similar GPU's profile, with scaled times.
+
+        The result is empty where measuring failed on this GPU: a kernel that failed here must not return from there.
+        """
         similar = self.other_sizes.of_similar_gpu if self.other_sizes is not None else None
         if similar is None or self.failed(request):
             return ()
-        found = similar.nearest(request, remat_kernels)
-        return sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
+        nearest = similar.nearest(request, remat_kernels)
+        return sooner(nearest, effort.SCALED_OPTIMISM) if self.optimism else nearest
 
     def later_on_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """Kernels that were not measured here with the others, since they came later, by a similar GPU's profile."""
+        """Return kernels that a similar GPU's profile has, and that were added after the request was measured here."""
         if self.other_sizes is None:
             return ()
-        found = self.other_sizes.later_on_similar_gpu(request, remat_kernels)
-        return sooner(found, effort.SCALED_OPTIMISM) if self.optimism else found
+        later = self.other_sizes.later_on_similar_gpu(request, remat_kernels)
+        return sooner(later, effort.SCALED_OPTIMISM) if self.optimism else later
 
     def admitted(self, candidates: Iterable[Candidate], remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """Those that the user's rules admit, and that give the same bits as what recomputes their outputs."""
+        """Return the candidates that the user's rules admit, and that give the same bits as `remat_kernels`."""
         return self.rules.admitted(candidates, self.precision, remat_kernels)
 
     def was_tried(self, request: Request) -> bool:
-        """Whether measuring was begun. Where no candidate is known then, all were refused, or it failed."""
+        """Return whether measuring the request was begun.
+
+        If the profile has no candidate then, all were refused, or measuring failed.
+        """
         key = signature(request)
         return self.profile is not None and (key in self.profile.measurements or key in self.profile.extents)
 
     def failed(self, request: Request) -> bool:
-        """Whether measuring was begun, and not left to the estimate."""
+        """Return whether measuring the request was begun, and the request was not left to its estimate."""
         return self.was_tried(request) and not self.is_left(request)
 
     def is_left(self, request: Request) -> bool:
-        """Whether the profile leaves the request to its estimate (`Profile.left_to_estimate`)."""
+        """Return whether the profile leaves the request to its estimate (`Profile.left_to_estimate`)."""
         return self.profile is not None and self.profile.compares_estimate(request)
 
 
 def with_leaner(
-    request: Request, known: tuple[Candidate, ...], estimates: tuple[Candidate, ...]
+    request: Request, measured: tuple[Candidate, ...], estimates: tuple[Candidate, ...]
 ) -> tuple[Candidate, ...]:
-    """`known`, and of `estimates` those that need less workspace, none as faster; all of these where none is known.
-    Where the known kernels of a fusion group need too much workspace, its operations can run one by one."""
-    if not known or isinstance(request.attributes, Fused):
-        return known or estimates
-    least_bytes = min(c.workspace_bytes for c in known)
-    slowest_us = max(c.time_us for c in known)
+    """Return measured candidates, and estimated ones that need less workspace than all of them.
+
+    No estimate counts as faster than the slowest measured candidate. Without measured candidates all estimates are
+    returned. For a fusion group that has measured candidates no estimate is added: where they need too much workspace,
+    its operations can run one by one.
+    """
+    if not measured or isinstance(request.attributes, Fused):
+        return measured or estimates
+    least_bytes = min(c.workspace_bytes for c in measured)
+    slowest_us = max(c.time_us for c in measured)
     smaller = (replace(c, time_us=max(c.time_us, slowest_us)) for c in estimates if c.workspace_bytes < least_bytes)
-    return (*known, *smaller)
+    return (*measured, *smaller)
 
 
 def sooner(candidates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
-    """Those that were not measured in this share of their time, as if that had been."""
+    """Return the candidates, each one that was not measured with `share` of its time, as if that had been measured."""
     return tuple(c if c.measured else replace(c, time_us=share * c.time_us, measured=True) for c in candidates)

@@ -1,5 +1,7 @@
-"""The Pareto fronts of an operation's divisions into micro-batches, per combination of layouts, from the candidates of
-a table."""
+"""The Pareto fronts of an operation's divisions into micro-batches, from the candidates of a table.
+
+There is one front for each combination of layouts.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +22,63 @@ ParetoFronts = Mapping[tuple[Layout, ...], ParetoFront]  # by layouts of the ope
 
 
 class Table(Protocol):
-    """What is asked of `mbc.optimize.candidates.table.CandidateTable`."""
+    """The part of `mbc.optimize.candidates.table.CandidateTable` that fronts need."""
 
     @property
-    def graph(self) -> TrainingGraph: ...
-    @property
-    def profile(self) -> Profile | None: ...
-    @property
-    def rules(self) -> Rules: ...
-    @property
-    def whole(self) -> Rows: ...
+    def graph(self) -> TrainingGraph:
+        """The training graph."""
+        ...
 
-    def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]: ...
-    def candidates_of_micro_batch(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]: ...
-    def profiled(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]: ...
-    def timed(self, operation: Operation) -> bool: ...
-    def micro_batch_rows(self, operation: Operation) -> tuple[int, ...]: ...
-    def divisible(self, operation: Operation) -> bool: ...
-    def aligned_rows(self, operation: Operation) -> int: ...
+    @property
+    def profile(self) -> Profile | None:
+        """Measurements on this GPU."""
+        ...
+
+    @property
+    def rules(self) -> Rules:
+        """The user's rules."""
+        ...
+
+    @property
+    def whole(self) -> Rows:
+        """All rows of the mini-batch."""
+        ...
+
+    def candidates(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """Return every admitted candidate for `rows`."""
+        ...
+
+    def candidates_of_micro_batch(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """Return every admitted candidate of a micro-batch, including times scaled from larger sizes."""
+        ...
+
+    def profiled(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
+        """Return the candidates that the profile alone has."""
+        ...
+
+    def timed(self, operation: Operation) -> bool:
+        """Return whether times of the whole mini-batch may be compared with measured ones."""
+        ...
+
+    def micro_batch_rows(self, operation: Operation) -> tuple[int, ...]:
+        """Return the rows that a kernel call may work on, largest first."""
+        ...
+
+    def divisible(self, operation: Operation) -> bool:
+        """Return whether dividing the operation can save workspace."""
+        ...
+
+    def aligned_rows(self, operation: Operation) -> int:
+        """Return the least number of rows whose multiples start at aligned addresses."""
+        ...
 
 
 def fronts_of(table: Table, operation: Operation) -> ParetoFronts:
-    """With the division that the user gave, else with those that policy and alignment admit; never empty. A warning
-    (RuntimeWarning) says where a given division cannot be."""
+    """Return the Pareto front of an operation's divisions for each combination of layouts; never empty.
+
+    The division is the one that the user gave, else any that policy and alignment admit. A warning (RuntimeWarning)
+    reports a given division that is impossible.
+    """
     accumulates = kind_of(operation).accumulates
     division = _given_division(table, operation)
     sizes = division or table.micro_batch_rows(operation)
@@ -50,46 +86,49 @@ def fronts_of(table: Table, operation: Operation) -> ParetoFronts:
     measured = True
     for rows in dict.fromkeys(sizes):
         if division:  # given sizes may use any candidate
-            found = table.candidates_of_micro_batch(operation, Rows(0, rows))
+            candidates = table.candidates_of_micro_batch(operation, Rows(0, rows))
         elif rows == sizes[0]:
-            found = table.candidates_of_micro_batch(operation, Rows(0, rows))
-            measured = any(c.measured for c in found)
+            candidates = table.candidates_of_micro_batch(operation, Rows(0, rows))
+            measured = any(c.measured for c in candidates)
         elif measured and table.profile is not None:
-            # A size that was not profiled is left out: its estimates would compete with measurements.
-            found = table.profiled(operation, Rows(0, rows))
+            # A size that was not profiled is left out: estimates would compete with measurements.
+            candidates = table.profiled(operation, Rows(0, rows))
         elif table.timed(operation):
-            found = table.candidates_of_micro_batch(operation, Rows(0, rows))
+            candidates = table.candidates_of_micro_batch(operation, Rows(0, rows))
         else:  # estimates compete with estimates only
-            found = table.candidates(operation, Rows(0, rows))
-        for candidate in found:
+            candidates = table.candidates(operation, Rows(0, rows))
+        for candidate in candidates:
             offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)
     fronts = {
-        layouts: fixed_division(found, division, accumulates)
+        layouts: fixed_division(candidates, division, accumulates)
         if division
-        else _front(found, table.graph.batch, accumulates)
-        for layouts, found in offers.items()
+        else _front(candidates, table.graph.batch, accumulates)
+        for layouts, candidates in offers.items()
     }
     fronts = {layouts: front for layouts, front in fronts.items() if front}
     if fronts:
         return fronts
-    # Where no kernel can accumulate given micro-batches, or none runs them all in one layout, the operation stays
-    # undivided.
+    # The operation stays undivided where no kernel can accumulate the given micro-batches, or none runs all of them in
+    # one layout.
     warnings.warn(
-        f"--micro-batch {table.rules.micro_batch}: '{operation.name}' stays whole, for want of a kernel that "
-        "accumulates the results of micro-batches, or that runs all of them in one layout",
+        f"--micro-batch {table.rules.micro_batch}: '{operation.name}' is not divided: no kernel accumulates the "
+        "results of micro-batches, or none runs all of them in one layout",
         RuntimeWarning,
         stacklevel=2,
     )
     whole = table.candidates(operation, table.whole)
     by_layouts = {c.layouts: [o for o in whole if o.layouts == c.layouts] for c in whole}
     return {
-        layouts: pareto_front({table.graph.batch: found}, table.graph.batch, accumulates)
-        for layouts, found in by_layouts.items()
+        layouts: pareto_front({table.graph.batch: candidates}, table.graph.batch, accumulates)
+        for layouts, candidates in by_layouts.items()
     }
 
 
 def fronts_in_micro_batches(table: Table, operation: Operation, rows: int) -> ParetoFronts:
-    """With all rows in micro-batches of so many (the last may be smaller); empty where that is impossible."""
+    """Return the fronts with all rows in micro-batches of `rows` rows; empty where that is impossible.
+
+    The last micro-batch may be smaller.
+    """
     division = _micro_batches(table.graph.batch, rows)
     if not kind_of(operation).divisible or rows % table.aligned_rows(operation):
         return {}
@@ -98,7 +137,7 @@ def fronts_in_micro_batches(table: Table, operation: Operation, rows: int) -> Pa
         for candidate in table.candidates_of_micro_batch(operation, Rows(0, count)):
             offers.setdefault(candidate.layouts, {}).setdefault(count, []).append(candidate)
     accumulates = kind_of(operation).accumulates
-    fronts = {layouts: fixed_division(found, division, accumulates) for layouts, found in offers.items()}
+    fronts = {layouts: fixed_division(by_rows, division, accumulates) for layouts, by_rows in offers.items()}
     return {layouts: front for layouts, front in fronts.items() if front}
 
 

@@ -13,7 +13,7 @@ from mbc.profile.model import Profile
 
 
 def measured_rows(graph: TrainingGraph, profile: Profile | None) -> frozenset[int]:
-    """Those for which most operations of a step on rows were measured, if any were."""
+    """Return the numbers of rows for which most operations on rows were measured, if any were."""
     if profile is None:
         return frozenset()
     counts: Counter[int] = Counter()
@@ -23,7 +23,7 @@ def measured_rows(graph: TrainingGraph, profile: Profile | None) -> frozenset[in
         if kind_of(operation).view or not any(graph.values[name].per_sample for name in operands):
             continue
         family = profile.family(request_of(graph, operation, whole))
-        found = [rows for rows, candidates in family.items() if any(c.measured for c in candidates)]
-        counts.update(found)
-        operations += bool(found)
+        sizes = [rows for rows, candidates in family.items() if any(c.measured for c in candidates)]
+        counts.update(sizes)
+        operations += bool(sizes)
     return frozenset(rows for rows, count in counts.items() if count >= effort.MEASURED_SHARE * operations)

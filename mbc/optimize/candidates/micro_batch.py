@@ -1,4 +1,4 @@
-"""Whether `--micro-batch` can be kept: every convolution in kernel calls of so many rows."""
+"""The check that `--micro-batch` is possible: every convolution in kernel calls of the given number of rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from mbc.optimize.candidates.table import MICRO_BATCH_ALIGNMENT_BYTES, Candidate
 
 
 def check_micro_batch(table: CandidateTable) -> None:
-    """MBC205 where the given micro-batches have too many rows or too few, or would start at an address that kernels
-    cannot take."""
+    """Raise MBC205 unless the given micro-batches are possible.
+
+    They must not have too many rows, nor too few, and must start at addresses that kernels accept.
+
+    Raises:
+        MbcError: MBC205, with the operation that cannot be divided.
+    """
     rows, graph = table.rules.micro_batch, table.graph
     if rows > graph.batch:
         raise MbcError(

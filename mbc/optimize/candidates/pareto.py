@@ -1,11 +1,11 @@
-"""The Pareto front of the divisions of one operation into micro-batches: those of which none is both slower and larger
-in workspace than another.
+"""The Pareto front of the divisions of one operation into micro-batches.
 
-A division is a number of kernel calls, each on some of the rows: their times add up, and the workspace is that of the
-call that needs most, because one call starts after another. That is micro-cuDNN's problem (Oyama, Ben-Nun, Hoefler and
-Matsuoka, "Accelerating deep learning frameworks with micro-batches", 2018); here it is solved for every workspace at
-once. Calls are admitted in the order of their workspace into an unbounded knapsack over rows: `fastest[n]` is the least
-time for n rows of the calls admitted so far, and each improvement at the whole mini-batch is a point of the front.
+None of them is both slower and larger in workspace than another. A division is a number of kernel calls, each on some
+of the rows: their times add up, and the workspace is that of the call that needs most, because one call starts after
+another. This is micro-cuDNN's problem (Oyama, Ben-Nun, Hoefler and Matsuoka, "Accelerating deep learning frameworks
+with micro-batches", 2018); here it is solved for every workspace at once. Calls are admitted in the order of their
+workspace into an unbounded knapsack over rows: `fastest[n]` is the least time for n rows of the calls admitted so far,
+and each improvement at the whole mini-batch is a point of the front.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from mbc.kernels.base import Candidate
 from mbc.optimize import effort
 
-_ROUNDING = 1 + 1e-9  # two sums of the same times, added up in another order
-_FEW_ROWS = 8  # of which a call of NumPy costs more than it saves
+_ROUNDING = 1 + 1e-9  # ratio of two sums of the same times that were added in different orders
+_FEW_ROWS = 8  # below this number of rows a call of NumPy costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One division of an operation, micro-batches in order. `time_us` counts the first micro-batch of an accumulated
-    output as overwriting and the others as accumulating."""
+    """One division of an operation, micro-batches in order.
+
+    Attributes:
+        workspace_bytes: Workspace of the micro-batch that needs most.
+        time_us: Sum of all calls. The first micro-batch of an accumulated output overwrites, the others accumulate.
+        micro_batches: The calls in order.
+    """
 
     workspace_bytes: int
     time_us: float
@@ -47,21 +52,24 @@ ParetoFront = tuple[Point, ...]  # workspace ascending, time descending, both st
 
 
 def accumulating_us(candidate: Candidate) -> float:
-    """Time of a call that adds to its output; infinite where it cannot."""
+    """Return the time of a call that adds to its output; infinite where it cannot."""
     if not candidate.accumulates:
         return math.inf
     return candidate.accumulate_us or candidate.time_us
 
 
 def pareto_front(offers: Mapping[int, Sequence[Candidate]], rows: int, accumulates: bool) -> ParetoFront:
-    """The exact front for `rows` rows. `offers`: the candidates of a micro-batch, by its rows.
+    """Return the exact front for `rows` rows.
 
-    `accumulates`: the results of micro-batches are added up (filter gradients), so that all but one of the calls must
-    be able to accumulate.
+    Args:
+        offers: The candidates of a micro-batch, by its rows.
+        rows: Rows of the mini-batch.
+        accumulates: Whether the results of micro-batches are added up (filter gradients), so that all but one of the
+            calls must be able to accumulate.
     """
     step = math.gcd(rows, *offers)
     if step > 1:  # the knapsack counts in the largest step that all sizes are multiples of
-        scaled = pareto_front({n // step: found for n, found in offers.items()}, rows // step, accumulates)
+        scaled = pareto_front({n // step: candidates for n, candidates in offers.items()}, rows // step, accumulates)
         return tuple(
             replace(p, micro_batches=tuple(MicroBatch(s.rows * step, s.candidate) for s in p.micro_batches))
             for p in scaled
@@ -69,15 +77,15 @@ def pareto_front(offers: Mapping[int, Sequence[Candidate]], rows: int, accumulat
     if not accumulates:
         calls = _Calls.of(offers, lambda candidate: candidate.time_us)
         return tuple(_front(calls, calls, rows, accumulates=False))
-    accumulating = _Calls.of({n: found for n, found in offers.items() if n < rows}, accumulating_us)
+    accumulating = _Calls.of({n: candidates for n, candidates in offers.items() if n < rows}, accumulating_us)
     return tuple(_front(_Calls.of(offers, lambda candidate: candidate.time_us), accumulating, rows, accumulates=True))
 
 
 def fixed_division(
     offers: Mapping[int, Sequence[Candidate]], division: Sequence[int], accumulates: bool
 ) -> ParetoFront:
-    """The front of one given division: each micro-batch takes the fastest call within the same workspace."""
-    found: list[Point] = []
+    """Return the front of one given division: each micro-batch takes the fastest call within the same workspace."""
+    front: list[Point] = []
     for workspace_bytes in sorted({c.workspace_bytes for n in set(division) for c in offers.get(n, ())}):
         micro_batches: list[MicroBatch] = []
         time_us = 0.0
@@ -93,29 +101,34 @@ def fixed_division(
                 break
             micro_batches.append(MicroBatch(n, best))
             time_us += cost(best)
-        if math.isfinite(time_us) and (not found or time_us < found[-1].time_us):
-            found.append(Point(max(s.candidate.workspace_bytes for s in micro_batches), time_us, tuple(micro_batches)))
-    return tuple(found)
+        if math.isfinite(time_us) and (not front or time_us < front[-1].time_us):
+            front.append(Point(max(s.candidate.workspace_bytes for s in micro_batches), time_us, tuple(micro_batches)))
+    return tuple(front)
 
 
 def worthwhile(front: ParetoFront, undivided: ParetoFront) -> ParetoFront:
-    """The front without divisions that gain next to nothing over one call with no more workspace, of `whole`."""
+    """Return the front without divisions that gain next to nothing over one call with no more workspace.
+
+    Args:
+        front: All divisions.
+        undivided: Calls of the whole mini-batch.
+    """
 
     def gains(point: Point) -> bool:
         alone_us = min((w.time_us for w in undivided if w.workspace_bytes <= point.workspace_bytes), default=math.inf)
         return point.time_us * effort.DIVISION_GAIN < alone_us
 
-    found: list[Point] = []
+    kept: list[Point] = []
     divided = [point for point in front if len(point.micro_batches) > 1 and gains(point)]
     for point in sorted((*undivided, *divided), key=lambda p: (p.workspace_bytes, p.time_us)):
-        if not found or point.time_us < found[-1].time_us:
-            found.append(point)
-    return tuple(found)
+        if not kept or point.time_us < kept[-1].time_us:
+            kept.append(point)
+    return tuple(kept)
 
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls in the order of their workspace; of those of one size none is dominated by another."""
+    """Calls in the order of their workspace; among calls of the same rows none is dominated by another."""
 
     workspaces: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -124,6 +137,7 @@ class _Calls:
 
     @staticmethod
     def of(offers: Mapping[int, Sequence[Candidate]], cost: _Cost) -> _Calls:
+        """Return the calls of all sizes that are not dominated."""
         kept: list[tuple[int, int, float, Candidate]] = []
         for rows, candidates in offers.items():
             best_us = math.inf
@@ -142,14 +156,20 @@ class _Calls:
         )
 
     def within(self, workspace_bytes: int) -> int:
-        """The number of calls that need no more workspace."""
+        """Return the number of calls that need no more workspace."""
         return int(np.searchsorted(self.workspaces, workspace_bytes, side="right"))
 
 
 def _front(first: _Calls, more: _Calls, rows: int, accumulates: bool) -> list[Point]:
-    """`first`: calls that may come first; `more`: those that may follow. Unless `accumulates`, all calls are of
-    `more`."""
-    found: list[Point] = []
+    """Return the points of the front, workspace ascending.
+
+    Args:
+        first: Calls that may come first, if the operation accumulates.
+        more: Calls that may follow, or all calls if the operation does not accumulate.
+        rows: Rows of the mini-batch.
+        accumulates: Whether results of micro-batches are added up.
+    """
+    front: list[Point] = []
     best_us = math.inf
     fastest = np.full(rows + 1, math.inf)
     fastest[0] = 0.0
@@ -170,14 +190,14 @@ def _front(first: _Calls, more: _Calls, rows: int, accumulates: bool) -> list[Po
             best_us = total_us
             micro_batches = [] if start < 0 else [MicroBatch(int(first.rows[start]), first.candidates[start])]
             micro_batches += _backtrack(fastest, more, until, rows - sum(s.rows for s in micro_batches))
-            found.append(Point(max(s.candidate.workspace_bytes for s in micro_batches), total_us, tuple(micro_batches)))
-    return found
+            front.append(Point(max(s.candidate.workspace_bytes for s in micro_batches), total_us, tuple(micro_batches)))
+    return front
 
 
 def _admit(fastest: NDArray[np.float64], rows: int, time_us: float) -> None:
     """Allow one more call, any number of times."""
     if time_us >= fastest[rows]:
-        return  # the calls admitted before are as fast for so many rows
+        return  # the calls admitted before are as fast for as many rows
     if rows < _FEW_ROWS:
         values: list[float] = fastest.tolist()
         for i in range(rows, len(values)):
@@ -192,13 +212,13 @@ def _admit(fastest: NDArray[np.float64], rows: int, time_us: float) -> None:
 
 
 def _backtrack(fastest: NDArray[np.float64], calls: _Calls, admitted: int, rows: int) -> list[MicroBatch]:
-    """Calls that make up `fastest[rows]`, the largest first."""
+    """Return calls that make up `fastest[rows]`, the largest first."""
     sizes, times = calls.rows[:admitted], calls.times_us[:admitted]
-    found: list[MicroBatch] = []
+    micro_batches: list[MicroBatch] = []
     while rows:
         fits = np.flatnonzero(sizes <= rows)
         reaching = fits[fastest[rows - sizes[fits]] + times[fits] <= fastest[rows] * _ROUNDING]
         k = int(reaching[np.argmax(sizes[reaching])])
-        found.append(MicroBatch(int(sizes[k]), calls.candidates[k]))
+        micro_batches.append(MicroBatch(int(sizes[k]), calls.candidates[k]))
         rows -= int(sizes[k])
-    return sorted(found, key=lambda s: -s.rows)
+    return sorted(micro_batches, key=lambda s: -s.rows)

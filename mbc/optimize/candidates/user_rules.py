@@ -1,4 +1,4 @@
-"""Which candidates a plan may use: by what the user asks for, not by time."""
+"""The candidates that a plan may use, by the user's settings rather than by time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from mbc.options import Policy
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which candidates may be used, and how operations may be divided.
+    """The user's rules: which candidates may be used, and how operations may be divided.
 
-    `providers`: their names (none: all). `micro_batch`: rows of every call of a convolution, 0 to choose them.
-    `emulated_fp32`: whether a product of fp32 may be several of fp16 or tf32. `collectives`: the
-    operations of each launch between ranks, in order, where another rank's plan has decided it (empty: choose), by how
-    many thread blocks (`ctas`), and how the operand of each sum lies (`sum_layouts`).
+    Attributes:
+        policy: Sizes of micro-batches that may be used.
+        deterministic: Whether only kernels with the same result in every run may be used.
+        providers: Names of the providers that may be used; empty: all.
+        micro_batch: Rows of every call of a convolution; 0 lets mbc choose them.
+        emulated_fp32: Whether an fp32 product may be computed by several of fp16 or tf32.
+        collectives: Operations of each launch between ranks, in order, if another rank's plan has decided them; empty
+            lets mbc choose.
+        ctas: Thread blocks of each such launch.
+        sum_layouts: Layout of the operand of each sum over ranks, by the operation's name.
     """
 
     policy: Policy = Policy.UNDIVIDED
@@ -35,10 +41,14 @@ class Rules:
     sum_layouts: tuple[tuple[str, Layout], ...] = ()
 
     def allow(self, provider: str) -> bool:
-        """Whether kernels of a provider may be used; there is one for sums over ranks only."""
+        """Return whether kernels of a provider may be used.
+
+        NCCL is always allowed: it alone sums over ranks.
+        """
         return not self.providers or provider in self.providers or provider == NCCL.name
 
     def admit(self, candidate: Candidate, precision: Precision) -> bool:
+        """Return whether a candidate may be used in this precision."""
         return (
             self.allow(candidate.provider)
             and (candidate.deterministic or not self.deterministic)
@@ -48,28 +58,30 @@ class Rules:
     def admitted(
         self, candidates: Iterable[Candidate], precision: Precision, remat_kernels: Collection[str] = ()
     ) -> tuple[Candidate, ...]:
-        """Those that may be used, and that give the same bits as kernels that recompute their outputs."""
+        """Return the candidates that may be used, and that give the same bits as the kernels `remat_kernels`."""
         admitted = (c for c in candidates if self.admit(c, precision))
         return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in remat_kernels))
 
     def excluding(self) -> list[str]:
-        """What leaves candidates out, as the user wrote it."""
-        found = [f"policy {self.policy}"]
-        found += ["deterministic = true"] if self.deterministic else []
-        found += [] if self.emulated_fp32 else ["allow_emulated_fp32 = false"]
-        return found + ([provider_options(self.providers)] if self.providers else [])
+        """Return the settings that exclude candidates, in the user's spelling."""
+        settings = [f"policy {self.policy}"]
+        settings += ["deterministic = true"] if self.deterministic else []
+        settings += [] if self.emulated_fp32 else ["allow_emulated_fp32 = false"]
+        return settings + ([provider_options(self.providers)] if self.providers else [])
 
 
 def provider_options(providers: Sequence[str]) -> str:
-    """As the command line takes them: one name an option."""
+    """Return options of the command line that name these providers, one for each."""
     return " ".join(f"--provider {name}" for name in providers)
 
 
 def no_candidate(
     rules: Rules, providers: Sequence[Provider], device: DeviceSpec, operation: Operation, request: Request
 ) -> MbcError:
-    """MBC202 where all kernels of an operation that the chosen providers have are ruled out, since their results differ
-    from run to run; else MBC200. Emulated fp32 is never what is lacking: mbc has another kernel for whatever it runs.
+    """Return MBC202 or MBC200, for an operation that no candidate can run.
+
+    MBC202: the chosen providers have kernels, but their results differ from run to run. MBC200: they have none. The
+    rule on emulated fp32 is never the cause: mbc has another kernel for every operation that an emulated one runs.
     """
     able = [(provider.name, candidate) for provider in providers for candidate in provider.candidates(request, device)]
     inputs = ", ".join(map(str, request.inputs))

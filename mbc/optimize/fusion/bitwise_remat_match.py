@@ -1,9 +1,9 @@
-"""Bitwise matching rematerialization: selects convolutions that fused launches recompute and consume without storing
-the result (`REMAT_INSIDE`, `REMAT_INSIDE_REDUCTIONS` and `PAIR_REDUCTIONS` of `mbc.optimize.fusion.catalogue_conv1x1`):
-those where that was measured to be faster.
+"""Bitwise matching rematerialization: convolutions that fused launches recompute and consume without storing them.
 
-Another kernel would round some elements differently. So such a convolution runs only by kernels that give the same
-bits, even if they are slower, and that loss is weighed against the time that the recomputing launches save.
+The module selects the convolutions for which the recomputing launches were measured to be faster (`REMAT_INSIDE`,
+`REMAT_INSIDE_REDUCTIONS` and `PAIR_REDUCTIONS` of `mbc.optimize.fusion.catalogue_conv1x1`). Another kernel would round
+some elements differently. So such a convolution runs only by kernels that give the same bits, even if they are slower,
+and that loss is weighed against the time that the recomputing launches save.
 """
 
 from __future__ import annotations
@@ -18,43 +18,48 @@ from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
 
 
 def with_bitwise_remat(table: CandidateTable) -> CandidateTable:
-    """A table of the same step with the convolutions whose rematerialization saves time. A profile without such
-    launches leaves plans unchanged."""
+    """Return a table of the same step with the convolutions whose rematerialization saves time.
+
+    A profile without such launches leaves plans unchanged.
+    """
     every = _possible(table)
     if not every.recomputed:
         return table
     before, after = fuse(table).train, fuse(every).train
-    worth: dict[str, RematKernels] = {}
+    faster: dict[str, RematKernels] = {}
     for name, remat_kernels in every.recomputed.items():
         old, new = _around(name, before, after)
         if _fastest_us(every, new) < _fastest_us(table, old):
-            worth[name] = remat_kernels
-    return every.with_recomputed(worth) if worth else table
+            faster[name] = remat_kernels
+    return every.with_recomputed(faster) if faster else table
 
 
 def _possible(table: CandidateTable) -> CandidateTable:
-    """A table with all convolutions that some group recomputes. Where kernels of a convolution were measured, one of
-    those has to give the same bits: an estimate must not stand in for it."""
-    found: dict[str, RematKernels] = {}
+    """Return a table with all convolutions that some group recomputes.
+
+    Where kernels of a convolution were measured, one of those has to give the same bits: an estimate must not stand in
+    for it.
+    """
+    recomputed: dict[str, RematKernels] = {}
     for group in possible_groups(table)[0]:
         for name, launches in group.recomputes.items() if is_measured(table, group) else ():
             kernels = frozenset(c.name for launch in launches for c in table.offered(launch))
-            found[name] = found.get(name, RematKernels()) | kernels
-    every = table.with_recomputed(found)
-    made = (o for o in table.graph.train if o.name in found)
-    possible = {o.name for o in made if (every.timed(o) if table.timed(o) else every.offered(o))}
-    return every.with_recomputed({name: kernels for name, kernels in found.items() if name in possible})
+            recomputed[name] = recomputed.get(name, RematKernels()) | kernels
+    every = table.with_recomputed(recomputed)
+    convolutions = (o for o in table.graph.train if o.name in recomputed)
+    possible = {o.name for o in convolutions if (every.timed(o) if table.timed(o) else every.offered(o))}
+    return every.with_recomputed({name: kernels for name, kernels in recomputed.items() if name in possible})
 
 
 def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:
-    """Of each program the launches that run an operation, and all launches that share operations with those."""
-    names, known = {name}, 0
-    found: list[list[Operation]] = []
-    while len(names) > known:
-        known = len(names)
-        found = [[o for o in program if not names.isdisjoint(names_of(o))] for program in programs]
-        names.update(name for launches in found for o in launches for name in names_of(o))
-    return found
+    """Return, for each program, the launches that run an operation, and all launches that share operations with them."""
+    names, count = {name}, 0
+    around: list[list[Operation]] = []
+    while len(names) > count:
+        count = len(names)
+        around = [[o for o in program if not names.isdisjoint(names_of(o))] for program in programs]
+        names.update(name for launches in around for o in launches for name in names_of(o))
+    return around
 
 
 def _fastest_us(table: CandidateTable, launches: Sequence[Operation]) -> float:

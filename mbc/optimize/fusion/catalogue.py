@@ -1,5 +1,7 @@
-"""The catalogue of fusion patterns (`mbc.optimize.fusion.pattern`): those of a step, and those that recompute a value
-within a budget (fused rematerialization)."""
+"""The catalogue of fusion patterns (`mbc.optimize.fusion.pattern`).
+
+It has patterns for every step, and patterns that recompute a value within a budget (fused rematerialization).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _THROUGH_POOL = ("m = relu_backward(p, dp)", "d = max_pool_backward(index, m)")
 _STATISTICS = "mean, variance = batch_statistics(x)"
 
 PATTERNS: tuple[Pattern, ...] = (
-    # Forward, one pass over everything: two or three operands are read, one is written.
+    # Forward, one pass over all operands: two or three are read, one is written.
     Pattern.of(f"z = {NORMALIZE}", "y = relu(z)"),
     Pattern.of(f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)"),
     Pattern.of(
@@ -58,7 +60,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "y = relu(z)",
         launches=(LaunchPattern((0, 1, 2), ("c", "y")),),
     ),
-    # Concatenated parts that are normalised each by itself. ReLU's gradient recomputes each from the input of its
+    # Concatenated parts, each normalised by itself. ReLU's gradient recomputes each part from the input of its
     # normalisation.
     *(
         Pattern.of(
@@ -71,8 +73,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     # The output of a transposed convolution is written directly into a part of a concatenation.
     *(
-        Pattern.of(*made, "z = bias_add(x, bias)", f"y = concat({parts})")
-        for made in ((), ("x = convolution_backward_data(a, w)",))
+        Pattern.of(*outputs, "z = bias_add(x, bias)", f"y = concat({parts})")
+        for outputs in ((), ("x = convolution_backward_data(a, w)",))
         for parts in ("z, r", "r, z")
     ),
     # Backward through ReLU and batch norm. ReLU's mask is recomputed from x, which both launches read anyway, so that
@@ -86,7 +88,7 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(LaunchPattern((0, 1, 2, 3), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 4), ("dx",))),
         replaces=(2, 3, 4),
     ),
-    # The same where ReLU's output gradient is a slice of a concatenation's: it is read in place.
+    # Backward through ReLU and batch norm. ReLU's output gradient is a slice of a concatenation's: it is read in place.
     Pattern.of(
         f"z = {NORMALIZE}",
         "y = relu(z)",
@@ -97,8 +99,8 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(LaunchPattern((0, 1, 2, 3, 4), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 3, 5), ("dx",))),
         replaces=(2, 3, 4, 5),
     ),
-    # The normalised value is also a part of the next concatenation, and its gradient the sum of both. It is a
-    # concatenation itself, and the gradient of its own last part is extracted from the sum in the same pass.
+    # The normalised value is also a part of the next concatenation, and its gradient is the sum of both gradients. The
+    # value is a concatenation itself: the gradient of its own last part is extracted from the sum in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",
@@ -117,25 +119,25 @@ PATTERNS: tuple[Pattern, ...] = (
         )
         for sliced in ((), ("part = channel_slice(dx)",))
     ),
-    # Before a pool that is the only reader of ReLU's output (whose gradient needs only the pooled image,
-    # `mbc.ir.transforms.commute_relu_pool`): the input of the pool is never stored.
+    # ReLU before a pool that is the only reader of its output. ReLU's gradient needs only the pooled image
+    # (`mbc.ir.transforms.commute_relu_pool`), so the input of the pool is never stored.
     *(
         Pattern.of(*before, pool)
         for before in ((f"z = {NORMALIZE}", "y = relu(z)"), ("z = bias_add(x, bias)", "y = relu(z)"), ("y = relu(x)",))
         for pool in ("p, index = max_pool(y)", "p = max_pool(y)")
     ),
-    # Others read the input of the pool: it is written in the same pass.
+    # Other operations read the input of the pool, too: it is written in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",
             "y = relu(z)",
-            f"{', '.join(made)} = max_pool(y)",
-            launches=(LaunchPattern((0, 1, 2), ("y", *made)),),
+            f"{', '.join(outputs)} = max_pool(y)",
+            launches=(LaunchPattern((0, 1, 2), ("y", *outputs)),),
         )
-        for made in (("p", "index"), ("p",))
+        for outputs in (("p", "index"), ("p",))
     ),
-    # Backward through such a pool. Gathering the pooled gradient takes less time than reading the result of another
-    # launch that did, so both launches of a batch norm gather it.
+    # Backward through such a pool. Both launches of a batch norm gather the pooled gradient: this takes less time than
+    # reading the result of another launch that did.
     Pattern.of(*_THROUGH_POOL),
     Pattern.of(*_THROUGH_POOL, "db = channel_sum(d)", launches=(LaunchPattern((0, 1, 2), ("d", "db")),)),
     Pattern.of(
@@ -144,9 +146,9 @@ PATTERNS: tuple[Pattern, ...] = (
         BACKWARD,
         launches=(LaunchPattern((0, 1, 2), ("dgamma", "dbeta")), LaunchPattern((0, 1, 3), ("dx",))),
     ),
-    # Where others read the pool's input as well, its gradient is a sum.
+    # Where other operations read the pool's input as well, its gradient is a sum.
     Pattern.of("b = max_pool_backward(index, dp)", "dy = add(a, b)"),
-    # So is the gradient of any value with several readers.
+    # The gradient of any value with several readers is a sum.
     Pattern.of("s = add(a, b)", "dy = add(s, r)"),
     Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "dy = add(s, r)"),
     Pattern.of("b = max_pool_backward(index, dp)", "s = add(a, b)", "z = add(s, r)", "dy = add(z, z2)"),
@@ -161,7 +163,7 @@ PATTERNS: tuple[Pattern, ...] = (
         launches=(LaunchPattern((0, 1, 2, 3, 4, 5), ("dgamma", "dbeta")), LaunchPattern((0, 1, 2, 3, 4, 6), ("dx",))),
         replaces=(2, 3, 4, 5, 6),
     ),
-    # The same where it was also concatenated: the other addend is a slice of a wider gradient.
+    # The pool's input was also concatenated: the other addend of its gradient is a slice of a wider gradient.
     Pattern.of(
         f"z = {NORMALIZE}",
         "y = relu(z)",
@@ -234,9 +236,8 @@ PATTERNS: tuple[Pattern, ...] = (
     *PAIR_REDUCTIONS,
 )
 
-# Reductions over the gradient through ReLU that recompute ReLU's output as well, for its next reader: most of its
-# operands are read anyway. Within a budget they run where ReLU's output was not kept
-# (`mbc.optimize.remat.fused_remat`).
+# Reductions over the gradient through ReLU that also recompute ReLU's output for its next reader: they read most of the
+# operands anyway. Within a budget they run where ReLU's output was not kept (`mbc.optimize.remat.fused_remat`).
 RELU_FUSED_REMAT: tuple[Pattern, ...] = (
     Pattern.of(
         f"z = {NORMALIZE}",

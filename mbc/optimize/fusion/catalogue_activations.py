@@ -1,5 +1,7 @@
-"""Fusion patterns of activations other than ReLU behind batch normalisation, of gates, and of the blocks of
-transformers. All are bound by memory, so that estimates predict them well."""
+"""Fusion patterns of activations other than ReLU behind batch normalisation, of gates, and of blocks of transformers.
+
+All are bound by memory, so that estimates predict them well.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ ACTIVATIONS: tuple[Pattern, ...] = (
     ),
 )
 
-# Squeeze-excitation: an image is multiplied by a gate that was made of its means: both give it a gradient.
+# Squeeze-excitation: an image is multiplied by a gate computed from its means; both uses give the image a gradient.
 GATES: tuple[Pattern, ...] = (Pattern.of("a = broadcast_mul(do, gate)", "b = avg_pool_backward(ds)", "dy = add(a, b)"),)
 
-# What has the bias added is recomputed by the gradients through gelu and of a scale.
+# The gradients through gelu and of a scale recompute the sum with the bias.
 TRANSFORMER_BLOCKS: tuple[Pattern, ...] = (
     Pattern.of("z = bias_add(x, bias)", "y = gelu(z)", late=True),
     Pattern.of(

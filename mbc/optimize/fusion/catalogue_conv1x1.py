@@ -1,8 +1,8 @@
-"""Fusion patterns around pointwise (1x1) convolutions and their data gradients: the reductions of batch normalisation's
-backward pass in their epilogue.
+"""Fusion patterns around pointwise (1x1) convolutions and their data gradients.
 
-Those of PATTERNS (`mbc.optimize.fusion.catalogue`) are for any step; those of FUSED_REMAT recompute values that a
-budget did not keep (fused rematerialization).
+They compute the reductions of batch normalisation's backward pass in the epilogue. Patterns of PATTERNS
+(`mbc.optimize.fusion.catalogue`) are for any step; patterns of FUSED_REMAT recompute values that a budget did not keep
+(fused rematerialization).
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), "dy = add(a, b)")
 _CONVOLUTION = "x = convolution(image, w)"
 _ADDED: tuple[tuple[str, ...], ...] = ((), ("dy = add(a, b)",))
 _RELU_GRADIENTS = ((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK)  # ReLU's gradient: by its output, or by its bit mask
-# Behind a residual sum a gradient comes back along the shortcut, too: what has both GEMMs or recomputes the sum is for
-# such a sum of gradients alone (decision 066).
+# Behind a residual sum the shortcut contributes a gradient, too. So launches with both GEMMs, and launches that
+# recompute the sum, are for such a sum of gradients alone (decision 066).
 _SECOND_ADDED = tuple(text.replace("w)", "w2)") for text in _DATA_GRADIENT_ADDED)
 
 
 def _single_launch(*texts: str, writes: str, recomputed: tuple[int, ...] = (), measured: bool = False) -> Pattern:
-    """One launch of all statements. `recomputed`: numbers of the statements that have launches of their own as well."""
+    """Return a pattern with one launch of all statements.
+
+    `recomputed` has the numbers of the statements that have launches of their own as well.
+    """
     everything = range(len(texts))
     replaces = tuple(number for number in everything if number not in recomputed)
     return Pattern.of(
@@ -42,15 +45,17 @@ def _single_launch(*texts: str, writes: str, recomputed: tuple[int, ...] = (), m
 def _after_residual_sum(
     products: tuple[str, ...], gradient: Sequence[str], mask: tuple[str, ...], through: str, writes: str
 ) -> Pattern:
-    """One launch of convolutions, ReLU's recomputed output after a residual sum, and reductions over the gradient
-    through it. Of the convolutions only x is recomputed."""
+    """Return one launch of convolutions, ReLU's output after a residual sum, and reductions over ReLU's gradient.
+
+    ReLU's output is recomputed. The only convolution that is recomputed is the one that computes x.
+    """
     texts = (*products, f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)", *mask)
     recomputed = tuple(number for number, text in enumerate(texts) if text == _CONVOLUTION or text not in products)
     return _single_launch(*texts, *gradient, through, REDUCTIONS, writes=writes, recomputed=recomputed)
 
 
-# Reductions over a data gradient, or over its sum with another gradient, through ReLU, in the epilogue of the data
-# gradient, which is stored or not.
+# Reductions over the gradient through ReLU, in the epilogue of a data gradient, which is stored or not. A second
+# gradient may be added to the data gradient first.
 DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = (
     *(
         _single_launch(*gradient, through_relu, REDUCTIONS, writes="d dgamma dbeta", measured=True)
@@ -72,7 +77,7 @@ DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = (
         measured=True,
     ),
 )
-# The same where the normalised value is also a part of the next concatenation.
+# The reductions above where the normalised value is also a part of the next concatenation.
 DATA_GRADIENT_REDUCTIONS_OF_PARTS: tuple[Pattern, ...] = tuple(
     Pattern.of(
         _DATA_GRADIENT,
@@ -98,8 +103,8 @@ DATA_GRADIENT_REDUCTIONS_OF_PARTS: tuple[Pattern, ...] = tuple(
 # input is smaller, fewer bytes are read.
 REMAT_INSIDE: tuple[Pattern, ...] = (
     *(
-        _single_launch(_CONVOLUTION, last, writes=made, recomputed=(0,), measured=True)
-        for last, made in ((REDUCTIONS, "dgamma dbeta"), (BACKWARD, "dx"))
+        _single_launch(_CONVOLUTION, last, writes=outputs, recomputed=(0,), measured=True)
+        for last, outputs in ((REDUCTIONS, "dgamma dbeta"), (BACKWARD, "dx"))
     ),
     *(
         Pattern.of(
@@ -120,7 +125,7 @@ REMAT_INSIDE: tuple[Pattern, ...] = (
     ),
 )
 
-# The same for reductions after ReLU, whose gradient they store.
+# A convolution's output is recomputed for reductions over the gradient through ReLU, which the launch stores.
 REMAT_INSIDE_REDUCTIONS: tuple[Pattern, ...] = tuple(
     _single_launch(
         _CONVOLUTION, *added, through_relu, REDUCTIONS, writes="d dgamma dbeta", recomputed=(0,), measured=True
@@ -129,7 +134,7 @@ REMAT_INSIDE_REDUCTIONS: tuple[Pattern, ...] = tuple(
     for added in _ADDED
 )
 
-# The same with the data gradient that they reduce: neither is read or written.
+# A convolution's output and the data gradient are both computed inside the reductions: neither is read or written.
 PAIR_REDUCTIONS: tuple[Pattern, ...] = tuple(
     _single_launch(
         _CONVOLUTION, *_SECOND_ADDED, through_relu, REDUCTIONS, writes="d dgamma dbeta", recomputed=(0,), measured=True
@@ -147,7 +152,7 @@ CONVOLUTION_FUSED_REMAT: tuple[Pattern, ...] = (
     ),
 )
 
-# Both recomputed by one launch: ReLU's output from the convolution's, which nothing has to read then.
+# One launch recomputes the convolution's output, and ReLU's output from it: no launch then has to read the former.
 RELU_AND_CONVOLUTION_FUSED_REMAT: tuple[Pattern, ...] = tuple(
     _after_residual_sum((_CONVOLUTION,), added, *relu, writes="x y d dgamma dbeta")
     for relu in _RELU_GRADIENTS
@@ -171,7 +176,7 @@ DATA_GRADIENT_FUSED_REMAT: tuple[Pattern, ...] = (
     ),
 )
 
-# The same by those of `PAIR_REDUCTIONS`.
+# ReLU's output recomputed by the reductions of `PAIR_REDUCTIONS`.
 PAIR_FUSED_REMAT: tuple[Pattern, ...] = tuple(
     _after_residual_sum((_CONVOLUTION, _SECOND_ADDED[0]), _SECOND_ADDED[1:], *relu, writes="y d dgamma dbeta")
     for relu in _RELU_GRADIENTS

@@ -1,8 +1,8 @@
-"""Horizontal fusion: small independent operations of one kind in one multi-tensor launch: the updates of all
-parameters, their casts, the running statistics. That saves launches, of which a deep network has hundreds.
+"""Horizontal fusion: small independent operations of one kind in one multi-tensor launch.
 
-Layouts are chosen before. Such a launch is elementwise, so an operation that changes the layout, as a cast may, keeps a
-launch of its own.
+The updates of all parameters, their casts and the running statistics are fused. This saves launches, of which a deep
+network has hundreds. Layouts are chosen before. Such a launch is elementwise, so an operation that changes the layout,
+as a cast may, keeps a launch of its own.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _Key = tuple[str, Attributes | None, bool]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one operation runs: the layouts of its operands, and its micro-batches in order."""
+    """The selected way to run one operation: the layouts of its operands, and its micro-batches in order."""
 
     layouts: tuple[Layout, ...]
     point: Point
 
     @property
     def micro_batches(self) -> tuple[MicroBatch, ...]:
+        """Kernel calls in order."""
         return self.point.micro_batches
 
 
@@ -51,39 +52,55 @@ class HorizontallyFused:
 
 
 def fuses_horizontally(operation: Operation) -> bool:
-    """Whether it may be fused horizontally."""
+    """Return whether the operation may be fused horizontally."""
     return operation.kind in _KINDS
 
 
 def splits(operation: Operation) -> bool:
-    """Whether what it is fused with horizontally may run as several launches."""
+    """Return whether a horizontally fused launch of such operations may run as several launches."""
     return operation.kind in _KINDS - RATIOS
 
 
 def bundles(
     program: Sequence[Operation], table: CandidateTable, updates: bool = True
 ) -> tuple[tuple[Operation, ...], ...]:
-    """Operations that one launch may run: nothing reads their results before the last of them, or all their operands
-    are defined before the first. `updates`: including updates of the optimizer's states."""
-    found: dict[_Key, list[Operation]] = {}
+    """Return groups of operations that one launch may run.
+
+    No operation reads their results before the last of the group, or all their operands are defined before the first.
+
+    Args:
+        program: Operations in order.
+        table: Candidates of the program's graph.
+        updates: Whether updates of the optimizer's states are included.
+    """
+    groups: dict[_Key, list[Operation]] = {}
     values = table.graph.values
-    made = {output for operation in program for output in operation.outputs}
+    outputs = {output for operation in program for output in operation.outputs}
     for operation in program:
         if operation.kind not in (_KINDS if updates else _KINDS - _OF_STATES) or any(
             values[name].per_sample for name in operation.outputs
         ):
             continue
-        early = made.isdisjoint(operation.inputs)
+        early = outputs.isdisjoint(operation.inputs)
         key = operation.kind, operation.attributes if operation.kind in _ALIKE else None, early
-        found.setdefault(key, []).append(operation)
-    return tuple(tuple(group) for group in found.values() if len(group) > 1 and _position(program, group) is not None)
+        groups.setdefault(key, []).append(operation)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1 and _position(program, group) is not None)
 
 
 def fuse_horizontally(
     table: CandidateTable, program: tuple[Operation, ...], choices: Mapping[str, Choice], updates: bool = True
 ) -> HorizontallyFused:
-    """`program` with every bundle (`bundles`) fused whose single launch takes less time than its operations one by
-    one, half of it where only one of the two was measured and the other one is not left to its estimate."""
+    """Return `program` with every bundle (`bundles`) fused that is faster as a single launch.
+
+    The launch must take less time than its operations one by one. It must take less than half of it where only one of
+    the two times was measured and the other one is not left to its estimate.
+
+    Args:
+        table: Candidates of the program's graph.
+        program: Operations in order.
+        choices: Layouts and micro-batches of each operation, by name.
+        updates: Whether updates of the optimizer's states are included.
+    """
     saved_us = 0.0
     chosen = dict(choices)
     for bundle in bundles(program, table, updates):
@@ -111,7 +128,10 @@ def fuse_horizontally(
 
 
 def _position(program: Sequence[Operation], group: Sequence[Operation]) -> int | None:
-    """The position at which one launch can replace the group: that of its last operation, or of its first."""
+    """Return the position at which one launch can replace the group: that of its last operation, or of its first.
+
+    Return None if neither is possible.
+    """
     positions = {operation.name: position for position, operation in enumerate(program)}
     first, last = positions[group[0].name], positions[group[-1].name]
     outputs = {name for operation in group for name in operation.outputs}
@@ -127,30 +147,30 @@ def _position(program: Sequence[Operation], group: Sequence[Operation]) -> int |
 
 
 def _lies_in_one_order(table: CandidateTable, operation: Operation, layouts: Sequence[Layout]) -> bool:
-    """Whether all operands of an operation for which the layout matters have the same one."""
+    """Return whether all operands of an operation for which the layout matters have one layout."""
     names = (*operation.inputs, *operation.outputs)
     values = table.graph.values
     return len({layout for name, layout in zip(names, layouts, strict=True) if values[name].type.ordered}) < 2
 
 
 def _layouts(joined: Operation, group: Sequence[Operation], choices: Mapping[str, Choice]) -> tuple[Layout, ...] | None:
-    """The layouts of every operand; None where operations read one operand in two layouts."""
-    found: dict[str, Layout] = {}
+    """Return the layouts of every operand; None where operations read one operand in two layouts."""
+    by_name: dict[str, Layout] = {}
     for operation in group:
         names = (*operation.inputs, *operation.outputs)
         for name, layout in zip(names, choices[operation.name].layouts, strict=True):
-            if found.setdefault(name, layout) is not layout:
+            if by_name.setdefault(name, layout) is not layout:
                 return None
-    return tuple(found[name] for name in (*joined.inputs, *joined.outputs))
+    return tuple(by_name[name] for name in (*joined.inputs, *joined.outputs))
 
 
 def _rewritten(program: tuple[Operation, ...], group: Sequence[Operation], joined: Operation) -> tuple[Operation, ...]:
     position = _position(program, group)
     replaced = frozenset(names_of(joined))
-    found: list[Operation] = []
+    rewritten: list[Operation] = []
     for at, operation in enumerate(program):
         if at == position:
-            found.append(joined)
+            rewritten.append(joined)
         if operation.name not in replaced:
-            found.append(operation)
-    return tuple(found)
+            rewritten.append(operation)
+    return tuple(rewritten)

@@ -1,8 +1,8 @@
-"""A fusion pattern: a small program to be found in a graph, whose operations one launch may cover, or a few.
+"""A fusion pattern: a small program to be matched in a graph, whose operations one or a few launches may cover.
 
 A pattern is a few statements over names of its own. Its launches, in order, say which statements they run and which
-values they write. A statement that is not among `replaces` keeps a launch of its own: the fused launch recomputes it,
-and has less to read. An input with a question mark is optional.
+values they write. A statement that is not among `replaces` keeps a launch of its own: the fused launch recomputes its
+result, and has less to read. An input with a question mark is optional.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _COMMUTATIVE = frozenset({"add", "mul"})
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One operation of a pattern: `outputs = kind(inputs)`, values by names local to the pattern. An operation has all
-    of the `optional` inputs or none."""
+    """One operation of a pattern: `outputs = kind(inputs)`, values by names local to the pattern.
+
+    An operation has all of the `optional` inputs or none.
+    """
 
     kind: str
     inputs: tuple[str, ...]
@@ -30,9 +32,10 @@ class Statement:
 
     @staticmethod
     def parse(text: str) -> Statement:
-        found = _STATEMENT.fullmatch(text)
-        assert found is not None, text
-        outputs, kind, inputs = found.groups()
+        """Return the statement that a text such as `z = add(x, y?)` writes."""
+        match = _STATEMENT.fullmatch(text)
+        assert match is not None, text
+        outputs, kind, inputs = match.groups()
         names = [name.strip() for name in inputs.split(",")]
         return Statement(
             kind,
@@ -52,11 +55,20 @@ class LaunchPattern:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`replaces`: numbers of the statements that need no launch of their own any more. Matching starts at the last
-    statement: all others have to be reached from it, from readers to producers, or as readers of what is bound. `late`:
-    values that it does not store may have readers in other groups that do not read them; it is selected only where
-    these groups are. `measured`: the model does not predict its time, so it is used only where it was measured, here or
-    on a similar GPU."""
+    """A small program and the launches that may run it.
+
+    Matching starts at the last statement: all others have to be reached from there, from readers to producers, or as
+    readers of values that are bound.
+
+    Attributes:
+        statements: The program.
+        launches: The launches that run it, in order.
+        replaces: Numbers of the statements that need no launch of their own any more.
+        late: Whether values that the pattern does not store may have readers that other groups run without reading
+            these values. The pattern is selected only where such groups are.
+        measured: Whether the model does not predict the time, so that the pattern is used only where it was measured,
+            here or on a similar GPU.
+    """
 
     statements: tuple[Statement, ...]
     launches: tuple[LaunchPattern, ...]
@@ -72,7 +84,7 @@ class Pattern:
         late: bool = False,
         measured: bool = False,
     ) -> Pattern:
-        """By default one launch of all statements, which writes the outputs of the last."""
+        """Return a pattern of statements, by default with one launch of all that writes the outputs of the last."""
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
         launches = launches or (LaunchPattern(everything, statements[-1].outputs),)
@@ -81,7 +93,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A pattern found in a graph: the operation of each statement and the value of each name."""
+    """A match of a pattern in a graph: the operation of each statement and the value of each name."""
 
     operations: Mapping[int, Operation]
     values: Mapping[str, str]
@@ -93,14 +105,20 @@ def find(
     producers: Mapping[str, Operation],
     readers: Mapping[str, Sequence[Operation]] = MappingProxyType({}),
 ) -> Iterator[Binding]:
-    """Matches of the pattern with `last` as its last statement, one for each set of operations. `producers`: operations
-    by their outputs; `readers`: by their inputs, which patterns need that reach readers."""
-    known: set[frozenset[str]] = set()
-    for made in _bind(pattern, len(pattern.statements) - 1, last, producers, Binding({}, {})):
-        for binding in _bind_readers(pattern, producers, readers, made):
+    """Yield the matches of the pattern with `last` as its last statement, one for each set of operations.
+
+    Args:
+        pattern: The pattern.
+        last: The operation of the last statement.
+        producers: Operations by their outputs.
+        readers: Operations by their inputs, for patterns that reach from a value to its readers.
+    """
+    seen: set[frozenset[str]] = set()
+    for start in _bind(pattern, len(pattern.statements) - 1, last, producers, Binding({}, {})):
+        for binding in _bind_readers(pattern, producers, readers, start):
             names = frozenset(operation.name for operation in binding.operations.values())
-            if names not in known:
-                known.add(names)
+            if names not in seen:
+                seen.add(names)
                 yield binding
 
 
@@ -132,13 +150,13 @@ def _bind(
 def _bind_makers(
     pattern: Pattern, number: int, producers: Mapping[str, Operation], so_far: Binding
 ) -> Iterator[Binding]:
-    """Binds the statements before `number` whose outputs are bound."""
+    """Yield bindings in which the statements before `number` whose outputs are bound are bound, too."""
     for before, other in enumerate(pattern.statements[:number]):
-        made = next((so_far.values[name] for name in other.outputs if name in so_far.values), None)
-        if before not in so_far.operations and made is not None:
-            if made in producers:
-                for found in _bind(pattern, before, producers[made], producers, so_far):
-                    yield from _bind_makers(pattern, number, producers, found)
+        value = next((so_far.values[name] for name in other.outputs if name in so_far.values), None)
+        if before not in so_far.operations and value is not None:
+            if value in producers:
+                for binding in _bind(pattern, before, producers[value], producers, so_far):
+                    yield from _bind_makers(pattern, number, producers, binding)
             return
     yield so_far
 
@@ -146,22 +164,22 @@ def _bind_makers(
 def _bind_readers(
     pattern: Pattern, producers: Mapping[str, Operation], readers: Mapping[str, Sequence[Operation]], so_far: Binding
 ) -> Iterator[Binding]:
-    """Binds the statements left, each as a reader of a value that is bound."""
+    """Yield bindings of the remaining statements, each as a reader of a value that is bound."""
     for number, statement in enumerate(pattern.statements):
         read = next((so_far.values[name] for name in statement.inputs if name in so_far.values), None)
         if number not in so_far.operations and read is not None:
             for reader in readers.get(read, ()):
-                for found in _bind(pattern, number, reader, producers, so_far):
-                    yield from _bind_readers(pattern, producers, readers, found)
+                for binding in _bind(pattern, number, reader, producers, so_far):
+                    yield from _bind_readers(pattern, producers, readers, binding)
             return
     if len(so_far.operations) == len(pattern.statements):
         yield so_far
 
 
-def _agree(known: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:
-    """`known` with these names bound as well; None where one is bound to another value."""
-    found = dict(known)
+def _agree(bound: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:
+    """Return `bound` with these names bound as well; None where one is bound to another value."""
+    extended = dict(bound)
     for name, value in zip(names, values, strict=True):
-        if found.setdefault(name, value) != value:
+        if extended.setdefault(name, value) != value:
             return None
-    return found
+    return extended

@@ -1,4 +1,4 @@
-"""Selects fusion groups: those whose launches take less time than their operations one by one.
+"""Selection of fusion groups: those whose launches take less time than their operations one by one.
 
 A group is an operation of the program (`mbc.ops.fused`), with candidates, layouts and workspace like any other. Groups
 that overlap exclude one another, and those that save most are selected first.
@@ -21,10 +21,17 @@ from mbc.optimize.fusion.pattern import Binding, Pattern, find
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A match of a pattern in a program. `launches`, and the `positions` of the operations that they stand at;
-    `replaces`: operations by name; `unstored`: values that are then never stored. `late`: other operations may read
-    these, so it may be selected only where other groups run those operations without reading them. `measured`: no
-    estimate predicts its time."""
+    """A match of a pattern in a program.
+
+    Attributes:
+        launches: The launches that replace the operations.
+        positions: Positions in the program at which the launches run.
+        replaces: Names of the operations that the launches replace.
+        unstored: Values that are then never stored.
+        late: Whether other operations may read unstored values. Such a group may be selected only where other groups
+            run those operations without reading the values.
+        measured: Whether no estimate predicts the group's time, so that it must have been measured.
+    """
 
     launches: tuple[Operation, ...]
     positions: tuple[int, ...]
@@ -35,17 +42,18 @@ class Group:
 
     @property
     def reads(self) -> frozenset[str]:
+        """Values that the launches read."""
         return frozenset(name for launch in self.launches for name in launch.inputs)
 
     @property
     def recomputes(self) -> Mapping[str, tuple[Operation, ...]]:
-        """Convolutions, by name, that have launches of their own and are recomputed by these."""
-        found: dict[str, tuple[Operation, ...]] = {}
+        """Convolutions, by name, that keep launches of their own and that these launches recompute."""
+        launches: dict[str, tuple[Operation, ...]] = {}
         for launch in self.launches:
             product = names_of(launch)[0]
             if has_product(launch.attributes) and product not in self.replaces:
-                found[product] = (*found.get(product, ()), launch)
-        return found
+                launches[product] = (*launches.get(product, ()), launch)
+        return launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +65,51 @@ class Programs:
 
 
 def plain(graph: TrainingGraph) -> Programs:
-    """The programs without fusion."""
+    """Return the programs without fusion."""
     return Programs(graph.train, graph.infer)
 
 
 def fuse(table: CandidateTable, limit_bytes: int | None = None, layout: Layout | None = None) -> Programs:
-    """Both programs with the fusion groups that save time and need no more than `limit_bytes` of workspace, where all
-    images have one `layout`, or each launch its best one (None)."""
+    """Return both programs with the fusion groups that save time.
+
+    Args:
+        table: Candidates of the graph.
+        limit_bytes: Workspace that a launch may need; None: no limit.
+        layout: Layout of all images; None lets each launch have its best one.
+    """
     graph, (train, infer), constraints = table.graph, groups_of(table), _Constraints(limit_bytes, layout)
     return Programs(_fused(table, graph.train, train, constraints), _fused(table, graph.infer, infer, constraints))
 
 
 def all_groups(table: CandidateTable) -> tuple[Group, ...]:
-    """`groups_of` both programs."""
+    """Return the groups of both programs (`groups_of`)."""
     train, infer = groups_of(table)
     return (*train, *infer)
 
 
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """All matches of patterns that some kernel can run, of the training step and of inference; found once. Those that
-    have to be measured were, and what they recompute is bitwise the same."""
+    """Return all matches of patterns that some kernel can run, of the training step and of inference.
+
+    They are searched once for each table. Groups that have to be measured were, and the values they recompute are
+    bitwise the same.
+    """
     if "train" not in table.groups:
-        for name, found in zip(("train", "infer"), possible_groups(table), strict=True):
+        for name, matches in zip(("train", "infer"), possible_groups(table), strict=True):
             table.groups[name] = tuple(
                 group
-                for group in found
+                for group in matches
                 if is_measured(table, group) and table.recomputed.keys() >= group.recomputes.keys()
             )
     return table.groups["train"], table.groups["infer"]
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
-    """Whether the time of a group is known where it has to be."""
-    return not group.measured or all(map(table.known, group.launches))
+    """Return whether the time of a group is in a profile, if no estimate predicts it."""
+    return not group.measured or all(map(table.has_profiled_time, group.launches))
 
 
 def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """The same, including those that have to be measured before they may be selected."""
+    """Return all matches of patterns that some kernel can run, also those that have to be measured before selection."""
     if "possible" not in table.groups:
         graph = table.graph
         if "matches" not in table.groups:
@@ -104,28 +120,28 @@ def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Gro
     return table.groups["possible"]
 
 
-def _offered(table: CandidateTable, found: Sequence[Group]) -> tuple[Group, ...]:
-    return tuple(group for group in found if all(map(table.offered, group.launches)))
+def _offered(table: CandidateTable, matches: Sequence[Group]) -> tuple[Group, ...]:
+    return tuple(group for group in matches if all(map(table.offered, group.launches)))
 
 
 def kept(graph: TrainingGraph, program: Sequence[Operation]) -> frozenset[str]:
-    """Values that are read after the end of a program of the graph."""
+    """Return the values that are read after the end of a program of the graph."""
     if program is graph.infer:
         return frozenset(graph.infer_outputs)
     return frozenset((*graph.outputs, graph.loss, *graph.metrics, *(after for _, after in graph.updates)))
 
 
 def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Group, ...]:
-    """All matches of patterns in one program."""
+    """Return all matches of patterns in one program, whose `results` are read after its end."""
     producers = {output: operation for operation in program for output in operation.outputs}
     positions = {operation.name: position for position, operation in enumerate(program)}
     reading: dict[str, list[Operation]] = {}
     for operation in program:
         for name in operation.inputs:
             reading.setdefault(name, []).append(operation)
-    readers = {value: [operation.name for operation in found] for value, found in reading.items()}
+    readers = {value: [operation.name for operation in matches] for value, matches in reading.items()}
     at = _Positions(program, positions, readers, frozenset(results))
-    found: list[Group] = []
+    matches: list[Group] = []
     unfit: list[tuple[Pattern, Binding]] = []
     last_kinds: dict[str, list[Pattern]] = {}
     for pattern in PATTERNS:
@@ -135,24 +151,24 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
             for binding in find(pattern, operation, producers, reading):
                 group = at.group(pattern, binding)
                 if group is not None:
-                    found.append(group)
+                    matches.append(group)
                 elif pattern.late:
                     unfit.append((pattern, binding))
     if unfit:
-        spared = _spared(program, found)
+        spared = _spared(program, matches)
         left = {value: [name for name in names if (name, value) not in spared] for value, names in readers.items()}
         at = replace(at, readers=left)
         late = [group for pattern, binding in unfit if (group := at.group(pattern, binding)) is not None]
-        found += [replace(group, late=True) for group in late]
-    return tuple(found)
+        matches += [replace(group, late=True) for group in late]
+    return tuple(matches)
 
 
-def _spared(program: Sequence[Operation], found: Sequence[Group]) -> set[tuple[str, str]]:
-    """Pairs of an operation and an operand that some group runs it without reading."""
+def _spared(program: Sequence[Operation], matches: Sequence[Group]) -> set[tuple[str, str]]:
+    """Return pairs of an operation and an operand, where some group runs the operation without reading the operand."""
     by_name = {operation.name: operation for operation in program}
     return {
         (name, value)
-        for group in found
+        for group in matches
         for name in group.replaces
         for value in by_name[name].inputs
         if value not in group.reads
@@ -167,12 +183,15 @@ class _Positions:
     results: frozenset[str]
 
     def group(self, pattern: Pattern, binding: Binding) -> Group | None:
-        """The group of a match; None where another operation reads a value that it does not store, nothing reads one
-        that it does, or a launch comes after a reader."""
+        """Return the group of a match, or None where it cannot run.
+
+        It cannot run if another operation reads a value that it does not store, if no operation reads a value that it
+        stores, or if a launch comes after a reader.
+        """
         replaced = frozenset(binding.operations[number].name for number in pattern.replaces)
         given = {binding.values[name] for part in pattern.launches for name in part.writes}
-        made = {value for number in pattern.replaces for value in binding.operations[number].outputs}
-        unstored = made - given
+        outputs = {value for number in pattern.replaces for value in binding.operations[number].outputs}
+        unstored = outputs - given
         if any(self._wanted(value, replaced) for value in unstored):
             return None
         launches: list[Operation] = []
@@ -204,7 +223,7 @@ class _Positions:
         )
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
-        """Whether any other operation reads it."""
+        """Return whether an operation that is not replaced reads the value."""
         return value in self.results or not replaced.issuperset(self.readers.get(value, ()))
 
     def _in_time(self, launch: Operation, position: int, replaced: frozenset[str]) -> bool:
@@ -214,7 +233,7 @@ class _Positions:
 
 @dataclass(frozen=True, slots=True)
 class _Constraints:
-    """What candidates may need: so much workspace, and images in no other layout."""
+    """Limits for candidates: bytes of workspace, and one layout of images."""
 
     workspace_bytes: int | None
     layout: Layout | None
@@ -263,8 +282,10 @@ def _fused(
 def _with_late(
     table: CandidateTable, program: tuple[Operation, ...], taken: list[Group], group: Group, constraints: _Constraints
 ) -> list[Group]:
-    """`taken` with `group` in the place of those that it contains, if no other operation then reads a value that it
-    does not store, and it takes less time than what it replaces."""
+    """Return `taken` with `group` in the place of the groups that it contains, if that is possible and faster.
+
+    No other operation may then read a value that the group does not store.
+    """
     others = [other for other in taken if not other.replaces <= group.replaces]
     inside = [other for other in taken if other.replaces <= group.replaces]
     gone = group.replaces.union(*(other.replaces for other in others))
@@ -280,16 +301,19 @@ def _with_late(
 
 
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], constraints: _Constraints) -> float:
-    """The time of the operations one by one, each in its best layout, less that of the group; below zero where the
-    group cannot run."""
-    # In one order: a sum of the same times in another one may differ in its last bit, and decide between equal groups.
+    """Return the time that the group saves over its operations one by one, each in its best layout.
+
+    The result is below zero where the group cannot run.
+    """
+    # Names are sorted, since a sum of the same times in another order may differ in its last bit, and so decide between
+    # equal groups.
     return _gained_us(table, [by_name[name] for name in sorted(group.replaces)], group, constraints)
 
 
 def _gained_us(
     table: CandidateTable, one_by_one: Sequence[Operation], group: Group, constraints: _Constraints
 ) -> float:
-    """The same with other launches in the place of its operations."""
+    """Return the time that the group saves over the launches `one_by_one`; below zero where the group cannot run."""
     if not all(constraints.within(table.offered(launch)) for launch in group.launches):
         return -1.0
     candidates = comparable(table, group, (*one_by_one, *group.launches))
@@ -299,16 +323,22 @@ def _gained_us(
     fused = [constraints.within(constraints.in_layout(table, launch, candidates(launch))) for launch in group.launches]
     if not (all(singles) and all(fused)):
         return -1.0
-    return sum(min(c.time_us for c in found) for found in singles) - sum(
-        min(c.time_us for c in found) for found in fused
+    return sum(min(c.time_us for c in times) for times in singles) - sum(
+        min(c.time_us for c in times) for times in fused
     )
 
 
 def comparable(
     table: CandidateTable, group: Group, launches: Sequence[Operation]
 ) -> Callable[[Operation], Sequence[Candidate]] | None:
-    """Candidates whose times may be compared: where times of all launches are known, or left to their estimates, those;
-    else the model's. None where the model does not predict the group, or a launch of it failed to be measured."""
+    """Return a function that gives candidates whose times may be compared, or None.
+
+    If times of all launches are profiled, or left to their estimates, the function gives the table's candidates;
+    otherwise modelled ones.
+
+    Returns:
+        None where the model does not predict the group, or where measuring one of its launches failed.
+    """
     if all(map(table.timed, launches)):
         return lambda operation: table.candidates(operation, table.whole)
     return None if group.measured or any(map(table.failed, group.launches)) else table.modelled
@@ -321,9 +351,9 @@ def _rewritten(program: tuple[Operation, ...], taken: Iterable[Group]) -> tuple[
         replaced |= group.replaces
         for position, launch in zip(group.positions, group.launches, strict=True):
             launches.setdefault(position, []).append(launch)
-    found: list[Operation] = []
+    rewritten: list[Operation] = []
     for position, operation in enumerate(program):
-        found += launches.get(position, ())
+        rewritten += launches.get(position, ())
         if operation.name not in replaced:
-            found.append(operation)
-    return tuple(found)
+            rewritten.append(operation)
+    return tuple(rewritten)

@@ -1,4 +1,4 @@
-"""Give every buffer of a draft its address, in the arena and outside it."""
+"""Addresses of all buffers of a draft, in the arena and outside it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ from mbc.units import show_distinct, show_enough
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """`offsets` of all buffers, each from the start of its space. `live_bytes`: peak live bytes of the arena in listed
-    order, without longer live ranges by the concurrent stream: the lower bound of any placement."""
+    """Addresses of all buffers, and the sizes that they lead to.
+
+    Attributes:
+        offsets: Offset of each buffer from the start of its space.
+        arena_bytes: Bytes of the arena.
+        live_bytes: Peak live bytes of the arena in listed order, without the longer live ranges by the concurrent
+            stream: the lower bound of any placement.
+        host_bytes: Bytes in host memory.
+        peer_bytes: Bytes on peers.
+    """
 
     offsets: tuple[int, ...]
     arena_bytes: int
@@ -28,12 +36,19 @@ class Placed:
 
 
 def assign_addresses(
-    draft: Draft, available_bytes: int = 0, thorough: bool = True, known: Mapping[int, int] | None = None
+    draft: Draft, available_bytes: int = 0, thorough: bool = True, fixed: Mapping[int, int] | None = None
 ) -> Placed:
-    """In each space persistent buffers at the bottom, above them the two programs, which never run at the same time.
+    """Return an address for every buffer.
 
-    `available_bytes`: an arena of this size is small enough. Not `thorough`: one quick pass. `known`:
-    offsets of blocks in the arena above the persistent buffers, by owner; the program's other blocks go between them.
+    In each space persistent buffers are at the bottom. Above them are the two programs, which never run at the same
+    time.
+
+    Args:
+        draft: Launches and buffers.
+        available_bytes: A size of the arena that is small enough.
+        thorough: Whether placement is improved after one quick pass.
+        fixed: Offsets of blocks in the arena above the persistent buffers, by owner; the program's other blocks go
+            between them.
     """
     offsets = [0] * len(draft.buffers)
     ends: dict[Space, int] = {}
@@ -49,7 +64,7 @@ def assign_addresses(
         for program in (draft.train, draft.infer):
             program_blocks = blocks_to_place(program, draft.buffers, persistent, space)
             owned = {i: block.buffers[0] for i, block in enumerate(program_blocks)}
-            there = {i: known[owner] for i, owner in owned.items() if owner in known} if known else {}
+            there = {i: fixed[owner] for i, owner in owned.items() if owner in fixed} if fixed else {}
             if there:
                 places, height = place_around(program_blocks, there)
             else:
@@ -58,8 +73,8 @@ def assign_addresses(
                 offsets[owner] = base + places[i]
             serial = serial_program(program)
             same = serial is program and not any(contiguous(program))
-            found = program_blocks if same else blocks(serial, draft.buffers, persistent, space)
-            top, live = max(top, height), max(live, peak_bytes(found)[0])
+            serial_blocks = program_blocks if same else blocks(serial, draft.buffers, persistent, space)
+            top, live = max(top, height), max(live, peak_bytes(serial_blocks)[0])
         ends[space], lives[space] = base + top, base + live
     owners_ = owners(draft.buffers)
     for bucket in contiguous(draft.train):
@@ -72,7 +87,17 @@ def assign_addresses(
 
 
 def check_outside(placed: Placed, host_bytes: int | None, peer_bytes: int, network: str) -> None:
-    """MBC210 where a plan needs more outside the arena than the limits (None: there is none)."""
+    """Raise MBC210 unless a plan keeps within the limits outside the arena.
+
+    Args:
+        placed: The plan's addresses.
+        host_bytes: Limit of host memory; None: no limit.
+        peer_bytes: Limit of memory on peers.
+        network: Name of the network, for the message.
+
+    Raises:
+        MbcError: MBC210, where the plan needs more than a limit.
+    """
     limits = (("host", "host memory", placed.host_bytes, host_bytes), ("peers", "peers", placed.peer_bytes, peer_bytes))
     for setting, where, taken_bytes, limit_bytes in limits:
         if limit_bytes is None or taken_bytes <= limit_bytes:

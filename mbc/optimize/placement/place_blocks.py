@@ -1,8 +1,9 @@
-"""Give every block an offset: no two blocks that are live at the same launch may overlap.
+"""Offsets of blocks: no two blocks that are live at the same launch may overlap.
 
-Greedy best-fit placement in several orders; then repeated skyline placement (`mbc.optimize.placement.skyline`); of few
-blocks the order is annealed. Where that exceeds the memory that is available though the lower bound, the peak live
-bytes, does not, the placement is searched (`mbc.optimize.placement.skyline_search`).
+Blocks are placed by greedy best fit in several orders, then by repeated skyline placement
+(`mbc.optimize.placement.skyline`). If there are few blocks, their order is annealed. If the result exceeds the
+available memory although the lower bound, the peak live bytes, does not, a placement is searched
+(`mbc.optimize.placement.skyline_search`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 
 
 def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True) -> tuple[list[int], int]:
-    """Offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
+    """Return the offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
 
-    `enough_bytes`: a height that needs no improvement, and that is worth a search where the blocks may fit it. Not
-    `thorough`: one quick pass.
+    Args:
+        blocks: The blocks.
+        enough_bytes: A height that needs no improvement. If the blocks may fit it, a placement is searched.
+        thorough: Whether placement is improved after one quick pass.
     """
     if not blocks:
         return [], 0
@@ -63,7 +66,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 
 
 def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
-    """Offsets of the blocks within `available_bytes`; None where they are not found quickly."""
+    """Return the offsets of the blocks within `available_bytes`; None where none are found quickly."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
     offsets, reached = _greedy(blocks, order, most_bytes=available_bytes + 1)
     if reached <= available_bytes:
@@ -77,19 +80,23 @@ def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | Non
 
 
 def place_around(
-    blocks: Sequence[Block], known: Mapping[int, int], most_bytes: int = HIGHEST_BYTES
+    blocks: Sequence[Block], fixed: Mapping[int, int], most_bytes: int = HIGHEST_BYTES
 ) -> tuple[list[int], int]:
-    """Offsets of the blocks and the height they reach, where those of some are `known`. A placement that reaches
-    `most_bytes` is given up: its offsets mean nothing."""
-    rest = sorted(set(range(len(blocks))) - known.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
-    return _greedy(blocks, rest, known, most_bytes)
+    """Return the offsets of the blocks and the height they reach, where some blocks have `fixed` offsets.
+
+    A placement that reaches `most_bytes` is abandoned: its offsets have no meaning.
+    """
+    rest = sorted(set(range(len(blocks))) - fixed.keys(), key=lambda i: (-blocks[i].size_bytes, blocks[i].start))
+    return _greedy(blocks, rest, fixed, most_bytes)
 
 
 def _improved(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Improve the placement of the large blocks: by the skyline heuristic, and by annealing the order of few; smaller
-    blocks then fill the gaps."""
+    """Improve the placement of the large blocks: by the skyline heuristic, and by annealing if there are few.
+
+    Smaller blocks then fill the gaps.
+    """
 
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
         return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
@@ -98,25 +105,26 @@ def _improved(
     for count in effort.SMALL_BLOCK_DIVISORS:
         before, large = large, [i for i in order if blocks[i].size_bytes * count >= bound]
         for places in fill_up([blocks[i] for i in large], good) if large != before else ():
-            offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
+            offsets, height = min((offsets, height), filled(large, places), key=lambda placement: placement[1])
             if height <= good:
                 return offsets, height
     if large and len(large) ** 2 * effort.ANNEAL_MIN_ROUNDS <= effort.ANNEAL_WORK:
         chosen = [blocks[i] for i in large]
         start, reached = _lowest_first(chosen, range(len(chosen)))
         places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
-        offsets, height = min((offsets, height), filled(large, places), key=lambda found: found[1])
+        offsets, height = min((offsets, height), filled(large, places), key=lambda placement: placement[1])
     return offsets, height
 
 
 def _searched(blocks: Sequence[Block], bound: int, good: int, height: int) -> tuple[list[int], int] | None:
-    """Offsets within `good` by the skyline search, else as low below `height` as it finds them; None: no lower.
+    """Return offsets within `good` by the skyline search, else the lowest below `height`; None if there are none.
 
-    The lower bound itself is tried for a short time, since least may be wasted there and dead ends are seen soonest.
-    Half of the effort is for `good`, half of the rest for the height between that and the lowest found, and so on.
+    The lower bound itself is tried for a short time, since the least may be wasted there, and dead ends are noticed
+    soonest. Half of the effort is for `good`, half of the rest for the height between `good` and the lowest height so
+    far, and so on.
     """
     nodes = min(effort.SKYLINE_SEARCH_NODES, effort.SKYLINE_SEARCH_WORK // len(blocks) ** 2)
-    found: tuple[list[int], int] | None = None
+    best: tuple[list[int], int] | None = None
     failed, limit = good, bound
     for _ in range(effort.SKYLINE_SEARCH_LIMITS):
         most_nodes = nodes // (2 if limit >= good else effort.SKYLINE_SEARCH_BOUND_DIVISOR)
@@ -124,32 +132,34 @@ def _searched(blocks: Sequence[Block], bound: int, good: int, height: int) -> tu
         nodes -= most_nodes
         if offsets is not None:
             height = max(offset + block.size_bytes for offset, block in zip(offsets, blocks, strict=True))
-            found = offsets, height
+            best = offsets, height
             if height <= good:
                 break
         elif limit >= good:
             failed = limit
         limit = good if limit < good else (failed + height) // 2
-    return found
+    return best
 
 
 def _greedy(
     blocks: Sequence[Block],
     order: Sequence[int],
-    known: Mapping[int, int] | None = None,
+    fixed: Mapping[int, int] | None = None,
     most_bytes: int = HIGHEST_BYTES,
 ) -> tuple[list[int], int]:
-    """Place in the given order, each block into the smallest gap that holds it, else on top; others have offsets that
-    are `known`. What reaches `most_bytes` is given up."""
+    """Place blocks in the given order, each into the smallest gap that holds it, else on top.
+
+    Other blocks have `fixed` offsets. A placement that reaches `most_bytes` is abandoned.
+    """
     offsets = [0] * len(blocks)
     # The placed blocks, ordered by offset.
     lows, highs, starts, stops = placed = [np.zeros(len(blocks), np.int64) for _ in range(4)]
-    count = len(known) if known else 0
-    for at, (offset, i) in enumerate(sorted((offset, i) for i, offset in known.items()) if known else ()):
+    count = len(fixed) if fixed else 0
+    for at, (offset, i) in enumerate(sorted((offset, i) for i, offset in fixed.items()) if fixed else ()):
         offsets[i] = lows[at] = offset
         highs[at], starts[at], stops[at] = offset + blocks[i].size_bytes, blocks[i].start, blocks[i].stop
     reached = int(highs.max(initial=0))
-    # In the order of their starts, a block that has ended conflicts with none of the later ones, and all others do.
+    # In the order of their starts, a block that has ended conflicts with none of the later ones; all others do.
     forgetting = not count and all(blocks[a].start <= blocks[b].start for a, b in pairwise(order))
     for i in order:
         if reached >= most_bytes:
@@ -185,9 +195,9 @@ def _greedy(
 def _anneal(
     blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
-    """Move single blocks within the order and place again, at first also where that is a little worse.
+    """Move single blocks within the order and place again; at first accept orders that are a little worse.
 
-    Seeded and counted in placements, never in seconds: the same blocks get the same offsets.
+    The search is seeded and counted in placements, never in seconds: the same blocks get the same offsets.
     """
     draw = random.Random(0)
     rounds = min(effort.ANNEAL_MAX_ROUNDS, effort.ANNEAL_WORK // len(blocks) ** 2)
@@ -207,7 +217,7 @@ def _anneal(
 
 
 def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
-    """Place in the given order, each block at the lowest place where it fits. For few blocks faster than `_greedy`."""
+    """Place blocks in the given order, each at the lowest offset where it fits; faster than `_greedy` for few blocks."""
     offsets = [0] * len(blocks)
     placed: list[tuple[int, int, int, int]] = []  # low, high, start, stop, ordered by low
     reached = 0

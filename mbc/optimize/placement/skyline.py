@@ -1,10 +1,10 @@
-"""Skyline placement: the lowest gap of the skyline gets the first of the blocks whose live range lies within it; where
-there is none, the gap is lost and the next lowest is filled.
+"""Skyline placement: the lowest gap of the skyline gets the first block whose live range is within it.
 
-The best fit of Burke, Kendall and Whitwell ("A new placement heuristic for the orthogonal stock-cutting problem", 2004)
-as Sekiyama et al. take it to memory ("Profile-guided memory optimization for deep neural networks", 2018), the blocks
-that live longest first. Blocks that end up too high then come earlier in the next round, as in "Squeaky wheel"
-optimization (Joslin and Clements, 1999).
+Where there is no such block, the gap is lost and the next lowest is filled. This is the best fit of Burke, Kendall and
+Whitwell ("A new placement heuristic for the orthogonal stock-cutting problem", 2004) as Sekiyama et al. apply it to
+memory ("Profile-guided memory optimization for deep neural networks", 2018), the blocks that live longest first. Blocks
+that end up too high then come earlier in the next round, as in "Squeaky wheel" optimization (Joslin and Clements,
+1999).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mbc.optimize.schedule.liveness import Block, peak_bytes
 
 
 def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = effort.SKYLINE_MAX_ROUNDS) -> Iterator[list[int]]:
-    """Offsets of the blocks, those of each round that reaches at most `good` or lower than all before.
+    """Yield offsets of the blocks for each round that reaches at most `good`, or lower than all rounds before.
 
-    Seeded and counted in rounds, never in seconds: the same blocks get the same offsets.
+    The search is seeded and counted in rounds, never in seconds: the same blocks get the same offsets.
     """
     sizes = np.array([block.size_bytes for block in blocks], np.int64)
     lives = np.array([block.stop - block.start for block in blocks], float)
@@ -45,14 +45,14 @@ def fill_up(blocks: Sequence[Block], good: int, most_rounds: int = effort.SKYLIN
 
 
 def _filled(blocks: Sequence[Block]) -> list[int]:
-    """Offsets, the first of the blocks that fit a gap being placed in it."""
+    """Return the offsets; each gap gets the first of the blocks that fit it."""
     times = sorted({time for block in blocks for time in (block.start, block.stop)})
     number = {time: i for i, time in enumerate(times)}
     starts = [number[block.start] for block in blocks]
     stops = [number[block.stop] for block in blocks]
     sizes = [block.size_bytes for block in blocks]
-    # Sets of blocks as bits of integers, the first block lowest: those that start at each time or later, those that
-    # stop at it or earlier, and those that are left. The first block that fits a gap is then found by bit operations.
+    # Sets of blocks are bits of integers, the first block lowest: blocks that start at each time or later, blocks that
+    # stop at that time or earlier, and blocks that are not placed yet. Bit operations find the first that fits a gap.
     since, until = [0] * len(times), [0] * len(times)
     for i in range(len(blocks)):
         since[starts[i]] |= 1 << i
@@ -63,8 +63,8 @@ def _filled(blocks: Sequence[Block]) -> list[int]:
         until[time + 1] |= until[time]
     left = (1 << len(blocks)) - 1
     offsets = [0] * len(blocks)
-    # Gaps of the skyline, each by the time at which it begins: when it ends, and its height (-1: none begins then).
-    # `begins`: of the gap that ends at a time. `lowest`: a heap of (height, begin), some of them outdated.
+    # Gaps of the skyline, each by the time at which it begins: its height (-1: none begins then) and its end. `begins`:
+    # the begin of the gap that ends at a time. `lowest`: a heap of (height, begin), some of them outdated.
     heights, ends, begins = [-1] * len(times), [0] * len(times), [0] * len(times)
     heights[0], ends[0] = 0, last
     lowest = [(0, 0)]
@@ -91,7 +91,7 @@ def _filled(blocks: Sequence[Block]) -> list[int]:
             if high < end:
                 heights[high], ends[high], begins[end] = height, end, high
                 heappush(lowest, (height, high))
-        else:  # lost up to the lower neighbour, or to both where they are level
+        else:  # the gap is lost up to the lower neighbour, or to both where they are level
             heappop(lowest)
             before = heights[begins[begin]] if begin else too_high
             behind = heights[end] if end < last else too_high

@@ -1,9 +1,9 @@
 """Skyline search: a depth-first search for a placement within a limit, which is complete where it ends by itself.
 
 Blocks are placed bottom-up, always into the narrowest gap of the skyline, a segment between two higher ones. Up to the
-lower of its walls only blocks that live within a gap can lie there, so that few can come first at its edge, and columns
-before that one are wasted. Each column may waste the limit less its live bytes, its slack: where the slack allows no
-block at an edge, the branch is dead (`mbc.optimize.placement.skyline_state`).
+lower of its walls only blocks that live within a gap can be placed there, so that few can come first at its edge, and
+columns before that one are wasted. Each column may waste the limit less its live bytes, its slack: where the slack
+allows no block at an edge, the branch is dead (`mbc.optimize.placement.skyline_state`).
 
 A dead end is explained by the columns that it depends on. Decisions that changed none of these are undone at once
 (conflict-directed backjumping: Prosser, "Hybrid algorithms for the constraint satisfaction problem", 1993), and a state
@@ -24,9 +24,9 @@ from mbc.optimize.schedule.liveness import Block
 
 
 def search(blocks: Sequence[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
-    """Offsets of the blocks within `limit_bytes`; None where there are none, or none are found among so many nodes.
+    """Return offsets of the blocks within `limit_bytes`; None where `most_nodes` nodes have no solution.
 
-    Seeded and counted in nodes, never in seconds: the same blocks get the same offsets.
+    The search is seeded and counted in nodes, never in seconds: the same blocks get the same offsets.
     """
     if not blocks:
         return []
@@ -48,8 +48,15 @@ def search(blocks: Sequence[Block], limit_bytes: int, most_nodes: int) -> list[i
 
 @dataclass(slots=True)
 class _Node:
-    """A state, the gap (`segment`) that is filled next, and the options that are left for it, the best last. `touched`:
-    columns that the present option changed; `conflict`: columns that the failures of those before depend on."""
+    """A state of the search, and the options that are left for its next gap.
+
+    Attributes:
+        state: The state.
+        segment: The gap that is filled next.
+        options: Options that are left, the best last.
+        conflict: Columns that the failures of the options before depend on.
+        touched: Columns that the present option changed.
+    """
 
     state: State
     segment: int
@@ -59,8 +66,13 @@ class _Node:
 
 
 class _Tree:
-    """The search tree of one limit. `failed`: what states that failed depended on, kept from one descent to the next;
-    `exhausted`: there is no placement."""
+    """The search tree of one limit.
+
+    Attributes:
+        packing: The blocks and the limit.
+        failed: The columns that the failures of states depended on, by state, kept from one descent to the next.
+        exhausted: Whether there is no placement.
+    """
 
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
@@ -68,7 +80,7 @@ class _Tree:
         self.exhausted = False
 
     def descend(self, ranks: Sequence[float], most_nodes: int) -> list[int] | None:
-        """Offsets that are found depth first within so many nodes, blocks of high rank first."""
+        """Return offsets from a depth-first search over at most `most_nodes` nodes, blocks of high rank first."""
         packing = self.packing
         state, conflict = packing.empty()
         stack = [self._node(state, ranks)] if conflict is None else []
@@ -92,7 +104,7 @@ class _Tree:
         return None
 
     def _backjump(self, stack: list[_Node], conflict: Columns) -> None:
-        """Back to the last node whose present option is among the reasons of the conflict and that has another one."""
+        """Go back to the last node that has another option and whose present option is a reason of the conflict."""
         while stack:
             node = stack[-1]
             if node.touched[0] < conflict[1] and conflict[0] < node.touched[1]:

@@ -1,7 +1,7 @@
 """The skyline of a partial placement, how it grows, and where it is stuck: the states of `skyline_search`.
 
-Columns of time are the maximal sets of blocks that are live at once, and no block can lie lower than it does. Both are
-as in Moffitt, "MiniMalloc: a lightweight memory allocator for hardware-accelerated machine learning", 2023.
+Columns of time are the maximal sets of blocks that are live at once, and no block can be placed lower than it is. Both
+are as in Moffitt, "MiniMalloc: a lightweight memory allocator for hardware-accelerated machine learning", 2023.
 """
 
 from __future__ import annotations
@@ -17,18 +17,24 @@ Columns = tuple[int, int]  # [begin, end)
 
 
 def hull(a: Columns, b: Columns) -> Columns:
+    """Return the smallest range of columns that contains both."""
     return min(a[0], b[0]), max(a[1], b[1])
 
 
 def with_walls(columns: Columns) -> Columns:
-    """With the column to either side."""
+    """Return the columns with the column to either side."""
     return columns[0] - 1, columns[1] + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The block that comes first at an edge of a gap, and the columns up to it, which waste `height` each. None: no
-    block lies on the ground of the gap, and all of it is wasted."""
+    """A block that comes first at an edge of a gap, and the columns up to it.
+
+    Attributes:
+        block: The block; None: no block is placed at the bottom of the gap, and all of it is wasted.
+        wasted: The columns up to the block.
+        height: Bytes that each of these columns wastes.
+    """
 
     block: int | None
     wasted: Columns
@@ -36,14 +42,21 @@ class Option:
 
     @property
     def area(self) -> int:
+        """Bytes times columns that are wasted."""
         return self.height * (self.wasted[1] - self.wasted[0])
 
 
 @dataclass(slots=True)
 class State:
-    """`edges`: where segments of the skyline begin, and the end of the last one; `heights`: of the segments; `left`:
-    the blocks that are not placed; `slack`: what each column may still waste; `gaps`: end and options of each gap, by
-    its first column."""
+    """A partial placement.
+
+    Attributes:
+        edges: Columns at which the segments of the skyline begin, and the end of the last one.
+        heights: Heights of the segments.
+        left: The blocks that are not placed, as bits.
+        slack: Bytes that each column may still waste.
+        gaps: End and options of each gap, by its first column.
+    """
 
     edges: list[int]
     heights: list[int]
@@ -53,22 +66,25 @@ class State:
 
     @property
     def key(self) -> int:
-        """Slack and gaps follow from the rest."""
+        """A hash of the state; slack and gaps follow from the hashed fields."""
         return hash((self.left, tuple(self.edges), tuple(self.heights)))
 
     def segment(self, column: int) -> int:
+        """Return the number of the segment that contains a column."""
         return bisect_right(self.edges, column, 0, len(self.heights)) - 1
 
     def waste(self, columns: Columns, height: int) -> None:
+        """Subtract `height` from the slack of the columns."""
         self.slack = self.slack.copy()  # states share it
         for column in range(*columns):
             self.slack[column] -= height
 
 
 class Packing:
-    """Blocks to be packed below a limit. Sets of them are bits of integers, first those that start first."""
+    """Blocks to be packed below a limit. Sets of blocks are bits of integers, blocks that start first lowest."""
 
     def __init__(self, blocks: Sequence[Block], limit_bytes: int) -> None:
+        """Divide time into columns, and order the blocks by their start."""
         starts, stops, self.columns = columns_of(blocks)
         self.limit = limit_bytes - limit_bytes % math.gcd(*(block.size_bytes for block in blocks))
         self.order = sorted(range(len(blocks)), key=lambda i: (starts[i], -stops[i], -blocks[i].size_bytes))
@@ -78,7 +94,7 @@ class Packing:
         self.lives = [stop - start for start, stop in zip(self.starts, self.stops, strict=True)]
         self.slack = [self.limit] * self.columns
         self.starting, self.stopping = [0] * (self.columns + 1), [0] * (self.columns + 1)
-        self.twins: list[int] = []  # the block before, where it is equal: it is placed before
+        self.twins: list[int] = []  # the bit of the block before, where it is equal: it is placed before
         before = None
         for i, block in enumerate(zip(self.starts, self.stops, self.sizes, strict=True)):
             start, stop, size = block
@@ -89,7 +105,7 @@ class Packing:
             self.twins.append(1 << i - 1 if block == before else 0)
             before = block
         self.distinct = sorted(set(self.sizes))
-        self.small = [0]  # the blocks of none of these sizes, of the smallest, of the two smallest, …
+        self.small = [0]  # the blocks of the n smallest sizes, n = 0, 1, 2, …
         for size in self.distinct:
             self.small.append(self.small[-1] | sum(1 << i for i, other in enumerate(self.sizes) if other == size))
         self.since, self.until = self.starting.copy(), self.stopping.copy()
@@ -98,14 +114,14 @@ class Packing:
             self.until[column + 1] |= self.until[column]
 
     def empty(self) -> tuple[State, Columns | None]:
-        """The state without a block, and the columns of a conflict where there is no placement."""
+        """Return the state without a block, and the columns of a conflict where there is no placement."""
         state = State([0, self.columns], [0], (1 << len(self.order)) - 1, self.slack, {})
         if min(self.slack) < 0:
             return state, (0, self.columns)
         return state, self._settled(state, (0, self.columns))[1]
 
     def decided(self, old: State, segment: int, option: Option) -> tuple[State, Columns, Columns | None]:
-        """The state after an option for a gap, the columns that it changed, and those of a conflict."""
+        """Return the state after an option for a gap, the columns that the option changed, and those of a conflict."""
         begin, end, ground = old.edges[segment], old.edges[segment + 1], old.heights[segment]
         left, edges, heights = old.left, [begin], [ground]
         if option.block is not None:
@@ -125,7 +141,7 @@ class Packing:
         return state, *self._settled(state, (begin, end))
 
     def depth(self, state: State, segment: int) -> int:
-        """Of a gap, below the lower of its walls; not positive: the segment is none."""
+        """Return the depth of a segment below the lower of its walls; the segment is a gap if that is positive."""
         return min(self._walls(state, segment)) - state.heights[segment]
 
     def _walls(self, state: State, segment: int) -> tuple[int, int]:
@@ -134,8 +150,11 @@ class Packing:
         return left, heights[segment + 1] if segment + 1 < len(heights) else self.limit
 
     def _settled(self, state: State, changed: Columns) -> tuple[Columns, Columns | None]:
-        """Where the skyline changed, join level segments, waste gaps in which no block lives, and find the options of
-        others: all columns that changed, and those of a conflict."""
+        """Update the skyline where it changed, and return all columns that changed, and those of a conflict.
+
+        Level segments are joined, gaps in which no block lives are wasted, and the options of the other gaps are
+        computed.
+        """
         edges, heights, gaps = state.edges, state.heights, state.gaps
         at = max(state.segment(changed[0]) - 1, 0)
         while state.left and at < len(heights) and edges[at] <= changed[1]:
@@ -162,22 +181,22 @@ class Packing:
         return changed, None
 
     def _options(self, state: State, segment: int, inside: int) -> list[Option]:
-        """What may come first at that edge of a gap which leaves less choice; nothing at a dead end."""
+        """Return the options at that edge of a gap which leaves fewer of them; none at a dead end."""
         begin, end, slack = state.edges[segment], state.edges[segment + 1], state.slack
         left, right = (wall - state.heights[segment] for wall in self._walls(state, segment))
         depth = min(left, right)
         best: list[Option] | None = None
         for column, wall, at_edge in (begin, left, self.starting[begin]), (end - 1, right, self.stopping[end]):
             first, needed = inside & at_edge, depth - slack[column]
-            found: list[Option] = []
+            options: list[Option] = []
             for i in _members(first):
                 needed -= self.sizes[i]
                 if not self.twins[i] & state.left:
-                    found.append(Option(i, (begin, begin), 0))
+                    options.append(Option(i, (begin, begin), 0))
             if needed > 0:
                 return []
             for i in _members(inside & ~first) if slack[column] else ():
-                if best is not None and len(found) >= len(best):
+                if best is not None and len(options) >= len(best):
                     break
                 wasted = (begin, self.starts[i]) if best is None else (self.stops[i], end)
                 height = min(self.sizes[i], wall)
@@ -186,23 +205,25 @@ class Packing:
                     and not self._fits(state, wasted, height)
                     and height <= min(slack[wasted[0] : wasted[1]])
                 ):
-                    found.append(Option(i, wasted, height))
-            if best is None or len(found) < len(best):
-                best = found
+                    options.append(Option(i, wasted, height))
+            if best is None or len(options) < len(best):
+                best = options
         best = best or []
         if depth <= min(slack[begin:end]) and not self._fits(state, (begin, end), depth):
             best.append(Option(None, (begin, end), depth))
         return best
 
     def _fits(self, state: State, wasted: Columns, height: int) -> bool:
-        """Whether a block that is left fits what would be wasted: another solution has it there."""
+        """Return whether a block that is left fits the wasted columns: another solution then has the block there."""
         low = self.small[bisect_right(self.distinct, height)]
         return bool(self.since[wasted[0]] & self.until[wasted[1]] & state.left & low)
 
 
 def columns_of(blocks: Sequence[Block]) -> tuple[list[int], list[int], int]:
-    """First column and end of each block, and how many columns there are. Two blocks share a column if and only if they
-    are live at the same launch."""
+    """Return the first column and the end of each block, and the number of columns.
+
+    Two blocks share a column if and only if they are live at the same launch.
+    """
     starting: dict[int, list[int]] = {}
     stopping: dict[int, list[int]] = {}
     for i, block in enumerate(blocks):

@@ -45,7 +45,7 @@ class Decided:
         problem, available_bytes = self.problem, self.problem.available_bytes
         whole = self._with_workspaces(free_bytes(self.draft, available_bytes - spared_bytes))
         for found in self._found(whole):
-            placed = assign_addresses(found.draft, available_bytes, known=found.known)
+            placed = assign_addresses(found.draft, available_bytes, fixed=found.known)
             if placed.arena_bytes <= available_bytes:
                 as_fast = found.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole)
                 return Solution(found.draft, placed, problem.table), as_fast

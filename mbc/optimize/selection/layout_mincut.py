@@ -23,7 +23,7 @@ from mbc.optimize.candidates.table import CandidateTable
 
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
 _UNITS_PER_US = 10_000  # capacities are whole numbers
-_NEVER = 1 << 44  # more than any step takes, and small enough that sums do not overflow
+_NEVER = 1 << 44  # larger than the time of any step, and small enough that sums do not overflow
 
 # Source and sink of the flow: fixed labels.
 _LAST_END, _FIRST_END = 0, 1
@@ -33,8 +33,13 @@ Options = Mapping[tuple[Layout, ...], Point]  # the best candidate of an operati
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """`operations`: the layouts of each one's operands, by name; `states`: layout of each state that this program
-    reads. `total_us`: of all kernels and conversions."""
+    """The layouts of a program.
+
+    Attributes:
+        operations: Layouts of the operands of each operation, by name.
+        states: Layout of each state that the program reads.
+        total_us: Time of all kernels and conversions.
+    """
 
     operations: Mapping[str, tuple[Layout, ...]]
     states: Mapping[str, Layout]
@@ -56,14 +61,14 @@ class _Cut:
         return self.count - 1
 
     def pair(self, last: int, first: int, cost: int) -> None:
-        """A cost where label `last` is channels last and label `first` is channels first."""
+        """Add a cost that applies where label `last` is channels last and label `first` is channels first."""
         if cost and last != first:
             self.tails.append(last)
             self.heads.append(first)
             self.capacities.append(min(cost, _NEVER))
 
     def single(self, node: int, first: int, last: int) -> None:
-        """The unary costs of one node."""
+        """Add the unary costs of one node."""
         least = min(first, last)
         self.constant += least
         self.pair(_LAST_END, node, first - least)
@@ -74,7 +79,7 @@ class _Cut:
         self.pair(b, a, _NEVER)
 
     def solve(self) -> tuple[frozenset[int], float]:
-        """The nodes that are channels last, and the total in microseconds."""
+        """Return the nodes that are channels last, and the total in microseconds."""
         # Heavy, and only needed here.
         from ortools.graph.python import max_flow  # pyright: ignore[reportMissingTypeStubs]
 
@@ -91,7 +96,7 @@ class _Cut:
 
 
 def _units(time_us: float) -> int:
-    return int(time_us * _UNITS_PER_US)  # down, so that the total is a bound
+    return int(time_us * _UNITS_PER_US)  # rounded down, so that the total is a bound
 
 
 def label(
@@ -101,7 +106,15 @@ def label(
     options: Mapping[str, Options],
     states: Mapping[str, Layout] | None = None,
 ) -> Labelling:
-    """The fastest labelling of one program. `options` by operation; `states`: their layouts where they are fixed."""
+    """Return the fastest labelling of one program.
+
+    Args:
+        table: Candidates of the graph.
+        program: Operations in order.
+        inputs: Values that exist before the program, all channels first.
+        options: The best candidate of each operation in each combination of layouts.
+        states: Layouts of the states, if they are fixed.
+    """
     return _Labeller(table, options, states).run(program, inputs)
 
 
@@ -143,15 +156,15 @@ class _Labeller:
         return name in self.table.layouted
 
     def _written(self, name: str) -> int:
-        """The label of the layout that a value is written in; one that nothing in the program writes is a state."""
-        known = self.written.get(name)
-        if known is None:
+        """Return the label of the layout that a value is written in; a value that no operation writes is a state."""
+        node = self.written.get(name)
+        if node is None:
             if self.settled is not None:
-                known = _LAST_END if self.settled[name] is LAST else _FIRST_END
+                node = _LAST_END if self.settled[name] is LAST else _FIRST_END
             else:
-                known = self.states[name] = self.cut.node()
-            self.written[name] = known
-        return known
+                node = self.states[name] = self.cut.node()
+            self.written[name] = node
+        return node
 
     def _operation(self, operation: Operation) -> None:
         kind = kind_of(operation)
@@ -179,7 +192,7 @@ class _Labeller:
             self.readers.setdefault(name, []).append(label_)
 
     def _labels(self, operation: Operation) -> tuple[int, int]:
-        """Nodes for the layouts of inputs and of outputs, with what the operation costs in them."""
+        """Return the nodes of an operation's input and output layouts, and add its costs to the cut."""
         cost = self._costs(operation)
         if not any(self._matters(name) for name in (*operation.inputs, *operation.outputs)):
             self.cut.constant += cost[False, False]
@@ -190,24 +203,24 @@ class _Labeller:
             return node, node
         source, result = self.cut.node(), self.cut.node()
         first, last = cost[False, False], cost[True, True]
-        # Four costs as two unary ones and a pairwise one. That is exact if the two mixed labellings together cost no
-        # less than the two uniform ones; where they cost less, the difference is left out.
+        # Four costs become two unary costs and a pairwise one. This is exact if the two mixed labellings together cost
+        # no less than the two uniform ones; otherwise the difference is left out.
         self.cut.single(source, first, cost[True, False])
         self.cut.single(result, 0, last - cost[True, False])
         self.cut.pair(result, source, max(0, cost[False, True] + cost[True, False] - first - last))
         return source, result
 
     def _key(self, operation: Operation) -> tuple[Any, ...]:
-        """The key under which costs are shared."""
+        """Return the key under which operations share costs."""
         matters = tuple(map(self.table.layouted.__contains__, (*operation.inputs, *operation.outputs)))
         return id(self.options[operation.name]), len(operation.inputs), matters
 
     def _costs(self, operation: Operation) -> dict[tuple[bool, bool], int]:
-        """Cost by whether inputs and whether outputs are channels last."""
+        """Return the cost for each pair of (inputs are channels last, outputs are channels last)."""
         key = self._key(operation)
-        known = self.costs.get(key)
-        if known is not None:
-            return known
+        cached = self.costs.get(key)
+        if cached is not None:
+            return cached
         cost = dict.fromkeys(((a, b) for a in (False, True) for b in (False, True)), _NEVER)
         for layouts, point in self.options[operation.name].items():
             for ends in _keys(self._relevant(operation, layouts)):
@@ -216,7 +229,7 @@ class _Labeller:
         return cost
 
     def _relevant(self, operation: Operation, layouts: tuple[Layout, ...]) -> tuple[set[Layout], set[Layout]]:
-        """Layouts among the inputs and among the outputs whose layout matters."""
+        """Return the layouts among the inputs, and among the outputs, whose layout matters."""
         count = len(operation.inputs)
         pairs = list(zip((*operation.inputs, *operation.outputs), layouts, strict=True))
         return (
@@ -225,21 +238,21 @@ class _Labeller:
         )
 
     def _layouts(self, operation: Operation, inputs_last: bool, outputs_last: bool) -> tuple[Layout, ...]:
-        """The layouts of the fastest option that agrees with the labels."""
+        """Return the layouts of the fastest option that agrees with the labels."""
         key = *self._key(operation), inputs_last, outputs_last
-        known = self.best.get(key)
-        if known is not None:
-            return known
+        cached = self.best.get(key)
+        if cached is not None:
+            return cached
         fitting = [
             (point.time_us, layouts)
             for layouts, point in self.options[operation.name].items()
             if (inputs_last, outputs_last) in _keys(self._relevant(operation, layouts))
         ]
-        found = self.best[key] = min(fitting)[1]
-        return found
+        best = self.best[key] = min(fitting)[1]
+        return best
 
     def _conversions(self, name: str, readers: list[int]) -> None:
-        """Each layout that a value is read in, but not written in, costs one conversion."""
+        """Add the cost of one conversion for each layout that a value is read in, but not written in."""
         written, type_ = self.written[name], self.table.graph.values[name].type
         to_last = _units(self.table.conversion_us(type_, LAST))
         to_first = _units(self.table.conversion_us(type_, FIRST))
@@ -257,8 +270,10 @@ class _Labeller:
 
 
 def _keys(relevant: tuple[set[Layout], set[Layout]]) -> list[tuple[bool, bool]]:
-    """Labels that a combination of layouts agrees with: (inputs last, outputs last). None where operands differ among
-    themselves; operands without a choice take the other side's label."""
+    """Return the labels, (inputs last, outputs last), that a combination of layouts agrees with.
+
+    There is none if operands differ among themselves. Operands without a choice take the other side's label.
+    """
     inputs, outputs = relevant
     if len(inputs) > 1 or len(outputs) > 1:
         return []

@@ -1,8 +1,8 @@
 """Selects a kernel, a layout and a division for every operation: one optimum over each program.
 
-Under a given limit of workspace for each operation the best point of its Pareto front in each layout is known, and
-`mbc.optimize.selection.layout_mincut` finds the layouts that are fastest together, conversions included. Without limits
-the total is a lower bound: no plan of these candidates is faster.
+Under a given workspace limit of each operation, the best point of its Pareto front in each layout is fixed.
+`mbc.optimize.selection.layout_mincut` then finds the layouts that are fastest together, conversions included. Without
+limits the total is a lower bound: no plan of these candidates is faster.
 """
 
 from __future__ import annotations
@@ -26,8 +26,16 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`train` and `infer`: the programs, a fusion group as one operation. `operations` by name, of both programs;
-    `states`: layout of each state; `train_us` and `infer_us` with conversions."""
+    """The selected candidates of both programs.
+
+    Attributes:
+        train: The training step, each fusion group as one operation.
+        infer: The inference program, each fusion group as one operation.
+        operations: Layouts and micro-batches of each operation of both programs, by name.
+        states: Layout of each state.
+        train_us: Time of the training step, with conversions.
+        infer_us: Time of inference, with conversions.
+    """
 
     train: tuple[Operation, ...]
     infer: tuple[Operation, ...]
@@ -44,13 +52,18 @@ def choose(
     programs: Programs | None = None,
     updates: bool = True,
 ) -> Choices:
-    """The fastest training step, and the fastest inference with the states as the step leaves them.
+    """Return the fastest training step, and the fastest inference with the states in the layouts of the step.
 
-    `limits`: workspace of operations by name, in bytes; an operation that is not named has no limit, and one without a
-    candidate within its limit takes the one that needs least. `rows`: of the micro-batches of operations whose division
-    is given. `programs`: with fusion groups, if any are wanted; small operations are then fused horizontally as well,
-    updates of the optimizer's states only with `updates`. Raises MBC200 or MBC202 where an operation has no candidate
-    at all.
+    Args:
+        table: Candidates of the graph.
+        limits: Workspace in bytes of operations, by name. An operation that is not named has no limit. An operation
+            without a candidate within its limit takes the candidate that needs least.
+        rows: Rows of the micro-batches of operations whose division is given.
+        programs: Programs with fusion groups, if any are wanted. Small operations are then fused horizontally as well.
+        updates: Whether updates of the optimizer's states are fused horizontally.
+
+    Raises:
+        MbcError: MBC200 or MBC202, where an operation has no candidate.
     """
     graph = table.graph
     divided = rows or {}
@@ -59,12 +72,12 @@ def choose(
         (o.name, o.outputs, min(limits.get(o.name, _NO_LIMIT), _NO_LIMIT), divided.get(o.name))
         for o in (*chosen.train, *chosen.infer)
     )
-    asked = limited, updates if programs is not None else None
-    known = table.chosen.get(asked)
-    if known is None:
-        known = _choose(table, chosen, limits, divided)
-        known = table.chosen[asked] = known if programs is None else _horizontally_fused(table, known, updates)
-    return known
+    key = limited, updates if programs is not None else None
+    choices = table.chosen.get(key)
+    if choices is None:
+        choices = _choose(table, chosen, limits, divided)
+        choices = table.chosen[key] = choices if programs is None else _horizontally_fused(table, choices, updates)
+    return choices
 
 
 def _choose(
@@ -76,14 +89,14 @@ def _choose(
         name = operation.name
         return table.fronts_in_micro_batches(operation, divided[name]) if name in divided else table.fronts(operation)
 
-    known: dict[tuple[int, int | None], Options] = {}  # a deep network has few distinct fronts
+    cached: dict[tuple[int, int | None], Options] = {}  # a deep network has few distinct fronts
 
     def within(operation: Operation) -> Options:
-        found, limit_bytes = fronts(operation), limits.get(operation.name)
-        key = id(found), limit_bytes
-        if key not in known:
-            known[key] = best_within(found, limit_bytes)
-        return known[key]
+        operation_fronts, limit_bytes = fronts(operation), limits.get(operation.name)
+        key = id(operation_fronts), limit_bytes
+        if key not in cached:
+            cached[key] = best_within(operation_fronts, limit_bytes)
+        return cached[key]
 
     options = {
         operation.name: within(operation)
@@ -98,38 +111,44 @@ def _choose(
     return Choices(programs.train, programs.infer, operations, states, train.total_us, infer.total_us)
 
 
-def _horizontally_fused(table: CandidateTable, found: Choices, updates: bool) -> Choices:
-    """With small operations of one kind fused horizontally."""
+def _horizontally_fused(table: CandidateTable, choices: Choices, updates: bool) -> Choices:
+    """Return the choices with small operations of one kind fused horizontally."""
     step, inference = (
-        fuse_horizontally(table, program, found.operations, updates) for program in (found.train, found.infer)
+        fuse_horizontally(table, program, choices.operations, updates) for program in (choices.train, choices.infer)
     )
-    operations = {**found.operations, **step.choices, **inference.choices}
+    operations = {**choices.operations, **step.choices, **inference.choices}
     return Choices(
         step.program,
         inference.program,
         operations,
-        found.states,
-        found.train_us - step.saved_us,
-        found.infer_us - inference.saved_us,
+        choices.states,
+        choices.train_us - step.saved_us,
+        choices.infer_us - inference.saved_us,
     )
 
 
 def best_within(fronts: Mapping[tuple[Layout, ...], ParetoFront], limit_bytes: int | None) -> Options:
-    """In each layout the fastest point within the limit; where no layout has one, the points that need least."""
+    """Return the fastest point within the limit in each layout.
+
+    Where no layout has a point within the limit, return the points that need least.
+    """
     if limit_bytes is None:
         return {layouts: front[-1] for layouts, front in fronts.items()}
     limit_bytes = max(limit_bytes, least_workspace_bytes(fronts))
-    found: dict[tuple[Layout, ...], Point] = {}
+    options: dict[tuple[Layout, ...], Point] = {}
     for layouts, front in fronts.items():
         within = [point for point in front if point.workspace_bytes <= limit_bytes]
         if within:
-            found[layouts] = within[-1]
-    return found
+            options[layouts] = within[-1]
+    return options
 
 
 def check_limit(table: CandidateTable, limit_bytes: int) -> None:
-    """MBC201 where an operation has no candidate within a limit that the user set: names the least limit that suffices
-    for all, and the settings that exclude smaller candidates."""
+    """Raise MBC201 unless every operation has a candidate within a workspace limit that the user set.
+
+    Raises:
+        MbcError: MBC201, with the least limit that suffices for all, and the settings that exclude smaller candidates.
+    """
     operations = [o for o in (*table.graph.train, *table.graph.infer) if not kind_of(o).view]
     least = {o: least_workspace_bytes(table.fronts(o)) for o in operations}
     operation = max(operations, key=lambda o: least[o])

@@ -1,9 +1,9 @@
 """Workspace division: one total divided among all operations of a program.
 
-micro-cuDNN's integer program (Oyama et al. 2018): one point of the Pareto front of every operation, the sum of
-workspaces within the total, at the least time. Layouts are chosen first, by pricing workspace (Lagrangian relaxation):
-at the lowest price at which the cheapest labelling keeps to the total. Under these layouts the division is exact, by
-CP-SAT with one worker and a deterministic limit, so that the same input gives the same answer.
+It solves micro-cuDNN's integer program (Oyama et al. 2018): choose one point of the Pareto front of every operation,
+with the sum of workspaces within the total, at the least time. Layouts are chosen first, by pricing workspace
+(Lagrangian relaxation): at the lowest price at which the cheapest labelling keeps to the total. Under these layouts the
+division is exact, by CP-SAT with one worker and a deterministic limit, so that the same input gives the same answer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,19 @@ _Menus = Mapping[str, Mapping[tuple[Layout, ...], ParetoFront]]
 def divide_workspace(
     table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], total_bytes: int
 ) -> Mapping[str, int]:
-    """Workspace of each operation by name. MBC201 where not even the smallest ones fit together."""
+    """Return the workspace of each operation by name.
+
+    Args:
+        table: Candidates of the graph.
+        program: Operations in order.
+        inputs: Values that exist before the program.
+        total_bytes: Bytes that all workspaces may take together.
+
+    Raises:
+        MbcError: MBC201, where not even the smallest workspaces fit together.
+    """
     fronts = {o.name: table.fronts(o) for o in program if not kind_of(o).view}
-    least_bytes = sum(aligned(least_workspace_bytes(found)) for found in fronts.values())
+    least_bytes = sum(aligned(least_workspace_bytes(front)) for front in fronts.values())
     if least_bytes > total_bytes:
         needed, total = show_distinct(least_bytes, total_bytes)
         raise MbcError(
@@ -47,12 +57,12 @@ def divide_workspace(
 def _settled_layouts(
     table: CandidateTable, program: tuple[Operation, ...], inputs: tuple[str, ...], fronts: _Menus, total_bytes: int
 ) -> Mapping[str, tuple[Layout, ...]]:
-    """Layouts at the lowest price of workspace at which the total is kept."""
+    """Return the layouts at the lowest price of workspace at which the total is kept."""
 
     def at(price: float) -> tuple[Mapping[str, tuple[Layout, ...]], int]:
         priced = {
-            name: {layouts: _cheapest(front, price) for layouts, front in found.items()}
-            for name, found in fronts.items()
+            name: {layouts: _cheapest(front, price) for layouts, front in by_layouts.items()}
+            for name, by_layouts in fronts.items()
         }
         chosen = label(table, program, inputs, priced).operations
         taken = sum(aligned(priced[name][layouts].workspace_bytes) for name, layouts in chosen.items())
@@ -74,13 +84,17 @@ def _settled_layouts(
 
 
 def _cheapest(front: ParetoFront, price: float) -> Point:
-    """The best point where a byte of workspace costs `price` microseconds; its time counts the price."""
+    """Return the best point where a byte of workspace costs `price` microseconds; its time includes the price."""
     best = min(front, key=lambda point: point.time_us + price * aligned(point.workspace_bytes))
     return replace(best, time_us=best.time_us + price * aligned(best.workspace_bytes))
 
 
 def fastest_division(fronts: Mapping[str, ParetoFront], total_bytes: int) -> Mapping[str, int]:
-    """The workspaces of the least total time within the total: exact."""
+    """Return the workspaces of the least total time within `total_bytes`; the solution is exact.
+
+    Raises:
+        MbcError: MBC201, where even the smallest workspaces exceed the total.
+    """
     from ortools.sat.python import cp_model  # heavy, and only needed here
 
     model = cp_model.CpModel()
@@ -105,7 +119,7 @@ def fastest_division(fronts: Mapping[str, ParetoFront], total_bytes: int) -> Map
         raise MbcError("MBC201", "the operations find no division of the total", "raise --workspace-total")
     return {
         name: next(
-            point.workspace_bytes for literal, point in zip(found, fronts[name], strict=True) if solver.value(literal)
+            point.workspace_bytes for literal, point in zip(choices, fronts[name], strict=True) if solver.value(literal)
         )
-        for name, found in literals.items()
+        for name, choices in literals.items()
     }

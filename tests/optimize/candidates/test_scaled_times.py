@@ -119,7 +119,7 @@ def test_what_may_not_be_used_decides_nothing():
     fastest = replace(measured(engine, 1.0), settings=(("engine", 3),), deterministic=False)
     known = profile({small.request(operation, small.whole): [fastest, measured(kernel, 100.0)]})
     free, strict = (table(64, known, allowed) for allowed in (UNDIVIDED, rules))
-    assert not free.known(first(free)) and strict.known(first(strict))
+    assert not free.has_profiled_time(first(free)) and strict.has_profiled_time(first(strict))
     assert [c.name for c in strict.candidates(first(strict), strict.whole) if c.time_us < 401.0][:1] == [HALVES]
 
 
